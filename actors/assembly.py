@@ -1,0 +1,170 @@
+"""From a configuration to an actor with its collaborators: the one place that knows which implementation is used.
+
+Imports are inside the functions, so that no actor loads what only another one needs (torch above all).
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from actors.telemetry.metrics import Metrics
+from bus.counts import EdgeCounts
+from schemas.config import RunConfig
+
+
+class Actor(Protocol):
+    """What the runtime drives."""
+
+    def run(self, metrics_url: str = "") -> None:
+        """Work until the end."""
+        ...
+
+    def drain(self) -> None:
+        """Come to an end soon, losing nothing. From any thread."""
+        ...
+
+    @property
+    def edges(self) -> list[EdgeCounts]:
+        """Counts of the actor's sockets."""
+        ...
+
+
+def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+    """The rollout actor with HTTP client, environments and tokenizer."""
+    from actors.engines.client import CompletionClient
+    from actors.environments import make_environment
+    from actors.environments.prompts import Tokenizer
+    from actors.rollout import RolloutActor
+    from schemas.config.actors import FakeEngineConfig
+    from schemas.messages import Purpose
+
+    purposes: tuple[Purpose, ...] = ("train", "eval")
+    environments = {(p, e.label): make_environment(e, p, config.seed) for e in config.environments for p in purposes}
+    if isinstance(config.inference.engine, FakeEngineConfig):
+        from actors.engines.fake import FakeEngine
+
+        encode: Any = FakeEngine(config.inference.engine).tokenize
+    else:
+        encode = Tokenizer(config.model).encode
+
+    def client() -> CompletionClient:
+        return CompletionClient(
+            config.model.path, config.inference.request_timeout, config.rollout.max_concurrent_groups
+        )
+
+    return RolloutActor(config, name, metrics, environments, encode, client)
+
+
+def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+    """The reward actor with the user's functions, the only place where their import paths are resolved."""
+    from actors.reward import RewardActor
+    from actors.rewards.load import load_function
+    from actors.rewards.score import NamedReward, load_rewards
+
+    exact_match = NamedReward("exact_match", 0.0, {}, load_function(config.eval.exact_match, "eval.exact_match"))
+    return RewardActor(config, name, metrics, load_rewards(config.reward.functions), exact_match)
+
+
+def make_packer(config: RunConfig, name: str, metrics: Metrics, started_at: float | None = None, **_: Any) -> Actor:
+    """The packer with its ledger, environments and curriculum."""
+    from actors.algorithms.curriculum import Curriculum
+    from actors.environments import make_environment
+    from actors.ledger import Store
+    from actors.packer import PackerActor
+    from actors.telemetry.reporter import Reporter
+
+    train = {e.label: make_environment(e, "train", config.seed) for e in config.environments}
+    held_out = (
+        {e.label: make_environment(e, "eval", config.seed) for e in config.environments}
+        if config.eval.num_prompts
+        else {}
+    )
+    weights = [e.weight for e in config.environments if e.weight is not None]
+    curriculum = Curriculum([e.num_examples for e in train.values()], weights or None, config.seed)
+    store = Store(config.ledger_path, config.ledger.sync)
+    curriculum.counts = store.value("curriculum") or curriculum.counts
+    labels = list(train)
+
+    def draw() -> tuple[str, int]:
+        environment, index = curriculum.draw()
+        return labels[environment], index
+
+    return PackerActor(
+        config,
+        name,
+        metrics,
+        train,
+        held_out,
+        draw,
+        lambda: list(curriculum.counts),
+        store,
+        Reporter(config.output),
+        started_at,
+    )
+
+
+def make_trainer(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+    """The trainer with its learner, weight channel and checkpoints; torch is imported after the first beat."""
+    from actors.policy.checkpoints import CheckpointFolder
+    from actors.trainer import TrainerActor
+    from bus.weights.filesystem import FilesystemPublisher
+    from schemas.config.actors import FakeEngineConfig
+
+    def learner() -> Any:
+        if isinstance(config.inference.engine, FakeEngineConfig):
+            from actors.policy.fake import FakeLearner
+
+            return FakeLearner()
+        from actors.policy.learner import TorchLearner
+
+        return TorchLearner(config)
+
+    return TrainerActor(
+        config,
+        name,
+        metrics,
+        learner,
+        FilesystemPublisher(weights_directory(config), config.weights.keep),
+        CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint.keep_last),
+    )
+
+
+def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+    """The inference actor with its engine; torch is imported after the first beat."""
+    from actors.inference import InferenceActor
+    from bus.weights.filesystem import FilesystemReceiver
+    from schemas.config.actors import FakeEngineConfig
+
+    def engine() -> Any:
+        settings = config.inference.engine
+        if isinstance(settings, FakeEngineConfig):
+            from actors.engines.fake import FakeEngine
+
+            return FakeEngine(settings)
+        from actors.engines.embedded.engine import EmbeddedEngine
+
+        return EmbeddedEngine(config.model, settings, config.weights.update_mode)
+
+    return InferenceActor(config, name, metrics, engine, FilesystemReceiver())
+
+
+MAKERS: dict[str, Callable[..., Actor]] = {
+    "rollout": make_rollout,
+    "reward": make_reward,
+    "packer": make_packer,
+    "trainer": make_trainer,
+    "inference": make_inference,
+}
+
+
+def weights_directory(config: RunConfig) -> Path:
+    """Where published versions lie: as configured, else shared memory when the bus stays on this host."""
+    if config.weights.directory:
+        return Path(config.weights.directory).absolute()
+    shared_memory = Path("/dev/shm")
+    if config.bus.control.startswith("tcp") or not shared_memory.is_dir():
+        return config.output / "weights"
+    tag = hashlib.sha256(str(config.output).encode()).hexdigest()[:10]
+    return shared_memory / f"grpo-actors-{os.getuid()}-{tag}"

@@ -1,0 +1,127 @@
+"""The command `actors`. Parsing imports nothing heavy: each command imports what it needs when it is given."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ACTORS = ("rollout", "reward", "packer", "trainer", "inference")
+EXIT_CONFIG = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    from schemas.errors import ConfigError
+
+    try:
+        return command(arguments)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
+        return EXIT_CONFIG
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="actors", description="Reinforcement learning of language models on a bus of actors."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int], text: str, config: bool = True
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        if config:
+            sub.add_argument("config", type=Path, help="run.yaml")
+            _add_overrides(sub)
+        return sub
+
+    add("up", _up, "Start all actors of a run on this machine and wait for its end.")
+    add("check", _check, "Check a configuration; needs no GPU and no model.")
+    add("topology", _topology, "Print who binds, who connects, and the high-water mark of each edge.")
+    run = add("run", _run, "Run one actor.", config=False)
+    run.add_argument("actor", choices=ACTORS)
+    run.add_argument("--config", type=Path, required=True, help="run.yaml, the same for all actors of a run")
+    run.add_argument("--name", help="unique in the run; default: the actor's kind and -0")
+    run.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    run.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
+    _add_overrides(run)
+    samples = add("samples", _samples, "Show sampled completions with rewards.", config=False)
+    samples.add_argument("output_dir", type=Path, help="a run's output_dir")
+    samples.add_argument("--step", type=int, help="only this step (default: the last one)")
+    samples.add_argument("--num", type=int, default=4, help="completions per group")
+    add("schema", _schema, "Print the JSON Schema of run.yaml, for editors.", config=False)
+    return parser
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="dotted overrides, e.g. trainer.learning_rate=1e-5"
+    )
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from actors.supervisor import supervise
+    from schemas.config import load_config
+
+    return supervise(load_config(arguments.config, arguments.overrides))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from schemas.config import load_config
+
+    config = load_config(arguments.config, arguments.overrides)
+    from actors.runtime import leave, run_actor
+
+    code = run_actor(
+        arguments.actor, arguments.name or f"{arguments.actor}-0", config, arguments.parent, arguments.started_at
+    )
+    leave(code)
+    return code
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from schemas.config import load_config, warnings
+
+    config = load_config(arguments.config, arguments.overrides)
+    for warning in warnings(config):
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"{arguments.config}: good")
+    return 0
+
+
+def _topology(arguments: argparse.Namespace) -> int:
+    from bus.topology import describe
+    from schemas.config import load_config
+
+    print(describe(load_config(arguments.config, arguments.overrides)))
+    return 0
+
+
+def _samples(arguments: argparse.Namespace) -> int:
+    from actors.telemetry.samples import show_samples
+    from schemas.errors import ConfigError
+
+    path = arguments.output_dir / "samples.jsonl"
+    if not path.is_file():
+        raise ConfigError(
+            [f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"]
+        )
+    print(show_samples(path, arguments.step, arguments.num))
+    return 0
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    import json
+
+    from schemas.config import RunConfig
+
+    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The HTTP client of the completions API: token ids in; token ids, logprobs and policies out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from actors.engines.protocol import Completion
+from schemas.messages import EnginePeer, Ticket
+
+
+class EngineError(Exception):
+    """An engine did not answer, or not well. The request may be repeated, there or elsewhere."""
+
+
+class RequestRefusedError(Exception):
+    """An engine says that the request itself is wrong (4xx): repeating it would not help."""
+
+
+@dataclass
+class SampledCompletion(Completion):
+    """A completion with its text."""
+
+    text: str = ""
+
+
+class CompletionClient:
+    """One HTTP session to all engines. Use it from one event loop."""
+
+    def __init__(self, model_name: str, request_timeout: float, max_connections: int) -> None:
+        self._model_name = model_name
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=request_timeout, connect=10.0),
+            connector=aiohttp.TCPConnector(limit=max_connections),
+        )
+
+    async def sample(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
+        """All completions of a ticket, from one engine.
+
+        Raises:
+            EngineError: connection, timeout, 5xx, or another process answered than the one that was asked (P25).
+            RequestRefusedError: 4xx.
+        """
+        body = {
+            "model": self._model_name,
+            "prompt": prompt_ids,
+            "n": ticket.num_completions,
+            "max_tokens": ticket.max_tokens,
+            "temperature": ticket.temperature,
+            "top_p": ticket.top_p,
+            "seed": ticket.seed,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)
+        if answer.get("boot_id") != engine.boot_id:
+            raise EngineError(f"{engine.name} at {engine.url} has started anew since it was chosen")
+        return [_completion(choice) for choice in answer["choices"]]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def _post(self, url: str, body: dict[str, Any], name: str) -> dict[str, Any]:
+        try:
+            async with self._session.post(url, json=body) as response:
+                if response.status >= 500:
+                    raise EngineError(f"{name} at {url}: HTTP {response.status}: {(await response.text())[:200]}")
+                if response.status >= 400:
+                    raise RequestRefusedError(
+                        f"{name} at {url}: HTTP {response.status}: {(await response.text())[:300]}"
+                    )
+                return await response.json()  # type: ignore[no-any-return]
+        except TimeoutError:
+            raise EngineError(f"{name} at {url} did not answer in time (inference.request_timeout)") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise EngineError(f"{name} at {url}: {type(error).__name__}: {error}") from None
+
+
+def _completion(choice: dict[str, Any]) -> SampledCompletion:
+    return SampledCompletion(
+        token_ids=choice["token_ids"],
+        logprobs=choice["logprobs"]["token_logprobs"],
+        segments=[(start, lineage, version) for start, lineage, version in choice["segments"]],
+        finish_reason=choice["finish_reason"],
+        text=choice["text"],
+    )

@@ -1,0 +1,140 @@
+"""The inference actor: owns an engine, keeps it at the version that State names.
+
+Consumes manifests from State. Emits beats with the engine's address, policy and load. Waits on State, and inside an update
+on the weight channel and on the engine's next token boundary, both under `weights.timeout`. A version that can't be
+loaded leaves the old one serving; it is tried again with the next State.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from actors.engines.protocol import Engine
+from actors.engines.server import CompletionServer
+from actors.membership import Membership
+from actors.telemetry.logs import bind_everywhere
+from actors.telemetry.metrics import Metrics
+from bus.counts import EdgeCounts
+from bus.weights import WeightReceiver
+from schemas.config import RunConfig
+from schemas.messages import InferenceBeat, InferenceState, Manifest
+
+log = structlog.get_logger("inference")
+
+POLL_SECONDS = 0.2
+RETRY_UPDATE_SECONDS = 1.0
+DRAIN_SECONDS = 60.0
+
+
+class InferenceActor:
+    """Serves the policy.
+
+    Args:
+        make_engine: called after the first beat, since loading takes long.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        metrics: Metrics,
+        make_engine: Callable[[], Engine],
+        receiver: WeightReceiver,
+        lose: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._config, self._metrics = config, metrics
+        self._make_engine, self._receiver = make_engine, receiver
+        self._engine: Engine | None = None
+        self._draining = False
+        self._counted_tokens, self._counted_seconds = 0, 0.0
+        self._retry_at = 0.0
+        self._error = ""
+        self.membership = Membership(config, InferenceBeat, name, lose=lose)
+
+    @property
+    def edges(self) -> list[EdgeCounts]:
+        """Counts of this actor's sockets."""
+        return [self.membership.counts]
+
+    def run(self, metrics_url: str = "") -> None:
+        """Until the run is done, or drained."""
+        self.membership.start(
+            metrics_url=metrics_url,
+            url="",
+            engine_state="starting",
+            policy=None,
+            load=0,
+            generated_tokens=0,
+            holds_two_versions=False,
+            update_seconds={},
+        )
+        engine = self._engine = self._make_engine()
+        settings = self._config.inference
+        server = CompletionServer(
+            engine,
+            self._config.model.path,
+            self.membership.boot_id,
+            settings.host,
+            settings.port,
+            settings.request_timeout,
+        )
+        url = f"http://{settings.advertise_host or settings.host}:{server.port}"
+        self.membership.report(phase="running", url=url, holds_two_versions=engine.holds_two_versions)
+        log.info("engine serves", url=url)
+        try:
+            while not self._follow(engine):
+                self.membership.wait(POLL_SECONDS)
+        finally:
+            server.close()
+            engine.close()
+            self.membership.close()
+
+    def drain(self) -> None:
+        """Take no new work; end when what runs has finished. From any thread."""
+        self._draining = True
+
+    def _follow(self, engine: Engine) -> bool:
+        """Do what the newest State says; True at the end."""
+        state = self.membership.latest()
+        manifest = state.manifest if isinstance(state, InferenceState) else None
+        if manifest is not None and manifest.policy != engine.status().policy and time.monotonic() >= self._retry_at:
+            self._update(engine, manifest)
+        self._report(engine)
+        idle = not engine.status().num_running + engine.status().num_waiting
+        return (state is not None and state.phase == "done") or (self._draining and idle)
+
+    def _update(self, engine: Engine, manifest: Manifest) -> None:
+        started = time.monotonic()
+        try:
+            weights = self._receiver.receive(manifest)
+            received = time.monotonic()
+            pause = engine.load(manifest.policy, weights, self._config.weights.timeout)
+        except (OSError, ValueError, TimeoutError) as error:
+            log.warning("weights not loaded", policy=str(manifest.policy), detail=str(error))
+            self._metrics.count("grpo_inference_weight_updates_total", outcome="failed")
+            self._retry_at, self._error = time.monotonic() + RETRY_UPDATE_SECONDS, str(error)
+            return
+        parts = {"pause": pause, "wire": received - started, "load": time.monotonic() - received}
+        self._metrics.count("grpo_inference_weight_updates_total", outcome="loaded")
+        for part, seconds in parts.items():
+            self._metrics.observe("grpo_inference_weight_update_seconds", seconds, part=part)
+        self._metrics.set("grpo_inference_policy_version", manifest.policy.version)
+        self._error = ""
+        bind_everywhere(policy=str(manifest.policy))
+        self.membership.report(policy=manifest.policy, engine_state="clean", update_seconds=parts)
+
+    def _report(self, engine: Engine) -> None:
+        status = engine.status()
+        self._metrics.set("grpo_inference_running_completions", status.num_running)
+        self._metrics.set("grpo_inference_waiting_completions", status.num_waiting)
+        self._metrics.count("grpo_inference_generated_tokens_total", status.generated_tokens - self._counted_tokens)
+        self._metrics.count("grpo_inference_busy_seconds_total", status.busy_seconds - self._counted_seconds)
+        self._counted_tokens, self._counted_seconds = status.generated_tokens, status.busy_seconds
+        self.membership.report(
+            urgent=False,
+            phase="draining" if self._draining else "running",
+            error=self._error,
+            load=status.num_running + status.num_waiting,
+            generated_tokens=status.generated_tokens,
+        )

@@ -1,0 +1,48 @@
+"""Which version the engines serve, and which one they shall serve (P15, P22, P25, P26)."""
+
+from collections.abc import Iterable, Mapping
+
+from schemas.messages import InferenceBeat, Manifest, Policy
+
+
+class Engines:
+    """Targets for engines. `floor` is the newest version passed on or served: engines never go back behind it (P22)."""
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self.update_id = 0
+        self.target: Manifest | None = None
+
+    def retarget(self, published: Iterable[Manifest], pinned: Policy | None, due: int | None, served: int) -> bool:
+        """Choose what the engines shall serve; True when that changed.
+
+        Args:
+            published: versions of the live lineage that can still be received.
+            pinned: the policy of an evaluation under way: nothing newer until it is done.
+            due: the next version to be evaluated: nothing newer than it may pass before.
+            served: the newest version that an engine serves.
+        """
+        self.floor = max(self.floor, served)
+        wanted: Manifest | None = None
+        for manifest in published:
+            version = manifest.policy.version
+            allowed = manifest.policy == pinned if pinned else due is None or version <= due
+            if allowed and version >= self.floor and (wanted is None or version >= wanted.policy.version):
+                wanted = manifest
+        if wanted is None or (self.target is not None and wanted.policy == self.target.policy):
+            return False
+        self.target, self.floor = wanted, max(self.floor, wanted.policy.version)
+        self.update_id += 1
+        return True
+
+
+def clean(beats: Mapping[str, InferenceBeat]) -> dict[str, InferenceBeat]:
+    """The engines that take new work."""
+    return {
+        i: b for i, b in beats.items() if b.engine_state == "clean" and b.policy is not None and b.phase == "running"
+    }
+
+
+def served_version(beats: Mapping[str, InferenceBeat]) -> int | None:
+    """The newest version of an engine that takes new work; None when there is none."""
+    return max((beat.policy.version for beat in clean(beats).values() if beat.policy), default=None)

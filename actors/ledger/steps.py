@@ -1,0 +1,91 @@
+"""Which groups make up the next step (P16–P18)."""
+
+from actors.algorithms.lag import is_stale
+from actors.ledger.groups import Groups
+from actors.ledger.rows import Changes, Group, GroupState, Settings, Step
+from actors.ledger.witness import START, next_chain
+from schemas.messages import DroppedOrdinal
+
+
+class Steps:
+    """Composed steps. A step is composed once; whatever happens later, its groups are the same (P18)."""
+
+    def __init__(self, settings: Settings, changes: Changes) -> None:
+        self._settings, self._changes = settings, changes
+        self.composed: dict[int, Step] = {}
+        self.chains: dict[int, str] = {0: START}
+        self._next_ordinal = 0
+
+    def restore(self, steps: list[Step]) -> None:
+        """Take over what the store has."""
+        for step in steps:
+            self.composed[step.step] = step
+            self.chains[step.step] = step.chain
+
+    @property
+    def last(self) -> int:
+        """The newest composed step, 0 before the first."""
+        return max(self.chains)
+
+    def compose_next(self, groups: Groups, digests: dict[int, str]) -> tuple[Step | None, list[Group]]:
+        """The next step if its groups are there.
+
+        Returns:
+            the step, or None; and groups that were too old for it and have been dropped as `stale` (P17).
+        """
+        number = self.last + 1
+        if number > self._settings.max_steps:
+            return None, []
+        stale = []
+        chosen = self._candidates(groups)
+        for group in chosen:
+            assert group.oldest_version is not None
+            if is_stale(number, group.oldest_version, self._settings.max_off_policy_steps):
+                groups.drop(group, "stale")
+                stale.append(group)
+        if stale or len(chosen) < self._settings.groups_per_step:
+            return None, stale
+        return self._compose(number, chosen, groups, digests), []
+
+    def _candidates(self, groups: Groups) -> list[Group]:
+        """Up to groups_per_step settled groups, in the order that the configuration names (P16)."""
+        if self._settings.order == "arrival":
+            settled = [g for g in groups.rows.values() if g.state is GroupState.SETTLED and g.purpose == "train"]
+            return sorted(settled, key=lambda group: group.arrival or 0)[: self._settings.groups_per_step]
+        self._next_ordinal = _skip_finished(groups, self._next_ordinal)
+        chosen: list[Group] = []
+        ordinal = self._next_ordinal
+        while len(chosen) < self._settings.groups_per_step:
+            group = groups.rows.get(ordinal)
+            if group is None or group.state is GroupState.ISSUED:
+                return []
+            if group.state is GroupState.SETTLED:
+                chosen.append(group)
+            ordinal += 1
+        return chosen
+
+    def _compose(self, number: int, chosen: list[Group], groups: Groups, digests: dict[int, str]) -> Step:
+        dropped = tuple(
+            DroppedOrdinal(ordinal=ordinal, reason=groups.rows[ordinal].reason or "poison")
+            for ordinal in sorted(groups.unreported_drops)
+        )
+        groups.unreported_drops.clear()
+        ordinals = tuple(group.ordinal for group in chosen)
+        step_digests = tuple(digests[ordinal] for ordinal in ordinals)
+        chain = next_chain(self.chains[number - 1], number, ordinals, dropped, step_digests)
+        step = Step(number, ordinals, dropped, step_digests, chain)
+        for group in chosen:
+            groups.move(group, GroupState.COMPOSED, number)
+        self.composed[number], self.chains[number] = step, chain
+        self._changes.steps.append(step)
+        return step
+
+
+def _skip_finished(groups: Groups, ordinal: int) -> int:
+    """The first ordinal from here on that may still enter a step."""
+    while ordinal < groups.num_issued["train"]:
+        group = groups.rows.get(ordinal)
+        if group is not None and group.state in (GroupState.ISSUED, GroupState.SETTLED):
+            break
+        ordinal += 1
+    return ordinal

@@ -1,0 +1,247 @@
+"""The ledger on disk: SQLite in WAL mode, written by the packer alone (P2, P18).
+
+`:memory:` is the double for tests. `sync: process` writes without fsync: the operating system has every committed page,
+so kill -9 loses nothing and only a power loss may. `sync: node` adds the fsync.
+"""
+
+import fcntl
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import msgpack
+
+from actors.ledger.rows import Changes, ExampleRef, Group, GroupState, Step
+from schemas.errors import ConfigError, ProtocolError
+from schemas.messages import DroppedOrdinal, Policy
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS groups (
+    ordinal INTEGER PRIMARY KEY, environment TEXT NOT NULL, example INTEGER NOT NULL, example_key TEXT NOT NULL,
+    seed INTEGER NOT NULL, num_completions INTEGER NOT NULL, min_version INTEGER NOT NULL,
+    lineage INTEGER, version INTEGER, state TEXT NOT NULL, attempt INTEGER NOT NULL, failures INTEGER NOT NULL,
+    deaths INTEGER NOT NULL, holder TEXT, oldest_version INTEGER, arrival INTEGER, step INTEGER, reason TEXT, origin INTEGER
+);
+CREATE TABLE IF NOT EXISTS payloads (ordinal INTEGER PRIMARY KEY, digest TEXT NOT NULL, frames BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, record TEXT NOT NULL);
+"""
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "fuse.sshfs"}
+)
+
+
+class Store:
+    """One ledger file, held exclusively.
+
+    Args:
+        path: the file, or ":memory:".
+        sync: "process" or "node".
+
+    Raises:
+        ConfigError: another packer holds it, or it lies on a network file system.
+    """
+
+    def __init__(self, path: Path | str, sync: Literal["process", "node"] = "process") -> None:
+        self.path = path
+        self._lock_file = None
+        if path != ":memory:":
+            self._lock_file = self._take(Path(path))
+        self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=5.0)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'OFF'}")
+        self._db.executescript(SCHEMA)
+        self.run = self.value("run")
+        if self.run is None:
+            self.run = uuid.uuid4().hex[:16]
+        self.term = (self.value("term") or 0) + 1
+        self.commit(Changes(values={"run": self.run, "term": self.term}), {})
+
+    def _take(self, path: Path) -> Any:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind = file_system_of(path.parent)
+        if kind in NETWORK_FILE_SYSTEMS:
+            raise ConfigError(
+                [f"ledger.path: {path} is on {kind}, where SQLite's WAL does not work; choose a local disk"]
+            )
+        lock = path.with_name(path.name + ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                [f"ledger.path: another packer holds {path}; a ledger has one packer at a time"]
+            ) from None
+        return lock
+
+    def value(self, key: str) -> Any:
+        """A stored value, None where there is none."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def commit(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
+        """Write one round, whole or not at all. `payloads` are (digest, frames) of the groups settled in it."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.executemany(
+                f"INSERT OR REPLACE INTO groups VALUES ({','.join('?' * 19)})",
+                [_group_row(group) for group in changes.groups.values()],
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO payloads VALUES (?,?,?)",
+                [(ordinal, digest, msgpack.packb(frames)) for ordinal, (digest, frames) in payloads.items()],
+            )
+            self._db.executemany("INSERT INTO steps VALUES (?,?)", [(s.step, _step_record(s)) for s in changes.steps])
+            self._db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?,?)",
+                [(key, json.dumps(value)) for key, value in changes.values.items()],
+            )
+            self._db.execute("COMMIT")
+        except sqlite3.Error:
+            self._db.execute("ROLLBACK")
+            raise
+
+    def values(self) -> dict[str, Any]:
+        """All stored values."""
+        return {key: json.loads(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
+
+    def groups(self) -> list[Group]:
+        """All rows."""
+        return [_group_of(row) for row in self._db.execute("SELECT * FROM groups ORDER BY ordinal")]
+
+    def steps(self) -> list[Step]:
+        """All composed steps in order."""
+        return [_step_of(record) for (record,) in self._db.execute("SELECT record FROM steps ORDER BY step")]
+
+    def digests(self) -> dict[int, str]:
+        """Payload digests by ordinal."""
+        return dict(self._db.execute("SELECT ordinal, digest FROM payloads"))
+
+    def payloads(self, ordinals: Iterable[int]) -> list[list[bytes]]:
+        """The stored frames of groups, in the order asked for.
+
+        Raises:
+            ProtocolError: one is missing.
+        """
+        found = []
+        for ordinal in ordinals:
+            row = self._db.execute("SELECT frames FROM payloads WHERE ordinal = ?", (ordinal,)).fetchone()
+            if row is None:
+                raise ProtocolError(f"the ledger {self.path} has no payload of ordinal {ordinal}")
+            found.append(msgpack.unpackb(row[0]))
+        return found
+
+    def counts(self) -> dict[tuple[str, str, str | None], int]:
+        """Rows by (purpose, state, reason), counted by the database."""
+        query = """SELECT CASE WHEN ordinal < 0 THEN 'eval' ELSE 'train' END, state, reason, COUNT(*) FROM groups GROUP BY 1, 2, 3"""
+        return {(purpose, state, reason): count for purpose, state, reason, count in self._db.execute(query)}
+
+    def trained_twice(self) -> int:
+        """Ordinals that stand in more than one composed step; counted from the step records, not from the rows."""
+        seen: set[int] = set()
+        twice: set[int] = set()
+        for step in self.steps():
+            twice.update(seen.intersection(step.ordinals))
+            seen.update(step.ordinals)
+        return len(twice)
+
+    def close(self) -> None:
+        """Close the file and let the lock go."""
+        self._db.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+
+def file_system_of(folder: Path) -> str:
+    """The type of the file system that a folder is on, as /proc/mounts names it; empty where that is not known."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return ""
+    resolved = str(folder.resolve())
+    holding = [
+        (point, kind) for point, kind in mounts if resolved == point or resolved.startswith(point.rstrip("/") + "/")
+    ]
+    return max(holding, key=lambda mount: len(mount[0]), default=("", ""))[1]
+
+
+def _group_row(g: Group) -> tuple[Any, ...]:
+    policy = (g.policy.lineage, g.policy.version) if g.policy else (None, None)
+    return (
+        g.ordinal,
+        g.example.environment,
+        g.example.index,
+        g.example.key,
+        g.seed,
+        g.num_completions,
+        g.min_version,
+        *policy,
+        str(g.state),
+        g.attempt,
+        g.failures,
+        g.deaths,
+        g.holder,
+        g.oldest_version,
+        g.arrival,
+        g.step,
+        g.reason,
+        g.origin,
+    )
+
+
+def _group_of(row: tuple[Any, ...]) -> Group:
+    (
+        ordinal,
+        environment,
+        index,
+        key,
+        seed,
+        size,
+        min_version,
+        lineage,
+        version,
+        state,
+        attempt,
+        failures,
+        deaths,
+        holder,
+        oldest,
+        arrival,
+        step,
+        reason,
+        origin,
+    ) = row
+    policy = None if lineage is None else Policy(lineage=lineage, version=version)
+    return Group(
+        ordinal,
+        ExampleRef(environment, index, key),
+        seed,
+        size,
+        min_version,
+        policy,
+        GroupState(state),
+        attempt,
+        failures,
+        deaths,
+        holder,
+        oldest,
+        arrival,
+        step,
+        reason,
+        origin,
+    )
+
+
+def _step_record(step: Step) -> str:
+    record = asdict(step)
+    record["dropped"] = [dropped.model_dump() for dropped in step.dropped]
+    return json.dumps(record)
+
+
+def _step_of(text: str) -> Step:
+    record = json.loads(text)
+    dropped = tuple(DroppedOrdinal(**d) for d in record["dropped"])
+    return Step(record["step"], tuple(record["ordinals"]), dropped, tuple(record["digests"]), record["chain"])

@@ -1,0 +1,336 @@
+"""The packer: admits work, keeps the ledger, packs training steps.
+
+Three threads. The control server's hears beats and answers them; the inbox's reads scored groups, always; this one, the
+only one that touches machine, ledger and batches, goes round:
+
+    take all beats and groups that have come → decide → commit → publish States, send batches, report
+
+Nothing leaves the process before the commit of the round that decided it. Nothing here blocks on a send: a batch that finds
+no room stays pending. The round waits for the next event, at most until the next lease could end.
+"""
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import structlog
+
+from actors.algorithms.batches import build_batches
+from actors.environments import Environment
+from actors.ledger import Changes, ExampleRef, GroupFacts, Machine, Settings, Step, Store, Verdict
+from actors.membership import new_boot_id
+from actors.record import RunRecord
+from actors.telemetry.metrics import Metrics
+from actors.telemetry.reporter import Reporter
+from bus import codec
+from bus.control import ControlServer
+from bus.counts import EdgeCounts
+from bus.data import Inbox, Outbox
+from bus.topology import Addresses
+from schemas.config import RunConfig
+from schemas.errors import ProtocolError, RunFailedError
+from schemas.messages import Beat, Message, Policy, ScoredGroup, StepBatch, TrainerBeat
+
+log = structlog.get_logger("packer")
+
+ROUND_SECONDS = 0.25
+LINGER_AFTER_DONE_SECONDS = 30.0
+
+
+@dataclass
+class _Inflow:
+    """What the other threads have put down for the next round."""
+
+    events: "queue.SimpleQueue[tuple[str, Any]]" = field(default_factory=queue.SimpleQueue)
+
+    def take(self, timeout: float) -> list[tuple[str, Any]]:
+        """All events that are there, after waiting for the first."""
+        try:
+            taken = [self.events.get(timeout=timeout)]
+        except queue.Empty:
+            return []
+        while True:
+            try:
+                taken.append(self.events.get_nowait())
+            except queue.Empty:
+                return taken
+
+
+class PackerActor:
+    """Runs the ledger's machine against the world.
+
+    Args:
+        train, evaluation: environments by label.
+        draw: the next train example, as (label, index); its state is saved with each commit.
+        curriculum_state: reads the state that `draw` would go on from.
+        store: the ledger.
+        reporter: what the run leaves behind.
+        started_at: wall-clock time of the command, for summary.json.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        metrics: Metrics,
+        train: Mapping[str, Environment],
+        evaluation: Mapping[str, Environment],
+        draw: Callable[[], tuple[str, int]],
+        curriculum_state: Callable[[], Any],
+        store: Store,
+        reporter: Reporter,
+        started_at: float | None = None,
+        lose: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._config, self._metrics, self._store = config, metrics, store
+        self._train, self._evaluation = train, evaluation
+        self._draw, self._curriculum_state = draw, curriculum_state
+        self._inflow = _Inflow()
+        self._draining = self._reading = False
+        addresses = Addresses(config)
+        self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
+        extra: dict[str, Any] = {"lose": lose} if lose else {}
+        self._control = ControlServer(addresses.control, self._heard, **extra)
+        self._outboxes: dict[str, Outbox] = {}
+        self._sent: dict[tuple[str, int], float] = {}
+        self._payloads: dict[int, ScoredGroup] = {}
+        self._built: dict[tuple[int, int], list[StepBatch]] = {}
+        self._machine = Machine(
+            settings_of(config),
+            store.run,
+            store.term,
+            time.monotonic(),
+            self._draw_example,
+            self._eval_examples(),
+            self._inbox.address,
+        )
+        self._restore()
+        self.record = RunRecord(config, store, self._machine, metrics, reporter, self._payload, started_at)
+
+    @property
+    def edges(self) -> list[EdgeCounts]:
+        """Counts of this actor's sockets."""
+        return [self._control.counts, self._inbox.counts, *(outbox.counts for outbox in list(self._outboxes.values()))]
+
+    def run(self, metrics_url: str = "") -> None:
+        """Until the run is done and everybody has left, or drained.
+
+        Raises:
+            RunFailedError: the run can't go on.
+        """
+        self._reading = True
+        self._control.start()
+        reader = threading.Thread(target=self._read, name="scored", daemon=True)
+        reader.start()
+        try:
+            self._rounds()
+        finally:
+            self._reading = False
+            reader.join(2.0)
+            self._control.close()
+            self._inbox.close()
+            for outbox in self._outboxes.values():
+                outbox.close()
+            self._store.close()
+
+    def drain(self) -> None:
+        """End after this round: all that matters is committed. From any thread."""
+        self._draining = True
+
+    # --- other threads -------------------------------------------------------------------------------------------
+
+    def _heard(self, identity: bytes, beat: Beat) -> None:
+        self._inflow.events.put(("beat", (identity.decode("utf-8", "replace"), beat)))
+
+    def _read(self) -> None:
+        while self._reading:
+            message = self._inbox.receive(0.2)
+            if message is not None:
+                self._inflow.events.put(("group", message))
+
+    # --- the round -----------------------------------------------------------------------------------------------
+
+    def _rounds(self) -> None:
+        leave_at: float | None = None
+        while not self._draining:
+            self._round(self._inflow.take(ROUND_SECONDS))
+            phase = self._machine.phase
+            if phase in ("done", "failed"):
+                leave_at = leave_at or time.monotonic() + LINGER_AFTER_DONE_SECONDS
+                if self._machine.everybody_left or time.monotonic() > leave_at:
+                    break
+        if self._machine.failure:
+            raise RunFailedError(self._machine.failure)
+
+    def _round(self, events: list[tuple[str, Any]]) -> None:
+        now = time.monotonic()
+        settled: dict[int, tuple[str, list[bytes]]] = {}
+        for kind, event in events:
+            if kind == "beat":
+                self._machine.heard(now, *event)
+                self.record.heard(*event)
+            else:
+                self._take(event, settled)
+        self._machine.decide(now)
+        self._commit(settled)
+        self._send_batches(now)
+        self.record.follow([self._eval_groups(version) for version in self._take_finished_evals()])
+        self._control.publish(self._machine.states(self.record.progress()))
+        self._forget_trained()
+
+    def _take(self, message: Message, settled: dict[int, tuple[str, list[bytes]]]) -> None:
+        """A scored group, judged by the machine; its payload goes into the same commit as the verdict."""
+        if not isinstance(message, ScoredGroup) or message.run != self._machine.run:
+            log.warning("message of another run or kind", kind=message.kind, run=message.run)
+            return
+        frames = [bytes(frame) for frame in codec.encode(message)]
+        digest = hashlib.sha256(b"".join(frames)).hexdigest()
+        if self._machine.scored(facts_of(message, digest)) is Verdict.SETTLED:
+            settled[message.ordinal] = (digest, frames)
+            self._payloads[message.ordinal] = message
+            self.record.settled(message)
+
+    def _commit(self, settled: dict[int, tuple[str, list[bytes]]]) -> None:
+        changes: Changes = self._machine.take_changes()
+        changes.values.update(self.record.take_values())
+        if changes or settled:
+            if "num_issued" in changes.values:
+                changes.values["curriculum"] = self._curriculum_state()
+            started = time.monotonic()
+            self._store.commit(changes, settled)
+            self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
+
+    def _send_batches(self, now: float) -> None:
+        """Offer each rank the steps it should have; what finds no room is offered again in the next round."""
+        wanted = self._machine.batches_wanted()
+        pending = 0
+        for identity, beat, step in wanted:
+            sent = self._sent.get((identity, step.step))
+            if sent is not None and now - sent < self._config.bus.resend_after:
+                continue
+            if self._outbox(identity, beat).try_send(self._batch(step, beat.rank)):
+                self._sent[identity, step.step] = now
+            else:
+                pending += 1
+        self._metrics.set("grpo_packer_pending_batches", pending)
+
+    def _outbox(self, identity: str, beat: TrainerBeat) -> Outbox:
+        if identity not in self._outboxes:
+            for gone in [i for i in self._outboxes if i not in self._machine.gang.members.values()]:
+                self._outboxes.pop(gone).close()
+                self._sent = {key: at for key, at in self._sent.items() if key[0] != gone}
+            self._outboxes[identity] = Outbox("steps", beat.address, self._config.bus, "packer")
+        return self._outboxes[identity]
+
+    def _batch(self, step: Step, rank: int) -> StepBatch:
+        """The batch of a rank, built from payloads, ordinals and settings alone (P18)."""
+        key = (step.step, self._machine.gang.incarnation)
+        if key not in self._built:
+            self._built = {k: v for k, v in self._built.items() if k[0] >= step.step - 1}
+            groups = [self._payload(ordinal) for ordinal in step.ordinals]
+            self._built[key] = build_batches(
+                groups,
+                self._config.trainer.num_ranks,
+                self._config.packer.sequence_len,
+                run=self._machine.run,
+                term=self._machine.term,
+                incarnation=self._machine.gang.incarnation,
+                step=step.step,
+                dropped=list(step.dropped),
+                digests=list(step.digests),
+            )
+        return self._built[key][rank]
+
+    def _payload(self, ordinal: int) -> ScoredGroup:
+        if ordinal not in self._payloads:
+            message = codec.decode(self._store.payloads([ordinal])[0])
+            if not isinstance(message, ScoredGroup):
+                raise ProtocolError(f"the ledger's payload of ordinal {ordinal} is a {message.kind}")
+            self._payloads[ordinal] = message
+        return self._payloads[ordinal]
+
+    def _forget_trained(self) -> None:
+        """Payloads in memory are those of groups that no rank has trained yet; all others are in the ledger."""
+        if len(self._payloads) <= 4 * self._config.packer.groups_per_step:
+            return
+        rows = self._machine.groups.rows
+        for ordinal in list(self._payloads):
+            row = rows.get(ordinal)
+            if ordinal < 0 or row is None or (row.step or self._machine.trained_step + 1) <= self._machine.trained_step:
+                del self._payloads[ordinal]
+
+    # --- examples ------------------------------------------------------------------------------------------------
+
+    def _draw_example(self) -> ExampleRef:
+        label, index = self._draw()
+        return ExampleRef(label, index, self._train[label].example(index).key(label))
+
+    def _eval_examples(self) -> list[ExampleRef]:
+        asked = self._config.eval.num_prompts
+        examples = []
+        for label, environment in self._evaluation.items():
+            size = asked if environment.num_examples is None else min(asked, environment.num_examples)
+            examples += [ExampleRef(label, index, environment.example(index).key(label)) for index in range(size)]
+        return examples
+
+    def _take_finished_evals(self) -> list[int]:
+        finished, self._machine.finished_evals = self._machine.finished_evals, []
+        return finished
+
+    def _eval_groups(self, version: int) -> tuple[int, list[ScoredGroup]]:
+        rows = self._machine.groups.rows.values()
+        ordinals = [g.ordinal for g in rows if g.policy and g.policy.version == version and g.state == "settled"]
+        return version, [self._payload(ordinal) for ordinal in sorted(ordinals, reverse=True)]
+
+    def _restore(self) -> None:
+        values = self._store.values()
+        groups = self._store.groups()
+        if groups:
+            self._machine.restore(time.monotonic(), groups, self._store.steps(), values, self._store.digests())
+            log.info("ledger restored", groups=len(groups), steps=self._machine.steps.last, term=self._store.term)
+
+
+def settings_of(config: RunConfig) -> Settings:
+    """The protocol's part of the configuration."""
+    return Settings(
+        groups_per_step=config.packer.groups_per_step,
+        max_steps=config.trainer.max_steps,
+        group_size=config.rollout.group_size,
+        sequence_len=config.packer.sequence_len,
+        num_ranks=config.trainer.num_ranks,
+        order=config.packer.order,
+        max_async_level=config.packer.max_async_level,
+        max_off_policy_steps=config.packer.max_off_policy_steps,
+        lease=config.bus.lease,
+        group_timeout=config.rollout.group_timeout,
+        reward_timeout=config.reward.timeout,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        max_tokens=config.rollout.max_tokens,
+        seed=config.seed,
+        eval_every_steps=config.eval.every_steps,
+        eval_at_start=config.eval.at_start,
+        eval_at_end=config.eval.at_end,
+        eval_completions=config.eval.completions_per_prompt,
+        eval_temperature=config.eval.temperature,
+    )
+
+
+def facts_of(group: ScoredGroup, digest: str) -> GroupFacts:
+    """What the machine judges a group by."""
+    pairs = {(int(lineage), int(version)) for _, lineage, version in group.segments.tolist()}
+    return GroupFacts(
+        ordinal=group.ordinal,
+        attempt=group.attempt,
+        example_key=group.example_key,
+        num_completions=group.num_completions,
+        oldest_version=group.oldest_version,
+        policies=frozenset(Policy(lineage=a, version=b) for a, b in pairs),
+        longest_sample=int(group.prompt_ids.size + np.max(group.lengths_G)),
+        digest=digest,
+    )

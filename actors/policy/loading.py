@@ -1,0 +1,124 @@
+"""Loading a Hugging Face causal LM, with or without LoRA, for the trainer and the embedded engine alike."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from schemas.config.model import LoraConfig, ModelConfig
+from schemas.errors import ConfigError
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    """The configured device; `auto` is the GPU when there is one.
+
+    Raises:
+        ConfigError: cuda is asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError(["model.device: cuda, but torch sees no GPU here; use cpu or auto"])
+    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
+
+
+def load_model(config: ModelConfig, attention: str, dtype: torch.dtype, path: str | None = None) -> nn.Module:
+    """The base model in one precision, on its device, with the named attention function.
+
+    Raises:
+        ConfigError: the model can't be loaded; says why.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path or config.path, dtype=dtype, attn_implementation=attention, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError([f"model.path: {config.path} can't be loaded: {str(error).splitlines()[0]}"]) from error
+    model.config.use_cache = False
+    return model.to(device_of(config))  # type: ignore[no-any-return]
+
+
+def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
+    """The model with a fresh adapter (peft); only the adapter is trainable.
+
+    Raises:
+        ConfigError: peft is not installed, or a target module does not exist.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError(["model.lora: needs peft; install grpo-actors[lora]"]) from None
+    targets = config.target_modules
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return peft.get_peft_model(model, settings)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise ConfigError([f"model.lora.target_modules: {error}"]) from error
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The adapter's tensors under the names that a PEFT file has."""
+    import peft
+
+    return {name: tensor.detach() for name, tensor in peft.get_peft_model_state_dict(model).items()}
+
+
+def full_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All weights by their Hugging Face names, a tied one once, under the name that its file has."""
+    tensors, seen = {}, set()
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if _ties(model) else set()
+    for name, tensor in model.state_dict().items():
+        if name not in tied and tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor.detach()
+    return tensors
+
+
+def copy_into(targets: dict[str, Tensor], tensors: dict[str, Tensor], what: str) -> None:
+    """Overwrite weights in place.
+
+    Raises:
+        ValueError: names or shapes differ; says which. Nothing has been overwritten then.
+    """
+    if targets.keys() != tensors.keys():
+        missing, extra = sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())
+        raise ValueError(f"{what}: the tensors differ from the model's: missing {missing[:3]}, unknown {extra[:3]}")
+    wrong = [name for name, tensor in tensors.items() if tensor.shape != targets[name].shape]
+    if wrong:
+        raise ValueError(
+            f"{what}: {wrong[0]} has shape {tuple(tensors[wrong[0]].shape)}, "
+            f"the model has {tuple(targets[wrong[0]].shape)}"
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            targets[name].copy_(tensor)
+
+
+def _ties(model: nn.Module) -> bool:
+    config: Any = model.config
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def tokenizer_files(path: str) -> dict[str, bytes]:
+    """The tokenizer's files of a model directory, to be put beside its checkpoints; empty for a model by name."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "added_tokens.json",
+    )
+    folder = Path(path)
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

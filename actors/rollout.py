@@ -1,0 +1,374 @@
+"""The rollout actor: tickets in, sampled groups out.
+
+Consumes tickets, releases and addresses from State. Emits RolloutGroups to reward actors. Waits on an engine that serves
+the ticket's version, on its answer, and on a reward actor with room; each wait ends with the group's deadline, a release
+or a State that brings a peer. A group is kept until State releases it, so whoever dies, it can be sent again (P13).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from actors.engines.client import EngineError, RequestRefusedError, SampledCompletion
+from actors.environments import Environment, Example
+from actors.membership import Membership
+from actors.telemetry.metrics import Metrics
+from bus.counts import EdgeCounts
+from bus.data import Outbox
+from schemas.config import RunConfig
+from schemas.messages import (
+    AttemptFailure,
+    EnginePeer,
+    Prompt,
+    Purpose,
+    RewardPeer,
+    RolloutBeat,
+    RolloutGroup,
+    RolloutState,
+    Ticket,
+)
+
+log = structlog.get_logger("rollout")
+
+COALESCE_SECONDS = 0.003
+"""Things that happen together become one beat."""
+IDLE_SECONDS = 0.5
+RETRY_SECONDS = 0.05
+
+Hold = tuple[int, int]
+"""(ordinal, attempt)."""
+
+
+class Client(Protocol):
+    """What samples: `actors.engines.client.CompletionClient`."""
+
+    async def sample(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
+        """All completions of a ticket."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class AttemptError(Exception):
+    """This attempt can't be finished; `reason` is one of telemetry's ATTEMPT_FAILURES."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass
+class _Held:
+    """A ticket from its arrival to its release."""
+
+    ticket: Ticket
+    task: "asyncio.Task[None] | None" = None
+    group: RolloutGroup | None = None
+    failure: AttemptFailure | None = None
+    sent_to: str | None = None
+    sent_at: float = 0.0
+    resend_after: float = 0.0
+
+
+@dataclass
+class _Peers:
+    """Whom State names."""
+
+    engines: list[EnginePeer] = field(default_factory=list)
+    rewards: list[RewardPeer] = field(default_factory=list)
+
+
+class RolloutActor:
+    """Samples groups.
+
+    Args:
+        environments: by purpose and label.
+        encode: prompt to token ids.
+        make_client: called inside the event loop.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        metrics: Metrics,
+        environments: Mapping[tuple[Purpose, str], Environment],
+        encode: Callable[[Prompt], list[int]],
+        make_client: Callable[[], Client],
+        lose: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._config, self._metrics = config, metrics
+        self._environments, self._encode, self._make_client = environments, encode, make_client
+        self._held: dict[Hold, _Held] = {}
+        self._peers = _Peers()
+        self._outboxes: dict[str, Outbox] = {}
+        self._draining = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._slots_said = -1
+        self.membership = Membership(config, RolloutBeat, name, on_state=self._ring, lose=lose)
+
+    @property
+    def edges(self) -> list[EdgeCounts]:
+        """Counts of this actor's sockets."""
+        return [self.membership.counts, *(outbox.counts for outbox in list(self._outboxes.values()))]
+
+    def run(self, metrics_url: str = "") -> None:
+        """Until the run is done, or drained."""
+        asyncio.run(self._main(metrics_url))
+
+    def drain(self) -> None:
+        """Take no new tickets; end when all groups have been released. From any thread."""
+        self._draining = True
+        self._ring()
+
+    async def _main(self, metrics_url: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._client = self._make_client()
+        self._report(starting={"phase": "running", "metrics_url": metrics_url})
+        try:
+            while not self._follow():
+                await self._pause()
+        finally:
+            for held in self._held.values():
+                if held.task is not None:
+                    held.task.cancel()
+            await self._client.close()
+            self.membership.close()
+
+    async def _pause(self) -> None:
+        waiting_to_send = any(held.group is not None and held.sent_to is None for held in self._held.values())
+        try:
+            await asyncio.wait_for(self._wake.wait(), RETRY_SECONDS if waiting_to_send else IDLE_SECONDS)
+        except TimeoutError:
+            return
+        await asyncio.sleep(COALESCE_SECONDS)
+        self._wake.clear()
+
+    def _ring(self) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    def _follow(self) -> bool:
+        """Do what the newest State says; True at the end."""
+        state = self.membership.latest()
+        if isinstance(state, RolloutState):
+            self._peers = _Peers(state.engines, state.rewards)
+            self._release(state)
+            for ticket in state.tickets:
+                if not self._draining:
+                    self._accept(ticket)
+        self._send_groups()
+        self._report()
+        return (state is not None and state.phase == "done") or (self._draining and not self._held)
+
+    def _release(self, state: RolloutState) -> None:
+        for ordinal, attempt in state.release.tolist():
+            held = self._held.pop((ordinal, attempt), None)
+            if held is not None and held.task is not None:
+                held.task.cancel()
+
+    def _accept(self, ticket: Ticket) -> None:
+        key = (ticket.ordinal, ticket.attempt)
+        if key not in self._held:
+            held = self._held[key] = _Held(ticket)
+            held.task = asyncio.create_task(self._attempt(held))
+
+    def _report(self, starting: dict[str, str] | None = None) -> None:
+        sampling = sum(held.task is not None for held in self._held.values())
+        slots = 0 if self._draining else max(0, self._config.rollout.max_concurrent_groups - sampling)
+        fields = {
+            "free_slots": slots,
+            "holds": np.array(sorted(self._held), np.int64).reshape(-1, 2),
+            "failures": [held.failure for held in self._held.values() if held.failure],
+        }
+        self._metrics.set("grpo_rollout_held_groups", len(self._held))
+        if starting is not None:
+            self.membership.start(**fields, **starting)
+            return
+        urgent = slots > self._slots_said or bool(fields["failures"])
+        self._slots_said = slots
+        self.membership.report(urgent=urgent, phase="draining" if self._draining else "running", **fields)
+
+    # --- sampling ------------------------------------------------------------------------------------------------
+
+    async def _attempt(self, held: _Held) -> None:
+        """Sample one ticket; whatever happens becomes a group or a failure, never silence."""
+        ticket, timeout = held.ticket, self._config.rollout.group_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                held.group = await self._sample(ticket)
+            self._metrics.count("grpo_rollout_groups_total", purpose=ticket.purpose)
+            self._metrics.count("grpo_rollout_generated_tokens_total", held.group.token_ids.size)
+        except TimeoutError:
+            self._fail(held, "timeout", f"not sampled within {timeout:g} s (rollout.group_timeout)")
+        except AttemptError as error:
+            self._fail(held, error.reason, str(error))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("attempt failed", ordinal=ticket.ordinal)
+            self._fail(held, "internal", f"{type(error).__name__}: {error}")
+        finally:
+            held.task = None
+            self._wake.set()
+
+    def _fail(self, held: _Held, reason: str, detail: str) -> None:
+        log.warning(
+            "attempt failed", ordinal=held.ticket.ordinal, attempt=held.ticket.attempt, reason=reason, detail=detail
+        )
+        self._metrics.count("grpo_rollout_failures_total", reason=reason)
+        held.failure = AttemptFailure(
+            ordinal=held.ticket.ordinal, attempt=held.ticket.attempt, reason=reason, detail=detail
+        )
+
+    async def _sample(self, ticket: Ticket) -> RolloutGroup:
+        example = self._example(ticket)
+        prompt_ids = self._encode(example.prompt)
+        limit = self._config.packer.sequence_len
+        if len(prompt_ids) + ticket.max_tokens > limit:
+            raise AttemptError(
+                "prompt_too_long",
+                f"{len(prompt_ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} "
+                f"exceed packer.sequence_len {limit}",
+            )
+        completions = await self._ask_engines(ticket, prompt_ids)
+        return build_group(self.membership, ticket, example, prompt_ids, completions)
+
+    def _example(self, ticket: Ticket) -> Example:
+        try:
+            example = self._environments[ticket.purpose, ticket.environment].example(ticket.index)
+        except Exception as error:
+            raise AttemptError(
+                "environment", f"{ticket.environment} example {ticket.index}: {type(error).__name__}: {error}"
+            ) from error
+        if example.key(ticket.environment) != ticket.example_key:
+            raise AttemptError(
+                "environment",
+                f"{ticket.environment} example {ticket.index} is another one here than at the "
+                "packer: do both read the same file?",
+            )
+        return example
+
+    async def _ask_engines(self, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
+        """Ask an engine, and after a failure one again, in place (P11)."""
+        last_error: EngineError | None = None
+        for _ in range(1 + self._config.rollout.completion_retries):
+            engine = await self._choose_engine(ticket)
+            started = time.monotonic()
+            try:
+                return await self._client.sample(engine, ticket, prompt_ids)
+            except RequestRefusedError as error:
+                raise AttemptError("engine", str(error)) from error
+            except EngineError as error:
+                last_error = error
+                log.warning("engine failed", ordinal=ticket.ordinal, detail=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                seconds = time.monotonic() - started
+                self._metrics.count("grpo_rollout_wait_seconds_total", seconds, cause="engine_answer")
+                self._metrics.observe("grpo_rollout_request_seconds", seconds)
+        raise AttemptError("engine", str(last_error))
+
+    async def _choose_engine(self, ticket: Ticket) -> EnginePeer:
+        """The least loaded engine that may sample this ticket; waits until there is one (P10)."""
+        started = time.monotonic()
+        while True:
+            fit = [engine for engine in self._peers.engines if may_sample(engine, ticket)]
+            if fit:
+                self._metrics.count(
+                    "grpo_rollout_wait_seconds_total", time.monotonic() - started, cause="engine_choice"
+                )
+                return min(fit, key=lambda engine: engine.load)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def _send_groups(self) -> None:
+        """Send what has no living receiver, and what has been waiting for long (P13)."""
+        rewards = {f"{peer.name}/{peer.boot_id}": peer for peer in self._peers.rewards}
+        for identity in [i for i in self._outboxes if i not in rewards]:
+            self._outboxes.pop(identity).close()
+        now = time.monotonic()
+        for held in self._held.values():
+            if held.group is None:
+                continue
+            late = held.sent_to is not None and now - held.sent_at > held.resend_after
+            if held.sent_to not in rewards or late:
+                held.sent_to = self._send(held.group, rewards)
+                held.sent_at = now
+                held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
+
+    def _send(self, group: RolloutGroup, rewards: dict[str, RewardPeer]) -> str | None:
+        """Identity of the reward actor that took it, the least loaded one with room; None when none has."""
+        on_the_way = [held.sent_to for held in self._held.values()]
+        for identity, peer in sorted(
+            rewards.items(), key=lambda item: (item[1].load + on_the_way.count(item[0]), item[0])
+        ):
+            if identity not in self._outboxes:
+                self._outboxes[identity] = Outbox("groups", peer.address, self._config.bus, self.membership.name)
+            if self._outboxes[identity].try_send(group):
+                return identity
+        return None
+
+
+def may_sample(engine: EnginePeer, ticket: Ticket) -> bool:
+    """Whether an engine serves what the ticket asks for: exactly its policy, or at least its version."""
+    if ticket.policy is not None:
+        return engine.policy == ticket.policy
+    return engine.policy.version >= ticket.min_version
+
+
+def build_group(
+    membership: Membership,
+    ticket: Ticket,
+    example: Example,
+    prompt_ids: list[int],
+    completions: list[SampledCompletion],
+) -> RolloutGroup:
+    """The message of a sampled group.
+
+    Raises:
+        AttemptError: the engine's answer is not what was asked for.
+    """
+    if len(completions) != ticket.num_completions or not all(c.token_ids for c in completions):
+        raise AttemptError("engine", f"{len(completions)} completions for {ticket.num_completions}, or an empty one")
+    if any(len(c.token_ids) != len(c.logprobs) or not c.segments for c in completions):
+        raise AttemptError("engine", "the engine's answer lacks logprobs or policies of some tokens")
+    offsets = np.cumsum([0, *(len(c.token_ids) for c in completions)])
+    segments = [
+        (start + offset, lineage, version)
+        for c, offset in zip(completions, offsets.tolist(), strict=False)
+        for start, lineage, version in c.segments
+        if start < len(c.token_ids)
+    ]
+    tokens = np.concatenate([np.asarray(c.token_ids, np.int32) for c in completions])
+    state = membership.latest()
+    return RolloutGroup(
+        run=state.run if state else "",
+        sender=membership.name,
+        ordinal=ticket.ordinal,
+        attempt=ticket.attempt,
+        purpose=ticket.purpose,
+        environment=ticket.environment,
+        example_key=ticket.example_key,
+        prompt=example.prompt,
+        columns=example.columns,
+        completions=[c.text for c in completions],
+        finish_reasons=[c.finish_reason for c in completions],
+        prompt_ids=np.asarray(prompt_ids, np.int32),
+        completion_offsets=offsets,
+        token_ids=tokens,
+        loss_mask=np.ones(tokens.size, np.uint8),
+        logprobs=np.concatenate([np.asarray(c.logprobs, np.float32) for c in completions]),
+        segments=np.array(segments, np.int64).reshape(-1, 3),
+        segment_temperatures=np.full(len(segments), ticket.temperature, np.float32),
+    )

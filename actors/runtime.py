@@ -1,0 +1,124 @@
+"""One process, one actor: signals, logging, the metrics server, exit codes. Nothing else in the code touches these.
+
+Exit codes: 0 done or drained; 2 the configuration is wrong; 3 the run can't go on, starting again would not help;
+75 start me again (the gang was told to, or the packer serves another run); 1 anything else.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from wsgiref.simple_server import WSGIServer
+
+import structlog
+from prometheus_client import start_http_server
+
+from actors.assembly import MAKERS, Actor
+from actors.membership import PackerSilentError, StartOverError
+from actors.telemetry.logs import bind_everywhere, configure_logs
+from actors.telemetry.metrics import ACTORS, Metrics
+from schemas.config import RunConfig
+from schemas.errors import ConfigError, PeerRefusedError, ProtocolError, RunFailedError
+
+log = structlog.get_logger("runtime")
+
+EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_START_OVER = 0, 1, 2, 3, 75
+
+
+def run_actor(
+    kind: str, name: str, config: RunConfig, parent: int | None = None, started_at: float | None = None
+) -> int:
+    """Run one actor to its end; returns the exit code.
+
+    Args:
+        kind: rollout, reward, packer, trainer or inference.
+        name: unique in the run; the number at its end is the actor's ordinal (rollout-3).
+        config: of the run.
+        parent: pid of the supervisor; this process dies when that one does.
+        started_at: wall-clock time of the command, for the summary.
+    """
+    configure_logs(config.telemetry)
+    bind_everywhere(actor=kind, name=name)
+    if parent is not None:
+        die_with(parent)
+    metrics = Metrics(next(actor for actor in ACTORS if actor == kind))
+    try:
+        actor = MAKERS[kind](config, name, metrics, started_at=started_at)
+        _drain_on_signals(actor)
+        server, url = _serve_metrics(config, metrics, actor)
+        try:
+            actor.run(url)
+        finally:
+            server.shutdown()
+        return EXIT_DONE
+    except ConfigError as error:
+        log.error("configuration can't be used", problems=error.problems)
+        return EXIT_CONFIG
+    except (RunFailedError, PeerRefusedError, ProtocolError) as error:
+        log.error("run can't go on", reason=str(error))
+        return EXIT_RUN_FAILED
+    except StartOverError as error:
+        log.warning("starting over", reason=str(error))
+        return EXIT_START_OVER
+    except PackerSilentError as error:
+        log.error("gave up", reason=str(error))
+        return EXIT_ERROR
+    except Exception:
+        log.exception("actor failed")
+        return EXIT_ERROR
+
+
+def leave(code: int) -> None:
+    """End the process now: threads of user code or of an engine may never return."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _drain_on_signals(actor: Actor) -> None:
+    """The first SIGTERM or SIGINT drains, the second one ends at once."""
+    seen = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if seen.is_set():
+            leave(128 + number)
+        seen.set()
+        actor.drain()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+
+def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[WSGIServer, str]:
+    membership = getattr(actor, "membership", None)
+    metrics.watch_bus(lambda: actor.edges, (lambda: float(membership.silent_seconds)) if membership else None)
+    host = config.telemetry.metrics_host
+    try:
+        server, _ = start_http_server(config.telemetry.metrics_port, host, metrics.registry)
+    except OSError as error:
+        raise ConfigError(
+            [
+                f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
+                "0 takes any free port"
+            ]
+        ) from error
+    return server, f"http://{host}:{server.server_port}/metrics"
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; on systems without that, a thread looks every second."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:
+            leave(EXIT_ERROR)  # it died before the line above
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            threading.Event().wait(1.0)
+        leave(EXIT_ERROR)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,243 @@
+"""Every metric of every actor, by name, in one table (docs/metrics.md is made from it).
+
+Base units, counters end in `_total` and start at 0 (all label values are listed here, so a rate is right from the first
+scrape), no label without bounds: no step, no ordinal.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric as MetricFamily
+from prometheus_client.registry import Collector
+
+from bus.counts import EdgeCounts
+from schemas.errors import DecodeError
+
+Actor = Literal["rollout", "reward", "packer", "trainer", "inference"]
+ACTORS: tuple[Actor, ...] = ("rollout", "reward", "packer", "trainer", "inference")
+
+FAST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SLOW_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+LAG_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+REWARD_BUCKETS = (-1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0, 2.0)
+PURPOSES = ("train", "eval")
+ATTEMPT_FAILURES = ("timeout", "engine", "environment", "prompt_too_long", "internal")
+SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "internal")
+DROPS = ("poison", "stale", "eval_void")
+GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One metric: its kind, what it tells, and its labels with all their values."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def actor(self) -> str:
+        """The actor that exports it, from its name."""
+        return self.name.split("_")[1]
+
+
+def _labels(**values: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple(values.items())
+
+
+SPECS = (
+    Spec(
+        "grpo_rollout_groups_total", "counter", "Groups sampled and sent to a reward actor.", _labels(purpose=PURPOSES)
+    ),
+    Spec(
+        "grpo_rollout_failures_total",
+        "counter",
+        "Attempts at a group that failed here.",
+        _labels(reason=ATTEMPT_FAILURES),
+    ),
+    Spec("grpo_rollout_generated_tokens_total", "counter", "Completion tokens received from engines."),
+    Spec("grpo_rollout_held_groups", "gauge", "Tickets being sampled and groups kept until the packer releases them."),
+    Spec(
+        "grpo_rollout_wait_seconds_total",
+        "counter",
+        "Time of group tasks by what they waited for.",
+        _labels(cause=("engine_choice", "engine_answer", "reward_choice")),
+    ),
+    Spec(
+        "grpo_rollout_request_seconds", "histogram", "Time from request to completions of one group.", (), SLOW_BUCKETS
+    ),
+    Spec("grpo_reward_groups_total", "counter", "Groups scored.", _labels(purpose=PURPOSES)),
+    Spec("grpo_reward_failures_total", "counter", "Groups that could not be scored.", _labels(reason=SCORE_FAILURES)),
+    Spec("grpo_reward_held_groups", "gauge", "Groups read or scored and not yet released by the packer."),
+    Spec("grpo_reward_queue_groups", "gauge", "Groups read and not yet scored."),
+    Spec("grpo_reward_score_seconds", "histogram", "Time to score one group.", (), SLOW_BUCKETS),
+    Spec("grpo_reward_value", "histogram", "Rewards of train completions, weighted sum.", (), REWARD_BUCKETS),
+    Spec(
+        "grpo_packer_groups",
+        "gauge",
+        "Groups of the run by where they stand.",
+        _labels(purpose=PURPOSES, state=GROUP_STATES),
+    ),
+    Spec("grpo_packer_issued_total", "counter", "Ordinals issued.", _labels(purpose=PURPOSES)),
+    Spec("grpo_packer_drops_total", "counter", "Ordinals dropped for good.", _labels(purpose=PURPOSES, reason=DROPS)),
+    Spec("grpo_packer_copies_dropped_total", "counter", "Scored groups of ordinals that were settled already."),
+    Spec("grpo_packer_reissued_total", "counter", "Attempts beyond an ordinal's first."),
+    Spec("grpo_packer_holder_deaths_total", "counter", "Tickets whose holder died or lost its lease."),
+    Spec("grpo_packer_lag_steps", "histogram", "Lag of groups in the steps that took them.", (), LAG_BUCKETS),
+    Spec("grpo_packer_step", "gauge", "Steps trained by all ranks in the live lineage."),
+    Spec("grpo_packer_durable_step", "gauge", "Newest step with a good checkpoint on all ranks."),
+    Spec(
+        "grpo_packer_oldest_group_age_seconds", "gauge", "Age of the current attempt at the oldest ordinal in flight."
+    ),
+    Spec("grpo_packer_reward_mean", "gauge", "Mean reward of the newest step's completions."),
+    Spec(
+        "grpo_packer_peers",
+        "gauge",
+        "Live peers.",
+        _labels(actor=("rollout", "reward", "trainer", "inference", "observer")),
+    ),
+    Spec("grpo_packer_served_version", "gauge", "Newest version of an engine that takes new work; -1: none."),
+    Spec("grpo_packer_commit_seconds", "histogram", "Time of one ledger commit.", (), FAST_BUCKETS),
+    Spec("grpo_packer_ledger_bytes", "gauge", "Size of the ledger's file."),
+    Spec("grpo_packer_pending_batches", "gauge", "Batches that wait for room in a trainer rank's queue."),
+    Spec("grpo_trainer_steps_total", "counter", "Steps trained."),
+    Spec("grpo_trainer_tokens_total", "counter", "Loss-mask tokens trained."),
+    Spec(
+        "grpo_trainer_step_seconds_total",
+        "counter",
+        "Time by phase of the loop.",
+        _labels(phase=("wait_batch", "forward_backward", "optimizer", "publish", "checkpoint")),
+    ),
+    Spec("grpo_trainer_policy_version", "gauge", "Version of the newest published policy."),
+    Spec("grpo_trainer_loss", "gauge", "Loss of the newest step."),
+    Spec("grpo_trainer_grad_norm", "gauge", "Gradient norm of the newest step before clipping."),
+    Spec("grpo_trainer_learning_rate", "gauge", "Learning rate of the newest step."),
+    Spec("grpo_trainer_mismatch_kl", "gauge", "KL of trainer and engine on the newest step's tokens (k3, nats)."),
+    Spec("grpo_trainer_entropy", "gauge", "Entropy of the policy on the newest step's tokens (nats)."),
+    Spec(
+        "grpo_trainer_masked_fraction",
+        "gauge",
+        "Share of loss-mask tokens that the loss dropped, by cause.",
+        _labels(cause=("any", "low", "high", "geo", "sequence")),
+    ),
+    Spec("grpo_inference_policy_version", "gauge", "Version served; -1: none yet."),
+    Spec("grpo_inference_generated_tokens_total", "counter", "Tokens sampled."),
+    Spec("grpo_inference_running_completions", "gauge", "Completions being decoded."),
+    Spec("grpo_inference_waiting_completions", "gauge", "Completions that wait for a slot."),
+    Spec("grpo_inference_busy_seconds_total", "counter", "Time in which the engine computed."),
+    Spec("grpo_inference_weight_updates_total", "counter", "Weight updates.", _labels(outcome=("loaded", "failed"))),
+    Spec(
+        "grpo_inference_weight_update_seconds",
+        "histogram",
+        "Parts of a weight update.",
+        _labels(part=("pause", "wire", "load")),
+        FAST_BUCKETS,
+    ),
+)
+BUS_SPECS = (
+    Spec("grpo_bus_messages_total", "counter", "Messages over an edge, at this end.", _labels(edge=())),
+    Spec("grpo_bus_bytes_total", "counter", "Bytes over an edge, at this end.", _labels(edge=())),
+    Spec(
+        "grpo_bus_dropped_frames_total",
+        "counter",
+        "Frames that were no message.",
+        _labels(edge=(), reason=DecodeError.REASONS),
+    ),
+    Spec("grpo_bus_packer_silent_seconds", "gauge", "Time since the packer was last heard."),
+)
+
+
+class Metrics:
+    """The metrics of one actor in a registry of its own, all label values present from the start."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for spec in SPECS:
+            if spec.actor == actor:
+                self._make(spec)
+
+    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Add to a counter."""
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Add to a histogram."""
+        histogram = self._histograms[name]
+        (histogram.labels(**labels) if labels else histogram).observe(value)
+
+    def watch_bus(
+        self, edges: Callable[[], Iterable[EdgeCounts]], silent_seconds: Callable[[], float] | None = None
+    ) -> None:
+        """Export the bus's own counts whenever the registry is scraped."""
+        self.registry.register(_BusCollector(edges))
+        if silent_seconds is not None:
+            spec = BUS_SPECS[3]
+            Gauge(spec.name, spec.help, registry=self.registry).set_function(silent_seconds)
+
+    def _make(self, spec: Spec) -> None:
+        names = [name for name, _ in spec.labels]
+        metric: Counter | Gauge | Histogram
+        if spec.kind == "counter":
+            metric = self._counters[spec.name] = Counter(spec.name, spec.help, names, registry=self.registry)
+        elif spec.kind == "gauge":
+            metric = self._gauges[spec.name] = Gauge(spec.name, spec.help, names, registry=self.registry)
+        else:
+            metric = Histogram(spec.name, spec.help, names, buckets=spec.buckets, registry=self.registry)
+            self._histograms[spec.name] = metric
+        for values in product(*(values for _, values in spec.labels)) if names else ():
+            metric.labels(*values)
+
+
+class _BusCollector(Collector):
+    def __init__(self, edges: Callable[[], Iterable[EdgeCounts]]) -> None:
+        self._edges = edges
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """Sum the edges of the same name: a rollout has one socket per reward actor, and one edge."""
+        messages, size, dropped, _ = BUS_SPECS
+        families = [
+            CounterMetricFamily(s.name, s.help, labels=[n for n, _ in s.labels]) for s in (messages, size, dropped)
+        ]
+        totals: dict[str, EdgeCounts] = {}
+        for counts in self._edges():
+            total = totals.setdefault(counts.edge, EdgeCounts(counts.edge))
+            total.num_messages += counts.num_messages
+            total.num_bytes += counts.num_bytes
+            total.dropped.update(counts.dropped)
+        for edge, total in totals.items():
+            families[0].add_metric([edge], total.num_messages)
+            families[1].add_metric([edge], total.num_bytes)
+            for reason in DecodeError.REASONS:
+                families[2].add_metric([edge, reason], total.dropped[reason])
+        yield from families
+
+
+def document() -> str:
+    """docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "Made from `actors/telemetry/metrics.py` (`make docs`). Base units; counters start at 0.",
+        "",
+        "| Name | Kind | Labels | Tells |",
+        "|---|---|---|---|",
+    ]
+    for spec in (*SPECS, *BUS_SPECS):
+        labels = "; ".join(f"{name}: {', '.join(values)}" if values else name for name, values in spec.labels)
+        lines.append(f"| `{spec.name}` | {spec.kind} | {labels} | {spec.help} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,6 @@
+"""The configuration of a run: one YAML file, checked without torch."""
+
+from schemas.config.load import check_tree, dump_config, load_config
+from schemas.config.run import RunConfig, warnings
+
+__all__ = ["RunConfig", "check_tree", "dump_config", "load_config", "warnings"]

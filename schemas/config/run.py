@@ -1,0 +1,132 @@
+"""The whole configuration of a run, and the rules that span sections."""
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from schemas.config.actors import (
+    EmbeddedEngineConfig,
+    InferenceConfig,
+    PackerConfig,
+    RewardConfig,
+    RolloutConfig,
+    TrainerConfig,
+    UpConfig,
+)
+from schemas.config.base import Section
+from schemas.config.data import EnvironmentConfig, EvalConfig, JsonlConfig
+from schemas.config.model import ModelConfig
+from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
+
+
+class RunConfig(Section):
+    """One run, one file."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name in logs and metrics."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Every random choice of the run follows from it."""
+    output_dir: str = "outputs/run"
+    """What the run leaves behind (relative to where the command is given)."""
+    model: ModelConfig
+    environments: list[EnvironmentConfig] = Field(min_length=1)
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig
+    packer: PackerConfig = PackerConfig()
+    trainer: TrainerConfig
+    inference: InferenceConfig = InferenceConfig()
+    weights: WeightsConfig = WeightsConfig()
+    eval: EvalConfig = EvalConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    bus: BusConfig = BusConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    up: UpConfig = UpConfig()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> "RunConfig":
+        problems = [problem for rule in RULES for problem in rule(self)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def output(self) -> Path:
+        """`output_dir` as an absolute path."""
+        return Path(self.output_dir).absolute()
+
+    @property
+    def ledger_path(self) -> Path:
+        """The ledger's file."""
+        return Path(self.ledger.path).absolute() if self.ledger.path else self.output / "ledger.sqlite"
+
+
+def _lag_rules_agree(config: RunConfig) -> list[str]:
+    level, limit = config.packer.max_async_level, config.packer.max_off_policy_steps
+    if limit < level:
+        return [
+            f"packer.max_off_policy_steps {limit} is below packer.max_async_level {level}: every group would be dropped"
+        ]
+    return []
+
+
+def _samples_fit(config: RunConfig) -> list[str]:
+    problems = []
+    if config.rollout.max_tokens >= config.packer.sequence_len:
+        problems.append(
+            f"rollout.max_tokens {config.rollout.max_tokens} leaves no room for a prompt in "
+            f"packer.sequence_len {config.packer.sequence_len}"
+        )
+    engine = config.inference.engine
+    if isinstance(engine, EmbeddedEngineConfig):
+        if config.rollout.max_tokens >= engine.max_sequence_len:
+            problems.append(
+                f"rollout.max_tokens {config.rollout.max_tokens} leaves no room for a prompt in "
+                f"inference.engine.max_sequence_len {engine.max_sequence_len}"
+            )
+        if config.rollout.group_size > engine.max_sequences:
+            problems.append(
+                f"rollout.group_size {config.rollout.group_size} exceeds "
+                f"inference.engine.max_sequences {engine.max_sequences}"
+            )
+    return problems
+
+
+def _environment_names_differ(config: RunConfig) -> list[str]:
+    labels = [environment.label for environment in config.environments]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    return [f"environments: two are called {label!r}; set environments[].name" for label in twice]
+
+
+def _weights_set_for_all_or_none(config: RunConfig) -> list[str]:
+    given = [environment.weight is not None for environment in config.environments]
+    if any(given) and not all(given):
+        return ["environments[].weight: set it for all environments or for none"]
+    return []
+
+
+RULES = (_lag_rules_agree, _samples_fit, _environment_names_differ, _weights_set_for_all_or_none)
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """What is allowed and probably not meant, in the form of an error."""
+    found = []
+    if config.packer.order == "arrival" and config.packer.max_off_policy_steps < 8:
+        found.append(
+            f"packer.max_off_policy_steps: {config.packer.max_off_policy_steps} with packer.order arrival drops "
+            "groups that were long in the making; 8 or more is usual"
+        )
+    if config.rollout.group_size == 1:
+        found.append("rollout.group_size: with 1 completion per group every advantage is 0; use 2 or more")
+    if config.rollout.top_p < 1:
+        found.append(
+            f"rollout.top_p: {config.rollout.top_p} cuts the distribution that logprobs are taken of, so the "
+            "importance ratio of trainer.loss is biased; 1.0 is exact"
+        )
+    if config.model.lora is not None and config.model.lora.dropout > 0:
+        found.append("model.lora.dropout: above 0 the trainer's logprobs differ from the engine's")
+    needs_file = [e for e in config.environments if isinstance(e, JsonlConfig) and e.eval_path is None]
+    if config.eval.num_prompts and needs_file:
+        found.append(
+            f"environments[].eval_path: not set for {needs_file[0].label}, so nothing of it is held out for eval"
+        )
+    return found

@@ -1,0 +1,72 @@
+"""What the actors stand on: ledger, bus, weights, telemetry."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.config.base import Section
+
+
+class LedgerConfig(Section):
+    """The packer's SQLite ledger."""
+
+    path: str = ""
+    """File of the ledger; `output_dir/ledger.sqlite` where empty. A local disk: WAL does not work on NFS or Lustre."""
+    sync: Literal["process", "node"] = "process"
+    """`process` survives kill -9 of the packer; `node` survives power loss (fsync at each commit)."""
+
+
+class BusConfig(Section):
+    """ZeroMQ sockets."""
+
+    control: str = "ipc"
+    """The packer's control address, the only one that is configured (P0): `ipc` (one host), or `tcp://host:port`."""
+    host: str = "127.0.0.1"
+    """Address that data sockets bind to when control is tcp."""
+    advertise_host: str | None = None
+    """Name under which others reach this machine; `host` where empty."""
+    high_water_mark: int = Field(64, ge=1)
+    """Messages queued per data edge and side; bounds memory, never staleness."""
+    socket_buffer_bytes: int | None = Field(None, ge=1)
+    """Kernel buffer per data socket; the system's default where empty."""
+    beat_interval: float = Field(1.0, gt=0)
+    """Seconds between beats where nothing changes."""
+    lease: float = Field(3.0, gt=0)
+    """Seconds without a beat after which a peer counts as gone (P8)."""
+    resend_after: float = Field(30.0, gt=0)
+    """Seconds until an unsettled group is sent again to a peer that still lives; doubles (P13)."""
+    peer_timeout: float = Field(1800.0, gt=0)
+    """Seconds of the packer's silence after which an actor gives up."""
+    allow_plaintext: bool = False
+    """Let sockets bind beyond loopback without encryption."""
+
+
+class WeightsConfig(Section):
+    """How new weights reach the engines."""
+
+    channel: Literal["filesystem"] = "filesystem"
+    """Versioned directories, switched atomically."""
+    directory: str = ""
+    """Where versions lie; on one host /dev/shm where empty, else `output_dir/weights`."""
+    keep: int = Field(3, ge=2)
+    """Newest versions kept on disk."""
+    update_mode: Literal["drain", "interrupt", "inflight"] = "interrupt"
+    """What happens to completions in the making: finish first, go on under the new weights with KV recomputed, or go on
+    with the KV they have."""
+    timeout: float = Field(120.0, gt=0)
+    """Seconds for one update of one engine."""
+
+
+class TelemetryConfig(Section):
+    """Logs, metrics, samples."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe lines shown."""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """`auto`: for people on a terminal, JSON elsewhere."""
+    metrics_host: str = "127.0.0.1"
+    """Address of /metrics."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port of /metrics; 0: any free one, written to `output_dir/metrics_targets.json`."""
+    sample_groups_per_step: int = Field(1, ge=0)
+    """Groups per step written to samples.jsonl."""

@@ -1,0 +1,67 @@
+"""What every message is: a frozen pydantic model with a kind, a version, a run, and declared arrays."""
+
+from functools import cache
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from schemas.arrays import ArraySpec, check_axes
+
+
+class Frozen(BaseModel):
+    """A value: equal by content, never changed, no field beyond the declared ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Message(Frozen):
+    """One typed message. Arrays are fields too; on the wire each is a frame of its own.
+
+    A new optional field keeps the `version`; anything else bumps it, and the golden file of the kind shows the change.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    run: str
+    """Random id of the run, made with its ledger; empty while a peer has not heard it yet."""
+
+    @model_validator(mode="after")
+    def _arrays_are_as_declared(self) -> Self:
+        values = self.__dict__
+        check_axes({name: (spec, values[name]) for name, spec in array_specs(type(self)).items()})
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """What a kind demands beyond its types; raises ValueError."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The array fields in wire order."""
+        values = self.__dict__
+        return {name: values[name] for name in array_specs(type(self))}
+
+    def equals(self, other: "Message") -> bool:
+        """Equality by content, arrays bit by bit (pydantic's == can't compare arrays)."""
+        if type(self) is not type(other):
+            return False
+        mine, theirs = self.arrays(), other.arrays()
+        same_arrays = all(
+            np.array_equal(mine[name], theirs[name], equal_nan=mine[name].dtype.kind == "f") for name in mine
+        )
+        names = set(mine)
+        return same_arrays and self.model_dump(exclude=names) == other.model_dump(exclude=names)
+
+
+@cache
+def array_specs(message_type: type[Message]) -> dict[str, ArraySpec]:
+    """The array fields of a message type in the order of declaration, which is the order of their frames."""
+    specs = {}
+    for name, hint in get_type_hints(message_type, include_extras=True).items():
+        if get_origin(hint) is not ClassVar:
+            found = [part for part in get_args(hint) if isinstance(part, ArraySpec)]
+            if found:
+                specs[name] = found[0]
+    return specs

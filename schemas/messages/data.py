@@ -1,0 +1,180 @@
+"""The three messages of the data plane: sampled groups, scored groups, training batches.
+
+Axes: G completions of a group, P prompt tokens, N tokens, S segments, F reward functions, B samples of a batch,
+M micro-batches, K groups of a step.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas import arrays
+from schemas.messages.base import Frozen, Message
+
+Purpose = Literal["train", "eval"]
+Prompt = str | list[dict[str, Any]]
+
+SEGMENT_START, SEGMENT_LINEAGE, SEGMENT_VERSION = 0, 1, 2
+"""Columns of `RolloutGroup.segments`."""
+
+
+class Policy(Frozen):
+    """Which weights: version v is the policy after v optimizer steps; a lineage is one start of the trainer.
+
+    A trainer that starts again from step 36 is a new lineage, so its version 41 is not the dead one's version 41.
+    """
+
+    lineage: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.lineage}.{self.version}"
+
+
+class RolloutGroup(Message):
+    """The completions of one prompt, as sampled: what a rollout actor sends to a reward actor.
+
+    A completion is a list of segments: a run of tokens sampled by one policy at one temperature. Two completions of
+    3 and 2 tokens, the first interrupted after its second token by an update from version 7 to 8:
+
+        completion_offsets [0, 3, 5]     segments [[0, 1, 7], [2, 1, 8], [3, 1, 7]]    (start, lineage, version)
+    """
+
+    kind: ClassVar[str] = "rollout_group"
+
+    sender: str
+    ordinal: int
+    attempt: int
+    purpose: Purpose
+    environment: str
+    example_key: str
+    prompt: Prompt
+    columns: dict[str, Any]
+    completions: list[str]
+    finish_reasons: list[str]
+    prompt_ids: arrays.Int32_P
+    completion_offsets: arrays.Offsets_G
+    token_ids: arrays.Int32_N
+    loss_mask: arrays.UInt8_N
+    logprobs: arrays.Float32_N
+    segments: arrays.Segments_S
+    segment_temperatures: arrays.Float32_S
+
+    def check(self) -> None:
+        """Offsets cover all tokens; texts and finish reasons are one per completion."""
+        arrays.check_offsets("completion_offsets", self.completion_offsets, self.token_ids.size)
+        if not len(self.completions) == len(self.finish_reasons) == self.num_completions:
+            raise ValueError(f"completions, finish_reasons: one per completion, so {self.num_completions}")
+        starts = self.segments[:, SEGMENT_START]
+        if (
+            starts.size == 0
+            or starts[0] != 0
+            or starts[-1] >= self.token_ids.size
+            or not (starts[1:] > starts[:-1]).all()
+        ):
+            raise ValueError(f"segments: starts must rise strictly from 0 and stay below {self.token_ids.size}")
+
+    @property
+    def num_completions(self) -> int:
+        """G."""
+        return int(self.completion_offsets.size - 1)
+
+    @property
+    def lengths_G(self) -> NDArray[np.int64]:
+        """Tokens per completion."""
+        return np.diff(self.completion_offsets)
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of the oldest token of the group: what its lag is counted from (P4)."""
+        return int(self.segments[:, SEGMENT_VERSION].min())
+
+    def per_token(self, per_segment: NDArray[Any]) -> NDArray[Any]:
+        """Spread one value per segment over the tokens of the segments, (S,) → (N,)."""
+        starts = self.segments[:, SEGMENT_START]
+        return np.repeat(per_segment, np.diff(starts, append=self.token_ids.size))
+
+
+class ScoredGroup(RolloutGroup):
+    """A group with its rewards and advantages: what a reward actor sends to the packer."""
+
+    kind: ClassVar[str] = "scored_group"
+
+    scorer: str
+    reward_names: list[str]
+    rewards_FG: arrays.Float64_FG
+    """Per function and completion; NaN where the function returned None (not applicable)."""
+    rewards_G: arrays.Float64_G
+    """Weighted sum over the functions that applied; NaN where none did (unscorable)."""
+    advantages_G: arrays.Float32_G
+
+    def check(self) -> None:
+        """One name per reward function; no infinite number anywhere."""
+        super().check()
+        if len(self.reward_names) != self.rewards_FG.shape[0]:
+            raise ValueError(f"reward_names: {len(self.reward_names)} names for {self.rewards_FG.shape[0]} functions")
+        if self.advantages_G.shape[0] != self.num_completions:
+            raise ValueError(f"advantages_G: {self.advantages_G.shape[0]} for {self.num_completions} completions")
+        if np.isinf(self.rewards_G).any() or not np.isfinite(self.advantages_G).all():
+            raise ValueError("rewards_G, advantages_G: a value is infinite or an advantage is NaN")
+
+
+class DroppedOrdinal(Frozen):
+    """An ordinal that will never be trained, and why."""
+
+    ordinal: int
+    reason: str
+
+
+class StepBatch(Message):
+    """The share of one trainer rank in one training step, packed: what the packer sends to it.
+
+    A sample is prompt and completion of one completion. Micro-batch m holds the samples
+    `micro_batch_offsets[m]:micro_batch_offsets[m+1]`; sample b holds the tokens `sample_offsets[b]:sample_offsets[b+1]`,
+    of which the first `prompt_lengths[b]` are its prompt. Logprobs, advantages and temperatures of prompt tokens are
+    0, 0 and 1.
+    """
+
+    kind: ClassVar[str] = "step_batch"
+
+    term: int
+    incarnation: int
+    rank: int
+    num_ranks: int
+    step: int
+    loss_tokens: int
+    """Tokens with loss mask 1 in the whole step, over all ranks and micro-batches: the loss normaliser."""
+    num_completions: int
+    """Completions in the whole step, over all ranks."""
+    dropped: list[DroppedOrdinal]
+    """Ordinals dropped since the step before, for the witness (P20)."""
+    digests: list[str]
+    """sha256 of each group's stored payload, in the order of `ordinals`."""
+    ordinals: arrays.Int64_K
+    """All groups of the step, on whichever rank."""
+    micro_batch_offsets: arrays.Offsets_M
+    sample_offsets: arrays.Offsets_B
+    prompt_lengths: arrays.Int64_B
+    sample_ordinals: arrays.Int64_B
+    sample_versions: arrays.Int64_B
+    """Version of the oldest token of each sample."""
+    token_ids: arrays.Int32_N
+    loss_mask: arrays.UInt8_N
+    logprobs: arrays.Float32_N
+    advantages: arrays.Float32_N
+    temperatures: arrays.Float32_N
+
+    def check(self) -> None:
+        """Micro-batches cover the samples (a dummy may be empty), samples cover the tokens."""
+        arrays.check_offsets("sample_offsets", self.sample_offsets, self.token_ids.size)
+        bounds = self.micro_batch_offsets
+        if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (np.diff(bounds) < 0).any():
+            raise ValueError("micro_batch_offsets: must start at 0, not fall, and end at the number of samples")
+        if len(self.digests) != self.ordinals.size:
+            raise ValueError(f"digests: one per group, so {self.ordinals.size}, got {len(self.digests)}")
+
+    @property
+    def num_micro_batches(self) -> int:
+        """M, the same on every rank."""
+        return int(self.micro_batch_offsets.size - 1)
