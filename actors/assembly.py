@@ -163,7 +163,7 @@ def weights_directory(config: RunConfig) -> Path:
     """Where published versions lie: as configured, else shared memory when the bus stays on this host."""
     if config.weights.directory:
         return Path(config.weights.directory).absolute()
-    shared_memory = Path("/dev/shm")
+    shared_memory = Path("/dev/shm")  # noqa: S108 - a folder of ours inside it
     if config.bus.control.startswith("tcp") or not shared_memory.is_dir():
         return config.output / "weights"
     tag = hashlib.sha256(str(config.output).encode()).hexdigest()[:10]

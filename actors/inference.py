@@ -1,8 +1,8 @@
 """The inference actor: owns an engine, keeps it at the version that State names.
 
-Consumes manifests from State. Emits beats with the engine's address, policy and load. Waits on State, and inside an update
-on the weight channel and on the engine's next token boundary, both under `weights.timeout`. A version that can't be
-loaded leaves the old one serving; it is tried again with the next State.
+Consumes manifests from State. Emits beats with the engine's address, policy and load. Waits on State, and inside an
+update on the weight channel and on the engine's next token boundary, both under `weights.timeout`. A version that
+can't be loaded leaves the old one serving; it is tried again with the next State.
 """
 
 import time

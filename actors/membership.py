@@ -24,7 +24,7 @@ SILENCE_WORTH_SAYING_SECONDS = 10.0
 
 
 class StartOverError(Exception):
-    """This process must begin again with nothing (another run, or its gang was told to exit); the supervisor restarts it."""
+    """This process must begin again with nothing: another run, or its gang was told to exit."""
 
 
 class PackerSilentError(Exception):

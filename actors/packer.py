@@ -5,8 +5,8 @@ only one that touches machine, ledger and batches, goes round:
 
     take all beats and groups that have come → decide → commit → publish States, send batches, report
 
-Nothing leaves the process before the commit of the round that decided it. Nothing here blocks on a send: a batch that finds
-no room stays pending. The round waits for the next event, at most until the next lease could end.
+Nothing leaves the process before the commit of the round that decided it. Nothing here blocks on a send: a batch that
+finds no room stays pending. The round waits for the next event, at most until the next lease could end.
 """
 
 import hashlib

@@ -86,9 +86,8 @@ class RunRecord:
                 self._note_update(beat.update_seconds)
 
     def settled(self, group: ScoredGroup) -> None:
-        """Count an evaluation's tokens apart: they are not waste."""
-        if group.purpose == "eval":
-            self._add_tokens("evaluated", int(group.token_ids.size))
+        """Count the tokens of groups that have come through, by purpose."""
+        self._add_tokens(group.purpose, int(group.token_ids.size))
 
     def follow(self, finished_evals: Iterable[EvalGroups]) -> None:
         """Write down what has become known since the last round."""
@@ -136,8 +135,9 @@ class RunRecord:
         values, lines, times = self._values, self.lines, self._values["times"]
         train_seconds = times["last_step"] - times["first_ticket"]
         evals, tokens = values["evals"], values["tokens"]
-        generated = tokens.get("generated", 0) - tokens.get("evaluated", 0)
         trained = tokens.get("trained", 0)
+        # engines say what they generated once a second, so at the end what has come through may be ahead of them
+        generated = max(tokens.get("generated", 0) - tokens.get("eval", 0), tokens.get("train", 0))
         completions = sum(line["num_completions"] for line in lines)
         between = times["last_step"] - times["first_step"]
         return {
@@ -150,11 +150,11 @@ class RunRecord:
             "train_seconds": train_seconds,
             "time_to_first_step_seconds": times["first_step"] - times["started"],
             "completions_per_second": completions / train_seconds,
-            "generated_tokens": tokens.get("generated", 0),
+            "generated_tokens": generated + tokens.get("eval", 0),
             "trained_tokens": trained,
             "goodput": trained / generated if generated else None,
             "tokens_per_second": trained / train_seconds,
-            "trainer_idle_ratio": sum(l.get("seconds_wait_batch", 0.0) for l in lines[1:]) / between
+            "trainer_idle_ratio": sum(line.get("seconds_wait_batch", 0.0) for line in lines[1:]) / between
             if between
             else None,
             "lag_mean": _mean(line["lag_mean"] for line in lines),

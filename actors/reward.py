@@ -1,9 +1,9 @@
 """The reward actor: groups in, scored groups out.
 
-Consumes RolloutGroups from its inbox, releases and the packer's address from State. Emits ScoredGroups. Its main thread
-is the bus thread: it reads, always, whatever the scorers do, names in its beats all it has read, and drops a second copy of
-what it holds (P13). Scoring runs in threads, each group under `reward.timeout`. A scored group is kept until State
-releases it, and is sent again when the packer has a new term.
+Consumes RolloutGroups from its inbox, releases and the packer's address from State. Emits ScoredGroups. Its main
+thread is the bus thread: it reads, always, whatever the scorers do, names in its beats all it has read, and drops a
+second copy of what it holds (P13). Scoring runs in threads, each group under `reward.timeout`. A scored group is kept
+until State releases it, and is sent again when the packer has a new term.
 """
 
 import threading
@@ -69,6 +69,7 @@ class RewardActor:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="score")
         self._held: dict[tuple[int, int], _Held] = {}
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._packer: Outbox | None = None
         self._term = -1
         self._draining = False
@@ -122,10 +123,11 @@ class RewardActor:
         """Follow the packer to its address of this term."""
         if state.term == self._term:
             return
-        if self._packer is not None:
-            self._packer.close()
-        self._packer = Outbox("scored", state.packer_address, self._config.bus, self.membership.name)
-        self._term = state.term
+        with self._sending:
+            if self._packer is not None:
+                self._packer.close()
+            self._packer = Outbox("scored", state.packer_address, self._config.bus, self.membership.name)
+            self._term = state.term
 
     def _take(self, message: object) -> None:
         if not isinstance(message, RolloutGroup) or isinstance(message, ScoredGroup):
@@ -180,19 +182,21 @@ class RewardActor:
 
     def _send_waiting(self) -> None:
         """Send what the packer of this term has not got, and what has been waiting for long."""
-        now = time.monotonic()
         with self._lock:
             waiting = [held for held in self._held.values() if held.scored is not None]
         for held in waiting:
-            late = held.sent_at is not None and now - held.sent_at > held.resend_after
-            if held.sent_in_term != self._term or late:
-                self._send(held)
+            self._send(held)
 
     def _send(self, held: _Held) -> None:
-        packer, term = self._packer, self._term
-        if packer is not None and held.scored is not None and packer.try_send(held.scored):
-            held.sent_at, held.sent_in_term = time.monotonic(), term
-            held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
+        """Send a scored group unless this term's packer has it; from the scorer's thread and from the bus thread."""
+        with self._sending:
+            now = time.monotonic()
+            late = held.sent_at is not None and now - held.sent_at > held.resend_after
+            if self._packer is None or held.scored is None or (held.sent_in_term == self._term and not late):
+                return
+            if self._packer.try_send(held.scored):
+                held.sent_at, held.sent_in_term = now, self._term
+                held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
 
     def _report(self, starting: dict[str, str] | None = None) -> None:
         with self._lock:

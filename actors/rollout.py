@@ -1,8 +1,9 @@
 """The rollout actor: tickets in, sampled groups out.
 
-Consumes tickets, releases and addresses from State. Emits RolloutGroups to reward actors. Waits on an engine that serves
-the ticket's version, on its answer, and on a reward actor with room; each wait ends with the group's deadline, a release
-or a State that brings a peer. A group is kept until State releases it, so whoever dies, it can be sent again (P13).
+Consumes tickets, releases and addresses from State. Emits RolloutGroups to reward actors. Waits on an engine that
+serves the ticket's version, on its answer, and on a reward actor with room; each wait ends with the group's deadline,
+a release or a State that brings a peer. A group is kept until State releases it, so whoever dies, it can be sent again
+(P13).
 """
 
 import asyncio

@@ -100,8 +100,10 @@ def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[W
     except OSError as error:
         raise ConfigError(
             [
-                f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
-                "0 takes any free port"
+                (
+                    f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
+                    "0 takes any free port"
+                )
             ]
         ) from error
     return server, f"http://{host}:{server.server_port}/metrics"

@@ -1,8 +1,8 @@
 """`actors up`: all actors of a run on one machine.
 
-Starts a process per actor, starts what dies again (with a pause that doubles, then a clear failure), shows progress, and
-ends when the packer has: by itself at max_steps, or with the reason of the failure. The children are killed by the kernel
-when this process dies, however it dies.
+Starts a process per actor, starts what dies again (with a pause that doubles, then a clear failure), shows progress,
+and ends when the packer has: by itself at max_steps, or with the reason of the failure. The children are killed by the
+kernel when this process dies, however it dies.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import IO, Any
 from actors.membership import Membership, PackerSilentError
 from actors.screen import Screen
 from schemas.config import RunConfig, dump_config, warnings
-from schemas.errors import PeerRefusedError
+from schemas.errors import PeerRefusedError, RunFailedError
 from schemas.messages import ObserverBeat, ObserverState
 
 EXIT_DONE, EXIT_FAILED = 0, 1
@@ -48,10 +48,6 @@ class Child:
     finished: bool = False
 
 
-class RunFailed(Exception):
-    """The run has failed; the message says which actor, why, and where its log is."""
-
-
 def supervise(config: RunConfig) -> int:
     """Run everything; returns the exit code."""
     output = config.output
@@ -63,7 +59,7 @@ def supervise(config: RunConfig) -> int:
     supervisor = Supervisor(config, resolved)
     try:
         return supervisor.run()
-    except RunFailed as error:
+    except RunFailedError as error:
         print(f"\nrun failed: {error}", file=sys.stderr)
         return EXIT_FAILED
     finally:
@@ -158,11 +154,11 @@ class Supervisor:
             child.finished = True
             return
         if code in FINAL_CODES:
-            raise RunFailed(f"{child.name}: {FINAL_CODES[code]}\n{_tail(child.log)}")
+            raise RunFailedError(f"{child.name}: {FINAL_CODES[code]}\n{_tail(child.log)}")
         lived = time.monotonic() - child.started
         child.restarts = 0 if lived > STEADY_SECONDS or code == EXIT_START_OVER else child.restarts + 1
         if child.restarts > self._config.up.max_restarts:
-            raise RunFailed(
+            raise RunFailedError(
                 f"{child.name} ended {child.restarts} times within {STEADY_SECONDS:.0f} s of its start, last with "
                 f"{_describe(code)} (up.max_restarts {self._config.up.max_restarts})\n{_tail(child.log)}"
             )

@@ -1,8 +1,9 @@
 """The trainer actor: one rank of the gang.
 
 Consumes StepBatches (a thread reads them, always) and orders from State. Emits published versions, step reports and
-checkpoints in its beats. Waits for the gang's order and for the batch of its next step; both waits end with a State that
-says exit, with a drain, or with `bus.peer_timeout`. Nothing is sent from here but beats, so nothing here can block.
+checkpoints in its beats. Waits for the gang's order and for the batch of its next step; both waits end with a State
+that says exit, with a drain, or with `bus.peer_timeout`. Nothing is sent from here but beats, so nothing here can
+block.
 
     order wait ──run──▶ restore, publish version c ──▶ step c+1 … max_steps ──▶ finish: wait until the run is done
 """

@@ -92,8 +92,10 @@ class Addresses:
             if not _is_loopback(host) and not self._bus.allow_plaintext:
                 raise ConfigError(
                     [
-                        f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; bind to "
-                        "127.0.0.1, or set bus.allow_plaintext: true on a network that only you can reach"
+                        (
+                            f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; bind to "
+                            "127.0.0.1, or set bus.allow_plaintext: true on a network that only you can reach"
+                        )
                     ]
                 )
 

@@ -1,7 +1,8 @@
 """The errors that cross a boundary: between a user and us, or between two processes.
 
 A `ConfigError` is the user's to mend and names the key. A `DecodeError` is a peer's fault: the frame is counted and
-dropped, the process lives. A `ProtocolError` means that going on would break the promise of the ledger: the process stops.
+dropped, the process lives. A `ProtocolError` means that going on would break the promise of the ledger: the process
+stops.
 """
 
 

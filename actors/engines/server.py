@@ -1,7 +1,7 @@
 """HTTP in front of an engine: the OpenAI completions API, with token ids and policies as vLLM-style extensions.
 
-Runs an asyncio loop in a thread of its own. Consumes requests; answers when the engine has; a client that goes away ends
-its request. A request that can't be served gets a 400 that says what to change.
+Runs an asyncio loop in a thread of its own. Consumes requests; answers when the engine has; a client that goes away
+ends its request. A request that can't be served gets a 400 that says what to change.
 """
 
 import asyncio

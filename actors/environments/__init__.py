@@ -1,4 +1,7 @@
-"""What is sampled from. An environment gives examples by number; packer and rollout build the same one and never send data."""
+"""What is sampled from.
+
+An environment gives examples by number; packer and rollout build the same one, so a ticket carries only the number.
+"""
 
 from actors.environments.base import Environment, Example
 from actors.environments.generated import Arithmetic, ReverseText

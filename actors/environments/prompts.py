@@ -43,8 +43,10 @@ class Tokenizer:
         if tokenizer.chat_template is None:
             raise ConfigError(
                 [
-                    f"model.path: {self._model.path} has no chat template, but a prompt is a list of messages; "
-                    "use an instruct model, or text prompts (environments[].chat: false)"
+                    (
+                        f"model.path: {self._model.path} has no chat template, but a prompt is a list of messages; "
+                        "use an instruct model, or text prompts (environments[].chat: false)"
+                    )
                 ]
             )
         return tokenizer
@@ -81,7 +83,9 @@ def model_file(model: ModelConfig, name: str) -> Path:
     except (EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         raise ConfigError(
             [
-                f"model.path: {model.path} is no directory, and {name} can't be had from the hub: "
-                f"{str(error).splitlines()[0]}"
+                (
+                    f"model.path: {model.path} is no directory, and {name} can't be had from the hub: "
+                    f"{str(error).splitlines()[0]}"
+                )
             ]
         ) from error

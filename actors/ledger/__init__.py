@@ -1,7 +1,8 @@
 """The protocol as a pure state machine, and its SQLite store.
 
 `Machine` takes what was heard (beats, scored groups, the time) and says what shall be written and said. It has no
-clock, no socket and no file, so that tests, and a search over all interleavings, run the very code that the packer runs.
+clock, no socket and no file, so that tests, and a search over all interleavings, run the very code that the packer
+runs.
 """
 
 from actors.ledger.groups import Verdict

@@ -1,8 +1,8 @@
 """The protocol: beats, scored groups and the time go in; rows to write and States to send come out.
 
-One round of the packer is `heard`/`scored` for all that has come, then `decide`, then the store commits `take_changes()`,
-and only then do the States of `states()` and the batches of composed steps leave the process. So whatever a peer can know
-is durable (P9, P18), without a rule at each place where something is sent.
+One round of the packer is `heard`/`scored` for all that has come, then `decide`, then the store commits
+`take_changes()`, and only then do the States of `states()` and the batches of composed steps leave the process. So
+whatever a peer can know is durable (P9, P18), without a rule at each place where something is sent.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from schemas.errors import ProtocolError
 from schemas.messages import (
     Beat,
     InferenceBeat,
+    ObserverBeat,
     RewardBeat,
     RolloutBeat,
     RunPhase,
@@ -169,8 +170,9 @@ class Machine:
 
     @property
     def everybody_left(self) -> bool:
-        """Whether every live peer has said that it is done (P27)."""
-        return all(beat.phase == "done" for beat in self.peers.all(Beat).values())
+        """Whether every live peer has said that it is done (P27); who only watches is not waited for."""
+        beats = self.peers.all(Beat).values()
+        return all(beat.phase == "done" or isinstance(beat, ObserverBeat) for beat in beats)
 
     # --- restore -------------------------------------------------------------------------------------------------
 
@@ -350,7 +352,7 @@ class Machine:
             slots[identity] = 0 if group.alone else slots[identity] - 1
 
     def _free_slots(self, identity: str, beat: RolloutBeat) -> int:
-        """What the beat says, less the tickets that it has not seen (P9); none while it holds one that is to be alone."""
+        """What the beat says less the tickets it has not seen (P9); 0 while it holds one that is to be alone."""
         named = {ordinal for ordinal, _ in beat.holds.tolist()}
         held = self.groups.held_by.get(identity, set())
         if any(self.groups.rows[ordinal].alone for ordinal in held):

@@ -6,7 +6,8 @@ A group's life (P21); each arrow is one commit:
        │           │
        └───────────┴─────▶ dropped (poison, stale, eval_void)
 
-Train ordinals are 0, 1, 2, …; eval ordinals −1, −2, …, so that one int64 names any group and train ordinals have no gap.
+Train ordinals are 0, 1, 2, …; eval ordinals −1, −2, …, so that one int64 names any group and train ordinals have no
+gap.
 """
 
 from dataclasses import dataclass, field

@@ -22,10 +22,10 @@ from schemas.messages import DroppedOrdinal, Policy
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (
-    ordinal INTEGER PRIMARY KEY, environment TEXT NOT NULL, example INTEGER NOT NULL, example_key TEXT NOT NULL,
-    seed INTEGER NOT NULL, num_completions INTEGER NOT NULL, min_version INTEGER NOT NULL,
-    lineage INTEGER, version INTEGER, state TEXT NOT NULL, attempt INTEGER NOT NULL, failures INTEGER NOT NULL,
-    deaths INTEGER NOT NULL, holder TEXT, oldest_version INTEGER, arrival INTEGER, step INTEGER, reason TEXT, origin INTEGER
+    ordinal INTEGER PRIMARY KEY, environment TEXT NOT NULL, example INTEGER NOT NULL, example_key TEXT NOT NULL, seed
+    INTEGER NOT NULL, num_completions INTEGER NOT NULL, min_version INTEGER NOT NULL, lineage INTEGER, version INTEGER,
+    state TEXT NOT NULL, attempt INTEGER NOT NULL, failures INTEGER NOT NULL, deaths INTEGER NOT NULL, holder TEXT,
+    oldest_version INTEGER, arrival INTEGER, step INTEGER, reason TEXT, origin INTEGER
 );
 CREATE TABLE IF NOT EXISTS payloads (ordinal INTEGER PRIMARY KEY, digest TEXT NOT NULL, frames BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, record TEXT NOT NULL);
@@ -87,7 +87,7 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._db.executemany(
-                f"INSERT OR REPLACE INTO groups VALUES ({','.join('?' * 19)})",
+                "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [_group_row(group) for group in changes.groups.values()],
             )
             self._db.executemany(
@@ -136,7 +136,10 @@ class Store:
 
     def counts(self) -> dict[tuple[str, str, str | None], int]:
         """Rows by (purpose, state, reason), counted by the database."""
-        query = """SELECT CASE WHEN ordinal < 0 THEN 'eval' ELSE 'train' END, state, reason, COUNT(*) FROM groups GROUP BY 1, 2, 3"""
+        query = """
+            SELECT CASE WHEN ordinal < 0 THEN 'eval' ELSE 'train' END, state, reason, COUNT(*)
+            FROM groups GROUP BY 1, 2, 3
+        """
         return {(purpose, state, reason): count for purpose, state, reason, count in self._db.execute(query)}
 
     def trained_twice(self) -> int:

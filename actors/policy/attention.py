@@ -31,8 +31,8 @@ NAME = "grpo_packed"
 class PackedRow:
     """How one row of R tokens falls apart into B samples.
 
-    `blocks` are (b, l) indices into the row, one block per class of lengths; `back_R` says where in the concatenation of
-    the blocks' outputs each row token's output stands.
+    `blocks` are (b, l) indices into the row, one block per class of lengths; `back_R` says where in the concatenation
+    of the blocks' outputs each row token's output stands.
     """
 
     token_ids_R: Tensor

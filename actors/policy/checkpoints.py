@@ -70,7 +70,7 @@ class CheckpointFolder:
         return CheckpointInfo(step=step, chain=chain)
 
     def good(self, run: str) -> list[CheckpointInfo]:
-        """The checkpoints of this run whose files are as they were written, oldest first; bad ones are named in the log."""
+        """This run's checkpoints whose files are as they were written, oldest first; bad ones are logged by name."""
         found = []
         for step in self._steps():
             problem = self._problem(step)

@@ -31,8 +31,10 @@ def load_function(path: str, key: str) -> RewardFunction:
         hint = f", did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
             [
-                f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
-                "your own is named package.module:function or file.py:function"
+                (
+                    f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
+                    "your own is named package.module:function or file.py:function"
+                )
             ]
         )
     module_name, _, attribute = path.rpartition(":")

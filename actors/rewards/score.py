@@ -67,7 +67,8 @@ class Scorer:
         """Rewards of one group, (F, G); NaN where a function returned None.
 
         Raises:
-            RewardError: a function raised, took too long, or returned something else than one finite number or None each.
+            RewardError: a function raised, took too long, or returned something else than one finite number or None
+            each.
         """
         values = asyncio.run_coroutine_threadsafe(self._score(prompt, completions, columns), self._loop)
         try:
@@ -88,7 +89,7 @@ class Scorer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
         calls = [asyncio.ensure_future(self._call(reward, prompt, completions, columns)) for reward in self._rewards]
-        done, late = await asyncio.wait(calls, timeout=max(0.0, deadline - loop.time()))
+        _, late = await asyncio.wait(calls, timeout=max(0.0, deadline - loop.time()))
         for call in late:
             call.cancel()
         if late:

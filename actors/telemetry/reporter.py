@@ -23,7 +23,7 @@ class Reporter:
         self._output, self._sinks = output, sinks
 
     def begin(self, recorded_step: int) -> list[dict[str, Any]]:
-        """The step lines that stand, up to `recorded_step`; what a crash left beyond it goes, and so do another run's files."""
+        """The step lines up to `recorded_step`; what a crash left beyond it goes, and so do another run's files."""
         path = self._output / "metrics.jsonl"
         if recorded_step == 0:
             for name in FILES:

@@ -25,8 +25,10 @@ def show_samples(path: Path, step: int | None, num_completions: int) -> str:
 def _group(record: dict[str, Any], num_completions: int) -> str:
     prompt = record["prompt"] if isinstance(record["prompt"], str) else json.dumps(record["prompt"], ensure_ascii=False)
     lines = [
-        f"step {record['step']}  {record['purpose']} ordinal {record['ordinal']}  {record['environment']}  "
-        f"versions {record['versions']}",
+        (
+            f"step {record['step']}  {record['purpose']} ordinal {record['ordinal']}  {record['environment']}  "
+            f"versions {record['versions']}"
+        ),
         f"  prompt      {prompt!r}",
     ]
     rows = zip(record["completions"], record["reward"], record["advantages"], record["finish_reasons"], strict=True)

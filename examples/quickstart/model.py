@@ -1,8 +1,8 @@
 """The quickstart's model: a tiny Qwen3 with a character tokenizer, warmed up by a short supervised phase.
 
-The warm-up teaches where letters come from, not to be sure of them: half of the letters that the model has written so far
-are replaced at random, and the targets are softened by the same half. It ends as soon as *sampled* completions earn a
-reward of about 0.43, which leaves reinforcement learning something to do and something to hold on to.
+The warm-up teaches where letters come from, not to be sure of them: half of the letters that the model has written so
+far are replaced at random, and the targets are softened by the same half. It ends as soon as *sampled* completions
+earn a reward of about 0.43, which leaves reinforcement learning something to do and something to hold on to.
 """
 
 import random

@@ -49,7 +49,7 @@ class PackerConfig(Section):
     sequence_len: int = Field(2048, ge=2)
     """Tokens of a packed micro-batch; no sample may be longer."""
     order: Literal["ordinal", "arrival"] = "ordinal"
-    """`ordinal`: step k takes the next groups in the order they were issued; `arrival`: in the order they come (P16)."""
+    """`ordinal`: step k takes the next groups in the order of their issue; `arrival`: as they come (P16)."""
     max_async_level: int = Field(1, ge=0)
     """Steps that sampling may run ahead of training; 0 alternates."""
     max_off_policy_steps: int = Field(8, ge=0)

@@ -69,10 +69,10 @@ EnvironmentConfig = Annotated[ReverseTextConfig | ArithmeticConfig | JsonlConfig
 
 
 class RewardFunctionConfig(Section):
-    """One reward function: `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature)."""
+    """A function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature)."""
 
     path: str = Field(min_length=1)
-    """A built-in name, `package.module:function`, or `path/to/file.py:function` (relative to the configuration file)."""
+    """A built-in name, `package.module:function`, or `path/to/file.py:function` (relative to run.yaml)."""
     weight: float = 1.0
     """Factor in the sum; 0 only measures."""
     kwargs: dict[str, Any] = {}

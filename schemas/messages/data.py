@@ -131,9 +131,9 @@ class StepBatch(Message):
     """The share of one trainer rank in one training step, packed: what the packer sends to it.
 
     A sample is prompt and completion of one completion. Micro-batch m holds the samples
-    `micro_batch_offsets[m]:micro_batch_offsets[m+1]`; sample b holds the tokens `sample_offsets[b]:sample_offsets[b+1]`,
-    of which the first `prompt_lengths[b]` are its prompt. Logprobs, advantages and temperatures of prompt tokens are
-    0, 0 and 1.
+    `micro_batch_offsets[m]:micro_batch_offsets[m+1]`; sample b holds the tokens
+    `sample_offsets[b]:sample_offsets[b+1]`, of which the first `prompt_lengths[b]` are its prompt. Logprobs,
+    advantages and temperatures of prompt tokens are 0, 0 and 1.
     """
 
     kind: ClassVar[str] = "step_batch"

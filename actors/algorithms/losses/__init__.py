@@ -1,4 +1,6 @@
-"""Policy losses, one per module. To add one: a config class in `schemas/config/algorithm.py`, a module here with a function
+"""Policy losses, one per module.
+
+To add one: a config class in `schemas/config/algorithm.py`, a module here with a function
 `(LossInputs, its config) -> LossOutput`, and a line in `LOSSES`.
 """
 
