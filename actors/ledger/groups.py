@@ -152,10 +152,11 @@ class Groups:
         """
         count = ordinal + 1 if ordinal >= 0 else -ordinal
         if count > self.num_issued[purpose_of(ordinal)]:
+            issued = self.num_issued[purpose_of(ordinal)]
             raise ProtocolError(
-                f"a peer names ordinal {ordinal}, but this ledger has issued {self.num_issued[purpose_of(ordinal)]} "
-                f"{purpose_of(ordinal)} ordinals: it has lost commits. With ledger.sync: process a power loss does
-                that; " "set ledger.sync: node, and resume from a checkpoint or start a new run."
+                f"a peer names ordinal {ordinal}, but this ledger has issued {issued} {purpose_of(ordinal)} ordinals: "
+                "it has lost commits. With ledger.sync: process a power loss does that; set ledger.sync: node, and resume "
+                "from a checkpoint or start a new run."
             )
         return self.rows.get(ordinal)
 
