@@ -152,9 +152,9 @@ class Groups:
         """
         count = ordinal + 1 if ordinal >= 0 else -ordinal
         if count > self.num_issued[purpose_of(ordinal)]:
-            issued = self.num_issued[purpose_of(ordinal)]
+            purpose = purpose_of(ordinal)
             raise ProtocolError(
-                f"a peer names ordinal {ordinal}, but this ledger has issued {issued} {purpose_of(ordinal)} ordinals: "
+                f"a peer names ordinal {ordinal}, but this ledger has issued {self.num_issued[purpose]} {purpose} ordinals: "
                 "it has lost commits. With ledger.sync: process a power loss does that; set ledger.sync: node, and resume "
                 "from a checkpoint or start a new run."
             )
