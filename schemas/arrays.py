@@ -3,9 +3,10 @@
     token_ids: Array_N_i4        # Annotated[NDArray[int32], ArraySpec("<i4", ("N",))]
 
 An axis is a name (`N`), a name plus a number (`G+1`, the offsets of G things) or a number (`3`). The same name means
-the same length everywhere in one message; `check_axes` holds a message to that.
+the same length everywhere in one message; `ArrayLayout.check` holds a message to that.
 """
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -29,12 +30,12 @@ class ArraySpec:
         return np.dtype(self.dtype_name)
 
     @cached_property
-    def plan(self) -> tuple[tuple[int, str | None, int], ...]:
-        """(position, axis name or None, constant) per axis: `G+1` is (i, "G", 1) and `3` is (i, None, 3)."""
-        return tuple((position, *_parse_axis(axis)) for position, axis in enumerate(self.axes))
+    def plan(self) -> tuple[tuple[str | None, int], ...]:
+        """(axis name or None, constant) per axis: `G+1` is ("G", 1) and `3` is (None, 3)."""
+        return tuple(_parse_axis(axis) for axis in self.axes)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Only the class is checked here; `check_axes` sees all arrays of a message at once and checks the rest."""
+        """Only the class is checked here; `ArrayLayout.check` sees all arrays of a message and checks the rest."""
         return core_schema.is_instance_schema(np.ndarray)
 
 
@@ -45,29 +46,53 @@ def _parse_axis(axis: str) -> tuple[str | None, int]:
     return name, int(constant or 0)
 
 
-def check_axes(arrays: dict[str, tuple[ArraySpec, NDArray[Any]]]) -> None:
-    """Hold arrays to their specs: dtype, number of axes, and equal lengths for equal axis names.
+class ArrayLayout:
+    """The array fields of one message type in wire order, prepared so that checking them costs about 2 µs a message.
 
-    Raises:
-        ValueError: names the field, what it has and what is declared.
+    `text` names every array with its dtype. It travels with each message, so that a peer whose arrays differ is
+    refused by one comparison: `prompt_ids:<i4 completion_offsets:<i8 …`.
     """
-    lengths: dict[str, int] = {}
-    for name, (spec, array) in arrays.items():
-        if array.dtype != spec.dtype:
-            raise ValueError(f"{name}: dtype {array.dtype.str}, declared {spec.dtype_name}")
-        shape = array.shape
-        if len(shape) != len(spec.axes):
-            raise ValueError(f"{name}: shape {shape}, declared axes {spec.axes}")
-        for position, axis, constant in spec.plan:
-            length = shape[position] - constant
-            if axis is None:
-                if length != 0:
-                    raise ValueError(f"{name}: axis {position} has length {shape[position]}, declared {constant}")
-            elif length < 0 or lengths.setdefault(axis, length) != length:
-                raise ValueError(
-                    f"{name}: axis {spec.axes[position]} has length {shape[position]}, so {axis} = {length}, "
-                    f"but {axis} is {max(lengths.get(axis, 0), 0)} elsewhere in the message"
-                )
+
+    def __init__(self, specs: dict[str, ArraySpec]) -> None:
+        self.specs = specs
+        self.text = " ".join(f"{name}:{spec.dtype_name}" for name, spec in specs.items())
+        self.dtypes = tuple((name, spec.dtype) for name, spec in specs.items())
+        self._plan = tuple((name, spec.dtype, len(spec.axes), spec.plan) for name, spec in specs.items())
+
+    def check(self, values: dict[str, Any]) -> None:
+        """Hold arrays to their specs: dtype, number of axes, and equal lengths for equal axis names.
+
+        Raises:
+            ValueError: names the field, what it has and what is declared.
+        """
+        lengths: dict[str | None, int] = {None: 0}  # an axis of constant length c is the axis None plus c
+        for name, dtype, num_axes, plan in self._plan:
+            array = values[name]
+            if array.dtype is not dtype and array.dtype != dtype:
+                raise ValueError(f"{name}: dtype {array.dtype.str}, declared {dtype.str}")
+            shape = array.shape
+            if len(shape) != num_axes:
+                raise ValueError(f"{name}: shape {shape}, declared axes {self.specs[name].axes}")
+            for length, (axis, constant) in zip(shape, plan, strict=True):
+                if length < constant or lengths.setdefault(axis, length - constant) != length - constant:
+                    raise ValueError(self._wrong_length(name, shape, lengths))
+
+    def _wrong_length(self, name: str, shape: tuple[int, ...], lengths: dict[str | None, int]) -> str:
+        axes = self.specs[name].axes
+        known = ", ".join(f"{axis} = {length}" for axis, length in lengths.items() if axis is not None)
+        return f"{name}: shape {shape}, declared axes {axes}" + (f", where the message has {known}" if known else "")
+
+
+def rises_strictly(values: NDArray[np.int64]) -> bool:
+    """Whether each value is greater than the one before."""
+    if values.size <= _FEW:
+        few = values.tolist()
+        return all(map(operator.lt, few, few[1:]))
+    return bool((values[1:] > values[:-1]).all())
+
+
+_FEW = 64
+"""Up to here a list is faster than numpy, whose every call costs about 1 µs."""
 
 
 def check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
@@ -76,7 +101,7 @@ def check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
     Raises:
         ValueError: names the field.
     """
-    if offsets[0] != 0 or offsets[-1] != end or (offsets.size > 1 and not (offsets[1:] > offsets[:-1]).all()):
+    if offsets.item(0) != 0 or offsets.item(-1) != end or not rises_strictly(offsets):
         raise ValueError(f"{name}: offsets must start at 0, rise strictly and end at {end}, got {offsets[:8]}…")
 
 

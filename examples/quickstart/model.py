@@ -150,3 +150,14 @@ def build(folder: Path, seed: int) -> tuple[int, float]:
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return steps, reward
+
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Make the quickstart's model.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    taken, reached = build(arguments.folder, arguments.seed)
+    print(f"warmed up in {taken} steps to a sampled reward of {reached:.2f}")

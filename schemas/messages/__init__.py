@@ -3,7 +3,7 @@
 import hashlib
 from functools import cache
 
-from schemas.messages.base import Frozen, Message, array_specs
+from schemas.messages.base import Frozen, Message
 from schemas.messages.control import (
     ActorPhase,
     AttemptFailure,
@@ -53,7 +53,7 @@ def fingerprint() -> str:
     """A digest of every kind, version and field: two builds with the same one understand each other (§5)."""
     lines = []
     for kind, message_type in sorted(MESSAGE_TYPES.items()):
-        specs = {name: (spec.dtype_name, spec.axes) for name, spec in array_specs(message_type).items()}
+        specs = message_type.layout.specs
         fields = {name: str(specs.get(name, field.annotation)) for name, field in message_type.model_fields.items()}
         lines.append(f"{kind} {message_type.version} {sorted(fields.items())}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -99,6 +99,5 @@ __all__ = [
     "TrainerBeat",
     "TrainerOrder",
     "TrainerState",
-    "array_specs",
     "fingerprint",
 ]

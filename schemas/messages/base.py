@@ -1,13 +1,12 @@
 """What every message is: a frozen pydantic model with a kind, a version, a run, and declared arrays."""
 
-from functools import cache
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from schemas.arrays import ArraySpec, check_axes
+from schemas.arrays import ArrayLayout, ArraySpec
 
 
 class Frozen(BaseModel):
@@ -24,14 +23,21 @@ class Message(Frozen):
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
+    layout: ClassVar[ArrayLayout] = ArrayLayout({})
+    """Made from the array fields, in the order of declaration, which is the order of their frames."""
 
     run: str
     """Random id of the run, made with its ledger; empty while a peer has not heard it yet."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Collect the array fields."""
+        fields = cls.model_fields.items()
+        cls.layout = ArrayLayout({n: spec for n, f in fields for spec in f.metadata if isinstance(spec, ArraySpec)})
+
     @model_validator(mode="after")
     def _arrays_are_as_declared(self) -> Self:
-        values = self.__dict__
-        check_axes({name: (spec, values[name]) for name, spec in array_specs(type(self)).items()})
+        self.layout.check(self.__dict__)
         self.check()
         return self
 
@@ -41,7 +47,7 @@ class Message(Frozen):
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The array fields in wire order."""
         values = self.__dict__
-        return {name: values[name] for name in array_specs(type(self))}
+        return {name: values[name] for name in self.layout.specs}
 
     def equals(self, other: "Message") -> bool:
         """Equality by content, arrays bit by bit (pydantic's == can't compare arrays)."""
@@ -54,14 +60,3 @@ class Message(Frozen):
         names = set(mine)
         return same_arrays and self.model_dump(exclude=names) == other.model_dump(exclude=names)
 
-
-@cache
-def array_specs(message_type: type[Message]) -> dict[str, ArraySpec]:
-    """The array fields of a message type in the order of declaration, which is the order of their frames."""
-    specs = {}
-    for name, hint in get_type_hints(message_type, include_extras=True).items():
-        if get_origin(hint) is not ClassVar:
-            found = [part for part in get_args(hint) if isinstance(part, ArraySpec)]
-            if found:
-                specs[name] = found[0]
-    return specs

@@ -63,17 +63,13 @@ class RolloutGroup(Message):
 
     def check(self) -> None:
         """Offsets cover all tokens; texts and finish reasons are one per completion."""
-        arrays.check_offsets("completion_offsets", self.completion_offsets, self.token_ids.size)
+        num_tokens = self.token_ids.size
+        arrays.check_offsets("completion_offsets", self.completion_offsets, num_tokens)
         if not len(self.completions) == len(self.finish_reasons) == self.num_completions:
             raise ValueError(f"completions, finish_reasons: one per completion, so {self.num_completions}")
         starts = self.segments[:, SEGMENT_START]
-        if (
-            starts.size == 0
-            or starts[0] != 0
-            or starts[-1] >= self.token_ids.size
-            or not (starts[1:] > starts[:-1]).all()
-        ):
-            raise ValueError(f"segments: starts must rise strictly from 0 and stay below {self.token_ids.size}")
+        if not (starts.size and starts.item(0) == 0 and starts.item(-1) < num_tokens and arrays.rises_strictly(starts)):
+            raise ValueError(f"segments: starts must rise strictly from 0 and stay below {num_tokens}")
 
     @property
     def num_completions(self) -> int:

@@ -1,0 +1,48 @@
+# The two commands: `make quickstart` and `make test`. Both set up .venv, once.
+PYTHON ?= python3
+PIP_ARGS ?=
+SEED ?= 0
+BIN := .venv/bin
+
+.PHONY: quickstart quickstart-lora check test lint docs bench clean
+
+quickstart: .venv/run.stamp
+	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
+
+quickstart-lora: .venv/run.stamp
+	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED) --config examples/quickstart/lora.yaml --output outputs/quickstart-lora
+
+# Lint, types and the fast tests: under two minutes.
+check: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# Everything that pip alone can run: under fifteen minutes on two cores.
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: .venv/run.stamp
+	$(BIN)/python -c "from actors.telemetry.metrics import document; print(document(), end='')" > docs/metrics.md
+
+# Tables and JSON under benchmarks/results; each measures its limit in the same run.
+bench: .venv/dev.stamp
+	for name in codec bus packing startup end_to_end; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("grpo-actors needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv .venv
+
+.venv/run.stamp: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[lora,plots]"
+	touch $@
+
+.venv/dev.stamp: .venv/run.stamp
+	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv outputs build *.egg-info

@@ -1,0 +1,109 @@
+"""What the README and the examples promise is executed here."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from schemas.config import load_config, warnings
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted(path for path in (ROOT / "examples").rglob("*.yaml"))
+
+
+def _actors(*arguments: object, timeout: float = 150) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "actors", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_example_configuration_is_good(path: Path) -> None:
+    """Offline, without the model and without warnings."""
+    assert warnings(load_config(path)) == []
+
+
+def test_actors_check_accepts_gsm8k_offline() -> None:
+    """The model is a name on the hub and the data is not there; checking needs neither."""
+    completed = _actors("check", ROOT / "examples/gsm8k/run.yaml")
+    assert (completed.returncode, completed.stderr) == (0, "")
+
+
+def _code_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_your_own_reward_in_ten_lines_works_as_written(tmp_path: Path) -> None:
+    """The README's functions and its YAML, in a run of two steps with the fake engine."""
+    code, rewards = _code_blocks("python")[0], yaml.safe_load(_code_blocks("yaml")[0])
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    (tmp_path / "my_rewards.py").write_text(code)
+    config = {
+        "output_dir": str(tmp_path / "out"), "model": {"path": "none"}, "environments": [{"type": "reverse_text"}],
+        "rollout": {"group_size": 4, "max_tokens": 12}, "packer": {"groups_per_step": 2}, "trainer": {"max_steps": 2},
+        "inference": {"engine": {"type": "fake"}}, "eval": {"num_prompts": 2}, **rewards,
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    completed = _actors("up", tmp_path / "run.yaml")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    line = json.loads((tmp_path / "out/metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 <= line["reward/vowels"] <= 1
+    assert 0 <= line["reward/short"] <= 1
+    assert line["reward_mean"] == pytest.approx(line["reward/vowels"] + 0.5 * line["reward/short"], abs=1e-6)
+
+
+def test_the_file_map_of_the_readme_names_what_is_there() -> None:
+    """Every path that the README links or lists exists."""
+    text = (ROOT / "README.md").read_text()
+    linked = re.findall(r"\]\(([^)#]+)\)", text)
+    mapped = [name for block in re.findall(r"```\n(schemas/.*?)```", text, re.DOTALL) for name in _names(block)]
+    assert len(mapped) > 20
+    assert [name for name in linked + mapped if not (ROOT / name).exists()] == []
+
+
+def _names(block: str) -> list[str]:
+    """Paths of the tree: a line without indentation is a folder, the lines below it are in it."""
+    found, folder = [], ""
+    for line in block.splitlines():
+        parts = [part for part in line.split("   ")[0].split() if part.endswith(("/", ".py"))]
+        if not line.startswith(" "):
+            folder = parts[0] if parts else ""
+            found += parts
+        else:
+            found += [folder + part for part in parts]
+    return found
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns(tmp_path: Path) -> None:
+    """Sixty of its steps: the sampled reward rises well above where it began, nothing is lost, the report is drawn."""
+    command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--output", tmp_path, "trainer.max_steps=60",
+               "eval.num_prompts=40", "eval.every_steps=30"]  # fmt: skip
+    completed = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=170)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["reward_first"] < 0.55
+    assert summary["reward_last"] > summary["reward_first"] + 0.15
+    assert summary["lag_max"] <= 1
+    assert summary["ledger"] | {"copies_dropped": 0} == {
+        "issued": 480, "trained": 480, "in_flight": 0, "dropped": {}, "copies_dropped": 0, "reissued": 0,
+        "trained_twice": 0,
+    }  # fmt: skip
+    evals = [json.loads(line)["version"] for line in (tmp_path / "evals.jsonl").read_text().splitlines()]
+    assert evals == [0, 30, 60]
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+    assert "trained twice 0" in completed.stdout
+
+
+@pytest.mark.slow
+def test_level_0_has_no_lag_and_trainer_and_engine_agree(tmp_path: Path) -> None:
+    """max_async_level 0: every token is sampled by the weights that the step starts from, to 1e-4 nats in fp32."""
+    command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--output", tmp_path, "trainer.max_steps=10",
+               "eval.num_prompts=0", "packer.max_async_level=0"]  # fmt: skip
+    completed = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=170)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["lag_max"] for line in lines] == [0.0] * 10, completed.stderr
+    assert max(line["mismatch_max"] for line in lines) <= 1e-4
