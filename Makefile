@@ -30,7 +30,8 @@ docs: .venv/run.stamp
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
 bench: .venv/dev.stamp
-	for name in codec bus packing startup end_to_end; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in codec bus packing startup end_to_end order; do \
+		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; done
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("grpo-actors needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else 0'

@@ -5,13 +5,23 @@ Imports are inside the functions, so that no actor loads what only another one n
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from actors.telemetry.metrics import Metrics
+from bus.control import Lossy
 from bus.counts import EdgeCounts
 from schemas.config import RunConfig
+
+if TYPE_CHECKING:
+    from actors.inference import InferenceActor
+    from actors.packer import PackerActor
+    from actors.policy.learner import Learner
+    from actors.reward import RewardActor
+    from actors.rollout import RolloutActor
+    from actors.trainer import TrainerActor
 
 
 class Actor(Protocol):
@@ -31,7 +41,7 @@ class Actor(Protocol):
         ...
 
 
-def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RolloutActor":
     """The rollout actor with HTTP client, environments and tokenizer."""
     from actors.engines.client import CompletionClient
     from actors.environments import make_environment
@@ -54,20 +64,27 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Ac
             config.model.path, config.inference.request_timeout, config.rollout.max_concurrent_groups
         )
 
-    return RolloutActor(config, name, metrics, environments, encode, client)
+    return RolloutActor(config, name, metrics, environments, encode, client, lose)
 
 
-def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RewardActor":
     """The reward actor with the user's functions, the only place where their import paths are resolved."""
     from actors.reward import RewardActor
     from actors.rewards.load import load_function
     from actors.rewards.score import NamedReward, load_rewards
 
     exact_match = NamedReward("exact_match", 0.0, {}, load_function(config.eval.exact_match, "eval.exact_match"))
-    return RewardActor(config, name, metrics, load_rewards(config.reward.functions), exact_match)
+    return RewardActor(config, name, metrics, load_rewards(config.reward.functions), exact_match, lose)
 
 
-def make_packer(config: RunConfig, name: str, metrics: Metrics, started_at: float | None = None, **_: Any) -> Actor:
+def make_packer(
+    config: RunConfig,
+    name: str,
+    metrics: Metrics,
+    started_at: float | None = None,
+    lose: Lossy | None = None,
+    **_: Any,
+) -> "PackerActor":
     """The packer with its ledger, environments and curriculum."""
     from actors.algorithms.curriculum import Curriculum
     from actors.environments import make_environment
@@ -102,10 +119,18 @@ def make_packer(config: RunConfig, name: str, metrics: Metrics, started_at: floa
         store,
         Reporter(config.output),
         started_at,
+        lose,
     )
 
 
-def make_trainer(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+def make_trainer(
+    config: RunConfig,
+    name: str,
+    metrics: Metrics,
+    lose: Lossy | None = None,
+    make_learner: "Callable[[], Learner] | None" = None,
+    **_: Any,
+) -> "TrainerActor":
     """The trainer with its learner, weight channel and checkpoints; torch is imported after the first beat."""
     from actors.policy.checkpoints import CheckpointFolder
     from actors.trainer import TrainerActor
@@ -125,13 +150,16 @@ def make_trainer(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Ac
         config,
         name,
         metrics,
-        learner,
+        make_learner or learner,
         FilesystemPublisher(weights_directory(config), config.weights.keep),
         CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint.keep_last),
+        lose=lose,
     )
 
 
-def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> Actor:
+def make_inference(
+    config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any
+) -> "InferenceActor":
     """The inference actor with its engine; torch is imported after the first beat."""
     from actors.inference import InferenceActor
     from bus.weights.filesystem import FilesystemReceiver
@@ -147,7 +175,8 @@ def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> 
 
         return EmbeddedEngine(config.model, settings, config.weights.update_mode)
 
-    return InferenceActor(config, name, metrics, engine, FilesystemReceiver())
+    port = config.inference.port and config.inference.port + ordinal_of(name)
+    return InferenceActor(config, name, metrics, engine, FilesystemReceiver(), port, lose)
 
 
 MAKERS: dict[str, Callable[..., Actor]] = {
@@ -157,6 +186,12 @@ MAKERS: dict[str, Callable[..., Actor]] = {
     "trainer": make_trainer,
     "inference": make_inference,
 }
+
+
+def ordinal_of(name: str) -> int:
+    """The number at the end of an actor's name (inference-3: 3); 0 where there is none."""
+    found = re.search(r"\d+$", name)
+    return int(found.group()) if found else 0
 
 
 def weights_directory(config: RunConfig) -> Path:

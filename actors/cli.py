@@ -11,7 +11,7 @@ EXIT_CONFIG = 2
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     from schemas.errors import ConfigError
 
@@ -21,6 +21,18 @@ def main(argv: list[str] | None = None) -> int:
         for problem in error.problems:
             print(problem, file=sys.stderr)
         return EXIT_CONFIG
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    """Overrides may stand anywhere; argparse alone takes those after an option for unknown."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    unknown = [word for word in rest if word.startswith("-") or "=" not in word]
+    if unknown or (rest and "overrides" not in arguments):
+        parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,19 +12,19 @@ import structlog
 
 from actors.engines.protocol import Engine
 from actors.engines.server import CompletionServer
-from actors.membership import Membership
+from actors.membership import Drain, Membership
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
 from bus.weights import WeightReceiver
 from schemas.config import RunConfig
+from schemas.errors import ConfigError
 from schemas.messages import InferenceBeat, InferenceState, Manifest
 
 log = structlog.get_logger("inference")
 
 POLL_SECONDS = 0.2
 RETRY_UPDATE_SECONDS = 1.0
-DRAIN_SECONDS = 60.0
 
 
 class InferenceActor:
@@ -32,6 +32,7 @@ class InferenceActor:
 
     Args:
         make_engine: called after the first beat, since loading takes long.
+        port: of HTTP; 0: any free one.
     """
 
     def __init__(
@@ -41,15 +42,16 @@ class InferenceActor:
         metrics: Metrics,
         make_engine: Callable[[], Engine],
         receiver: WeightReceiver,
+        port: int = 0,
         lose: Callable[[str], bool] | None = None,
     ) -> None:
         self._config, self._metrics = config, metrics
-        self._make_engine, self._receiver = make_engine, receiver
-        self._engine: Engine | None = None
-        self._draining = False
+        self._make_engine, self._receiver, self._port = make_engine, receiver, port
+        self._drain = Drain()
         self._counted_tokens, self._counted_seconds = 0, 0.0
         self._retry_at = 0.0
         self._error = ""
+        metrics.set("grpo_inference_policy_version", -1)
         self.membership = Membership(config, InferenceBeat, name, lose=lose)
 
     @property
@@ -69,16 +71,22 @@ class InferenceActor:
             holds_two_versions=False,
             update_seconds={},
         )
-        engine = self._engine = self._make_engine()
+        try:
+            engine = self._make_engine()
+            try:
+                self._serve(engine)
+            finally:
+                engine.close()
+        finally:
+            self.membership.close()
+
+    def drain(self) -> None:
+        """Take no new work; end when what runs has finished, or late. From any thread."""
+        self._drain.begin()
+
+    def _serve(self, engine: Engine) -> None:
+        server = self._listen(engine)
         settings = self._config.inference
-        server = CompletionServer(
-            engine,
-            self._config.model.path,
-            self.membership.boot_id,
-            settings.host,
-            settings.port,
-            settings.request_timeout,
-        )
         url = f"http://{settings.advertise_host or settings.host}:{server.port}"
         self.membership.report(phase="running", url=url, holds_two_versions=engine.holds_two_versions)
         log.info("engine serves", url=url)
@@ -87,12 +95,27 @@ class InferenceActor:
                 self.membership.wait(POLL_SECONDS)
         finally:
             server.close()
-            engine.close()
-            self.membership.close()
 
-    def drain(self) -> None:
-        """Take no new work; end when what runs has finished. From any thread."""
-        self._draining = True
+    def _listen(self, engine: Engine) -> CompletionServer:
+        settings = self._config.inference
+        try:
+            return CompletionServer(
+                engine,
+                self._config.model.path,
+                self.membership.boot_id,
+                settings.host,
+                self._port,
+                settings.request_timeout,
+            )
+        except OSError as error:
+            raise ConfigError(
+                [
+                    (
+                        f"inference.host, inference.port: {settings.host}:{self._port} can't be bound: "
+                        f"{error.strerror}; port 0 takes any free one"
+                    )
+                ]
+            ) from error
 
     def _follow(self, engine: Engine) -> bool:
         """Do what the newest State says; True at the end."""
@@ -101,8 +124,9 @@ class InferenceActor:
         if manifest is not None and manifest.policy != engine.status().policy and time.monotonic() >= self._retry_at:
             self._update(engine, manifest)
         self._report(engine)
-        idle = not engine.status().num_running + engine.status().num_waiting
-        return (state is not None and state.phase == "done") or (self._draining and idle)
+        status = engine.status()
+        done = state is not None and state.phase == "done"
+        return done or self._drain.may_leave(holds_work=status.num_running + status.num_waiting > 0)
 
     def _update(self, engine: Engine, manifest: Manifest) -> None:
         started = time.monotonic()
@@ -133,7 +157,7 @@ class InferenceActor:
         self._counted_tokens, self._counted_seconds = status.generated_tokens, status.busy_seconds
         self.membership.report(
             urgent=False,
-            phase="draining" if self._draining else "running",
+            phase=self._drain.phase,
             error=self._error,
             load=status.num_running + status.num_waiting,
             generated_tokens=status.generated_tokens,

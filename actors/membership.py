@@ -1,4 +1,4 @@
-"""An actor's place in the run: its boot id, its beats, the packer's newest State, and when to give up.
+"""An actor's place in the run: its boot id, its beats, the packer's newest State, when to leave and when to give up.
 
 Every actor but the packer owns one. `latest` never blocks; `wait` returns with the next State or after its timeout.
 """
@@ -16,11 +16,15 @@ from bus.counts import EdgeCounts
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from schemas.errors import PeerRefusedError
-from schemas.messages import Beat, State
+from schemas.messages import ActorPhase, Beat, State
 
 log = structlog.get_logger("membership")
 
 SILENCE_WORTH_SAYING_SECONDS = 10.0
+DRAIN_SECONDS = 20.0
+"""Below the 30 s that Kubernetes leaves between SIGTERM and SIGKILL."""
+FAREWELL_SECONDS = 0.5
+"""For the packer to hear that a peer drains, and for what it had sent before to arrive."""
 
 
 class StartOverError(Exception):
@@ -29,6 +33,40 @@ class StartOverError(Exception):
 
 class PackerSilentError(Exception):
     """The packer has not been heard for `bus.peer_timeout`."""
+
+
+class Drain:
+    """The wish to leave: what is held is finished first, but not for longer than DRAIN_SECONDS.
+
+    Whatever a peer leaves behind is issued or sent again, so leaving early costs time and loses nothing.
+    """
+
+    def __init__(self, seconds: float = DRAIN_SECONDS) -> None:
+        self._seconds = seconds
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """From any thread, and from a signal handler."""
+        if self._began is None:
+            self._began = time.monotonic()
+
+    def __bool__(self) -> bool:
+        return self._began is not None
+
+    @property
+    def phase(self) -> ActorPhase:
+        """What the beat says of it."""
+        return "draining" if self else "running"
+
+    def may_leave(self, *, holds_work: bool) -> bool:
+        """Whether it is time to go."""
+        if self._began is None:
+            return False
+        waited = time.monotonic() - self._began
+        if holds_work and waited > self._seconds:
+            log.warning("leaving with work unfinished; others will do it again", after_seconds=self._seconds)
+            return True
+        return not holds_work and waited > FAREWELL_SECONDS
 
 
 def new_boot_id() -> str:

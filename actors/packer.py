@@ -22,7 +22,7 @@ import structlog
 
 from actors.algorithms.batches import build_batches
 from actors.environments import Environment
-from actors.ledger import Changes, ExampleRef, GroupFacts, Machine, Settings, Step, Store, Verdict
+from actors.ledger import Changes, ExampleRef, GroupFacts, GroupState, Machine, Settings, Step, Store, Verdict
 from actors.membership import new_boot_id
 from actors.record import RunRecord
 from actors.telemetry.metrics import Metrics
@@ -34,12 +34,13 @@ from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from schemas.errors import ProtocolError, RunFailedError
-from schemas.messages import Beat, Message, Policy, ScoredGroup, StepBatch, TrainerBeat
+from schemas.messages import Beat, Message, ObserverState, Policy, ScoredGroup, StepBatch, TrainerBeat
 
 log = structlog.get_logger("packer")
 
 ROUND_SECONDS = 0.25
-LINGER_AFTER_DONE_SECONDS = 30.0
+LINGER_SECONDS = 30.0
+"""How long the packer stays after the end for peers that have not said that they leave."""
 
 
 @dataclass
@@ -87,7 +88,7 @@ class PackerActor:
         started_at: float | None = None,
         lose: Callable[[str], bool] | None = None,
     ) -> None:
-        self._config, self._metrics, self._store = config, metrics, store
+        self._config, self._name, self._metrics, self._store = config, name, metrics, store
         self._train, self._evaluation = train, evaluation
         self._draw, self._curriculum_state = draw, curriculum_state
         self._inflow = _Inflow()
@@ -124,6 +125,7 @@ class PackerActor:
             RunFailedError: the run can't go on.
         """
         self._reading = True
+        self.record.metrics_target = ("packer", self._name, metrics_url)
         self._control.start()
         reader = threading.Thread(target=self._read, name="scored", daemon=True)
         reader.start()
@@ -156,16 +158,53 @@ class PackerActor:
     # --- the round -----------------------------------------------------------------------------------------------
 
     def _rounds(self) -> None:
-        leave_at: float | None = None
-        while not self._draining:
-            self._round(self._inflow.take(ROUND_SECONDS))
-            phase = self._machine.phase
-            if phase in ("done", "failed"):
-                leave_at = leave_at or time.monotonic() + LINGER_AFTER_DONE_SECONDS
-                if self._machine.everybody_left or time.monotonic() > leave_at:
-                    break
+        was_over = self._over
+        try:
+            while not self._draining and not self._over:
+                self._round(self._inflow.take(ROUND_SECONDS))
+            self._see_off(self._config.bus.lease if was_over else 0.0)
+        except ProtocolError as error:
+            self._refuse_everybody(str(error))
+            raise
         if self._machine.failure:
             raise RunFailedError(self._machine.failure)
+
+    @property
+    def _over(self) -> bool:
+        return self._machine.phase in ("done", "failed")
+
+    def _see_off(self, at_least: float) -> None:
+        """Go on until all peers know how the run has ended and have left (P27).
+
+        The packer of a run that was over before it started stays for one lease: others are starting too, and whoever
+        finds it gone waits for it until bus.peer_timeout.
+        """
+        now = time.monotonic()
+        stay_until, leave_at = now + at_least, now + LINGER_SECONDS
+        self._round([])
+        while not self._draining and now < leave_at and (now < stay_until or not self._machine.everybody_left):
+            self._round(self._inflow.take(ROUND_SECONDS))
+            now = time.monotonic()
+
+    def _refuse_everybody(self, reason: str) -> None:
+        """Tell all who beat within two leases why the packer ends, so that they need not wait for bus.peer_timeout.
+
+        The machine is asked for nothing any more: it and the world disagree.
+        """
+        refusal = ObserverState(
+            run=self._machine.run,
+            term=self._machine.term,
+            phase="failed",
+            step=self._machine.trained_step,
+            max_steps=self._machine.settings.max_steps,
+            refusal=reason,
+            progress={},
+        )
+        leave_at = time.monotonic() + 2 * self._config.bus.lease
+        while not self._draining and time.monotonic() < leave_at:
+            for kind, event in self._inflow.take(ROUND_SECONDS):
+                if kind == "beat":
+                    self._control.publish({event[0].encode(): refusal})
 
     def _round(self, events: list[tuple[str, Any]]) -> None:
         now = time.monotonic()
@@ -284,8 +323,8 @@ class PackerActor:
 
     def _eval_groups(self, version: int) -> tuple[int, list[ScoredGroup]]:
         rows = self._machine.groups.rows.values()
-        ordinals = [g.ordinal for g in rows if g.policy and g.policy.version == version and g.state == "settled"]
-        return version, [self._payload(ordinal) for ordinal in sorted(ordinals, reverse=True)]
+        settled = [g for g in rows if g.policy and g.policy.version == version and g.state is GroupState.SETTLED]
+        return version, [self._payload(group.ordinal) for group in sorted(settled, key=lambda g: -g.ordinal)]
 
     def _restore(self) -> None:
         values = self._store.values()

@@ -20,6 +20,7 @@ from actors.ledger.engines import served_version
 from actors.ledger.replies import beats_by_role
 from actors.telemetry.metrics import DROPS, PURPOSES, Metrics
 from actors.telemetry.reporter import Reporter
+from actors.telemetry.targets import Target, TargetsFile
 from schemas.config import RunConfig
 from schemas.messages import Beat, InferenceBeat, ScoredGroup, StepReport, TrainerBeat
 
@@ -52,7 +53,6 @@ class RunRecord:
         self._config, self._store, self._machine, self._metrics = config, store, machine, metrics
         self._reporter, self._load = reporter, load
         self._reports: dict[int, StepReport] = {}
-        self._engine_tokens: dict[str, int] = {}
         self._updates: dict[str, tuple[Any, dict[str, float]]] = {}
         self._update_seconds: dict[str, list[float]] = {}
         self._counted: dict[str, float] = {}
@@ -63,9 +63,13 @@ class RunRecord:
             "times": values.get("times", {"started": started_at or time.time()}),
             "tokens": values.get("tokens", {}),
             "evals": values.get("evals", {}),
+            "engine_tokens": values.get("engine_tokens", {}),
         }
         self._dirty = set(self._values)
-        self.lines = reporter.begin(machine.recorded_step)
+        self.metrics_target: Target = ("packer", "", "")
+        """The packer's own; those of the others are in their beats."""
+        self._targets = TargetsFile(config.output, config.name)
+        self.lines = reporter.begin(machine.recorded_step, [int(version) for version in self._values["evals"]])
 
     def take_values(self) -> dict[str, Any]:
         """What shall be in the next commit."""
@@ -78,8 +82,11 @@ class RunRecord:
             for report in beat.reports:
                 self._reports[report.step] = report
         elif isinstance(beat, InferenceBeat):
-            self._add_tokens("generated", beat.generated_tokens - self._engine_tokens.get(identity, 0))
-            self._engine_tokens[identity] = beat.generated_tokens
+            seen = self._values["engine_tokens"]
+            self._add_tokens("generated", beat.generated_tokens - seen.get(identity, 0))
+            if seen.get(identity) != beat.generated_tokens:
+                seen[identity] = beat.generated_tokens
+                self._dirty.add("engine_tokens")
             update = (beat.policy, beat.update_seconds)
             if beat.update_seconds and self._updates.get(identity) != update:
                 self._updates[identity] = update
@@ -111,10 +118,9 @@ class RunRecord:
         if step.step == 1:
             self._stamp("first_step")
         values = step_values(step.step, groups) | report.values | {"time": now}
-        self._reporter.report_step(step.step, values)
+        self.lines.append(self._reporter.report_step(step.step, values))
         for group in groups[: self._config.telemetry.sample_groups_per_step]:
             self._reporter.report_samples(step.step, group)
-        self.lines.append({"step": step.step} | values)
         self._machine.note_recorded(step.step)
         self._add_tokens("trained", int(values["tokens"]))
         for group in groups:
@@ -158,9 +164,8 @@ class RunRecord:
             if between
             else None,
             "lag_mean": _mean(line["lag_mean"] for line in lines),
-            "lag_max": max(line["lag_max"] for line in lines),
+            "lag_max": max((line["lag_max"] for line in lines), default=None),
             "mismatch_kl": _mean(line["mismatch_kl"] for line in lines),
-            "mismatch_max": max(line["mismatch_max"] for line in lines),
             "ledger": self._ledger("train"),
             "eval_ledger": self._ledger("eval"),
             "weight_update_seconds": self._weight_update_seconds(),
@@ -244,6 +249,8 @@ class RunRecord:
         roles = beats_by_role(machine)
         for role in ("rollout", "reward", "trainer", "inference", "observer"):
             m.set("grpo_packer_peers", len(roles.get(role, [])), actor=role)
+        peers = [(role, beat.name, beat.metrics_url) for role, beats in roles.items() for beat in beats]
+        self._targets.follow([self.metrics_target, *peers])
         if self._store.path != ":memory:":
             m.set("grpo_packer_ledger_bytes", Path(self._store.path).stat().st_size)
 

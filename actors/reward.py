@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from actors.algorithms.advantages import combine_rewards, compute_advantages
-from actors.membership import Membership
+from actors.membership import Drain, Membership
 from actors.rewards.score import NamedReward, RewardError, Scorer
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
@@ -28,6 +28,7 @@ log = structlog.get_logger("reward")
 
 POLL_SECONDS = 0.05
 MAX_STUCK_FUNCTIONS = 16
+"""A call that does not return keeps its thread; with fewer threads than this, so many that none is left."""
 
 
 @dataclass
@@ -72,7 +73,7 @@ class RewardActor:
         self._sending = threading.Lock()
         self._packer: Outbox | None = None
         self._term = -1
-        self._draining = False
+        self._drain = Drain()
         self.membership = Membership(config, RewardBeat, name, lose=lose)
         self._inbox = Inbox("groups", self.membership.addresses, config.bus, name, self.membership.boot_id)
 
@@ -92,14 +93,16 @@ class RewardActor:
                     message = self._inbox.receive(0)
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            for scorer in self._scorers.values():
+                scorer.close()
             self.membership.close()
             self._inbox.close()
             if self._packer is not None:
                 self._packer.close()
 
     def drain(self) -> None:
-        """Be named to rollouts no more; end when all groups have been released. From any thread."""
-        self._draining = True
+        """Be named to rollouts no more; end when all groups have been released, or late. From any thread."""
+        self._drain.begin()
 
     def _follow(self) -> bool:
         """Do what the newest State says; True at the end."""
@@ -112,12 +115,14 @@ class RewardActor:
         self._send_waiting()
         self._report()
         stuck = sum(scorer.num_stuck for scorer in self._scorers.values())
-        if stuck >= MAX_STUCK_FUNCTIONS:
+        if stuck >= min(MAX_STUCK_FUNCTIONS, self._config.reward.max_concurrent_groups):
             raise RuntimeError(
-                f"{stuck} reward calls have not returned after their timeout; this process starts anew to get "
-                "rid of their threads. Give the functions timeouts of their own."
+                f"{stuck} reward calls have not returned within reward.timeout "
+                f"{self._config.reward.timeout:g} s and keep their threads; this process ends, to be started anew. "
+                "Give the functions timeouts of their own."
             )
-        return (state is not None and state.phase == "done") or (self._draining and not self._held)
+        done = state is not None and state.phase == "done"
+        return done or self._drain.may_leave(holds_work=bool(self._held))
 
     def _connect(self, state: RewardState) -> None:
         """Follow the packer to its address of this term."""
@@ -208,5 +213,6 @@ class RewardActor:
         if starting is not None:
             self.membership.start(holds=holds, load=load, failures=failures, **starting)
         else:
-            phase = "draining" if self._draining else "running"
-            self.membership.report(urgent=bool(failures), phase=phase, holds=holds, load=load, failures=failures)
+            self.membership.report(
+                urgent=bool(failures), phase=self._drain.phase, holds=holds, load=load, failures=failures
+            )

@@ -7,7 +7,9 @@ a release or a State that brings a peer. A group is kept until State releases it
 """
 
 import asyncio
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +19,7 @@ import structlog
 
 from actors.engines.client import EngineError, RequestRefusedError, SampledCompletion
 from actors.environments import Environment, Example
-from actors.membership import Membership
+from actors.membership import Drain, Membership
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
 from bus.data import Outbox
@@ -74,6 +76,7 @@ class _Held:
     group: RolloutGroup | None = None
     failure: AttemptFailure | None = None
     sent_to: str | None = None
+    sampled_at: float = 0.0
     sent_at: float = 0.0
     resend_after: float = 0.0
 
@@ -110,10 +113,13 @@ class RolloutActor:
         self._held: dict[Hold, _Held] = {}
         self._peers = _Peers()
         self._outboxes: dict[str, Outbox] = {}
-        self._draining = False
+        self._drain = Drain()
+        self._asked: Counter[str] = Counter()
+        """Completions under way from here, by the engine's boot id: States tell loads of a second ago."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._slots_said = -1
+        self._run = ""
         self.membership = Membership(config, RolloutBeat, name, on_state=self._ring, lose=lose)
 
     @property
@@ -126,8 +132,8 @@ class RolloutActor:
         asyncio.run(self._main(metrics_url))
 
     def drain(self) -> None:
-        """Take no new tickets; end when all groups have been released. From any thread."""
-        self._draining = True
+        """Ask for no more tickets; end when all groups have been released, or late. From any thread."""
+        self._drain.begin()
         self._ring()
 
     async def _main(self, metrics_url: str) -> None:
@@ -154,22 +160,22 @@ class RolloutActor:
         self._wake.clear()
 
     def _ring(self) -> None:
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._wake.set)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed: there is nobody to wake
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     def _follow(self) -> bool:
         """Do what the newest State says; True at the end."""
         state = self.membership.latest()
         if isinstance(state, RolloutState):
-            self._peers = _Peers(state.engines, state.rewards)
+            self._run, self._peers = state.run, _Peers(state.engines, state.rewards)
             self._release(state)
             for ticket in state.tickets:
-                if not self._draining:
-                    self._accept(ticket)
+                self._accept(ticket)
         self._send_groups()
         self._report()
-        return (state is not None and state.phase == "done") or (self._draining and not self._held)
+        done = state is not None and state.phase == "done"
+        return done or self._drain.may_leave(holds_work=bool(self._held))
 
     def _release(self, state: RolloutState) -> None:
         for ordinal, attempt in state.release.tolist():
@@ -185,7 +191,7 @@ class RolloutActor:
 
     def _report(self, starting: dict[str, str] | None = None) -> None:
         sampling = sum(held.task is not None for held in self._held.values())
-        slots = 0 if self._draining else max(0, self._config.rollout.max_concurrent_groups - sampling)
+        slots = 0 if self._drain else max(0, self._config.rollout.max_concurrent_groups - sampling)
         fields = {
             "free_slots": slots,
             "holds": np.array(sorted(self._held), np.int64).reshape(-1, 2),
@@ -195,9 +201,10 @@ class RolloutActor:
         if starting is not None:
             self.membership.start(**fields, **starting)
             return
-        urgent = slots > self._slots_said or bool(fields["failures"])
+        draining = bool(self._drain) and self._slots_said > 0
+        urgent = slots > self._slots_said or draining or bool(fields["failures"])
         self._slots_said = slots
-        self.membership.report(urgent=urgent, phase="draining" if self._draining else "running", **fields)
+        self.membership.report(urgent=urgent, phase=self._drain.phase, **fields)
 
     # --- sampling ------------------------------------------------------------------------------------------------
 
@@ -207,6 +214,7 @@ class RolloutActor:
         try:
             async with asyncio.timeout(timeout):
                 held.group = await self._sample(ticket)
+            held.sampled_at = time.monotonic()
             self._metrics.count("grpo_rollout_groups_total", purpose=ticket.purpose)
             self._metrics.count("grpo_rollout_generated_tokens_total", held.group.token_ids.size)
         except TimeoutError:
@@ -242,7 +250,7 @@ class RolloutActor:
                 f"exceed packer.sequence_len {limit}",
             )
         completions = await self._ask_engines(ticket, prompt_ids)
-        return build_group(self.membership, ticket, example, prompt_ids, completions)
+        return build_group(self._run, self.membership.name, ticket, example, prompt_ids, completions)
 
     def _example(self, ticket: Ticket) -> Example:
         try:
@@ -260,35 +268,41 @@ class RolloutActor:
         return example
 
     async def _ask_engines(self, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
-        """Ask an engine, and after a failure one again, in place (P11)."""
+        """Ask an engine, and after a failure one again, in place (P11).
+
+        The engine that failed is not asked again for one lease: if it has died, State will have forgotten it by then.
+        Asked at once, a dead engine would use up the retries of all groups within a second, and their attempts.
+        """
         last_error: EngineError | None = None
+        shunned: dict[str, float] = {}
         for _ in range(1 + self._config.rollout.completion_retries):
-            engine = await self._choose_engine(ticket)
+            engine = await self._choose_engine(ticket, shunned)
             started = time.monotonic()
+            self._asked[engine.boot_id] += ticket.num_completions
             try:
                 return await self._client.sample(engine, ticket, prompt_ids)
             except RequestRefusedError as error:
                 raise AttemptError("engine", str(error)) from error
             except EngineError as error:
                 last_error = error
+                shunned[engine.boot_id] = time.monotonic() + self._config.bus.lease
                 log.warning("engine failed", ordinal=ticket.ordinal, detail=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
             finally:
+                self._asked[engine.boot_id] -= ticket.num_completions
                 seconds = time.monotonic() - started
                 self._metrics.count("grpo_rollout_wait_seconds_total", seconds, cause="engine_answer")
                 self._metrics.observe("grpo_rollout_request_seconds", seconds)
         raise AttemptError("engine", str(last_error))
 
-    async def _choose_engine(self, ticket: Ticket) -> EnginePeer:
+    async def _choose_engine(self, ticket: Ticket, shunned: Mapping[str, float]) -> EnginePeer:
         """The least loaded engine that may sample this ticket; waits until there is one (P10)."""
         started = time.monotonic()
         while True:
-            fit = [engine for engine in self._peers.engines if may_sample(engine, ticket)]
+            now = time.monotonic()
+            fit = [e for e in self._peers.engines if may_sample(e, ticket) and now >= shunned.get(e.boot_id, 0.0)]
             if fit:
-                self._metrics.count(
-                    "grpo_rollout_wait_seconds_total", time.monotonic() - started, cause="engine_choice"
-                )
-                return min(fit, key=lambda engine: engine.load)
+                self._metrics.count("grpo_rollout_wait_seconds_total", now - started, cause="engine_choice")
+                return min(fit, key=lambda engine: engine.load + self._asked[engine.boot_id])
             await asyncio.sleep(RETRY_SECONDS)
 
     # --- sending -------------------------------------------------------------------------------------------------
@@ -303,10 +317,15 @@ class RolloutActor:
             if held.group is None:
                 continue
             late = held.sent_to is not None and now - held.sent_at > held.resend_after
-            if held.sent_to not in rewards or late:
-                held.sent_to = self._send(held.group, rewards)
-                held.sent_at = now
-                held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
+            if held.sent_to in rewards and not late:
+                continue
+            held.sent_to = self._send(held.group, rewards)
+            if held.sent_to is None:
+                return  # no reward actor has room, so none has it for the next group
+            if not held.sent_at:
+                self._metrics.count("grpo_rollout_wait_seconds_total", now - held.sampled_at, cause="reward_choice")
+            held.sent_at = now
+            held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
 
     def _send(self, group: RolloutGroup, rewards: dict[str, RewardPeer]) -> str | None:
         """Identity of the reward actor that took it, the least loaded one with room; None when none has."""
@@ -329,7 +348,8 @@ def may_sample(engine: EnginePeer, ticket: Ticket) -> bool:
 
 
 def build_group(
-    membership: Membership,
+    run: str,
+    sender: str,
     ticket: Ticket,
     example: Example,
     prompt_ids: list[int],
@@ -352,10 +372,9 @@ def build_group(
         if start < len(c.token_ids)
     ]
     tokens = np.concatenate([np.asarray(c.token_ids, np.int32) for c in completions])
-    state = membership.latest()
     return RolloutGroup(
-        run=state.run if state else "",
-        sender=membership.name,
+        run=run,
+        sender=sender,
         ordinal=ticket.ordinal,
         attempt=ticket.attempt,
         purpose=ticket.purpose,

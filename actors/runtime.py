@@ -1,12 +1,14 @@
 """One process, one actor: signals, logging, the metrics server, exit codes. Nothing else in the code touches these.
 
 Exit codes: 0 done or drained; 2 the configuration is wrong; 3 the run can't go on, starting again would not help;
-75 start me again (the gang was told to, or the packer serves another run); 1 anything else.
+75 start me again (the gang was told to, or the packer serves another run); 1 anything else. SIGTERM and SIGINT drain;
+the second one ends the process at once with 128 + its number.
 """
 
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 from types import FrameType
@@ -24,6 +26,9 @@ from schemas.errors import ConfigError, PeerRefusedError, ProtocolError, RunFail
 
 log = structlog.get_logger("runtime")
 
+OWN_THREADS = ("control", "scored", "batches", "http")
+"""Names of threads without which an actor can't work begin so. Threads of user code may die as they please."""
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_START_OVER = 0, 1, 2, 3, 75
 
 
@@ -43,6 +48,7 @@ def run_actor(
     bind_everywhere(actor=kind, name=name)
     if parent is not None:
         die_with(parent)
+    threading.excepthook = _end_with_thread
     metrics = Metrics(next(actor for actor in ACTORS if actor == kind))
     try:
         actor = MAKERS[kind](config, name, metrics, started_at=started_at)
@@ -77,6 +83,15 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
+    """An actor whose bus thread has died would wait for ever: it ends, and is started again."""
+    name = failure.thread.name if failure.thread else ""
+    error = failure.exc_value or failure.exc_type()
+    log.error("thread failed", thread=name, exc_info=(failure.exc_type, error, failure.exc_traceback))
+    if name.startswith(OWN_THREADS):
+        leave(EXIT_ERROR)
+
+
 def _drain_on_signals(actor: Actor) -> None:
     """The first SIGTERM or SIGINT drains, the second one ends at once."""
     seen = threading.Event()
@@ -106,7 +121,8 @@ def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[W
                 )
             ]
         ) from error
-    return server, f"http://{host}:{server.server_port}/metrics"
+    reached_at = (config.bus.advertise_host or socket.gethostname()) if host in WILDCARDS else host
+    return server, f"http://{reached_at}:{server.server_port}/metrics"
 
 
 def die_with(parent: int) -> None:

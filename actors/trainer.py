@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 
 from actors.ledger.witness import START, next_chain
-from actors.membership import Membership, StartOverError
+from actors.membership import Drain, Membership, StartOverError
 from actors.policy.checkpoints import CheckpointFolder
 from actors.policy.learner import Learner
 from actors.telemetry.logs import bind_everywhere
@@ -35,15 +35,21 @@ POLL_SECONDS = 0.5
 
 
 class _Batches:
-    """The batches that have come, read by a thread of its own; only those of the live incarnation and rank count."""
+    """The batches that have come, read by a thread of its own; only those of the live incarnation and rank count.
 
-    def __init__(self, inbox: Inbox, rank: int) -> None:
-        self._inbox, self._rank = inbox, rank
+    `on_arrival` is told the steps whose batch is here; it runs in that thread.
+    """
+
+    def __init__(self, inbox: Inbox, rank: int, on_arrival: Callable[[list[int]], None]) -> None:
+        self._inbox, self._rank, self._on_arrival = inbox, rank, on_arrival
         self._by_step: dict[int, StepBatch] = {}
         self._arrived = threading.Condition()
         self._incarnation = -1
         self._stopping = False
         self._thread = threading.Thread(target=self._read, name="batches", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
         self._thread.start()
 
     def accept(self, incarnation: int) -> None:
@@ -69,7 +75,8 @@ class _Batches:
     def close(self) -> None:
         """End the thread."""
         self._stopping = True
-        self._thread.join(2.0)
+        if self._thread.is_alive():
+            self._thread.join(2.0)
         self._inbox.close()
 
     def _read(self) -> None:
@@ -77,9 +84,11 @@ class _Batches:
             message = self._inbox.receive(0.2)
             if isinstance(message, StepBatch) and message.rank == self._rank:
                 with self._arrived:
-                    if message.incarnation == self._incarnation:
-                        self._by_step[message.step] = message
-                        self._arrived.notify_all()
+                    if message.incarnation != self._incarnation:
+                        continue
+                    self._by_step[message.step] = message
+                    self._arrived.notify_all()
+                self._on_arrival(self.steps)
 
 
 class TrainerActor:
@@ -106,8 +115,8 @@ class TrainerActor:
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
         self.membership = Membership(config, TrainerBeat, name, lose=lose)
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
-        self._batches = _Batches(self._inbox, rank)
-        self._draining = False
+        self._batches = _Batches(self._inbox, rank, self._say_received)
+        self._drain = Drain()
         self._reports: list[StepReport] = []
         self._chain, self._saved_step, self._witnessed = START, 0, list[dict[str, Any]]()
         self._incarnation = self._lineage = 0
@@ -131,6 +140,7 @@ class TrainerActor:
             reports=[],
             received=np.zeros(0, np.int64),
         )
+        self._batches.start()
         try:
             self._train()
         finally:
@@ -139,7 +149,11 @@ class TrainerActor:
 
     def drain(self) -> None:
         """End after the step under way, with a checkpoint. From any thread."""
-        self._draining = True
+        self._drain.begin()
+
+    def _say_received(self, steps: list[int]) -> None:
+        """So that the packer does not send again what is here, however long the step under way takes."""
+        self.membership.report(urgent=False, received=np.array(steps, np.int64))
 
     def _train(self) -> None:
         learner = self._make_learner()
@@ -154,7 +168,7 @@ class TrainerActor:
             self._step(learner, batch, waited)
         if self._saved_step < self._last_step:
             self._save(learner)
-        while not self._draining and not self._done():
+        while not self._drain and not self._done():
             self.membership.wait(POLL_SECONDS)
 
     @property
@@ -165,13 +179,13 @@ class TrainerActor:
         """Wait for the gang's incarnation and go to its checkpoint; returns the first step, None when drained."""
         state = self._state()
         while not (state and state.run):
-            if self._draining:
+            if self._drain:
                 return None
             self.membership.wait(POLL_SECONDS)
             state = self._state()
         self.membership.report(checkpoints=self._checkpoints.good(state.run), phase="running")
         while state is None or state.order not in ("run", "finish") or state.incarnation == 0:
-            if self._draining:
+            if self._drain:
                 return None
             self.membership.wait(POLL_SECONDS)
             state = self._state()
@@ -190,7 +204,7 @@ class TrainerActor:
         while True:
             batch = self._batches.take(step, POLL_SECONDS)
             self._state()
-            if self._draining:
+            if self._drain:
                 return None, 0.0
             if batch is not None:
                 waited = time.monotonic() - started
@@ -199,7 +213,6 @@ class TrainerActor:
 
     def _step(self, learner: Learner, batch: StepBatch, waited: float) -> None:
         bind_everywhere(step=batch.step)
-        self.membership.report(urgent=False, received=np.array(self._batches.steps, np.int64))
         values = learner.step(batch)
         digests, dropped = batch.digests, batch.dropped
         self._chain = next_chain(self._chain, batch.step, batch.ordinals.tolist(), dropped, digests)
@@ -212,18 +225,15 @@ class TrainerActor:
             }
         )
         values |= {"seconds_wait_batch": waited} | self._publish(learner, batch.step)
+        # said before the checkpoint is written: engines need not wait for the disk
+        self.membership.report(next_step=batch.step + 1, published=self._publisher.published())
         if (
             batch.step % self._config.trainer.checkpoint.every_steps == 0
             or batch.step == self._config.trainer.max_steps
         ):
             values["seconds_checkpoint"] = self._save(learner)
         self._reports.append(StepReport(step=batch.step, values=values))
-        self.membership.report(
-            next_step=batch.step + 1,
-            reports=list(self._reports),
-            published=self._publisher.published(),
-            received=np.array(self._batches.steps, np.int64),
-        )
+        self.membership.report(reports=list(self._reports))
         self._show(batch, values)
 
     def _publish(self, learner: Learner, version: int) -> dict[str, float]:

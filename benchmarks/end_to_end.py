@@ -4,7 +4,7 @@ The plain loop is what one writes first: `generate`, score, forward and backward
 has all cores to itself in each phase. Ours runs `actors up` with its default of threads. The figure is the ratio of
 completions trained per second; the machine's absolute speed falls out.
 
-    python benchmarks/end_to_end.py [--steps 60] [--rounds 2] [--json PATH]
+    python -m benchmarks.end_to_end [--steps 60] [--rounds 2] [--json PATH]
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from machine import write_results
+from benchmarks.machine import publish
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "examples" / "quickstart"
@@ -44,11 +44,11 @@ def main() -> None:
             rows.append(
                 {"round": number, "plain": round(plain, 1), "ours": round(ours, 1), "ratio": round(ours / plain, 2)}
             )
-    write_results("completions trained per second", rows, arguments.json)
+    publish({"completions_per_second": rows}, rows, arguments.json)
 
 
 def _plain(model: Path, steps: int) -> float:
-    command = [sys.executable, __file__, "--plain", model, "--steps", str(steps)]
+    command = [sys.executable, "-m", "benchmarks.end_to_end", "--plain", model, "--steps", str(steps)]
     output = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
     return float(json.loads(output.splitlines()[-1]))
 

@@ -1,6 +1,6 @@
 """How close `actors.algorithms.packing.pack` comes to its bound, and how fast, beside plain first-fit-decreasing.
 
-    python benchmarks/packing.py [--json PATH]
+    python -m benchmarks.packing [--json PATH]
 
 Generator: 200 cases from one stream, numpy.random.default_rng(0), 50 for each median in (1000, 4000) and n in (128,
 2048), in this order. Lengths are lognormal with sigma 1, cut to integers and clipped to [1, 16384], the capacity. `gap`
@@ -8,18 +8,14 @@ is the number of micro-batches above `lower_bound`; for 8 ranks the bound is rou
 taken from five further draws of 10 000 samples for each median. One process, one thread.
 """
 
-import argparse
-import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from actors.algorithms.packing import lower_bound, pack
+from benchmarks.machine import finish
 
 CAPACITY = 16384
 MEDIANS, SIZES = (1000, 4000), (128, 2048)
@@ -96,15 +92,17 @@ def combination(rng: np.random.Generator, large: list[list[int]], median: int, n
     }
 
 
-def run() -> list[dict[str, Any]]:
+def measure_all() -> dict[str, Any]:
     """Measure all combinations."""
     rng, large_rng = np.random.default_rng(0), np.random.default_rng(1)
     large = {median: [draw(large_rng, median, LARGE) for _ in range(LARGE_CASES)] for median in MEDIANS}
-    return [combination(rng, large[median], median, n) for median in MEDIANS for n in SIZES]
+    results = [combination(rng, large[median], median, n) for median in MEDIANS for n in SIZES]
+    return {"capacity": CAPACITY, "results": results}
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(measured: dict[str, Any]) -> str:
     """Format the results, one line for each combination and packer."""
+    results = measured["results"]
     lines = ["median     n  cases  packer  meets  8 ranks   gap mean  worst     ms mean   worst   10k ms   worst"]
     for r in results:
         for name, key in (("pack", "pack"), ("FFD", "first_fit_decreasing")):
@@ -121,26 +119,5 @@ def table(results: list[dict[str, Any]]) -> str:
     )
 
 
-def machine() -> dict[str, Any]:
-    """Describe where this runs."""
-    return {
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
-def main() -> None:
-    """Print the table and write the JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the results and the machine there")
-    path = parser.parse_args().json
-    results = run()
-    print(table(results))
-    if path is not None:
-        path.write_text(json.dumps({"machine": machine(), "capacity": CAPACITY, "results": results}, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    finish(__doc__, measure_all, table)

@@ -1,47 +1,49 @@
 """Messages to frames and back.
 
-Frame 0 is msgpack `[kind, version, header]`; the header is a map of the plain fields, with `"%"` listing the arrays in
-order as `[name, dtype, shape]`. Each array is one raw frame after it. Receiving copies nothing: arrays are views of
-the frames, so they live as long as the message does and are read-only.
+Frame 0 is msgpack `[kind, version, header]`; the header is a map of the plain fields, with `"%"` holding `[layout,
+sizes]`: the name, dtype and axes of each array, and how long each axis is. Each array is one raw frame after it.
+Receiving copies nothing: arrays are views of the frames, so they live as long as the message does and are read-only.
 
 What arrives is not trusted: sizes are bounded before anything is parsed, types are checked by the declared message, and
 whatever is wrong becomes one `DecodeError` with a countable reason. Nothing is ever unpickled.
 """
 
-import math
-from collections.abc import Sequence
+import reprlib
+import threading
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from typing_extensions import Buffer
 
+from schemas.arrays import ArrayLayout
 from schemas.errors import DecodeError
-from schemas.messages import MESSAGE_TYPES, Message, array_specs
+from schemas.messages import MESSAGE_TYPES, Frozen, Message
+from schemas.messages.base import AXES_AGREE
 
 ARRAYS_KEY = "%"
 MAX_HEADER_BYTES = 16 << 20
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_FRAMES = 32
+COPIED_BYTES = 4096
+"""Up to here a copy of an array is cheaper than a view of it."""
 
-Frame = Buffer
+Frame = Sized
+"""A flat buffer whose length is its number of bytes: `bytes`, a memoryview of bytes, `zmq.Frame`."""
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
-    """Frames of a message; array frames share memory with the message, so it must not change until they are sent."""
-    specs = array_specs(type(message))
-    values = message.__dict__
-    described = []
+    """Frames of a message; large arrays share memory with it, so it must not change until they are sent."""
+    header, layout = message.__dict__.copy(), message.layout
+    header[ARRAYS_KEY] = (layout.text, layout.sizes(header))
     frames: list[bytes | memoryview] = [b""]
-    for name in specs:
-        array = np.ascontiguousarray(values[name])
-        described.append((name, array.dtype.str, array.shape))
-        frames.append(array.data if array.size else b"")
-    header = message.model_dump(exclude=specs.keys()) if specs else message.model_dump()  # type: ignore[arg-type]
-    header[ARRAYS_KEY] = described
-    frames[0] = msgpack.packb([message.kind, message.version, header], use_bin_type=True)
+    for name in layout.specs:
+        array = header.pop(name)
+        small = array.nbytes <= COPIED_BYTES
+        frames.append(array.tobytes() if small else np.ascontiguousarray(array).data.cast("B"))
+    frames[0] = _local.packer.pack((message.kind, message.version, header))
     return frames
 
 
@@ -51,15 +53,14 @@ def decode(frames: Sequence[Frame]) -> Message:
     Raises:
         DecodeError: whatever is wrong with them; no other exception leaves this function.
     """
+    size = num_bytes(frames)  # before anything is parsed
+    if size > MAX_MESSAGE_BYTES:
+        raise DecodeError("oversize", f"{size} bytes, allowed are {MAX_MESSAGE_BYTES}")
     message_type, header = _open_header(frames)
-    described = header.pop(ARRAYS_KEY, None)
-    specs = array_specs(message_type)
-    if not isinstance(described, list) or len(described) != len(specs) or len(frames) != len(specs) + 1:
-        raise DecodeError("bad_array", f"{message_type.kind} has {len(specs)} arrays, got {len(frames) - 1} frames")
-    for (name, spec), description, frame in zip(specs.items(), described, frames[1:], strict=True):
-        header[name] = _open_array(name, spec.dtype, description, frame)
+    header |= _open_arrays(message_type.layout, header.pop(ARRAYS_KEY, None), frames[1:])
     try:
-        return message_type.model_validate(header)
+        message: Message = message_type.__pydantic_validator__.validate_python(header, context=AXES_AGREE)
+        return message
     except ValidationError as error:
         raise DecodeError("bad_header", _first_problem(error)) from None
     except (TypeError, OverflowError, RecursionError) as error:
@@ -68,17 +69,33 @@ def decode(frames: Sequence[Frame]) -> Message:
 
 def num_bytes(frames: Sequence[Frame]) -> int:
     """Bytes of all frames."""
-    return sum(memoryview(frame).nbytes for frame in frames)
+    return sum(map(len, frames))
+
+
+class _Local(threading.local):
+    """A packer per thread: reusing one saves a buffer of 256 KiB a message, sharing one is not safe."""
+
+    def __init__(self) -> None:
+        self.packer = msgpack.Packer(default=_fields_of, unicode_errors="surrogatepass")
+
+
+def _fields_of(value: object) -> dict[str, Any]:
+    """The fields of a value inside a header (policies, tickets)."""
+    if isinstance(value, Frozen):
+        return value.__dict__
+    raise TypeError(f"a {type(value).__name__} can't be sent: {value!r:.80}")
+
+
+_local = _Local()
 
 
 def _open_header(frames: Sequence[Frame]) -> tuple[type[Message], dict[str, Any]]:
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise DecodeError("malformed", f"{len(frames)} frames, allowed are 1 to {MAX_FRAMES}")
-    size = num_bytes(frames)
-    if size > MAX_MESSAGE_BYTES or memoryview(frames[0]).nbytes > MAX_HEADER_BYTES:
-        raise DecodeError("oversize", f"{size} bytes, allowed are {MAX_MESSAGE_BYTES} (header {MAX_HEADER_BYTES})")
+    if len(frames[0]) > MAX_HEADER_BYTES:
+        raise DecodeError("oversize", f"a header of {len(frames[0])} bytes, allowed are {MAX_HEADER_BYTES}")
     try:
-        opened = msgpack.unpackb(frames[0], raw=False, strict_map_key=True)
+        opened = msgpack.unpackb(frames[0], unicode_errors="surrogatepass")
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise DecodeError("malformed", f"frame 0 is not msgpack: {error}") from None
     if not isinstance(opened, list) or len(opened) != 3 or not isinstance(opened[2], dict):
@@ -86,29 +103,21 @@ def _open_header(frames: Sequence[Frame]) -> tuple[type[Message], dict[str, Any]
     kind, version, header = opened
     message_type = MESSAGE_TYPES.get(kind) if isinstance(kind, str) else None
     if message_type is None:
-        raise DecodeError("unknown_kind", f"{kind!r:.60}")
+        raise DecodeError("unknown_kind", reprlib.repr(kind))
     if version != message_type.version:
         raise DecodeError(
-            "unknown_version", f"{kind} version {version!r:.20}, this build speaks {message_type.version}"
+            "unknown_version", f"{kind} {reprlib.repr(version)}, this build speaks {message_type.version}"
         )
     return message_type, header
 
 
-def _open_array(name: str, dtype: np.dtype[Any], description: Any, frame: Frame) -> NDArray[Any]:
-    """A view of the frame with the shape that the header says, if name, dtype and size are right."""
+def _open_arrays(layout: ArrayLayout, description: Any, frames: Sequence[Frame]) -> dict[str, NDArray[Any]]:
+    if not isinstance(description, list) or len(description) != 2 or description[0] != layout.text:
+        raise DecodeError("bad_array", f"expected the arrays {layout.text!r}, got {reprlib.repr(description)}")
     try:
-        sent_name, sent_dtype, shape = description
-        good = sent_name == name and sent_dtype == dtype.str and all(type(n) is int and n >= 0 for n in shape)
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise DecodeError("bad_array", f"expected {name} {dtype.str}, got {description!r:.80}")
-    buffer = memoryview(frame)
-    if math.prod(shape) * dtype.itemsize != buffer.nbytes:
-        raise DecodeError("bad_array", f"{name}: shape {shape} of {dtype.str} does not fit {buffer.nbytes} bytes")
-    array = np.frombuffer(buffer, dtype) if len(shape) == 1 else np.frombuffer(buffer, dtype).reshape(shape)
-    array.flags.writeable = False
-    return array
+        return layout.open(description[1], frames)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DecodeError("bad_array", f"{error}"[:300]) from None
 
 
 def _first_problem(error: ValidationError) -> str:

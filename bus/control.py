@@ -17,21 +17,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 import zmq
 
 from bus import codec
 from bus.counts import EdgeCounts
+from bus.sockets import drop, peer_of, send_frames, waiting
 from bus.topology import CONTROL_HWM, milliseconds, prepare
 from schemas.errors import DecodeError
 from schemas.messages import Beat, State, fingerprint
-
-log = structlog.get_logger("bus.control")
 
 MAX_CONTROL_BYTES = 16 << 20
 BEATS_PER_SECOND = 10.0
 BEAT_BURST = 10.0
 PUSH_INTERVAL_SECONDS = 0.02
+LAST_WORDS_MILLISECONDS = 200
+"""How long a closed socket tries to deliver the last beat or State."""
+AT_ONCE = 1000
+"""Messages read before anything else gets its turn, however many come."""
 
 Lossy = Callable[[str], bool]
 """For tests: given the kind of a message about to be sent, whether to lose it."""
@@ -125,6 +127,8 @@ class ControlClient:
         self._bell.ring()
         if self._thread.is_alive():
             self._thread.join(2.0)
+        elif not self._thread.ident:
+            self._close_sockets()  # it has never begun
 
     def _loop(self) -> None:
         poller = zmq.Poller()
@@ -138,7 +142,10 @@ class ControlClient:
             if self._socket in ready:
                 self._read_states()
         self._beat()
-        self._socket.close(linger=200)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._socket.close(linger=LAST_WORDS_MILLISECONDS)
         self._bell.close()
 
     def _seconds_to_next_beat(self) -> float:
@@ -170,21 +177,19 @@ class ControlClient:
         if self._lose(beat.kind):
             return
         try:
-            self._socket.send_multipart(codec.encode(beat), zmq.NOBLOCK)
+            send_frames(self._socket, codec.encode(beat))
         except zmq.Again:
             return  # the packer is away and the queue is full: the next beat says the same
 
     def _read_states(self) -> None:
         newest: State | None = None
-        while self._socket.poll(0):
-            frames = self._socket.recv_multipart(copy=False)
+        for frames in waiting(self._socket, AT_ONCE):
             try:
-                message = codec.decode([frame.buffer for frame in frames])
+                message = codec.decode(frames)
             except DecodeError as error:
-                self.counts.dropped[error.reason] += 1
-                log.warning("state dropped", peer="packer", reason=error.reason, detail=str(error))
+                drop(self.counts, error, "packer")
                 continue
-            self.counts.add(sum(len(frame) for frame in frames))
+            self.counts.add(codec.num_bytes(frames))
             if isinstance(message, State):
                 newest = message
         if newest is not None:
@@ -227,11 +232,13 @@ class ControlServer:
             self._bell.ring()
 
     def close(self) -> None:
-        """End the thread. May be called again."""
+        """Send what is due and end the thread. May be called again."""
         self._stopping = True
         self._bell.ring()
         if self._thread.is_alive():
             self._thread.join(2.0)
+        elif not self._thread.ident:
+            self._close_sockets()  # it has never begun
 
     def _loop(self) -> None:
         poller = zmq.Poller()
@@ -246,9 +253,12 @@ class ControlServer:
                 self._read_beats()
             self._push_due()
         self._take_published()
-        for identity in self._to_push:
+        for identity in list(self._to_push):
             self._send(identity)
-        self._socket.close(linger=200)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._socket.close(linger=LAST_WORDS_MILLISECONDS)
         self._bell.close()
 
     def _seconds_to_next_push(self) -> float:
@@ -274,17 +284,15 @@ class ControlServer:
                 self._to_push.add(identity)
 
     def _read_beats(self) -> None:
-        while self._socket.poll(0):
-            frames = self._socket.recv_multipart(copy=False)
-            identity = bytes(frames[0].buffer)
+        for frames in waiting(self._socket, AT_ONCE):
             try:
-                message = codec.decode([frame.buffer for frame in frames[1:]])
+                message = codec.decode(frames[1:])
             except DecodeError as error:
-                self.counts.dropped[error.reason] += 1
-                log.warning("beat dropped", peer=repr(identity[:64]), reason=error.reason, detail=str(error))
+                drop(self.counts, error, peer_of(frames[0]))
                 continue
-            self.counts.add(sum(len(frame) for frame in frames))
+            self.counts.add(codec.num_bytes(frames))
             if isinstance(message, Beat):
+                identity = frames[0].bytes
                 self._on_beat(identity, message)
                 self._send(identity)
 
@@ -300,6 +308,6 @@ class ControlServer:
         if latest is None or self._lose(latest[0]):
             return
         try:
-            self._socket.send_multipart([identity, *latest[1]], zmq.NOBLOCK)
+            send_frames(self._socket, [identity, *latest[1]])
         except zmq.ZMQError:
             return  # the peer is gone or its queue full: the next State says the same

@@ -15,6 +15,7 @@ class EdgeCounts:
     num_bytes: int = 0
     blocked_seconds: float = 0.0
     dropped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(DecodeError.REASONS, 0)))
+    next_drop_log: float = 0.0
 
     def add(self, size: int) -> None:
         """One message of `size` bytes."""

@@ -10,21 +10,16 @@ On the wire a message has the sender's name in front, so that a bad frame can be
 
 import threading
 import time
-from collections.abc import Sequence
 
-import structlog
 import zmq
 
 from bus import codec
 from bus.counts import EdgeCounts
+from bus.sockets import drop, peer_of, receive_frames, send_frames
 from bus.topology import Addresses, milliseconds, prepare
 from schemas.config.services import BusConfig
 from schemas.errors import DecodeError
 from schemas.messages import Message
-
-log = structlog.get_logger("bus")
-
-DROP_LOG_INTERVAL_SECONDS = 5.0
 
 
 class Inbox:
@@ -39,54 +34,30 @@ class Inbox:
         self.address = addresses.advertised(bound)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._next_drop_log = 0.0
 
     def receive(self, timeout: float) -> Message | None:
         """The next good message, or None after `timeout` seconds; bad frames are counted, logged and dropped."""
         deadline = time.monotonic() + timeout
         while True:
-            remaining = max(0.0, deadline - time.monotonic())
-            if not self._poller.poll(milliseconds(remaining)):
-                return None
-            message = self._read()
-            if message is not None:
-                return message
+            try:
+                frames = receive_frames(self._socket)
+            except zmq.Again:
+                if not self._poller.poll(milliseconds(deadline - time.monotonic())):
+                    return None
+                continue
+            try:
+                message = codec.decode(frames[1:])
+            except DecodeError as error:
+                drop(self.counts, error, peer_of(frames[0]))
+                if time.monotonic() >= deadline:
+                    return None
+                continue
+            self.counts.add(codec.num_bytes(frames))
+            return message
 
     def close(self) -> None:
         """Stop receiving; what is queued is dropped and will be sent again."""
         self._socket.close()
-
-    def _read(self) -> Message | None:
-        frames: list[zmq.Frame] = self._socket.recv_multipart(copy=False)
-        try:
-            message = codec.decode([frame.buffer for frame in frames[1:]])
-        except DecodeError as error:
-            self._drop(error, frames)
-            return None
-        self.counts.add(sum(len(frame) for frame in frames))
-        return message
-
-    def _drop(self, error: DecodeError, frames: Sequence[zmq.Frame]) -> None:
-        self.counts.dropped[error.reason] += 1
-        if time.monotonic() >= self._next_drop_log:
-            self._next_drop_log = time.monotonic() + DROP_LOG_INTERVAL_SECONDS
-            log.warning(
-                "frame dropped",
-                edge=self.counts.edge,
-                peer=peer_of(frames),
-                reason=error.reason,
-                detail=str(error),
-                dropped=sum(self.counts.dropped.values()),
-            )
-
-
-def peer_of(frames: Sequence[zmq.Frame]) -> str:
-    """Who sent these frames, as far as they tell: the name in front, and the address that the transport knows."""
-    name = bytes(frames[0].buffer[:64]).decode("ascii", "backslashreplace")
-    try:
-        return f"{name} at {frames[0].get('Peer-Address')}"
-    except zmq.ZMQError:
-        return name
 
 
 class Outbox:
@@ -106,7 +77,7 @@ class Outbox:
         frames = [self._sender, *codec.encode(message)]
         with self._lock:
             try:
-                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                send_frames(self._socket, frames)
             except zmq.Again:
                 return False
         self.counts.add(codec.num_bytes(frames))

@@ -4,9 +4,9 @@ Only the packer's control address is configured (P0). Every other address is mad
 travels in its beats, so peers join, leave and move while the run goes on.
 """
 
-import getpass
 import hashlib
 import math
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +52,6 @@ class Addresses:
         self._bus = config.bus
         self._tag = hashlib.sha256(str(config.output).encode()).hexdigest()[:10]
         self.transport = self._bus.control.partition(":")[0]
-        if self.transport not in ("ipc", "inproc", "tcp"):
-            raise ConfigError([f"bus.control: must be 'ipc' or 'tcp://host:port', got {self._bus.control!r}"])
-        if self.transport == "tcp":
-            self._refuse_plaintext_beyond_loopback()
 
     @property
     def control(self) -> str:
@@ -77,31 +73,23 @@ class Addresses:
     def _local(self, name: str) -> str:
         if self.transport == "inproc":
             return f"inproc://{self._tag}/{name}"
-        folder = Path(tempfile.gettempdir()) / f"grpo-actors-{getpass.getuser()}" / self._tag
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = Path(tempfile.gettempdir()) / f"grpo-actors-{os.getuid()}" / self._tag
         path = str(folder / name)
-        if len(path) > MAX_IPC_PATH:
+        if len(path.encode()) > MAX_IPC_PATH:
             raise ConfigError(
                 [f"bus.control: the socket path {path} is longer than {MAX_IPC_PATH} bytes; set TMPDIR shorter"]
             )
+        _make_private(folder.parent)
+        _make_private(folder)
         return f"ipc://{path}"
 
-    def _refuse_plaintext_beyond_loopback(self) -> None:
-        control_host = self._bus.control.removeprefix("tcp://").rpartition(":")[0]
-        for key, host in (("bus.control", control_host), ("bus.host", self._bus.host)):
-            if not _is_loopback(host) and not self._bus.allow_plaintext:
-                raise ConfigError(
-                    [
-                        (
-                            f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; bind to "
-                            "127.0.0.1, or set bus.allow_plaintext: true on a network that only you can reach"
-                        )
-                    ]
-                )
 
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "[::1]", "::1") or host.startswith("127.")
+def _make_private(folder: Path) -> None:
+    """Make a folder that nobody else can enter: on one host it is the lock of the bus."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise ConfigError([f"bus.control: {folder} belongs to another user; set TMPDIR to a folder of yours"])
+    folder.chmod(0o700)
 
 
 def describe(config: RunConfig) -> str:

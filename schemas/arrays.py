@@ -7,6 +7,8 @@ the same length everywhere in one message; `ArrayLayout.check` holds a message t
 """
 
 import operator
+import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -47,17 +49,50 @@ def _parse_axis(axis: str) -> tuple[str | None, int]:
 
 
 class ArrayLayout:
-    """The array fields of one message type in wire order, prepared so that checking them costs about 2 µs a message.
+    """The array fields of one message type in wire order, and how their lengths hang together.
 
-    `text` names every array with its dtype. It travels with each message, so that a peer whose arrays differ is
-    refused by one comparison: `prompt_ids:<i4 completion_offsets:<i8 …`.
+    Two fields `offsets: ("G+1",)` and `rewards: ("F", "G")` have the sizes G and F, in order of first appearance. Sizes
+    are all that a receiver must be told: [16, 2] means shapes (17,) and (2, 16). `text` says the rest, the same for
+    all messages of the type: `offsets:<i8[G+1] rewards:<f8[F,G]`.
     """
 
     def __init__(self, specs: dict[str, ArraySpec]) -> None:
         self.specs = specs
-        self.text = " ".join(f"{name}:{spec.dtype_name}" for name, spec in specs.items())
-        self.dtypes = tuple((name, spec.dtype) for name, spec in specs.items())
-        self._plan = tuple((name, spec.dtype, len(spec.axes), spec.plan) for name, spec in specs.items())
+        self.text = " ".join(f"{name}:{spec.dtype_name}[{','.join(spec.axes)}]" for name, spec in specs.items())
+        axes = [(name, i, *axis) for name, spec in specs.items() for i, axis in enumerate(spec.plan)]
+        self._sizes = list(dict.fromkeys(axis for _, _, axis, _ in axes if axis is not None))
+        first_use = {axis: (name, i, constant) for name, i, axis, constant in reversed(axes)}
+        self._first_uses = [first_use[axis] for axis in self._sizes]
+        # `open` has the sizes as a list with a 0 behind it, where axes without a name find theirs.
+        places = {axis: place for place, axis in enumerate([*self._sizes, None])}
+        plans = {name: [(places[axis], constant) for axis, constant in spec.plan] for name, spec in specs.items()}
+        self._dtypes = [(name, spec.dtype) for name, spec in specs.items()]
+        self._vectors = [(name, *plan[0]) for name, plan in plans.items() if len(plan) == 1]
+        self._tables = [(name, plan) for name, plan in plans.items() if len(plan) > 1]
+
+    def sizes(self, values: dict[str, Any]) -> list[int]:
+        """The sizes of arrays that have been checked."""
+        return [values[name].shape[i] - constant for name, i, constant in self._first_uses]
+
+    def open(self, sizes: list[int], buffers: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        """Read-only views of flat byte buffers as the declared arrays; all that `check` demands holds by construction.
+
+        Raises:
+            ValueError, TypeError: sizes and buffers do not fit the layout or each other.
+        """
+        if len(sizes) != len(self._sizes) or min(sizes, default=0) < 0:
+            raise ValueError(f"sizes {reprlib.repr(sizes)} for the arrays {self.text!r}")
+        arrays = {}
+        for (name, dtype), buffer in zip(self._dtypes, buffers, strict=True):
+            array = arrays[name] = np.frombuffer(buffer, dtype)
+            array.setflags(False)  # type: ignore[call-arg]  # by keyword it takes twice as long
+        lengths = [*sizes, 0]
+        for name, place, constant in self._vectors:
+            if len(arrays[name]) != lengths[place] + constant:
+                raise ValueError(f"{name}: {len(arrays[name])} elements, its size is {lengths[place] + constant}")
+        for name, plan in self._tables:
+            arrays[name] = arrays[name].reshape([lengths[place] + constant for place, constant in plan])
+        return arrays
 
     def check(self, values: dict[str, Any]) -> None:
         """Hold arrays to their specs: dtype, number of axes, and equal lengths for equal axis names.
@@ -65,44 +100,48 @@ class ArrayLayout:
         Raises:
             ValueError: names the field, what it has and what is declared.
         """
-        lengths: dict[str | None, int] = {None: 0}  # an axis of constant length c is the axis None plus c
-        for name, dtype, num_axes, plan in self._plan:
+        sizes: dict[str | None, int] = {None: 0}
+        for name, spec in self.specs.items():
             array = values[name]
-            if array.dtype is not dtype and array.dtype != dtype:
-                raise ValueError(f"{name}: dtype {array.dtype.str}, declared {dtype.str}")
-            shape = array.shape
-            if len(shape) != num_axes:
-                raise ValueError(f"{name}: shape {shape}, declared axes {self.specs[name].axes}")
-            for length, (axis, constant) in zip(shape, plan, strict=True):
-                if length < constant or lengths.setdefault(axis, length - constant) != length - constant:
-                    raise ValueError(self._wrong_length(name, shape, lengths))
-
-    def _wrong_length(self, name: str, shape: tuple[int, ...], lengths: dict[str | None, int]) -> str:
-        axes = self.specs[name].axes
-        known = ", ".join(f"{axis} = {length}" for axis, length in lengths.items() if axis is not None)
-        return f"{name}: shape {shape}, declared axes {axes}" + (f", where the message has {known}" if known else "")
+            if array.dtype != spec.dtype:
+                raise ValueError(f"{name}: dtype {array.dtype.str}, declared {spec.dtype_name}")
+            if array.ndim != len(spec.axes):
+                raise ValueError(f"{name}: shape {array.shape}, declared axes ({', '.join(spec.axes)})")
+            for length, (axis, constant) in zip(array.shape, spec.plan, strict=True):
+                size = length - constant
+                if size < 0 or sizes.setdefault(axis, size) != size:
+                    elsewhere = f"; {axis} is {sizes[axis]} elsewhere" if axis is not None and axis in sizes else ""
+                    raise ValueError(f"{name}: shape {array.shape}, declared axes ({', '.join(spec.axes)}){elsewhere}")
 
 
-def rises_strictly(values: NDArray[np.int64]) -> bool:
-    """Whether each value is greater than the one before."""
-    if values.size <= _FEW:
-        few = values.tolist()
-        return all(map(operator.lt, few, few[1:]))
-    return bool((values[1:] > values[:-1]).all())
-
-
-_FEW = 64
-"""Up to here a list is faster than numpy, whose every call costs about 1 µs."""
-
-
-def check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
-    """Offsets start at 0, rise strictly, and end at `end`: so every part has at least one element.
+def check_starts(name: str, starts: NDArray[np.int64], end: int) -> None:
+    """Parts of something of length `end` start at 0, then further and further on; none is empty.
 
     Raises:
         ValueError: names the field.
     """
-    if offsets.item(0) != 0 or offsets.item(-1) != end or not rises_strictly(offsets):
-        raise ValueError(f"{name}: offsets must start at 0, rise strictly and end at {end}, got {offsets[:8]}…")
+    first, last, rises = _course(starts) if len(starts) else (None, end, False)
+    if first != 0 or last >= end or not rises:
+        raise ValueError(f"{name}: must start at 0, rise strictly and stay below {end}, got {starts[:8].tolist()}…")
+
+
+def check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
+    """Offsets are the starts of parts and, behind them, their end.
+
+    Raises:
+        ValueError: names the field.
+    """
+    first, last, rises = _course(offsets)
+    if first != 0 or last != end or not rises:
+        raise ValueError(f"{name}: must start at 0, rise strictly and end at {end}, got {offsets[:8].tolist()}…")
+
+
+def _course(values: NDArray[np.int64]) -> tuple[int, int, bool]:
+    """First value, last value, and whether each is greater than the one before."""
+    if len(values) <= 64:  # a call of numpy costs about 1 µs; up to here a list is faster
+        few = values.tolist()
+        return few[0], few[-1], all(map(operator.lt, few, few[1:]))
+    return values.item(0), values.item(-1), bool((values[1:] > values[:-1]).all())
 
 
 # The array types of the wire, by axes and dtype.

@@ -23,21 +23,18 @@ def compute_advantages(rewards_G: Floats, config: AdvantageConfig) -> NDArray[np
     """Advantages of one group; unscorable completions (NaN) get 0 and stay out of mean and deviation."""
     scored_G = ~np.isnan(rewards_G)
     advantages_G = np.zeros(rewards_G.shape, np.float64)
-    if scored_G.sum() > 1:
-        scores = rewards_G[scored_G]
+    scores = rewards_G[scored_G]
+    if scores.size > 1 and np.ptp(scores) > 0:  # equal rewards give exactly 0, however the mean is rounded
         advantages_G[scored_G] = zscore(scores, config) if isinstance(config, ZScoreAdvantageConfig) else mean(scores)
     return advantages_G.astype(np.float32)
 
 
 def mean(rewards_G: Floats) -> Floats:
-    """R − mean (Surogate's default, Dr. GRPO). [1, 0, 0, 0] → [.75, −.25, −.25, −.25]."""
+    """Reward − mean (Surogate's default, Dr. GRPO). [1, 0, 0, 0] → [.75, −.25, −.25, −.25]."""
     return np.asarray(rewards_G - rewards_G.mean(), np.float64)
 
 
 def zscore(rewards_G: Floats, config: ZScoreAdvantageConfig) -> Floats:
-    """(r − mean) / (std + eps) (GRPO), with the kind of std and eps as configured; 0 where all rewards are equal."""
-    centred_G = rewards_G - rewards_G.mean()
-    if (rewards_G == rewards_G[0]).all():
-        return np.zeros_like(rewards_G)  # exactly, whatever the rounding of the mean and however small eps is
+    """(r − mean) / (std + eps) (GRPO), kind of std and eps as configured; not for rewards that are all equal."""
     std = rewards_G.std(ddof=1 if config.std == "unbiased" else 0)
-    return np.asarray(centred_G / (std + config.eps), np.float64)
+    return np.asarray((rewards_G - rewards_G.mean()) / (std + config.eps), np.float64)

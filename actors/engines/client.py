@@ -38,7 +38,7 @@ class CompletionClient:
         """All completions of a ticket, from one engine.
 
         Raises:
-            EngineError: connection, timeout, 5xx, or another process answered than the one that was asked (P25).
+            EngineError: connection, timeout, 5xx, no completions, or another process answered than was asked (P25).
             RequestRefusedError: 4xx.
         """
         body = {
@@ -53,15 +53,18 @@ class CompletionClient:
             "return_token_ids": True,
         }
         answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)
-        if answer.get("boot_id") != engine.boot_id:
-            raise EngineError(f"{engine.name} at {engine.url} has started anew since it was chosen")
-        return [_completion(choice) for choice in answer["choices"]]
+        try:
+            if answer["boot_id"] != engine.boot_id:
+                raise EngineError(f"{engine.name} at {engine.url} has started anew since it was chosen")
+            return [_completion(choice) for choice in answer["choices"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"{engine.name} at {engine.url} answered no completions: {error!r}") from None
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
-    async def _post(self, url: str, body: dict[str, Any], name: str) -> dict[str, Any]:
+    async def _post(self, url: str, body: dict[str, Any], name: str) -> Any:
         try:
             async with self._session.post(url, json=body) as response:
                 if response.status >= 500:
@@ -70,7 +73,7 @@ class CompletionClient:
                     raise RequestRefusedError(
                         f"{name} at {url}: HTTP {response.status}: {(await response.text())[:300]}"
                     )
-                return await response.json()  # type: ignore[no-any-return]
+                return await response.json()
         except TimeoutError:
             raise EngineError(f"{name} at {url} did not answer in time (inference.request_timeout)") from None
         except (aiohttp.ClientError, ValueError) as error:

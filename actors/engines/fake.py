@@ -3,12 +3,12 @@
 Completions have 4 to 11 tokens and end with token 0. Token t ≥ 2 stands for the letter chr(97 + t % 26).
 """
 
+import contextlib
 import hashlib
 import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
-from actors.engines.protocol import Completion, EngineStatus, RequestError, SampleRequest
+from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, RequestError, SampleRequest
 from bus.weights import Weights
 from schemas.config.actors import FakeEngineConfig
 from schemas.messages import Policy
@@ -27,13 +27,22 @@ class FakeEngine:
         self._salt = b""
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(16, thread_name_prefix="fake-engine")
-        self._running = self._generated = 0
+        self._closed = threading.Event()
+        self._running = self._waiting = self._generated = 0
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
         """Sample in a thread."""
         if not request.prompt_ids:
             raise RequestError("prompt: is empty")
-        return self._pool.submit(self._sample, request)
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._config.vocab_size:
+            raise RequestError(f"prompt: token ids must be from 0 to {self._config.vocab_size - 1}")
+        future: Future[list[Completion]] = Future()
+        with self._lock:
+            if self._closed.is_set():
+                raise EngineStoppedError("the engine has been closed")
+            self._pool.submit(self._sample, request, future)
+            self._waiting += request.num_completions
+        return future
 
     def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
         """The digest of the weights salts all tokens from now on."""
@@ -46,7 +55,7 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         """A snapshot."""
-        return EngineStatus(self._policy, self._running, 0, self._generated, 0.0)
+        return EngineStatus(self._policy, self._running, self._waiting, self._generated, 0.0)
 
     def detokenize(self, token_ids: list[int]) -> str:
         """One letter per token."""
@@ -58,18 +67,27 @@ class FakeEngine:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._closed.set()
+        self._pool.shutdown(wait=True)
 
-    def _sample(self, request: SampleRequest) -> list[Completion]:
+    def _sample(self, request: SampleRequest, future: "Future[list[Completion]]") -> None:
         with self._lock:
             policy, salt = self._policy, self._salt
+            self._waiting -= request.num_completions
             self._running += request.num_completions
         completions = [self._complete(request, request.seed + i, policy, salt) for i in range(request.num_completions)]
-        time.sleep(self._config.token_seconds * max(len(c.token_ids) for c in completions))
+        left = max(len(c.token_ids) for c in completions)
+        while left and not future.cancelled() and not self._closed.wait(self._config.token_seconds):
+            left -= 1
         with self._lock:
             self._running -= request.num_completions
             self._generated += sum(len(c.token_ids) for c in completions)
-        return completions
+        with contextlib.suppress(InvalidStateError):  # cancelled
+            if left:
+                future.set_exception(EngineStoppedError("the engine has been closed"))
+            else:
+                future.set_result(completions)
 
     def _complete(self, request: SampleRequest, seed: int, policy: Policy | None, salt: bytes) -> Completion:
         stream = hashlib.sha256(salt + f"{seed} {request.prompt_ids}".encode()).digest()

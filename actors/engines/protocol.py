@@ -15,6 +15,10 @@ class RequestError(ValueError):
     """The request can't be served as it is; the message says what to change. HTTP answers 400."""
 
 
+class EngineStoppedError(RuntimeError):
+    """The engine has failed or been closed, and serves nothing any more. HTTP answers 503."""
+
+
 @dataclass(frozen=True)
 class SampleRequest:
     """n completions of one prompt; completion i is sampled with `seed + i`."""
@@ -55,10 +59,11 @@ class Engine(Protocol):
     holds_two_versions: bool
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
-        """Queue a request; cancelling the future ends it.
+        """Queue a request; cancelling the future ends it, at any moment.
 
         Raises:
             RequestError: it can never be served.
+            EngineStoppedError: it has failed or been closed; futures under way then fail alike.
         """
         ...
 
@@ -67,12 +72,17 @@ class Engine(Protocol):
 
         Raises:
             ValueError: they do not fit the model; the old version goes on serving.
-            TimeoutError: completions in the making did not end in time (update mode drain).
+            TimeoutError: completions in the making did not end in time (update mode drain); the old version goes on.
+            EngineStoppedError: it has failed or been closed.
         """
         ...
 
     def status(self) -> EngineStatus:
-        """A snapshot."""
+        """A snapshot.
+
+        Raises:
+            EngineStoppedError: the engine has failed: its actor must end, and be started again.
+        """
         ...
 
     def detokenize(self, token_ids: list[int]) -> str:

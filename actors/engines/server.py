@@ -15,13 +15,16 @@ from typing import Any, Literal
 import prometheus_client
 import structlog
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from actors.engines.protocol import Completion, Engine, RequestError, SampleRequest
+from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SampleRequest
 
 log = structlog.get_logger("engine.http")
 
 MAX_REQUEST_BYTES = 64 << 20
+SHUTDOWN_SECONDS = 0.2
+"""For answers on their way when the server closes; an actor that drains closes it when there are none."""
 
 
 class CompletionRequest(BaseModel):
@@ -44,13 +47,20 @@ class CompletionRequest(BaseModel):
 
 
 class CompletionServer:
-    """Serves one engine until `close`."""
+    """Serves one engine until `close`; `registry` is what /metrics shows."""
 
     def __init__(
-        self, engine: Engine, model_name: str, boot_id: str, host: str, port: int, request_timeout: float
+        self,
+        engine: Engine,
+        model_name: str,
+        boot_id: str,
+        host: str,
+        port: int,
+        request_timeout: float,
+        registry: CollectorRegistry = prometheus_client.REGISTRY,
     ) -> None:
         self._engine, self._model_name, self._boot_id = engine, model_name, boot_id
-        self._request_timeout = request_timeout
+        self._request_timeout, self._registry = request_timeout, registry
         self._loop = asyncio.new_event_loop()
         self._ready: Future[int] = Future()
         self._stop = asyncio.Event()
@@ -67,6 +77,10 @@ class CompletionServer:
     def _run(self, host: str, port: int) -> None:
         try:
             self._loop.run_until_complete(self._serve(host, port))
+        except Exception as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
         finally:
             self._loop.close()
 
@@ -80,24 +94,21 @@ class CompletionServer:
                 web.post("/v1/completions", self._completions),
             ]
         )
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
-        site = web.TCPSite(runner, host, port, shutdown_timeout=1.0)
         try:
-            await site.start()
-        except OSError as error:
-            self._ready.set_exception(error)
-            return
-        self._ready.set_result(int(runner.addresses[0][1]))
-        await self._stop.wait()
-        await runner.cleanup()
+            await web.TCPSite(runner, host, port).start()
+            self._ready.set_result(int(runner.addresses[0][1]))
+            await self._stop.wait()
+        finally:
+            await runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
         policy = self._engine.status().policy
         return web.json_response({"boot_id": self._boot_id, "policy": policy.model_dump() if policy else None})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body = prometheus_client.generate_latest()
+        body = prometheus_client.generate_latest(self._registry)
         return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -107,18 +118,19 @@ class CompletionServer:
     async def _completions(self, request: web.Request) -> web.Response:
         asked = await self._parse(request)
         prompts = self._prompts(asked)
-        futures = [self._submit(asked, prompt) for prompt in prompts]
+        futures: list[Future[list[Completion]]] = []
         try:
-            gathered = asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
-            groups = await asyncio.wait_for(gathered, self._request_timeout)
+            for prompt in prompts:
+                futures.append(self._submit(asked, prompt))
+            async with asyncio.timeout(self._request_timeout):
+                groups = [await asyncio.wrap_future(future) for future in futures]
         except TimeoutError:
-            raise _problem(
-                web.HTTPGatewayTimeout, f"not finished within {self._request_timeout:g} s (inference.request_timeout)"
+            raise _ProblemError(
+                504, f"not finished within {self._request_timeout:g} s (inference.request_timeout)"
             ) from None
         finally:
-            for future in futures:  # the client is gone or too late: let the engine drop what still runs
-                if not future.done() and not future.cancel():
-                    future.set_exception(ConnectionError("the client has gone"))
+            for future in futures:  # the client is gone or too late, or one prompt was refused: the engine drops it
+                future.cancel()
         return web.json_response(self._answer(asked, prompts, groups))
 
     async def _parse(self, request: web.Request) -> CompletionRequest:
@@ -126,10 +138,11 @@ class CompletionServer:
             asked = CompletionRequest.model_validate_json(await request.read())
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            raise _problem(web.HTTPBadRequest, f"{where}: {first['msg']}") from None
+            where = str(first["loc"][0]) if first["loc"] else "body"
+            message = "must be a text, token ids, or a list of either" if where == "prompt" else first["msg"]
+            raise _ProblemError(400, f"{where}: {message}") from None
         if asked.model != self._model_name:
-            raise _problem(web.HTTPNotFound, f"model: {asked.model!r} is not served here, {self._model_name!r} is")
+            raise _ProblemError(404, f"model: {asked.model!r} is not served here, {self._model_name!r} is")
         return asked
 
     def _prompts(self, asked: CompletionRequest) -> list[list[int]]:
@@ -147,7 +160,7 @@ class CompletionServer:
                 SampleRequest(prompt_ids, asked.n, asked.max_tokens, asked.temperature, asked.top_p, seed)
             )
         except RequestError as error:
-            raise _problem(web.HTTPBadRequest, str(error)) from None
+            raise _ProblemError(400, str(error)) from None
 
     def _answer(
         self, asked: CompletionRequest, prompts: list[list[int]], groups: list[list[Completion]]
@@ -189,22 +202,26 @@ class CompletionServer:
         return choice
 
 
+class _ProblemError(Exception):
+    """A request that gets no completions."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Every error in the shape that OpenAI's client reads."""
     try:
         return await handler(request)  # type: ignore[no-any-return]
+    except _ProblemError as error:
+        status, message = error.status, str(error)
+    except EngineStoppedError as error:
+        status, message = 503, str(error)
     except web.HTTPException as error:
-        if error.content_type == "application/json":
-            raise
-        raise _problem(type(error), error.reason) from None
-    except asyncio.CancelledError:
-        raise
+        status, message = error.status, error.reason
     except Exception as error:
         log.exception("request failed")
-        raise _problem(web.HTTPInternalServerError, f"{type(error).__name__}: {error}") from error
-
-
-def _problem(kind: type[web.HTTPException], message: str) -> web.HTTPException:
-    """An error in the shape that OpenAI's client reads."""
-    body = web.json_response({"error": {"message": message, "type": kind.__name__, "code": kind.status_code}}).text
-    return kind(text=body, content_type="application/json")
+        status, message = 500, f"{type(error).__name__}: {error}"
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)

@@ -1,17 +1,29 @@
 """Which version the engines serve, and which one they shall serve (P15, P22, P25, P26)."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from actors.ledger.rows import Changes
 from schemas.messages import InferenceBeat, Manifest, Policy
 
 
 class Engines:
-    """Targets for engines. `floor` is the newest version passed on or served: engines never go back behind it (P22)."""
+    """Targets for engines. `floor` is the newest version passed on or served: engines never go back behind it (P22).
 
-    def __init__(self) -> None:
+    The target is stored, so that a restarted packer, which may hear a replaying trainer before the engines, sends none
+    of them back.
+    """
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
         self.floor = 0
         self.update_id = 0
         self.target: Manifest | None = None
+
+    def restore(self, record: dict[str, Any]) -> None:
+        """Take over what the store has."""
+        self.target, self.update_id = Manifest.model_validate(record["manifest"]), record["update_id"]
+        self.floor = self.target.policy.version
 
     def retarget(self, published: Iterable[Manifest], pinned: Policy | None, due: int | None, served: int) -> bool:
         """Choose what the engines shall serve; True when that changed.
@@ -33,6 +45,7 @@ class Engines:
             return False
         self.target, self.floor = wanted, max(self.floor, wanted.policy.version)
         self.update_id += 1
+        self._changes.values["target"] = {"manifest": wanted.model_dump(), "update_id": self.update_id}
         return True
 
 

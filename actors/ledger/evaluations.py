@@ -3,55 +3,60 @@
 An evaluation samples with exactly one policy, so the engines keep it until the last of its tickets has settled.
 """
 
-from collections.abc import Iterable
-
+from actors.ledger.groups import Groups
 from actors.ledger.rows import Changes, Settings
 from schemas.messages import Policy
 
 
 class Evaluations:
-    """One evaluation at a time, in the order of versions."""
+    """One evaluation at a time, in the order of versions. `done` are those finished or skipped, ascending."""
 
-    def __init__(self, settings: Settings, has_examples: bool, changes: Changes) -> None:
-        self._settings, self._changes = settings, changes
+    def __init__(self, settings: Settings, has_examples: bool, groups: Groups, changes: Changes) -> None:
+        self._settings, self._groups, self._changes = settings, groups, changes
         self._enabled = has_examples
         self.done: list[int] = []
         self.policy: Policy | None = None
-        self.open: set[int] = set()
 
-    def restore(self, done: list[int], open_groups: Iterable[tuple[int, Policy]]) -> None:
-        """Take over the evaluations that are done, and the groups of one under way."""
+    def restore(self, done: list[int]) -> None:
+        """Take over the evaluations that are done, and the one under way: it has groups that are still issued."""
         self.done = list(done)
-        for ordinal, policy in open_groups:
-            self.open.add(ordinal)
-            self.policy = policy
+        self.policy = next((self._groups.rows[ordinal].policy for ordinal in self.open), None)
+
+    @property
+    def open(self) -> set[int]:
+        """The ordinals that the evaluation under way waits for."""
+        return self._groups.open_evals
 
     def next_version(self) -> int | None:
         """The lowest version that is to be evaluated and has not been; None: no more."""
         if not self._enabled:
             return None
-        last = max(self.done, default=-1)
-        s = self._settings
+        s, last = self._settings, self.done[-1] if self.done else -1
         due = [0] * s.eval_at_start + [s.max_steps] * s.eval_at_end
         if s.eval_every_steps:
-            due += [v for v in range(s.eval_every_steps, s.max_steps, s.eval_every_steps) if v > last][:1]
+            periodic = (max(last, 0) // s.eval_every_steps + 1) * s.eval_every_steps
+            due += [periodic] * (periodic < s.max_steps)
         return min((version for version in due if version > last), default=None)
 
-    def begin(self, policy: Policy, ordinals: Iterable[int]) -> None:
-        """These groups are the evaluation of this policy."""
-        self.policy, self.open = policy, set(ordinals)
+    def begin(self, policy: Policy) -> None:
+        """The groups just issued are the evaluation of this policy."""
+        self.policy = policy
 
-    def closed(self, ordinal: int) -> int | None:
-        """A group of it settled or was dropped; the version, when it was the last one."""
-        self.open.discard(ordinal)
-        if self.open or self.policy is None:
-            return None
+    def finish(self) -> int:
+        """The last group of the one under way has settled or was dropped; returns its version."""
+        assert self.policy is not None
         version, self.policy = self.policy.version, None
-        self.done.append(version)
-        self._changes.values["evals_done"] = list(self.done)
+        self.skip(version)
         return version
 
-    def void(self) -> set[int]:
-        """The policy is gone: give the evaluation up; it will begin again. Returns its open groups."""
-        given_up, self.open, self.policy = self.open, set(), None
-        return given_up
+    def skip(self, version: int) -> None:
+        """This version will not be evaluated (any more)."""
+        self.done.append(version)
+        self._changes.values["evals_done"] = list(self.done)
+
+    def void(self) -> None:
+        """The policy is gone: give the evaluation up; it will begin again."""
+        policy, self.policy = self.policy, None
+        for group in [row for row in self._groups.rows.values() if row.policy == policy]:
+            if group.ordinal < 0 and group.reason is None:
+                self._groups.drop(group, "eval_void")

@@ -6,8 +6,20 @@ This is where a group is settled: `Groups.settle`. The first good copy wins, whi
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
-from actors.ledger.rows import MAX_FAILURES, Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, purpose_of
+from actors.ledger.clock import Clock
+from actors.ledger.rows import (
+    MAX_FAILURES,
+    Attempt,
+    Changes,
+    ExampleRef,
+    Group,
+    GroupFacts,
+    GroupState,
+    Settings,
+    purpose_of,
+)
 from schemas.errors import ProtocolError
 from schemas.messages import Policy
 
@@ -23,7 +35,10 @@ class Verdict(StrEnum):
 
 
 class Groups:
-    """The table of groups. Each method that changes a row notes it in `changes`."""
+    """The table of groups. A row changes in `_change` alone, which keeps the indices true and notes it in `changes`.
+
+    So a round costs what has happened in it, however many rows there are.
+    """
 
     def __init__(self, settings: Settings, changes: Changes) -> None:
         self._settings, self._changes = settings, changes
@@ -33,24 +48,43 @@ class Groups:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.unreported_drops: list[int] = []
         self.held_by: dict[str, set[int]] = {}
-        self._indexed_holder: dict[int, str] = {}
         self.waiting: set[int] = set()
+        """Issued and without a holder."""
+        self.settled: dict[int, Group] = {}
+        """Train groups that no step has taken yet, in the order of arrival."""
+        self.open_evals: set[int] = set()
+        """Eval groups that are neither settled nor dropped."""
+        self._tally: dict[str, Counter[GroupState]] = {"train": Counter(), "eval": Counter()}
+        self._sampling: Clock[int] = Clock(settings.group_timeout + settings.lease)
+        self._scoring: Clock[int] = Clock(settings.reward_timeout + settings.lease)
+        self._exhausted: list[int] = []
+        self._ended: set[int] = set()
+        self._holders: set[str] = set()
         self.last_failure = ""
         self.poison_in_a_row = 0
 
     def restore(
-        self, rows: Iterable[Group], num_issued: dict[str, int], counters: dict[str, int], reported: set[int]
+        self,
+        rows: Iterable[Group],
+        num_issued: dict[str, int],
+        counters: dict[str, int],
+        reported: set[int],
+        now: float,
     ) -> None:
-        """Take over what the store has; `reported` are drops that a step has already carried."""
+        """Take over what the store has; `reported` are drops that a step has already carried. Deadlines begin anew."""
         self.num_issued.update(num_issued)
         self.counters.update(counters)
-        for row in rows:
+        for row in sorted(rows, key=lambda row: -1 if row.arrival is None else row.arrival):
             self.rows[row.ordinal] = row
             self._index(row)
-            if row.state is GroupState.DROPPED:
-                self.dropped[row.purpose][row.reason or "poison"] += 1
+            if row.holder is not None:
+                row.issued_at = now
+                self._sampling.start(row.ordinal, now)
+            if row.reason is not None:
+                self.dropped[row.purpose][row.reason] += 1
                 if row.purpose == "train" and row.ordinal not in reported:
                     self.unreported_drops.append(row.ordinal)
+        self.take_concerned()
 
     def new(
         self,
@@ -69,44 +103,100 @@ class Groups:
         self._changes.values["num_issued"] = dict(self.num_issued)
         group = Group(ordinal, example, seed, num_completions, min_version, policy, origin=origin)
         self.rows[ordinal] = group
-        self._touch(group)
+        self._index(group)
+        self._changes.groups[ordinal] = group
         return group
+
+    # --- attempts ------------------------------------------------------------------------------------------------
 
     def give(self, group: Group, holder: str, now: float) -> None:
         """Start the next attempt of a waiting group at this holder (P9)."""
         assert group.state is GroupState.ISSUED
         assert group.holder is None
-        group.attempt += 1
-        if group.attempt > 1:
+        if group.attempt:
             self._count("reissued")
-        group.holder, group.issued_at, group.scoring_since = holder, now, None
-        self._touch(group)
+        self._scoring.stop(group.ordinal)
+        self._sampling.start(group.ordinal, now)
+        group.issued_at = now
+        self._change(group, holder=holder, attempt=group.attempt + 1, outcome=Attempt.OPEN)
 
-    def take_back(self, group: Group, holder: str, now: float) -> None:
-        """A holder that was thought dead still has the current attempt: it goes on instead of a new one."""
-        group.holder, group.issued_at = holder, now
-        self._touch(group)
+    def take_back(self, ordinal: int, attempt: int, holder: str, now: float) -> None:
+        """A holder that was thought dead names its attempt: if nobody else has it, it goes on, and no death was."""
+        group = self.known(ordinal)
+        lost = group is not None and group.state is GroupState.ISSUED and group.holder is None
+        if group is None or not lost or group.attempt != attempt or group.outcome is Attempt.FAILED:
+            return
+        if ordinal not in self._scoring:
+            self._sampling.start(ordinal, now)
+        group.issued_at = now
+        counted = int(group.outcome is Attempt.DIED)
+        self._change(
+            group, holder=holder, outcome=Attempt.OPEN, deaths=group.deaths - 1, failures=group.failures - counted
+        )
+
+    def scoring(self, ordinal: int, attempt: int, now: float) -> None:
+        """A reward actor names this attempt: from now on the deadline of scoring counts (P12)."""
+        group = self.known(ordinal)
+        if group is None or group.state is not GroupState.ISSUED or group.attempt != attempt:
+            return
+        if group.outcome is not Attempt.FAILED and ordinal not in self._scoring:
+            self._sampling.stop(ordinal)
+            self._scoring.start(ordinal, now)
+
+    def scorer_gone(self, ordinal: int, attempt: int, now: float) -> None:
+        """A reward actor died with this attempt: its rollout sends it to another one, which gets the whole time."""
+        if ordinal in self._scoring and self.rows[ordinal].attempt == attempt:
+            self._scoring.stop(ordinal)
+            if self.rows[ordinal].holder is not None:
+                self._scoring.start(ordinal, now)
 
     def fail(self, ordinal: int, attempt: int, reason: str, detail: str) -> None:
-        """End an attempt; the ordinal waits for the next one, or is dropped as poison (P11)."""
-        group = self.rows.get(ordinal)
+        """End an attempt, once however often it is reported; the ordinal waits for the next one (P11).
+
+        Raises:
+            ProtocolError: the ordinal was never issued (P5).
+        """
+        group = self.known(ordinal)
         if group is None or group.state is not GroupState.ISSUED or group.attempt != attempt:
-            return  # another copy was faster, or this failure has been counted
-        self.last_failure = f"{group.example.environment} example {group.example.index}: {reason}: {detail}"
-        group.failures += 1
-        self._free(group)
+            return  # another copy was faster, or another attempt is under way
+        if group.outcome is Attempt.FAILED:
+            return  # it stands in every beat until it is released
+        self._note_failure(group, f"{reason}: {detail}")
+        counted = int(group.outcome is Attempt.OPEN)
+        self._change(group, holder=None, outcome=Attempt.FAILED, failures=group.failures + counted)
 
     def holder_gone(self, holder: str) -> None:
         """Free what a dead holder held (P11): its death is a failed attempt only of an ordinal that it held alone."""
         held = sorted(self.held_by.get(holder, ()))
         for ordinal in held:
             group = self.rows[ordinal]
-            group.deaths += 1
             self._count("deaths")
+            self._sampling.stop(ordinal)
             if len(held) == 1:
-                group.failures += 1
-                self.last_failure = f"{group.example.environment} example {group.example.index}: {holder} died with it"
-            self._free(group)
+                self._note_failure(group, f"{holder} died with it")
+                self._change(
+                    group, holder=None, deaths=group.deaths + 1, outcome=Attempt.DIED, failures=group.failures + 1
+                )
+            else:
+                self._change(group, holder=None, deaths=group.deaths + 1)
+
+    def fail_late(self, now: float) -> None:
+        """Attempts past their deadline fail as `timeout` (P12)."""
+        for ordinal in self._sampling.late(now):
+            self.fail(ordinal, self.rows[ordinal].attempt, "timeout", "not sampled within rollout.group_timeout")
+        for ordinal in self._scoring.late(now):
+            self.fail(ordinal, self.rows[ordinal].attempt, "timeout", "not scored within reward.timeout")
+
+    def drop_exhausted(self) -> None:
+        """Drop as poison what has failed for the last time, and of which no good copy came in the same round (P11)."""
+        for ordinal in self._exhausted:
+            group = self.rows[ordinal]
+            if group.state is GroupState.ISSUED and group.failures >= MAX_FAILURES:
+                self.poison_in_a_row += 1
+                self.drop(group, "poison")
+        self._exhausted.clear()
+
+    # --- the end of attempts -------------------------------------------------------------------------------------
 
     def settle(self, facts: GroupFacts) -> Verdict:
         """Judge a scored group; the first good copy of an ordinal settles it for good (P11, P25).
@@ -120,29 +210,27 @@ class Groups:
             return Verdict.COPY
         problem = self._problem_with(group, facts)
         if problem:
-            self.fail(facts.ordinal, group.attempt, *problem)
+            self.fail(facts.ordinal, facts.attempt, *problem)
             return Verdict.FAILED
-        group.state, group.holder = GroupState.SETTLED, None
-        group.oldest_version, group.arrival = facts.oldest_version, self.counters["settlements"]
+        arrival = self.counters["settlements"]
         self._count("settlements")
         self.poison_in_a_row = 0
-        self._touch(group)
+        self._change(group, state=GroupState.SETTLED, holder=None, oldest_version=facts.oldest_version, arrival=arrival)
         return Verdict.SETTLED
 
     def drop(self, group: Group, reason: str) -> None:
         """Never train this ordinal."""
-        group.state, group.reason, group.holder = GroupState.DROPPED, reason, None
         self.dropped[group.purpose][reason] += 1
         if group.purpose == "train":
             self.unreported_drops.append(group.ordinal)
-        self._touch(group)
+        self._change(group, state=GroupState.DROPPED, reason=reason, holder=None)
 
-    def move(self, group: Group, state: GroupState, step: int | None = None) -> None:
+    def move(self, ordinals: Iterable[int], state: GroupState, step: int) -> None:
         """Settled → composed → trained → durable, and back to composed when a gang starts from an older checkpoint."""
-        group.state = state
-        if step is not None:
-            group.step = step
-        self._touch(group)
+        for ordinal in ordinals:
+            self._change(self.rows[ordinal], state=state, step=step)
+
+    # --- what is known -------------------------------------------------------------------------------------------
 
     def known(self, ordinal: int) -> Group | None:
         """The row, or None when it has been folded away.
@@ -150,13 +238,12 @@ class Groups:
         Raises:
             ProtocolError: the ledger has never issued it (P5).
         """
-        count = ordinal + 1 if ordinal >= 0 else -ordinal
-        if count > self.num_issued[purpose_of(ordinal)]:
-            purpose = purpose_of(ordinal)
+        purpose = purpose_of(ordinal)
+        issued = self.num_issued[purpose]
+        if (ordinal + 1 if ordinal >= 0 else -ordinal) > issued:
             raise ProtocolError(
-                f"a peer names ordinal {ordinal}, but this ledger has issued {self.num_issued[purpose]} {purpose} ordinals: "
-                "it has lost commits. With ledger.sync: process a power loss does that; set ledger.sync: node, and resume "
-                "from a checkpoint or start a new run."
+                f"a peer names ordinal {ordinal}, but this ledger has issued {issued} {purpose} ordinals: it has lost "
+                "commits. With ledger.sync: process a power loss does that; set ledger.sync: node, and start a new run."
             )
         return self.rows.get(ordinal)
 
@@ -165,8 +252,14 @@ class Groups:
         return self.dropped[purpose].total()
 
     def counts(self, purpose: str) -> Counter[GroupState]:
-        """Rows by state, counted from the rows themselves."""
-        return Counter(row.state for row in self.rows.values() if row.purpose == purpose)
+        """Rows by state."""
+        return +self._tally[purpose]
+
+    def take_concerned(self) -> tuple[set[str], set[int]]:
+        """What has changed hands since the last call: the holders, and the ordinals of which an attempt has ended."""
+        taken = self._holders, self._ended
+        self._holders, self._ended = set(), set()
+        return taken
 
     def _problem_with(self, group: Group, facts: GroupFacts) -> tuple[str, str] | None:
         if facts.example_key != group.example.key:
@@ -187,35 +280,50 @@ class Groups:
             )
         return None
 
-    def _free(self, group: Group) -> None:
-        group.holder = None
-        if group.failures >= MAX_FAILURES:
-            self.poison_in_a_row += 1
-            self.drop(group, "poison")
-        else:
-            self._touch(group)
+    def _note_failure(self, group: Group, what: str) -> None:
+        example = group.example
+        self.last_failure = f"{example.environment} example {example.index} ({example.key}): {what}"
+        if group.failures + 1 >= MAX_FAILURES:
+            self._exhausted.append(group.ordinal)
 
     def _count(self, counter: str) -> None:
         self.counters[counter] += 1
         self._changes.values["counters"] = dict(self.counters)
 
-    def _touch(self, group: Group) -> None:
-        self._changes.groups[group.ordinal] = group
+    def _change(self, group: Group, **fields: Any) -> None:
+        self._unindex(group)
+        for name, value in fields.items():
+            setattr(group, name, value)
         self._index(group)
+        self._changes.groups[group.ordinal] = group
+
+    def _unindex(self, group: Group) -> None:
+        """Take a row out of the indices; the exact reverse of `_index`."""
+        ordinal = group.ordinal
+        self._tally[group.purpose][group.state] -= 1
+        self.open_evals.discard(ordinal)
+        self.waiting.discard(ordinal)
+        self.settled.pop(ordinal, None)
+        if group.holder is not None:
+            self._holders.add(group.holder)
+            held = self.held_by[group.holder]
+            held.discard(ordinal)
+            if not held:
+                del self.held_by[group.holder]
 
     def _index(self, group: Group) -> None:
-        """Keep `held_by` and `waiting` true to the row."""
-        ordinal = group.ordinal
-        before = self._indexed_holder.pop(ordinal, None)
-        if before is not None:
-            self.held_by[before].discard(ordinal)
-            if not self.held_by[before]:
-                del self.held_by[before]
-        self.waiting.discard(ordinal)
-        if group.state is not GroupState.ISSUED:
-            return
-        if group.holder is None:
+        ordinal, issued = group.ordinal, group.state is GroupState.ISSUED
+        self._tally[group.purpose][group.state] += 1
+        if issued and ordinal < 0:
+            self.open_evals.add(ordinal)
+        if issued and group.holder is None:
             self.waiting.add(ordinal)
-        else:
-            self._indexed_holder[ordinal] = group.holder
+        if group.state is GroupState.SETTLED and ordinal >= 0:
+            self.settled[ordinal] = group
+        if group.holder is not None:
+            self._holders.add(group.holder)
             self.held_by.setdefault(group.holder, set()).add(ordinal)
+        if not issued or group.outcome is Attempt.FAILED:
+            self._ended.add(ordinal)
+            self._sampling.stop(ordinal)
+            self._scoring.stop(ordinal)

@@ -6,23 +6,27 @@ whatever a peer can know is durable (P9, P18), without a rule at each place wher
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from actors.algorithms.lag import min_version, tickets_allowed
-from actors.ledger import engines, replies
+from actors.ledger import engines
 from actors.ledger.evaluations import Evaluations
 from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
+from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
-from actors.ledger.rows import Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, Step
+from actors.ledger.replies import Replies
+from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, Step
 from actors.ledger.steps import Steps
 from schemas.errors import ProtocolError
 from schemas.messages import (
     Beat,
     InferenceBeat,
     ObserverBeat,
+    Policy,
     RewardBeat,
     RolloutBeat,
     RunPhase,
@@ -63,62 +67,76 @@ class Machine:
         self.groups = Groups(settings, self._changes)
         self.steps = Steps(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
-        self.engines = engines.Engines()
-        self.evaluations = Evaluations(settings, bool(self._eval_examples), self._changes)
+        self.engines = engines.Engines(self._changes)
+        self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
         self.peers = Peers(settings.lease)
+        self.rollout_holds, self.reward_holds = Holds(), Holds()
         self.trained_step = 0
         self.durable_step = 0
-        self.digests: dict[int, str] = {}
-        self.refused: dict[str, str] = {}
-        self.finished_evals: list[int] = []
         self.recorded_step = 0
+        self.finished_evals: list[int] = []
         self.failure = ""
+        self._digests: dict[int, str] = {}
+        """Of the payloads of settled groups, until a step takes them."""
         self._reissue_after = now
         self._expected_holders: set[str] = set()
         """Holders that the stored rows name and that have not beaten yet."""
+        self._asking: dict[str, int] = {}
+        """Free slots of the rollouts that have some, less the tickets they have not seen (P9)."""
         self._touched: set[str] = set()
         self._everybody = False
+        self._told: tuple[Any, ...] = ()
 
     # --- what comes in -------------------------------------------------------------------------------------------
 
     def heard(self, now: float, identity: str, beat: Beat) -> None:
-        """A beat (P3, P5, P9, P11)."""
+        """A beat (P1, P3, P5, P9, P11).
+
+        Raises:
+            ProtocolError: it names an ordinal or step that this ledger does not know (P5).
+        """
         self._touched.add(identity)
-        if beat.fingerprint is not None and beat.fingerprint != fingerprint():
-            self.refused[identity] = (
-                f"{beat.name} speaks messages {beat.fingerprint}, the packer {fingerprint()}: "
-                "they are different builds of grpo-actors; install the same one everywhere"
-            )
-        if identity in self.refused or (beat.run and beat.run != self.run):
-            return
+        refusal = _refusal(beat, self.settings)
+        if refusal:
+            self.peers.refuse(identity, refusal)
+        if beat.run and beat.run != self.run:
+            self.peers.refuse(identity)  # State tells it our run, and it starts over; what it holds is not of ours
+        before = self.peers.beat_of(identity)
         counts, replaced = self.peers.heard(now, identity, beat)
         if replaced is not None:
-            self._gone(replaced)
+            self._gone(now, replaced)
         if not counts:
             return
+        if _shown_to_others(beat) != _shown_to_others(before):
+            self._everybody = True
         if isinstance(beat, RolloutBeat):
             self._heard_rollout(now, identity, beat)
         elif isinstance(beat, RewardBeat):
-            self._heard_reward(now, beat)
+            self._heard_reward(now, identity, beat)
+        elif isinstance(beat, TrainerBeat):
+            self._heard_trainer(beat)
 
     def scored(self, facts: GroupFacts) -> Verdict:
-        """A scored group; call it with the payload at hand, which is stored in the same commit."""
+        """A scored group; call it with the payload at hand, which is stored in the same commit.
+
+        Raises:
+            ProtocolError: the ordinal was never issued (P5).
+        """
         verdict = self.groups.settle(facts)
-        if verdict is Verdict.SETTLED:
-            self.digests[facts.ordinal] = facts.digest
-            self._close_eval(facts.ordinal)
-        self._everybody = True
+        if verdict is Verdict.SETTLED and facts.ordinal >= 0:
+            self._digests[facts.ordinal] = facts.digest
         return verdict
 
     def decide(self, now: float) -> None:
         """Everything that follows from what has been heard and from the time."""
         for identity in self.peers.expire(now):
-            self._gone(identity)
+            self._gone(now, identity)
         if self._expected_holders and now >= self._reissue_after:
-            for identity in sorted(self._expected_holders - set(self.peers.identities())):
-                self._gone(identity)
+            for identity in sorted(self._expected_holders.difference(self.peers.identities())):
+                self._gone(now, identity)
             self._expected_holders.clear()
-        self._fail_late(now)
+        self.groups.fail_late(now)
+        self.groups.drop_exhausted()
         self._follow_trainer()
         self._follow_evaluations()
         self._retarget_engines()
@@ -131,7 +149,7 @@ class Machine:
         """The reporter has written this step down."""
         self.recorded_step = step
         self._changes.values["recorded_step"] = step
-        self._everybody = True
+        self._touched.update(self.gang.members.values())
 
     # --- what goes out -------------------------------------------------------------------------------------------
 
@@ -142,10 +160,17 @@ class Machine:
         return taken
 
     def states(self, progress: dict[str, Any] | None = None) -> dict[bytes, State | None]:
-        """The State of every peer that may see a new one since the last call."""
-        identities = {*self.peers.identities(), *self._touched} if self._everybody else self._touched
-        self._touched, self._everybody = set(), False
-        return {identity.encode(): replies.state_for(self, identity, progress or {}) for identity in identities}
+        """The State of every peer that may see a new one since the last call (P6); None: it is gone, forget it."""
+        holders, ended = self.groups.take_concerned()
+        identities = self._touched.union(holder for holder in holders if self.peers.beat_of(holder))
+        for ordinal in ended:
+            identities |= self.rollout_holds.naming(ordinal) | self.reward_holds.naming(ordinal)
+        told = (self.phase, self.trained_step, self.engines.update_id, self.failure)
+        if self._everybody or told != self._told:
+            identities.update(self.peers.identities())
+        self._touched, self._everybody, self._told = set(), False, told
+        replies = Replies(self, progress or {})
+        return {identity.encode(): replies.state_for(identity) for identity in identities}
 
     def batches_wanted(self) -> list[tuple[str, TrainerBeat, Step]]:
         """Per live rank the composed steps it should have and does not: its next one, and one more to have at hand."""
@@ -177,26 +202,30 @@ class Machine:
     # --- restore -------------------------------------------------------------------------------------------------
 
     def restore(
-        self, now: float, groups: Iterable[Group], steps: list[Step], values: dict[str, Any], digests: dict[int, str]
+        self, now: float, groups: Iterable[Group], steps: list[Step], values: dict[str, Any], digests: Mapping[int, str]
     ) -> None:
         """Take over a stored ledger. Nothing is issued again before one full lease has passed (P8)."""
         reported = {dropped.ordinal for step in steps for dropped in step.dropped}
-        self.groups.restore(groups, values.get("num_issued", {}), values.get("counters", {}), reported)
+        self.groups.restore(groups, values.get("num_issued", {}), values.get("counters", {}), reported, now)
         self.steps.restore(steps)
-        gang = values.get("gang", {"incarnation": 0, "checkpoint": 0})
-        self.gang.restore(gang["incarnation"], gang["checkpoint"])
+        if "gang" in values:
+            self.gang.restore(values["gang"])
+        if "target" in values:
+            self.engines.restore(values["target"])
+        self.evaluations.restore(values.get("evals_done", []))
         rows = self.groups.rows.values()
-        self.evaluations.restore(
-            values.get("evals_done", []),
-            [(g.ordinal, g.policy) for g in rows if g.policy and g.state is GroupState.ISSUED],
-        )
-        self.trained_step = max(
-            (g.step or 0 for g in rows if g.state in (GroupState.TRAINED, GroupState.DURABLE)), default=0
-        )
+        past = (GroupState.TRAINED, GroupState.DURABLE)
+        self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=0)
+        self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=0)
         self.recorded_step = values.get("recorded_step", 0)
-        self.digests = digests
-        for group in rows:
-            group.issued_at = now
+        # an evaluation may be done and not yet written down: the reporter's part comes one commit later
+        unwritten = {
+            g.policy.version
+            for g in rows
+            if g.policy and g.state is GroupState.SETTLED and str(g.policy.version) not in values.get("evals", {})
+        }
+        self.finished_evals = [version for version in self.evaluations.done if version in unwritten]
+        self._digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
         self._reissue_after = now + self.settings.lease
         self._expected_holders = set(self.groups.held_by)
 
@@ -205,194 +234,154 @@ class Machine:
     def _heard_rollout(self, now: float, identity: str, beat: RolloutBeat) -> None:
         for failure in beat.failures:
             self.groups.fail(failure.ordinal, failure.attempt, failure.reason, failure.detail)
-            self._close_eval(failure.ordinal)
-        for ordinal, attempt in beat.holds.tolist():
-            group = self.groups.known(ordinal)
-            free = group is not None and group.state is GroupState.ISSUED and group.holder is None
-            if group is not None and free and group.attempt == attempt and not _failed(beat, ordinal, attempt):
-                self.groups.take_back(group, identity, now)
+        for ordinal, attempt in self.rollout_holds.update(identity, beat.holds.tolist()):
+            self.groups.take_back(ordinal, attempt, identity, now)
+        named = self.rollout_holds.of(identity)
+        held = [self.groups.rows[ordinal] for ordinal in self.groups.held_by.get(identity, ())]
+        unseen = sum((group.ordinal, group.attempt) not in named for group in held)
+        takes_more = beat.phase == "running" and not any(group.alone for group in held)
+        self._ask(identity, beat.free_slots - unseen if takes_more else 0)
 
-    def _heard_reward(self, now: float, beat: RewardBeat) -> None:
+    def _heard_reward(self, now: float, identity: str, beat: RewardBeat) -> None:
         for failure in beat.failures:
             self.groups.fail(failure.ordinal, failure.attempt, failure.reason, failure.detail)
-            self._close_eval(failure.ordinal)
-        for ordinal, attempt in beat.holds.tolist():
-            group = self.groups.known(ordinal)
-            if group is not None and group.attempt == attempt and group.scoring_since is None:
-                group.scoring_since = now
+        for ordinal, attempt in self.reward_holds.update(identity, beat.holds.tolist()):
+            self.groups.scoring(ordinal, attempt, now)
 
-    def _gone(self, identity: str) -> None:
+    def _heard_trainer(self, beat: TrainerBeat) -> None:
+        newest = max([beat.next_step - 1, *(c.step for c in beat.checkpoints), *beat.received.tolist()])
+        if newest > self.steps.last:
+            raise ProtocolError(
+                f"{beat.name} knows step {newest}, but this ledger has composed only {self.steps.last}: it has lost "
+                "commits. With ledger.sync: process a power loss does that; set ledger.sync: node, and start a new run."
+            )
+
+    def _gone(self, now: float, identity: str) -> None:
         """A peer's lease ended, or a newer process has taken its name: what it held is free at once (P3)."""
-        held = list(self.groups.held_by.get(identity, ()))
         self.groups.holder_gone(identity)
-        for ordinal in held:
-            self._close_eval(ordinal)
+        self.rollout_holds.forget(identity)
+        for ordinal, attempt in self.reward_holds.forget(identity):
+            if not self.reward_holds.is_named((ordinal, attempt)):
+                self.groups.scorer_gone(ordinal, attempt, now)
+        self._ask(identity, 0)
         self._touched.add(identity)
         self._everybody = True
 
-    def _fail_late(self, now: float) -> None:
-        """Attempts past their deadline fail as `timeout` (P12)."""
-        s = self.settings
-        for holder in list(self.groups.held_by.values()):
-            for group in [self.groups.rows[ordinal] for ordinal in sorted(holder)]:
-                scoring = group.scoring_since
-                late = (
-                    now
-                    > (group.issued_at + s.group_timeout if scoring is None else scoring + s.reward_timeout) + s.lease
-                )
-                if late:
-                    doing = "sampled" if scoring is None else "scored"
-                    self.groups.fail(group.ordinal, group.attempt, "timeout", f"not {doing} in time by {group.holder}")
-                    self._close_eval(group.ordinal)
-                    self._everybody = True
+    def _ask(self, identity: str, free_slots: int) -> None:
+        self._asking.pop(identity, None)
+        if free_slots > 0:
+            self._asking[identity] = free_slots
 
     def _follow_trainer(self) -> None:
         beats = self.peers.all(TrainerBeat)
-        if self.gang.update(beats, self.steps.chains):
+        event = self.gang.update(beats, self.steps.chains)
+        if event:
             self._everybody = True
-            if self.gang.members:
-                self._roll_back_to(self.gang.checkpoint)
+        if event == "formed":
+            self._roll_back_to(self.gang.checkpoint)
         trained = self.gang.trained_step(beats)
         if trained is not None and trained > self.trained_step:
-            self._advance(trained)
-        self._note_checkpoints(beats)
+            self._move(self.trained_step, trained, GroupState.TRAINED)
+            self.trained_step = trained
+        durable = min(self.gang.durable_step(beats, self.steps.chains), self.trained_step)
+        if durable > self.durable_step:
+            self._move(self.durable_step, durable, GroupState.DURABLE)
+            self.durable_step = durable
 
     def _roll_back_to(self, checkpoint: int) -> None:
         """A new lineage trains the steps after its checkpoint again, from the same groups (P18, P21)."""
-        for group in self.groups.rows.values():
-            after = group.step is not None and group.step > checkpoint
-            if after and group.state in (GroupState.TRAINED, GroupState.DURABLE):
-                self.groups.move(group, GroupState.COMPOSED)
+        self._move(checkpoint, self.trained_step, GroupState.COMPOSED)
         self.trained_step = min(self.trained_step, checkpoint)
+        self.durable_step = min(self.durable_step, checkpoint)
 
-    def _advance(self, trained: int) -> None:
-        for number in range(self.trained_step + 1, trained + 1):
-            if number not in self.steps.composed:
-                raise ProtocolError(
-                    f"the trainer says it is past step {number}, but this ledger has composed only "
-                    f"{self.steps.last}: it has lost commits. Set ledger.sync: node, or start a new run."
-                )
-            for ordinal in self.steps.composed[number].ordinals:
-                self.groups.move(self.groups.rows[ordinal], GroupState.TRAINED)
-        self.trained_step = trained
-        self._everybody = True
-
-    def _note_checkpoints(self, beats: dict[str, TrainerBeat]) -> None:
-        members = [beats[i] for i in self.gang.members.values() if i in beats]
-        if len(members) < self.settings.num_ranks:
-            return
-        good = [{c.step for c in beat.checkpoints if self.steps.chains.get(c.step) == c.chain} for beat in members]
-        durable = max((step for step in set.intersection(*good) if step <= self.trained_step), default=0)
-        if durable <= self.durable_step:
-            return
-        for number in range(self.durable_step + 1, durable + 1):
-            for ordinal in self.steps.composed[number].ordinals:
-                self.groups.move(self.groups.rows[ordinal], GroupState.DURABLE)
-        self.durable_step = durable
-        self._everybody = True
+    def _move(self, after: int, last: int, state: GroupState) -> None:
+        """The groups of the steps after + 1 … last."""
+        for step in range(after + 1, last + 1):
+            self.groups.move(self.steps.composed[step].ordinals, state, step)
 
     def _follow_evaluations(self) -> None:
-        beats = engines.clean(self.peers.all(InferenceBeat))
-        policy = self.evaluations.policy
+        evaluations = self.evaluations
+        if evaluations.policy is not None and not evaluations.open:
+            self.finished_evals.append(evaluations.finish())
+        served = [b.policy for b in engines.clean(self.peers.all(InferenceBeat)).values() if b.policy]
+        published = [manifest.policy for manifest in self.gang.published(self.peers.all(TrainerBeat))]
+        if evaluations.policy is not None and evaluations.policy not in [*served, *published] and self.gang.members:
+            evaluations.void()
+        if evaluations.policy is not None:
+            return
+        version = evaluations.next_version()
+        if version is None or (version == self.settings.max_steps and self.durable_step < version):
+            return
+        policy = next((policy for policy in served if policy.version == version), None)
         if policy is not None:
-            receivable = any(m.policy == policy for m in self.gang.published(self.peers.all(TrainerBeat)))
-            if not receivable and not any(beat.policy == policy for beat in beats.values()) and self.gang.members:
-                for ordinal in self.evaluations.void():
-                    self.groups.drop(self.groups.rows[ordinal], "eval_void")
-            return
-        version = self.evaluations.next_version()
-        served = next((b.policy for b in beats.values() if b.policy and b.policy.version == version), None)
-        if version is None or served is None or (version == self.settings.max_steps and self.durable_step < version):
-            return
-        new = [
-            self.groups.new(example, self._seed_of(f"eval {i}"), self.settings.eval_completions, version, policy=served)
-            for i, example in enumerate(self._eval_examples)
-        ]
-        self.evaluations.begin(served, [group.ordinal for group in new])
+            self._evaluate(policy)
+        elif version < max(self.engines.floor, min((p.version for p in published), default=0)):
+            evaluations.skip(version)  # engines (P22) or trainer are past it: it can't be had any more
 
-    def _close_eval(self, ordinal: int) -> None:
-        group = self.groups.rows.get(ordinal)
-        if ordinal < 0 and group is not None and group.state is not GroupState.ISSUED:
-            version = self.evaluations.closed(ordinal)
-            if version is not None:
-                self.finished_evals.append(version)
-                self._everybody = True
+    def _evaluate(self, policy: Policy) -> None:
+        for i, example in enumerate(self._eval_examples):
+            seed = self._seed_of(f"eval {i}")
+            self.groups.new(example, seed, self.settings.eval_completions, policy.version, policy=policy)
+        self.evaluations.begin(policy)
 
     def _retarget_engines(self) -> None:
         published = self.gang.published(self.peers.all(TrainerBeat))
         served = engines.served_version(self.peers.all(InferenceBeat))
-        if self.engines.retarget(published, self.evaluations.policy, self.evaluations.next_version(), served or 0):
-            self._everybody = True
+        self.engines.retarget(published, self.evaluations.policy, self.evaluations.next_version(), served or 0)
 
     def _compose(self) -> None:
+        """Compose up to two steps ahead of the trainer: its next one, and one more to have at hand."""
         while self.steps.last <= self.trained_step + 1:
-            step, stale = self.steps.compose_next(self.groups, self.digests)
+            step, stale = self.steps.compose_next(self.groups, self._digests)
             for group in stale:  # its example comes back under a new ordinal
                 self._new_train_group(group.example, origin=group.ordinal)
+            for ordinal in step.ordinals if step else (group.ordinal for group in stale):
+                del self._digests[ordinal]
             if step is None and not stale:
                 return
 
     def _grant(self, now: float) -> None:
         """Give tickets to the rollouts that asked, the emptiest first: evaluations, then repeats, then new ordinals."""
-        rollouts = self.peers.all(RolloutBeat)
         served = engines.served_version(self.peers.all(InferenceBeat))
-        if served is None:
+        if served is None or not self._asking:
             return
-        slots = {i: self._free_slots(i, beat) for i, beat in rollouts.items() if beat.phase == "running"}
         ready = self._ready_to_reissue(now)
-        while slots:
-            identity = max(slots, key=lambda i: slots[i])
-            if slots[identity] <= 0:
-                return
-            group = self._next_ticket(ready, served, alone=not self._holds_anything(identity))
-            if group is None:
-                return
+        emptiest = [(-slots, identity) for identity, slots in self._asking.items()]
+        heapq.heapify(emptiest)
+        while emptiest and (ready or self._allowed(served)):
+            slots, identity = emptiest[0]
+            group = self._next_ticket(ready, served, alone=identity not in self.groups.held_by)
+            if group is None:  # what is ready is for a rollout that holds nothing, or for newer engines
+                heapq.heappop(emptiest)
+                continue
             self.groups.give(group, identity, now)
-            self._touched.add(identity)
-            slots[identity] = 0 if group.alone else slots[identity] - 1
-
-    def _free_slots(self, identity: str, beat: RolloutBeat) -> int:
-        """What the beat says less the tickets it has not seen (P9); 0 while it holds one that is to be alone."""
-        named = {ordinal for ordinal, _ in beat.holds.tolist()}
-        held = self.groups.held_by.get(identity, set())
-        if any(self.groups.rows[ordinal].alone for ordinal in held):
-            return 0
-        return beat.free_slots - len(held - named)
-
-    def _holds_anything(self, identity: str) -> bool:
-        return bool(self.groups.held_by.get(identity))
+            left = 0 if group.alone else -slots - 1
+            self._ask(identity, left)
+            if left:
+                heapq.heapreplace(emptiest, (-left, identity))
+            else:
+                heapq.heappop(emptiest)
 
     def _ready_to_reissue(self, now: float) -> list[Group]:
-        """Waiting groups, evaluations first, that no live reward actor is about to settle."""
-        if now < self._reissue_after:
-            waiting = [o for o in self.groups.waiting if self.groups.rows[o].attempt == 0]
-        else:
-            waiting = list(self.groups.waiting)
-        scoring = (
-            {
-                (o, a)
-                for beat in self.peers.all(RewardBeat).values()
-                for o, a in beat.holds.tolist()
-                if not _failed(beat, o, a)
-            }
-            if waiting
-            else set()
-        )
-        rows = [self.groups.rows[ordinal] for ordinal in waiting]
-        ready = [group for group in rows if (group.ordinal, group.attempt) not in scoring]
+        """Waiting groups, the first one last: evaluations first, none that a live reward actor is about to settle."""
+        ready = []
+        for group in (self.groups.rows[ordinal] for ordinal in self.groups.waiting):
+            ended = group.outcome is Attempt.FAILED or not self.reward_holds.is_named((group.ordinal, group.attempt))
+            if group.attempt == 0 or (now >= self._reissue_after and ended):
+                ready.append(group)
         return sorted(ready, key=lambda group: (group.ordinal >= 0, abs(group.ordinal)), reverse=True)
+
+    def _allowed(self, served: int) -> int:
+        """New train ordinals that may be issued (P15)."""
+        s, issued, dropped = self.settings, self.groups.num_issued["train"], self.groups.num_dropped("train")
+        return tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps)
 
     def _next_ticket(self, ready: list[Group], served: int, alone: bool) -> Group | None:
         for i in range(len(ready) - 1, -1, -1):
             group = ready[i]
             if group.min_version <= served and (alone or not group.alone):
                 return ready.pop(i)
-        s = self.settings
-        dropped = self.groups.num_dropped("train")
-        issued = self.groups.num_issued["train"]
-        if tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps) <= 0:
-            return None
-        return self._new_train_group(self._draw())
+        return self._new_train_group(self._draw()) if self._allowed(served) else None
 
     def _new_train_group(self, example: ExampleRef, origin: int | None = None) -> Group:
         s = self.settings
@@ -412,8 +401,27 @@ class Machine:
                 f"{limit} groups in a row were dropped as poison after three failed attempts each; "
                 f"the last failure: {self.groups.last_failure}"
             )
-            self._everybody = True
 
 
-def _failed(beat: Any, ordinal: int, attempt: int) -> bool:
-    return any(f.ordinal == ordinal and f.attempt == attempt for f in beat.failures)
+def _refusal(beat: Beat, settings: Settings) -> str:
+    """Why this process can't be part of the run; empty where it can."""
+    if beat.fingerprint is not None and beat.fingerprint != fingerprint():
+        return (
+            f"{beat.name} speaks messages {beat.fingerprint}, the packer {fingerprint()}: "
+            "they are different builds of grpo-actors; install the same one everywhere"
+        )
+    if isinstance(beat, TrainerBeat) and not 0 <= beat.rank < beat.num_ranks == settings.num_ranks:
+        return (
+            f"{beat.name} is rank {beat.rank} of {beat.num_ranks}, the packer's trainer.num_ranks is "
+            f"{settings.num_ranks}; start all processes with the same configuration"
+        )
+    return ""
+
+
+def _shown_to_others(beat: Beat | None) -> tuple[Any, ...] | None:
+    """What the States of other peers carry of this one and what can't wait for their next beat; its load can."""
+    if isinstance(beat, InferenceBeat):
+        return beat.phase, beat.engine_state, beat.policy, beat.url
+    if isinstance(beat, RewardBeat):
+        return beat.phase, beat.address
+    return None

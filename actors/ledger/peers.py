@@ -3,33 +3,26 @@
 A lease runs on the packer's clock from the receipt of a beat. No decision reads a peer's clock.
 """
 
-from collections import deque
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import TypeVar, cast
 
+from actors.ledger.clock import Clock
 from schemas.messages import Beat
 
 BeatT = TypeVar("BeatT", bound=Beat)
-MAX_REMEMBERED_BOOTS = 10_000
-
-
-@dataclass
-class Peer:
-    """A process that has beaten within its lease."""
-
-    identity: str
-    beat: Beat
-    lease_until: float
+MAX_REMEMBERED_REFUSALS = 10_000
 
 
 class Peers:
-    """The live peers, one boot per name."""
+    """The live peers, one boot per name; and the visitors, who beat but do not count."""
 
     def __init__(self, lease: float) -> None:
-        self._lease = lease
-        self._live: dict[str, Peer] = {}
+        self._leases: Clock[str] = Clock(lease)
+        self._visits: Clock[str] = Clock(lease)
+        self._beats: dict[str, Beat] = {}
+        self._by_type: dict[type[Beat], dict[str, Beat]] = {}
         self._boot_of: dict[str, str] = {}
-        self._superseded: deque[str] = deque(maxlen=MAX_REMEMBERED_BOOTS)
+        self._refusals: dict[str, str] = {}
 
     def heard(self, now: float, identity: str, beat: Beat) -> tuple[bool, str | None]:
         """Take note of a beat.
@@ -37,45 +30,61 @@ class Peers:
         Returns:
             (whether the beat counts, identity of an older process of the same name that this one replaces).
         """
-        if identity in self._superseded:
+        if identity in self._refusals:
+            self._visits.start(identity, now)
             return False, None
-        known = self._live.get(identity)
-        if known is not None and beat.sequence <= known.beat.sequence:
+        known = self._beats.get(identity)
+        if known is not None and beat.sequence <= known.sequence:
             return False, None
         replaced = self._boot_of.get(beat.name)
-        if replaced is not None and replaced != identity:
-            self._superseded.append(replaced)
-            self._live.pop(replaced, None)
-        else:
+        if replaced == identity:
             replaced = None
+        if replaced is not None:
+            self.refuse(replaced, "a newer process has the same name; every process needs its own --name")
         self._boot_of[beat.name] = identity
-        self._live[identity] = Peer(identity, beat, now + self._lease)
+        self._leases.start(identity, now)
+        self._beats[identity] = beat
+        self._by_type.setdefault(type(beat), {})[identity] = beat
         return True, replaced
 
-    def is_superseded(self, identity: str) -> bool:
-        """Whether a newer process of the same name has taken its place."""
-        return identity in self._superseded
+    def refuse(self, identity: str, reason: str = "") -> None:
+        """This process does not count, now or later; the oldest refusals are forgotten. Its beats are answered."""
+        self._refusals[identity] = reason
+        if len(self._refusals) > MAX_REMEMBERED_REFUSALS:
+            del self._refusals[next(iter(self._refusals))]
+        self._forget(identity)
+
+    def refusal_of(self, identity: str) -> str:
+        """Why a process is refused; empty where it is not."""
+        return self._refusals.get(identity, "")
+
+    def is_visitor(self, identity: str) -> bool:
+        """Whether it has beaten within a lease without counting."""
+        return identity in self._visits
 
     def expire(self, now: float) -> list[str]:
-        """Remove and return the peers whose lease has ended."""
-        gone = [identity for identity, peer in self._live.items() if peer.lease_until <= now]
+        """Remove and return the peers whose lease has ended, and the visitors that have left."""
+        visitors, gone = self._visits.late(now), self._leases.late(now)
+        for identity in visitors:
+            self._visits.stop(identity)
         for identity in gone:
-            del self._live[identity]
-        return gone
-
-    def next_expiry(self) -> float | None:
-        """When the first lease ends."""
-        return min((peer.lease_until for peer in self._live.values()), default=None)
+            self._forget(identity)
+        return gone + visitors
 
     def beat_of(self, identity: str) -> Beat | None:
         """The newest beat of a live peer."""
-        peer = self._live.get(identity)
-        return peer.beat if peer else None
+        return self._beats.get(identity)
 
-    def all(self, beat_type: type[BeatT]) -> dict[str, BeatT]:
-        """The live peers of a kind and their newest beats, by identity."""
-        return {identity: peer.beat for identity, peer in self._live.items() if isinstance(peer.beat, beat_type)}
+    def all(self, beat_type: type[BeatT]) -> Mapping[str, BeatT]:
+        """The live peers of a kind (`Beat`: of all kinds) and their newest beats, by identity."""
+        return cast(Mapping[str, BeatT], self._beats if beat_type is Beat else self._by_type.get(beat_type, {}))
 
     def identities(self) -> list[str]:
         """All live peers."""
-        return list(self._live)
+        return list(self._beats)
+
+    def _forget(self, identity: str) -> None:
+        self._leases.stop(identity)
+        beat = self._beats.pop(identity, None)
+        if beat is not None:
+            del self._by_type[type(beat)][identity]

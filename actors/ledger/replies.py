@@ -1,13 +1,14 @@
 """What the machine says to each peer: its State, absolute, from nothing but the machine's own state (P6, P9, P13)."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.ledger import engines
-from actors.ledger.rows import Group, GroupState, Settings
+from actors.ledger.rows import Attempt, Group, GroupState, Settings
 from schemas.messages import (
     Beat,
     EnginePeer,
@@ -30,92 +31,103 @@ if TYPE_CHECKING:
     from actors.ledger.machine import Machine
 
 
-def state_for(machine: "Machine", identity: str, progress: dict[str, Any]) -> State | None:
-    """The State of one peer; None when it is gone and shall be forgotten."""
-    beat = machine.peers.beat_of(identity)
-    refusal = machine.refused.get(identity, "")
-    if beat is None:
-        if machine.peers.is_superseded(identity):
-            refusal = "a newer process has the same name; every process needs its own --name"
-        if not refusal:
-            return None
-        return ObserverState(**_common(machine, refusal), progress={})
-    common = _common(machine, refusal)
-    if isinstance(beat, RolloutBeat):
-        return _rollout_state(machine, identity, beat, common)
-    if isinstance(beat, RewardBeat):
-        return RewardState(**common, packer_address=machine.packer_address, release=_released_by_reward(machine, beat))
-    if isinstance(beat, TrainerBeat):
-        return _trainer_state(machine, identity, beat, common)
-    if isinstance(beat, InferenceBeat):
-        return InferenceState(**common, update_id=machine.engines.update_id, manifest=machine.engines.target)
-    assert isinstance(beat, ObserverBeat)
-    return ObserverState(**common, progress=progress)
+class Replies:
+    """The States of one round: what all peers are told is put together once."""
 
+    def __init__(self, machine: "Machine", progress: dict[str, Any]) -> None:
+        self._machine, self._progress = machine, progress
 
-def _common(machine: "Machine", refusal: str) -> dict[str, Any]:
-    return {
-        "run": machine.run,
-        "term": machine.term,
-        "phase": machine.phase,
-        "step": machine.trained_step,
-        "max_steps": machine.settings.max_steps,
-        "refusal": refusal or machine.failure,
-    }
+    def state_for(self, identity: str) -> State | None:
+        """The State of one peer; None when it is gone and shall be forgotten."""
+        machine, beat = self._machine, self._machine.peers.beat_of(identity)
+        if beat is None:
+            if not machine.peers.is_visitor(identity):
+                return None
+            refusal = machine.peers.refusal_of(identity) or machine.failure
+            return ObserverState(**self._common | {"refusal": refusal}, progress={})
+        if isinstance(beat, RolloutBeat):
+            return self._rollout_state(identity)
+        if isinstance(beat, RewardBeat):
+            return self._reward_state(identity, beat)
+        if isinstance(beat, TrainerBeat):
+            return self._trainer_state(identity, beat)
+        if isinstance(beat, InferenceBeat):
+            return InferenceState(**self._common, update_id=machine.engines.update_id, manifest=machine.engines.target)
+        assert isinstance(beat, ObserverBeat)
+        return ObserverState(**self._common, progress=self._progress)
 
+    @cached_property
+    def _common(self) -> dict[str, Any]:
+        machine = self._machine
+        return {
+            "run": machine.run,
+            "term": machine.term,
+            "phase": machine.phase,
+            "step": machine.trained_step,
+            "max_steps": machine.settings.max_steps,
+            "refusal": machine.failure,
+        }
 
-def _rollout_state(machine: "Machine", identity: str, beat: RolloutBeat, common: dict[str, Any]) -> RolloutState:
-    named = {(ordinal, attempt) for ordinal, attempt in beat.holds.tolist()}
-    held = [machine.groups.rows[ordinal] for ordinal in sorted(machine.groups.held_by.get(identity, ()))]
-    tickets = [ticket_of(group, machine.settings) for group in held if (group.ordinal, group.attempt) not in named]
-    mine = {(group.ordinal, group.attempt) for group in held}
-    serving = engines.clean(machine.peers.all(InferenceBeat))
-    return RolloutState(
-        **common,
-        tickets=tickets,
-        release=_pairs(hold for hold in sorted(named) if hold not in mine),
-        engines=[
+    @cached_property
+    def _engines(self) -> list[EnginePeer]:
+        return [
             EnginePeer(name=b.name, boot_id=b.boot_id, url=b.url, policy=b.policy, load=b.load)
-            for b in serving.values()
+            for b in engines.clean(self._machine.peers.all(InferenceBeat)).values()
             if b.policy is not None
-        ],
-        rewards=[
+        ]
+
+    @cached_property
+    def _rewards(self) -> list[RewardPeer]:
+        return [
             RewardPeer(name=b.name, boot_id=b.boot_id, address=b.address, load=b.load)
-            for b in machine.peers.all(RewardBeat).values()
+            for b in self._machine.peers.all(RewardBeat).values()
             if b.phase == "running"
-        ],
-    )
+        ]
 
+    def _rollout_state(self, identity: str) -> RolloutState:
+        machine, named = self._machine, self._machine.rollout_holds.of(identity)
+        held = [machine.groups.rows[ordinal] for ordinal in sorted(machine.groups.held_by.get(identity, ()))]
+        mine = {(group.ordinal, group.attempt): group for group in held}
+        return RolloutState(
+            **self._common,
+            tickets=[ticket_of(group, machine.settings) for hold, group in mine.items() if hold not in named],
+            release=_pairs(sorted(named - mine.keys())),
+            engines=self._engines,
+            rewards=self._rewards,
+        )
 
-def _released_by_reward(machine: "Machine", beat: RewardBeat) -> NDArray[np.int64]:
-    """Holds of a reward actor that are settled or dropped, or whose failure has been noted (P13)."""
-    failed = {(failure.ordinal, failure.attempt) for failure in beat.failures}
-    released = []
-    for ordinal, attempt in beat.holds.tolist():
-        group = machine.groups.known(ordinal)
-        ended = group is None or group.state is not GroupState.ISSUED
-        if ended or (ordinal, attempt) in failed:
-            released.append((ordinal, attempt))
-    return _pairs(released)
+    def _reward_state(self, identity: str, beat: RewardBeat) -> RewardState:
+        failed = {(failure.ordinal, failure.attempt) for failure in beat.failures}
+        named = sorted(self._machine.reward_holds.of(identity))
+        return RewardState(
+            **self._common,
+            packer_address=self._machine.packer_address,
+            release=_pairs(hold for hold in named if hold in failed or self._ended(*hold)),
+        )
 
+    def _ended(self, ordinal: int, attempt: int) -> bool:
+        """Whether a reward actor shall let an attempt go: its ordinal is settled or dropped, or it has failed (P13).
 
-def _trainer_state(machine: "Machine", identity: str, beat: TrainerBeat, common: dict[str, Any]) -> TrainerState:
-    gang, due = machine.gang, machine.evaluations.next_version()
-    pinned = machine.evaluations.policy
-    keep = min(
-        due if due is not None else machine.settings.max_steps, pinned.version if pinned else machine.settings.max_steps
-    )
-    order = gang.order_for(identity, beat)
-    member = identity in gang.members.values()
-    return TrainerState(
-        **common,
-        order=order,
-        incarnation=gang.incarnation if member else 0,
-        lineage=gang.lineage,
-        checkpoint=gang.checkpoint,
-        recorded_step=machine.recorded_step,
-        keep_version=keep,
-    )
+        It keeps an older attempt than the newest: the first good copy wins, whichever it is (P11).
+        """
+        group = self._machine.groups.known(ordinal)
+        if group is None or group.state is not GroupState.ISSUED:
+            return True
+        return group.attempt == attempt and group.outcome is Attempt.FAILED
+
+    def _trainer_state(self, identity: str, beat: TrainerBeat) -> TrainerState:
+        machine, gang = self._machine, self._machine.gang
+        pinned = machine.evaluations.policy
+        versions = (machine.evaluations.next_version(), pinned.version if pinned else None)
+        return TrainerState(
+            **self._common,
+            order=gang.order_for(identity, beat),
+            incarnation=gang.incarnation if identity in gang.members.values() else 0,
+            lineage=gang.lineage,
+            checkpoint=gang.checkpoint,
+            recorded_step=machine.recorded_step,
+            keep_version=min([machine.settings.max_steps, *(v for v in versions if v is not None)]),
+        )
 
 
 def ticket_of(group: Group, settings: Settings) -> Ticket:

@@ -3,7 +3,8 @@
 A group's life (P21); each arrow is one commit:
 
     issued ──▶ settled ──▶ composed ──▶ trained ──▶ durable
-       │           │
+       │           │           ▲            │           │
+       │           │           └────────────┴───────────┘  a new lineage starts from an older checkpoint
        └───────────┴─────▶ dropped (poison, stale, eval_void)
 
 Train ordinals are 0, 1, 2, …; eval ordinals −1, −2, …, so that one int64 names any group and train ordinals have no
@@ -20,7 +21,6 @@ MAX_FAILURES = 3
 """Failed attempts after which an ordinal is dropped as poison (P11)."""
 DEATHS_UNTIL_ALONE = 2
 """Deaths of holders after which an ordinal is issued alone (P11)."""
-DROP_REASONS = ("poison", "stale", "eval_void")
 
 
 class GroupState(StrEnum):
@@ -32,6 +32,19 @@ class GroupState(StrEnum):
     TRAINED = "trained"
     DURABLE = "durable"
     DROPPED = "dropped"
+
+
+class Attempt(StrEnum):
+    """What is known of a group's newest attempt (P11): whether it may still bring a group, whether it has been counted.
+
+    open ──holder dies──▶ open, or died if it was the only one held ──holder comes back──▶ open
+    """
+
+    OPEN = "open"
+    DIED = "died"
+    """Counted as failed, because its holder died with nothing else in hand; a copy of it may come all the same."""
+    FAILED = "failed"
+    """Ended: whoever still names it shall let it go."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,8 @@ class Group:
     """For evaluations: exactly this policy."""
     state: GroupState = GroupState.ISSUED
     attempt: int = 0
+    outcome: Attempt = Attempt.OPEN
+    """Of the newest attempt."""
     failures: int = 0
     deaths: int = 0
     holder: str | None = None
@@ -68,8 +83,6 @@ class Group:
     """The ordinal whose example this one repeats (P17)."""
     issued_at: float = 0.0
     """Packer's clock when the current attempt was issued; not stored."""
-    scoring_since: float | None = None
-    """Packer's clock when a reward actor first named the current attempt; not stored."""
 
     @property
     def purpose(self) -> Purpose:

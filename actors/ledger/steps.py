@@ -1,5 +1,8 @@
 """Which groups make up the next step (P16–P18)."""
 
+from collections.abc import Mapping
+from itertools import islice
+
 from actors.algorithms.lag import is_stale
 from actors.ledger.groups import Groups
 from actors.ledger.rows import Changes, Group, GroupState, Settings, Step
@@ -14,20 +17,16 @@ class Steps:
         self._settings, self._changes = settings, changes
         self.composed: dict[int, Step] = {}
         self.chains: dict[int, str] = {0: START}
+        self.last = 0
+        """The newest composed step, 0 before the first."""
         self._next_ordinal = 0
 
     def restore(self, steps: list[Step]) -> None:
         """Take over what the store has."""
         for step in steps:
-            self.composed[step.step] = step
-            self.chains[step.step] = step.chain
+            self._note(step)
 
-    @property
-    def last(self) -> int:
-        """The newest composed step, 0 before the first."""
-        return max(self.chains)
-
-    def compose_next(self, groups: Groups, digests: dict[int, str]) -> tuple[Step | None, list[Group]]:
+    def compose_next(self, groups: Groups, digests: Mapping[int, str]) -> tuple[Step | None, list[Group]]:
         """The next step if its groups are there.
 
         Returns:
@@ -50,11 +49,11 @@ class Steps:
     def _candidates(self, groups: Groups) -> list[Group]:
         """Up to groups_per_step settled groups, in the order that the configuration names (P16)."""
         if self._settings.order == "arrival":
-            settled = [g for g in groups.rows.values() if g.state is GroupState.SETTLED and g.purpose == "train"]
-            return sorted(settled, key=lambda group: group.arrival or 0)[: self._settings.groups_per_step]
-        self._next_ordinal = _skip_finished(groups, self._next_ordinal)
+            return list(islice(groups.settled.values(), self._settings.groups_per_step))
+        if len(groups.settled) < self._settings.groups_per_step:
+            return []
         chosen: list[Group] = []
-        ordinal = self._next_ordinal
+        ordinal = self._next_ordinal = _skip_finished(groups, self._next_ordinal)
         while len(chosen) < self._settings.groups_per_step:
             group = groups.rows.get(ordinal)
             if group is None or group.state is GroupState.ISSUED:
@@ -64,7 +63,7 @@ class Steps:
             ordinal += 1
         return chosen
 
-    def _compose(self, number: int, chosen: list[Group], groups: Groups, digests: dict[int, str]) -> Step:
+    def _compose(self, number: int, chosen: list[Group], groups: Groups, digests: Mapping[int, str]) -> Step:
         dropped = tuple(
             DroppedOrdinal(ordinal=ordinal, reason=groups.rows[ordinal].reason or "poison")
             for ordinal in sorted(groups.unreported_drops)
@@ -74,11 +73,13 @@ class Steps:
         step_digests = tuple(digests[ordinal] for ordinal in ordinals)
         chain = next_chain(self.chains[number - 1], number, ordinals, dropped, step_digests)
         step = Step(number, ordinals, dropped, step_digests, chain)
-        for group in chosen:
-            groups.move(group, GroupState.COMPOSED, number)
-        self.composed[number], self.chains[number] = step, chain
+        groups.move(ordinals, GroupState.COMPOSED, number)
+        self._note(step)
         self._changes.steps.append(step)
         return step
+
+    def _note(self, step: Step) -> None:
+        self.composed[step.step], self.chains[step.step], self.last = step, step.chain, step.step
 
 
 def _skip_finished(groups: Groups, ordinal: int) -> int:

@@ -8,14 +8,15 @@ import fcntl
 import json
 import sqlite3
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import msgpack
 
-from actors.ledger.rows import Changes, ExampleRef, Group, GroupState, Step
+from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupState, Step
 from schemas.errors import ConfigError, ProtocolError
 from schemas.messages import DroppedOrdinal, Policy
 
@@ -24,14 +25,16 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (
     ordinal INTEGER PRIMARY KEY, environment TEXT NOT NULL, example INTEGER NOT NULL, example_key TEXT NOT NULL, seed
     INTEGER NOT NULL, num_completions INTEGER NOT NULL, min_version INTEGER NOT NULL, lineage INTEGER, version INTEGER,
-    state TEXT NOT NULL, attempt INTEGER NOT NULL, failures INTEGER NOT NULL, deaths INTEGER NOT NULL, holder TEXT,
-    oldest_version INTEGER, arrival INTEGER, step INTEGER, reason TEXT, origin INTEGER
+    state TEXT NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL, failures INTEGER NOT NULL,
+    deaths INTEGER NOT NULL, holder TEXT, oldest_version INTEGER, arrival INTEGER, step INTEGER, reason TEXT,
+    origin INTEGER
 );
 CREATE TABLE IF NOT EXISTS payloads (ordinal INTEGER PRIMARY KEY, digest TEXT NOT NULL, frames BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, record TEXT NOT NULL);
 """
 NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "fuse.sshfs"}
+    {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "wekafs"}
+    | {"fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.s3fs", "fuse.sshfs"}
 )
 
 
@@ -61,17 +64,14 @@ class Store:
         self.term = (self.value("term") or 0) + 1
         self.commit(Changes(values={"run": self.run, "term": self.term}), {})
 
-    def _take(self, path: Path) -> Any:
+    def _take(self, path: Path) -> IO[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kind = file_system_of(path.parent)
-        if kind in NETWORK_FILE_SYSTEMS:
-            raise ConfigError(
-                [f"ledger.path: {path} is on {kind}, where SQLite's WAL does not work; choose a local disk"]
-            )
+        check_file_system(path, mounts())
         lock = path.with_name(path.name + ".lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            lock.close()
             raise ConfigError(
                 [f"ledger.path: another packer holds {path}; a ledger has one packer at a time"]
             ) from None
@@ -87,7 +87,7 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._db.executemany(
-                "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [_group_row(group) for group in changes.groups.values()],
             )
             self._db.executemany(
@@ -100,8 +100,8 @@ class Store:
                 [(key, json.dumps(value)) for key, value in changes.values.items()],
             )
             self._db.execute("COMMIT")
-        except sqlite3.Error:
-            self._db.execute("ROLLBACK")
+        except BaseException:
+            self._db.rollback()
             raise
 
     def values(self) -> dict[str, Any]:
@@ -144,12 +144,8 @@ class Store:
 
     def trained_twice(self) -> int:
         """Ordinals that stand in more than one composed step; counted from the step records, not from the rows."""
-        seen: set[int] = set()
-        twice: set[int] = set()
-        for step in self.steps():
-            twice.update(seen.intersection(step.ordinals))
-            seen.update(step.ordinals)
-        return len(twice)
+        times = Counter(ordinal for step in self.steps() for ordinal in step.ordinals)
+        return sum(count > 1 for count in times.values())
 
     def close(self) -> None:
         """Close the file and let the lock go."""
@@ -158,84 +154,52 @@ class Store:
             self._lock_file.close()
 
 
-def file_system_of(folder: Path) -> str:
-    """The type of the file system that a folder is on, as /proc/mounts names it; empty where that is not known."""
+def check_file_system(path: Path, mounts: str) -> None:
+    """Refuse a ledger on a network file system.
+
+    Raises:
+        ConfigError: names the file system.
+    """
+    kind = file_system_of(path.parent, mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise ConfigError([f"ledger.path: {path} is on {kind}, where SQLite's WAL does not work; choose a local disk"])
+
+
+def mounts() -> str:
+    """What is mounted on this machine, as /proc/mounts lists it; empty where there is no such file."""
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
+        return Path("/proc/mounts").read_text(encoding="utf-8")
     except OSError:
         return ""
-    resolved = str(folder.resolve())
-    holding = [
-        (point, kind) for point, kind in mounts if resolved == point or resolved.startswith(point.rstrip("/") + "/")
-    ]
-    return max(holding, key=lambda mount: len(mount[0]), default=("", ""))[1]
+
+
+def file_system_of(folder: Path, mounts: str) -> str:
+    """The type of the file system that a folder is on; empty where that is not known.
+
+    Of all mount points above it the longest holds it, and of several mounts at one point the last.
+    """
+    resolved, longest, found = str(folder.resolve()), 0, ""
+    for line in mounts.splitlines():
+        point, kind = line.split()[1:3]
+        point = point.replace("\\040", " ").rstrip("/")
+        if len(point) >= longest and f"{resolved}/".startswith(f"{point}/"):
+            longest, found = len(point), kind
+    return found
 
 
 def _group_row(g: Group) -> tuple[Any, ...]:
     policy = (g.policy.lineage, g.policy.version) if g.policy else (None, None)
-    return (
-        g.ordinal,
-        g.example.environment,
-        g.example.index,
-        g.example.key,
-        g.seed,
-        g.num_completions,
-        g.min_version,
-        *policy,
-        str(g.state),
-        g.attempt,
-        g.failures,
-        g.deaths,
-        g.holder,
-        g.oldest_version,
-        g.arrival,
-        g.step,
-        g.reason,
-        g.origin,
-    )
+    ticket = (g.ordinal, g.example.environment, g.example.index, g.example.key, g.seed, g.num_completions)
+    attempts = (str(g.state), g.attempt, str(g.outcome), g.failures, g.deaths, g.holder)
+    return (*ticket, g.min_version, *policy, *attempts, g.oldest_version, g.arrival, g.step, g.reason, g.origin)
 
 
 def _group_of(row: tuple[Any, ...]) -> Group:
-    (
-        ordinal,
-        environment,
-        index,
-        key,
-        seed,
-        size,
-        min_version,
-        lineage,
-        version,
-        state,
-        attempt,
-        failures,
-        deaths,
-        holder,
-        oldest,
-        arrival,
-        step,
-        reason,
-        origin,
-    ) = row
+    ordinal, environment, index, key, seed, size, min_version, lineage, version, state, attempt, outcome, *rest = row
+    example = ExampleRef(environment, index, key)
     policy = None if lineage is None else Policy(lineage=lineage, version=version)
-    return Group(
-        ordinal,
-        ExampleRef(environment, index, key),
-        seed,
-        size,
-        min_version,
-        policy,
-        GroupState(state),
-        attempt,
-        failures,
-        deaths,
-        holder,
-        oldest,
-        arrival,
-        step,
-        reason,
-        origin,
-    )
+    asked = (ordinal, example, seed, size, min_version, policy)
+    return Group(*asked, GroupState(state), attempt, Attempt(outcome), *rest)
 
 
 def _step_record(step: Step) -> str:

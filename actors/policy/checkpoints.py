@@ -1,10 +1,11 @@
 """Checkpoints on disk: atomic, checksummed, with the witness of what they were trained on (P20).
 
 checkpoints/step_40/          the model in Hugging Face format, or the adapter in PEFT format
-trainer/                  optimizer, RNG: to go on from here
-witness.json              steps since the checkpoint before: ordinals, drops, digests, chain
-checksums.json            sha256 of every file; written last, so a directory without it is not a checkpoint
+    trainer/                  optimizer, RNG: to go on from here
+    witness.json              steps since the checkpoint before: ordinals, drops, digests, chain
+    checksums.json            sha256 of every file; written last, so a directory without it is not a checkpoint
 checkpoints/witness/          a copy of every witness, which stays when its checkpoint goes
+checkpoints/dead/             checkpoints of a history that was given up: later than one saved after them (P19)
 """
 
 import json
@@ -26,6 +27,8 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path, keep_last: int) -> None:
         self._folder, self._keep_last = folder, keep_last
+        self._checked: set[int] = set()
+        """Steps whose files this process has written or checked: hashing gigabytes again would find nothing new."""
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""
@@ -66,6 +69,8 @@ class CheckpointFolder:
         copies = self._folder / "witness"
         copies.mkdir(exist_ok=True)
         shutil.copyfile(final / "witness.json", copies / f"step_{step}.json")
+        self._checked.add(step)
+        self._bury([other for other in self._steps() if other > step])
         self._prune()
         return CheckpointInfo(step=step, chain=chain)
 
@@ -73,10 +78,11 @@ class CheckpointFolder:
         """This run's checkpoints whose files are as they were written, oldest first; bad ones are logged by name."""
         found = []
         for step in self._steps():
-            problem = self._problem(step)
+            problem = "" if step in self._checked else self._problem(step)
             if problem:
                 log.warning("checkpoint not usable", checkpoint=str(self.path(step)), detail=problem)
                 continue
+            self._checked.add(step)
             witness = self.witness(step)
             if witness["run"] == run:
                 found.append(CheckpointInfo(step=step, chain=witness["chain"]))
@@ -98,6 +104,16 @@ class CheckpointFolder:
         except (OSError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
         return f"{bad[0]} is not what was written" if bad else ""
+
+    def _bury(self, steps: list[int]) -> None:
+        """Move checkpoints of a dead history away, where they neither count among the newest nor are lost."""
+        dead = self._folder / "dead"
+        for step in steps:
+            dead.mkdir(exist_ok=True)
+            shutil.rmtree(dead / f"step_{step}", ignore_errors=True)
+            self.path(step).rename(dead / f"step_{step}")
+            self._checked.discard(step)
+            log.warning("checkpoint of a dead history moved", checkpoint=str(dead / f"step_{step}"))
 
     def _prune(self) -> None:
         for step in self._steps()[: -self._keep_last]:

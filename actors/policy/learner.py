@@ -70,13 +70,14 @@ class TorchLearner:
             FloatingPointError: loss or gradient is not finite; nothing has been updated.
         """
         started = time.perf_counter()
-        loss, sums = 0.0, Counter[str]()
+        mismatch_max, sums = 0.0, Counter[str]()
         for m in range(batch.num_micro_batches):
             first, last = (int(i) for i in batch.micro_batch_offsets[m : m + 2])
             if last > first:
-                part_loss, part_sums = self._micro_batch(batch, first, last)
-                loss += part_loss
-                sums.update(part_sums)
+                part = self._micro_batch(batch, first, last)
+                mismatch_max = max(mismatch_max, part.pop("mismatch_max"))
+                sums.update(part)
+        loss = sums.pop("loss", 0.0)
         computed = time.perf_counter()
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         grad_norm = float(nn.utils.clip_grad_norm_(parameters, self._config.trainer.max_grad_norm))
@@ -95,14 +96,14 @@ class TorchLearner:
             "loss": loss,
             "grad_norm": grad_norm,
             "learning_rate": rate,
-            "mismatch_max": self._mismatch_max,
+            "mismatch_max": mismatch_max,
             "tokens": sums["tokens"],
             "seconds_forward_backward": computed - started,
             "seconds_optimizer": time.perf_counter() - computed,
         }
 
-    def _micro_batch(self, batch: StepBatch, first: int, last: int) -> tuple[float, dict[str, float]]:
-        """Gradients of samples first…last−1; returns their share of the loss, and metric sums."""
+    def _micro_batch(self, batch: StepBatch, first: int, last: int) -> dict[str, float]:
+        """Gradients of samples first…last−1; returns their share of the loss, metric sums, and the largest mismatch."""
         start, end = (int(i) for i in batch.sample_offsets[[first, last]])
         offsets = batch.sample_offsets[first : last + 1] - start
         prompts = batch.prompt_lengths[first:last]
@@ -136,12 +137,14 @@ class TorchLearner:
         output = compute_loss(inputs, self._config.trainer.loss)
         output.loss.backward()  # type: ignore[no-untyped-call]
         gap_T = (logprobs_T.detach() - inference_logprobs_T).abs().masked_fill(~mask_T, 0.0)
-        self._mismatch_max = max(self._mismatch_max if first else 0.0, float(gap_T.max()))
-        sums = {name: float(value) for name, value in output.sums.items()}
-        sums |= {"entropy": float(entropy_T[mask_T].sum()), "abs_log_ratio": float(gap_T.sum())}
-        return float(output.loss), sums
-
-    _mismatch_max = 0.0
+        measured = output.sums | {
+            "loss": output.loss.detach(),
+            "entropy": entropy_T.masked_fill(~mask_T, 0.0).sum(),
+            "abs_log_ratio": gap_T.sum(),
+            "mismatch_max": gap_T.max(),
+        }
+        # one tensor, so that a GPU is waited for once
+        return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._dtype is torch.float32:
@@ -160,8 +163,10 @@ class TorchLearner:
     def save(self, folder: Path) -> None:
         """`folder` loads with transformers (full) or peft (LoRA); `folder/trainer` holds optimizer and RNG state."""
         model: Any = self.model
-        model.save_pretrained(folder, safe_serialization=True)
-        if not self._lora:
+        if self._lora:
+            model.save_pretrained(folder, save_embedding_layers=False)
+        else:
+            model.save_pretrained(folder)
             for name, data in loading.tokenizer_files(self._config.model.path).items():
                 (folder / name).write_bytes(data)
         save_state(folder / "trainer", self._optimizer)
@@ -187,7 +192,7 @@ class TorchLearner:
 
 def _published(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return {
-        name: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
+        name: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
         for name, tensor in tensors.items()
     }
 
@@ -199,7 +204,7 @@ def save_state(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     folder.mkdir(parents=True)
     state = optimizer.state_dict()
     tensors = {
-        f"{index}.{name}": value.contiguous().clone()
+        f"{index}.{name}": value.cpu().contiguous()
         for index, values in state["state"].items()
         for name, value in values.items()
     }

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.errors import ConfigError
 
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -37,8 +38,22 @@ def load_model(config: ModelConfig, attention: str, dtype: torch.dtype, path: st
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError([f"model.path: {config.path} can't be loaded: {str(error).splitlines()[0]}"]) from error
-    model.config.use_cache = False
+    problem = _unpackable(model)
+    if problem:
+        raise ConfigError([f"model.path: {config.path} ({type(model).__name__}) {problem}"])
     return model.to(device_of(config))  # type: ignore[no-any-return]
+
+
+def _unpackable(model: Any) -> str:
+    """Why the samples of a packed row would see each other, or attention be another than the model's; else ""."""
+    if not model._supports_attention_backend:
+        return "has attention of its own, which can't be replaced; packing needs transformers' AttentionInterface"
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
+    if model._is_stateful or kinds:
+        return f"has layers that carry state from token to token or attend in their own way {sorted(kinds)}"
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        return "has attention sinks, which the packed attention does not compute"
+    return ""
 
 
 def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
@@ -69,15 +84,16 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The adapter's tensors under the names that a PEFT file has."""
     import peft
 
-    return {name: tensor.detach() for name, tensor in peft.get_peft_model_state_dict(model).items()}
+    # embeddings are not trained; by default peft asks the hub whether they were, each time
+    tensors = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def full_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by their Hugging Face names, a tied one once, under the name that its file has."""
+    """All weights by their Hugging Face names; a tied one once, under its first name, which its file has too."""
     tensors, seen = {}, set()
-    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if _ties(model) else set()
     for name, tensor in model.state_dict().items():
-        if name not in tied and tensor.data_ptr() not in seen:
+        if tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             tensors[name] = tensor.detach()
     return tensors
@@ -101,11 +117,6 @@ def copy_into(targets: dict[str, Tensor], tensors: dict[str, Tensor], what: str)
     with torch.no_grad():
         for name, tensor in tensors.items():
             targets[name].copy_(tensor)
-
-
-def _ties(model: nn.Module) -> bool:
-    config: Any = model.config
-    return bool(getattr(config, "tie_word_embeddings", False))
 
 
 def tokenizer_files(path: str) -> dict[str, bytes]:

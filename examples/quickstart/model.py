@@ -77,13 +77,18 @@ def warm_up(model: Qwen3ForCausalLM, seed: int) -> tuple[int, float]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % (20 if reward < 0.25 else 3) == 0:
+        if step % _steps_between_probes(reward) == 0:
             probe = [environment.example(used + i).columns["answer"][::-1] for i in range(256)]
             used += len(probe)
             reward = sampled_reward(model, probe, generator)
             if reward >= TARGET_REWARD:
                 return step, reward
     raise RuntimeError(f"the warm-up reached a sampled reward of {reward:.2f} only")
+
+
+def _steps_between_probes(reward: float) -> int:
+    """Probes cost as much as several steps, so they come close only near the end."""
+    return 20 if reward < 0.28 else 10 if reward < 0.36 else 3
 
 
 def _warm_up_loss(model: Qwen3ForCausalLM, words: list[str], generator: torch.Generator) -> torch.Tensor:

@@ -42,7 +42,8 @@ def check_tree(tree: Any) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError([_describe(problem) for problem in error.errors(include_url=False)]) from None
+        problems = [_describe(problem) for problem in error.errors(include_url=False)]
+        raise ConfigError([line for problem in problems for line in problem.splitlines()]) from None
 
 
 def dump_config(config: RunConfig) -> str:
@@ -56,7 +57,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise ConfigError([f"{path}: can't be read: {error.strerror}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: is not YAML: {str(error).splitlines()[0]}"]) from None
+        raise ConfigError([f"{path}: is not YAML: {' '.join(str(error).split())}"]) from None
 
 
 def _apply(tree: Any, override: str) -> None:
@@ -73,8 +74,10 @@ def _apply(tree: Any, override: str) -> None:
         raise ConfigError([f"{key}: {text!r} is not a YAML value"]) from None
     if isinstance(node, list):
         node[_index(node, last, key)] = value
-    else:
+    elif isinstance(node, dict):
         node[last] = value
+    else:
+        raise ConfigError([f"{key}: {last!r} is inside a plain value"])
 
 
 def _child(node: Any, name: str, key: str) -> Any:
@@ -106,6 +109,8 @@ def _describe(problem: Any) -> str:
         return f"{dotted}.type: {context['tag']!r} is not one of {context['expected_tags']}{_closest(context)}"
     if kind == "union_tag_not_found":
         return f"{dotted}.type: is required"
+    if kind == "model_type":
+        return f"{dotted}: must be a map of keys, got {problem['input']!r}"
     message = problem["msg"].removeprefix("Value error, ")
     seen = "" if isinstance(problem["input"], dict | list | BaseModel) else f", got {problem['input']!r}"
     return f"{dotted}: {message[0].lower()}{message[1:]}{seen}" if where else message
@@ -116,10 +121,15 @@ def _without_union_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...
     kept: list[str | int] = []
     for part in location:
         fields, tags = _fields_at(tuple(kept))
-        if part in tags and part not in fields:
+        if (part in tags and part not in fields) or _is_member_of_union(part):
             continue
         kept.append(part)
     return tuple(kept)
+
+
+def _is_member_of_union(part: str | int) -> bool:
+    """Whether pydantic names a member of a plain union here, like `list[str]`."""
+    return isinstance(part, str) and part.endswith("]")
 
 
 def _nearest(where: tuple[str | int, ...]) -> str:

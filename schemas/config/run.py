@@ -1,5 +1,6 @@
 """The whole configuration of a run, and the rules that span sections."""
 
+import re
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -46,7 +47,7 @@ class RunConfig(Section):
     def _sections_agree(self) -> "RunConfig":
         problems = [problem for rule in RULES for problem in rule(self)]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
     @property
@@ -64,7 +65,7 @@ def _lag_rules_agree(config: RunConfig) -> list[str]:
     level, limit = config.packer.max_async_level, config.packer.max_off_policy_steps
     if limit < level:
         return [
-            f"packer.max_off_policy_steps {limit} is below packer.max_async_level {level}: every group would be dropped"
+            f"packer.max_off_policy_steps: {limit} is below packer.max_async_level {level}; all groups would be stale"
         ]
     return []
 
@@ -73,19 +74,19 @@ def _samples_fit(config: RunConfig) -> list[str]:
     problems = []
     if config.rollout.max_tokens >= config.packer.sequence_len:
         problems.append(
-            f"rollout.max_tokens {config.rollout.max_tokens} leaves no room for a prompt in "
+            f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt in "
             f"packer.sequence_len {config.packer.sequence_len}"
         )
     engine = config.inference.engine
     if isinstance(engine, EmbeddedEngineConfig):
         if config.rollout.max_tokens >= engine.max_sequence_len:
             problems.append(
-                f"rollout.max_tokens {config.rollout.max_tokens} leaves no room for a prompt in "
+                f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt in "
                 f"inference.engine.max_sequence_len {engine.max_sequence_len}"
             )
         if config.rollout.group_size > engine.max_sequences:
             problems.append(
-                f"rollout.group_size {config.rollout.group_size} exceeds "
+                f"rollout.group_size: {config.rollout.group_size} exceeds "
                 f"inference.engine.max_sequences {engine.max_sequences}"
             )
     return problems
@@ -104,7 +105,30 @@ def _weights_set_for_all_or_none(config: RunConfig) -> list[str]:
     return []
 
 
-RULES = (_lag_rules_agree, _samples_fit, _environment_names_differ, _weights_set_for_all_or_none)
+def _plaintext_stays_on_loopback(config: RunConfig) -> list[str]:
+    bus = config.bus
+    if not bus.control.startswith("tcp://") or bus.allow_plaintext:
+        return []
+    control_host = bus.control.removeprefix("tcp://").rpartition(":")[0]
+    return [
+        f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; bind to 127.0.0.1, or set "
+        "bus.allow_plaintext: true on a network that only you can reach"
+        for key, host in (("bus.control", control_host), ("bus.host", bus.host))
+        if not _is_loopback(host)
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "[::1]", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
+RULES = (
+    _lag_rules_agree,
+    _samples_fit,
+    _environment_names_differ,
+    _weights_set_for_all_or_none,
+    _plaintext_stays_on_loopback,
+)
 
 
 def warnings(config: RunConfig) -> list[str]:

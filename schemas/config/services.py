@@ -1,8 +1,9 @@
 """What the actors stand on: ledger, bus, weights, telemetry."""
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from schemas.config.base import Section
 
@@ -39,6 +40,15 @@ class BusConfig(Section):
     """Seconds of the packer's silence after which an actor gives up."""
     allow_plaintext: bool = False
     """Let sockets bind beyond loopback without encryption."""
+
+    @field_validator("control")
+    @classmethod
+    def _is_address(cls, control: str) -> str:
+        port = re.fullmatch(r"tcp://(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})", control)
+        # `inproc` joins threads of one process and is for tests.
+        if control not in ("ipc", "inproc") and not (port and 0 < int(port[1]) < 65536):
+            raise ValueError("must be 'ipc' or 'tcp://host:port'")
+        return control
 
 
 class WeightsConfig(Section):

@@ -1,7 +1,9 @@
 """All messages of the bus, by kind. A new kind is one class and one line here."""
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
+from typing import Any, get_args
 
 from schemas.messages.base import Frozen, Message
 from schemas.messages.control import (
@@ -50,13 +52,28 @@ MESSAGE_TYPES: dict[str, type[Message]] = {kind.kind: kind for kind in (*DATA_KI
 
 @cache
 def fingerprint() -> str:
-    """A digest of every kind, version and field: two builds with the same one understand each other (§5)."""
-    lines = []
-    for kind, message_type in sorted(MESSAGE_TYPES.items()):
-        specs = message_type.layout.specs
-        fields = {name: str(specs.get(name, field.annotation)) for name, field in message_type.model_fields.items()}
-        lines.append(f"{kind} {message_type.version} {sorted(fields.items())}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    """Two builds with the same one understand each other (DESIGN §5)."""
+    return fingerprint_of(MESSAGE_TYPES.values())
+
+
+def fingerprint_of(message_types: Iterable[type[Message]]) -> str:
+    """A digest of every kind, version, array and field, those of the values inside messages included."""
+    lines, todo = set[str](), list[type[Frozen]](message_types)
+    while todo:
+        model = todo.pop()
+        name = f"{model.kind} {model.version} {model.layout.text}" if issubclass(model, Message) else model.__name__
+        fields = {name: (str(field.annotation), field.is_required()) for name, field in model.model_fields.items()}
+        line = f"{name} {sorted(fields.items())}"
+        if line not in lines:
+            lines.add(line)
+            todo += [inner for field in model.model_fields.values() for inner in _values_in(field.annotation)]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def _values_in(annotation: Any) -> list[type[Frozen]]:
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, Frozen):
+        return [annotation]
+    return [inner for argument in get_args(annotation) for inner in _values_in(argument)]
 
 
 __all__ = [
@@ -100,4 +117,5 @@ __all__ = [
     "TrainerOrder",
     "TrainerState",
     "fingerprint",
+    "fingerprint_of",
 ]

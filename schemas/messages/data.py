@@ -63,18 +63,16 @@ class RolloutGroup(Message):
 
     def check(self) -> None:
         """Offsets cover all tokens; texts and finish reasons are one per completion."""
-        num_tokens = self.token_ids.size
+        num_tokens, num_completions = len(self.token_ids), len(self.completion_offsets) - 1
         arrays.check_offsets("completion_offsets", self.completion_offsets, num_tokens)
-        if not len(self.completions) == len(self.finish_reasons) == self.num_completions:
-            raise ValueError(f"completions, finish_reasons: one per completion, so {self.num_completions}")
-        starts = self.segments[:, SEGMENT_START]
-        if not (starts.size and starts.item(0) == 0 and starts.item(-1) < num_tokens and arrays.rises_strictly(starts)):
-            raise ValueError(f"segments: starts must rise strictly from 0 and stay below {num_tokens}")
+        if not len(self.completions) == len(self.finish_reasons) == num_completions:
+            raise ValueError(f"completions, finish_reasons: one per completion, so {num_completions}")
+        arrays.check_starts("segments", self.segments[:, SEGMENT_START], num_tokens)
 
     @property
     def num_completions(self) -> int:
         """G."""
-        return int(self.completion_offsets.size - 1)
+        return len(self.completion_offsets) - 1
 
     @property
     def lengths_G(self) -> NDArray[np.int64]:

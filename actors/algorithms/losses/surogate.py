@@ -45,8 +45,8 @@ def surogate(inputs: LossInputs, config: SurogateLossConfig) -> LossOutput:
         advantages_T = advantages_T + config.teacher_tau * (inputs.teacher_logprobs_T - logprobs_T)
     coeff_T = weight_T * (advantages_T - config.kl_tau * log_ratio_T)
 
-    # where, not a product: a dropped token whose ratio overflowed would give 0 · inf
-    kept_T = torch.where(keep_T, coeff_T * inputs.logprobs_T, torch.zeros_like(coeff_T))
+    # both filled before they meet: a dropped token whose ratio overflowed would give 0 · inf, forward or backward
+    kept_T = coeff_T.masked_fill(~keep_T, 0.0) * inputs.logprobs_T.masked_fill(~keep_T, 0.0)
     loss = -kept_T.sum() / max(inputs.loss_tokens, 1)
     return LossOutput(
         loss,

@@ -1,23 +1,28 @@
 """The model side of the embedded engine: prefill and decode over slots, and its weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from actors.engines.embedded import cache
 from actors.policy import loading
 from actors.policy.attention import pack_row
 from bus.weights import Weights
+from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
+
+PREFILL_TOKENS = 16384
+"""Tokens of one prefill at most (one sequence may be longer): bounds the memory of its activations."""
 
 
 class Decoder:
     """A causal LM that computes next-token logits of sequences kept in slots. Use it from one thread."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, limits: EmbeddedEngineConfig) -> None:
         dtype = loading.TORCH_DTYPES[config.dtype]
         self.model: nn.Module = loading.load_model(config, cache.NAME, dtype)
         if config.lora is not None:
@@ -25,37 +30,45 @@ class Decoder:
         self.model.eval()
         self.device = loading.device_of(config)
         self._adapter = config.lora is not None
-        self._cache = cache.SlotCache()
         base: Any = self.model.config
-        self.max_positions = int(getattr(base, "max_position_embeddings", 1 << 30))
+        self.max_length = min(limits.max_sequence_len, int(getattr(base, "max_position_embeddings", 1 << 30)))
         self.vocab_size = int(base.vocab_size)
+        self._cache = cache.SlotCache(limits.max_sequences, self.max_length)
 
     @torch.inference_mode()
-    def prefill(self, sequences: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
+    def prefill(self, sequences: Sequence[NDArray[np.int32]], slots: Sequence[int]) -> Tensor:
         """Compute whole sequences into their slots; returns the logits behind the last token of each, (B, V)."""
-        lengths = np.array([len(sequence) for sequence in sequences])
+        lengths = np.array([sequence.size for sequence in sequences])
+        self._cache.reserve(max(slots) + 1, int(lengths.max()))
+        return torch.cat(
+            [self._prefill(sequences[part], lengths[part], np.asarray(slots[part])) for part in _parts(lengths)]
+        )
+
+    def _prefill(
+        self, sequences: Sequence[NDArray[np.int32]], lengths: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> Tensor:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        tokens = np.concatenate([np.asarray(sequence, np.int32) for sequence in sequences])
         # each sequence is a sample of its own with an empty completion, and no two share a prompt
-        row = pack_row(tokens, offsets, lengths, range(len(sequences)), self.device)
-        last = torch.from_numpy(offsets[1:] - 1).to(self.device)
-        slots_T = torch.from_numpy(np.repeat(np.asarray(slots), lengths)).to(self.device)
-        plan = cache.CachePlan(self._cache, slots_T, row.position_ids_R, int(lengths.max()), False, row)
-        return self._forward(row.token_ids_R, row.position_ids_R, plan, last)
+        row = pack_row(np.concatenate(sequences), offsets, lengths, range(len(sequences)), self.device)
+        slots_T = torch.from_numpy(np.repeat(slots, lengths)).to(self.device)
+        plan = cache.CachePlan(self._cache, slots_T, row.position_ids_R, 0, row)
+        return self._forward(row.token_ids_R, plan, torch.from_numpy(offsets[1:] - 1).to(self.device))
 
     @torch.inference_mode()
-    def decode(self, tokens_B: Tensor, positions_B: Tensor, slots: Sequence[int]) -> Tensor:
-        """One more token of each sequence; returns the logits behind it, (B, V)."""
-        contiguous = list(slots) == list(range(len(slots)))
-        plan = cache.CachePlan(
-            self._cache, torch.tensor(slots, device=self.device), positions_B, int(positions_B.max()) + 1, contiguous
-        )
-        return self._forward(tokens_B, positions_B, plan, torch.arange(len(slots), device=self.device))
+    def decode(self, tokens_B: NDArray[np.int32], positions_B: NDArray[np.int64]) -> Tensor:
+        """One more token of the sequences in slots 0…B−1; returns the logits behind it, (B, V)."""
+        length = int(positions_B.max()) + 1
+        self._cache.reserve(positions_B.size, length)
+        slots_B = torch.arange(positions_B.size, device=self.device)
+        plan = cache.CachePlan(self._cache, slots_B, torch.from_numpy(positions_B).to(self.device), length)
+        return self._forward(torch.from_numpy(tokens_B).to(self.device), plan, slots_B)
 
-    def share_prefix(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the prompt's keys and values of one slot to others."""
-        with torch.inference_mode():
-            self._cache.copy_prefix(source, torch.tensor(targets, device=self.device), length)
+    @torch.inference_mode()
+    def copy(self, sources: int | Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` keys and values from slots to other slots; one source may serve many targets."""
+        self._cache.reserve(max(targets) + 1, length)
+        of = sources if isinstance(sources, int) else torch.tensor(sources, device=self.device)
+        self._cache.copy(of, torch.tensor(targets, device=self.device), length)
 
     def load(self, weights: Weights) -> None:
         """Overwrite the weights.
@@ -72,13 +85,24 @@ class Decoder:
         targets = loading.adapter_tensors(self.model) if self._adapter else loading.full_tensors(self.model)
         loading.copy_into(targets, weights.tensors, "published weights")
 
-    def _forward(self, tokens_T: Tensor, positions_T: Tensor, plan: cache.CachePlan, keep: Tensor) -> Tensor:
+    def _forward(self, tokens_T: Tensor, plan: cache.CachePlan, keep: Tensor) -> Tensor:
         output = self.model(
             input_ids=tokens_T[None],
-            position_ids=positions_T[None],
+            position_ids=plan.positions_T[None],
             attention_mask=None,
             use_cache=False,
             logits_to_keep=keep,
             cache_plan=plan,
         )
         return output.logits[0]  # type: ignore[no-any-return]
+
+
+def _parts(lengths: NDArray[np.int64]) -> Iterator[slice]:
+    """Cut a sequence of lengths into runs of at most PREFILL_TOKENS."""
+    first, tokens = 0, 0
+    for i, length in enumerate(lengths.tolist()):
+        if i > first and tokens + length > PREFILL_TOKENS:
+            yield slice(first, i)
+            first, tokens = i, 0
+        tokens += length
+    yield slice(first, lengths.size)

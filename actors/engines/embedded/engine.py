@@ -1,6 +1,6 @@
 """The embedded engine: one thread that decodes all running sequences a token at a time.
 
-Between two tokens it takes, in this order: new weights, new requests, cancellations. So a request joins at a token
+Between two tokens it takes, in this order: cancellations, new weights, new requests. So a request joins at a token
 boundary, and so does a version of the weights:
 
     drain       new requests wait, the running ones finish under the old version, then switch
@@ -8,10 +8,11 @@ boundary, and so does a version of the weights:
     inflight    switch and go on with the keys and values as they are
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,8 +21,9 @@ import structlog
 import torch
 
 from actors.engines.embedded.decoder import Decoder
+from actors.engines.embedded.running import Request, Running
 from actors.engines.embedded.sampling import sample, uniforms
-from actors.engines.protocol import Completion, EngineStatus, RequestError, SampleRequest
+from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, RequestError, SampleRequest
 from actors.environments.prompts import Tokenizer, eos_ids
 from bus.weights import Weights
 from schemas.config.actors import EmbeddedEngineConfig
@@ -32,47 +34,20 @@ log = structlog.get_logger("engine")
 
 
 @dataclass(eq=False)
-class _Request:
-    """A request and its completions as they grow."""
-
-    asked: SampleRequest
-    future: "Future[list[Completion]]" = field(default_factory=Future)
-    completions: list[Completion] = field(default_factory=list)
-
-    @property
-    def finished(self) -> bool:
-        return all(completion.finish_reason for completion in self.completions)
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """One completion that is being decoded, in its slot."""
-
-    request: _Request
-    number: int
-    slot: int
-
-    @property
-    def completion(self) -> Completion:
-        return self.request.completions[self.number]
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.request.asked.prompt_ids + self.completion.token_ids
-
-
-@dataclass
 class _Update:
     """New weights that wait for a token boundary."""
 
     policy: Policy
     weights: Weights
-    asked_at: float
     done: "Future[float]" = field(default_factory=Future)
 
 
 class EmbeddedEngine:
-    """See the module. Weights are loaded in the caller's thread and applied in the engine's."""
+    """See the module. Weights are loaded in the caller's thread and applied in the engine's.
+
+    Futures stay pending until they have a result, so whoever holds one may cancel it at any moment; the engine finds
+    out at the next token boundary.
+    """
 
     holds_two_versions = False
 
@@ -80,19 +55,18 @@ class EmbeddedEngine:
         self, model: ModelConfig, config: EmbeddedEngineConfig, update_mode: Literal["drain", "interrupt", "inflight"]
     ) -> None:
         self._config, self._mode = config, update_mode
-        self._decoder = Decoder(model)
+        self._decoder = Decoder(model, config)
         self._tokenizer = Tokenizer(model)
-        self._eos = eos_ids(model)
-        self.max_sequence_len = min(config.max_sequence_len, self._decoder.max_positions)
+        self._eos = np.array(sorted(eos_ids(model)), np.int32)
         self._policy: Policy | None = None
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Sequence] = []
-        self._free_slots = list(range(config.max_sequences))
+        self._running = Running(config.max_sequences, self._decoder.max_length)
+        self._waiting: deque[Request] = deque()
         self._update: _Update | None = None
+        self._loading = threading.Lock()
         self._changed = threading.Condition()
         self._stopping = False
-        self._generated_tokens, self._busy_seconds = 0, 0.0
         self._failure: BaseException | None = None
+        self._generated_tokens, self._busy_seconds = 0, 0.0
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -101,34 +75,38 @@ class EmbeddedEngine:
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
         """Queue a request."""
         self._check(request)
-        queued = _Request(request)
+        queued = Request(request)
         with self._changed:
-            if self._stopping or self._failure:
-                raise RuntimeError(f"the engine has stopped: {self._failure or 'closed'}")
+            self._ensure_alive()
             self._waiting.append(queued)
             self._changed.notify()
         return queued.future
 
     def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
         """Hand weights to the engine's thread and wait until it has switched."""
-        update = _Update(policy, weights, time.monotonic())
-        with self._changed:
-            self._update = update
-            self._changed.notify()
-        try:
-            return update.done.result(timeout)
-        except TimeoutError:
+        update = _Update(policy, weights)
+        with self._loading:
             with self._changed:
-                if self._update is update:
-                    self._update = None
-            raise TimeoutError(
-                f"weights {policy} were not switched in within {timeout:g} s (weights.timeout, "
-                f"weights.update_mode {self._mode})"
-            ) from None
+                self._ensure_alive()
+                self._update = update
+                self._changed.notify()
+            with contextlib.suppress(TimeoutError):
+                return update.done.result(timeout)
+            with self._changed:
+                late, self._update = self._update is update, None
+            if not late:  # it is being applied at this moment
+                return update.done.result()
+        raise TimeoutError(
+            f"weights {policy} were not switched in within {timeout:g} s (weights.timeout, "
+            f"weights.update_mode {self._mode})"
+        )
 
     def status(self) -> EngineStatus:
         """A snapshot."""
-        waiting = sum(request.asked.num_completions for request in list(self._waiting))
+        with self._changed:
+            if self._failure is not None:
+                self._ensure_alive()
+            waiting = sum(request.asked.num_completions for request in self._waiting)
         return EngineStatus(self._policy, len(self._running), waiting, self._generated_tokens, self._busy_seconds)
 
     def detokenize(self, token_ids: list[int]) -> str:
@@ -146,16 +124,22 @@ class EmbeddedEngine:
             self._changed.notify()
         self._thread.join(10.0)
 
+    def _ensure_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineStoppedError(f"the engine has failed: {self._failure!r}") from self._failure
+        if self._stopping:
+            raise EngineStoppedError("the engine has been closed")
+
     def _check(self, request: SampleRequest) -> None:
-        size = len(request.prompt_ids)
+        size, longest = len(request.prompt_ids), self._decoder.max_length
         if size == 0:
             raise RequestError("prompt: is empty")
         if max(request.prompt_ids) >= self._decoder.vocab_size or min(request.prompt_ids) < 0:
             raise RequestError(f"prompt: token ids must be from 0 to {self._decoder.vocab_size - 1}")
-        if size + request.max_tokens > self.max_sequence_len:
+        if size + request.max_tokens > longest:
             raise RequestError(
-                f"max_tokens: {size} prompt tokens and {request.max_tokens} new ones exceed "
-                f"{self.max_sequence_len} (inference.engine.max_sequence_len)"
+                f"max_tokens: {size} prompt tokens and {request.max_tokens} new ones exceed {longest} "
+                "(inference.engine.max_sequence_len, or the model's own limit)"
             )
         if request.num_completions > self._config.max_sequences:
             raise RequestError(
@@ -171,137 +155,103 @@ class EmbeddedEngine:
                 self._drop_cancelled()
                 self._switch_if_due()
                 self._admit()
-                if self._running:
-                    self._decode()
+                if len(self._running):
+                    self._draw(0, self._decoder.decode(*self._running.last_tokens()))
                 self._busy_seconds += time.monotonic() - started
         except BaseException as error:
-            self._failure = error
             log.exception("engine failed")
-            raise
-        finally:
-            self._fail_all(self._failure or RuntimeError("the engine has been closed"))
+            self._end(error)
+        else:
+            self._end(None)
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._stopping or self._waiting or self._running or self._update):
-                self._changed.wait(1.0)
+            self._changed.wait_for(lambda: self._stopping or self._waiting or self._update or len(self._running))
             return not self._stopping
 
+    def _drop_cancelled(self) -> None:
+        cancelled = [request for request in self._running.requests if request.future.cancelled()]
+        if cancelled:
+            self._remove(self._running.rows_of(cancelled))
+
     def _switch_if_due(self) -> None:
-        update = self._update
-        if update is None or (self._mode == "drain" and self._running):
-            return
+        with self._changed:
+            update = self._update
+            if update is None or (self._mode == "drain" and len(self._running)):
+                return
+            self._update = None
         started = time.monotonic()
         try:
             self._decoder.load(update.weights)
         except ValueError as error:
             update.done.set_exception(error)
-        else:
-            self._policy = update.policy
-            if self._running and self._mode == "interrupt":
-                self._decoder.prefill([s.tokens[:-1] for s in self._running], [s.slot for s in self._running])
-            for sequence in self._running:
-                completion = sequence.completion
-                completion.segments.append((len(completion.token_ids), update.policy.lineage, update.policy.version))
-            update.done.set_result(time.monotonic() - started)
-        with self._changed:
-            if self._update is update:
-                self._update = None
+            return
+        except BaseException as error:
+            update.done.set_exception(error)
+            raise
+        self._policy = update.policy
+        self._running.stamp(update.policy.lineage, update.policy.version)
+        if len(self._running) and self._mode == "interrupt":
+            self._decoder.prefill(self._running.written(), range(len(self._running)))
+        update.done.set_result(time.monotonic() - started)
 
     def _admit(self) -> None:
         """Prefill what fits, one prompt once, and draw the first token of each of its completions."""
-        admitted: list[_Request] = []
-        slots: list[list[int]] = []
+        admitted: list[Request] = []
+        first = len(self._running)
+        segments = [] if self._policy is None else [(0, self._policy.lineage, self._policy.version)]
         with self._changed:
             holding_back = self._mode == "drain" and self._update is not None
-            while (
-                self._waiting and not holding_back and self._waiting[0].asked.num_completions <= len(self._free_slots)
-            ):
+            while self._waiting and not holding_back:
+                if self._waiting[0].asked.num_completions > self._running.free:
+                    break
                 request = self._waiting.popleft()
-                if request.future.set_running_or_notify_cancel():
+                if not request.future.cancelled():
                     admitted.append(request)
-                    slots.append([self._take_slot() for _ in range(request.asked.num_completions)])
+                    self._running.add(request, segments)
         if not admitted:
             return
-        logits_QV = self._decoder.prefill(
-            [request.asked.prompt_ids for request in admitted], [group[0] for group in slots]
-        )
-        first: list[_Sequence] = []
-        for request, group in zip(admitted, slots, strict=True):
-            if len(group) > 1:
-                self._decoder.share_prefix(group[0], group[1:], len(request.asked.prompt_ids))
-            start = [] if self._policy is None else [(0, self._policy.lineage, self._policy.version)]
-            request.completions = [Completion(segments=list(start)) for _ in group]
-            first += [_Sequence(request, number, slot) for number, slot in enumerate(group)]
-        rows = np.repeat(np.arange(len(admitted)), [len(group) for group in slots])
-        self._running += first
-        self._draw(first, logits_QV[torch.from_numpy(rows).to(logits_QV.device)])
+        counts = np.array([request.asked.num_completions for request in admitted])
+        slots = (first + np.cumsum(counts) - counts).tolist()
+        logits_QV = self._decoder.prefill([np.array(r.asked.prompt_ids, np.int32) for r in admitted], slots)
+        for request, slot, count in zip(admitted, slots, counts.tolist(), strict=True):
+            if count > 1:
+                self._decoder.copy(slot, range(slot + 1, slot + count), len(request.asked.prompt_ids))
+        rows = torch.from_numpy(np.repeat(np.arange(len(admitted)), counts)).to(logits_QV.device)
+        self._draw(first, logits_QV[rows])
 
-    def _decode(self) -> None:
-        running, device = self._running, self._decoder.device
-        tokens = torch.tensor([s.completion.token_ids[-1] for s in running], device=device)
-        positions = torch.tensor(
-            [len(s.request.asked.prompt_ids) + len(s.completion.token_ids) - 1 for s in running], device=device
-        )
-        self._draw(running, self._decoder.decode(tokens, positions, [s.slot for s in running]))
-
-    def _draw(self, sequences: list[_Sequence], logits_BV: torch.Tensor) -> None:
-        asked = [s.request.asked for s in sequences]
-        seeds = np.array([a.seed + s.number for a, s in zip(asked, sequences, strict=True)], np.uint64)
-        positions = np.array([len(s.completion.token_ids) for s in sequences], np.uint64)
-        device = logits_BV.device
-        tokens_B, logprobs_B = sample(
-            logits_BV,
-            torch.tensor([a.temperature for a in asked], device=device),
-            torch.tensor([a.top_p for a in asked], device=device),
-            torch.from_numpy(uniforms(seeds, positions)).to(device),
-        )
-        for sequence, token, logprob in zip(sequences, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
-            completion = sequence.completion
-            completion.token_ids.append(token)
-            completion.logprobs.append(logprob)
-            if token in self._eos:
-                completion.finish_reason = "stop"
-            elif len(completion.token_ids) >= sequence.request.asked.max_tokens:
-                completion.finish_reason = "length"
-        self._generated_tokens += len(sequences)
-        self._retire([s for s in sequences if s.completion.finish_reason])
-
-    def _retire(self, finished: list[_Sequence]) -> None:
-        if not finished:
+    def _draw(self, first: int, logits_BV: torch.Tensor) -> None:
+        """Sample the next token of the sequences from row `first` on."""
+        tokens, logprobs = sample(logits_BV, *self._running.distribution(first), uniforms(*self._running.draws(first)))
+        if not np.isfinite(logprobs).all():
+            raise FloatingPointError(f"the model's logits are not finite under policy {self._policy}")
+        self._running.append(first, tokens, logprobs)
+        self._generated_tokens += tokens.size
+        ended = self._running.ended(self._eos)
+        if not ended:
             return
-        for sequence in finished:
-            self._give_slot(sequence.slot)
-        gone = set(map(id, finished))
-        self._running = [s for s in self._running if id(s) not in gone]
-        for request in {id(s.request): s.request for s in finished}.values():
-            if request.finished and not request.future.done():
-                request.future.set_result(request.completions)
+        finished = self._running.finish(ended)
+        self._remove(list(ended))
+        for request in finished:
+            with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+                request.future.set_result([request.completions[i] for i in range(request.asked.num_completions)])
 
-    def _drop_cancelled(self) -> None:
-        """End requests whose client has gone: a running future can't be cancelled, so the server marks it done."""
-        abandoned = [s for s in self._running if s.request.future.done()]
-        for sequence in abandoned:
-            sequence.completion.finish_reason = "abort"
-        self._retire(abandoned)
+    def _remove(self, rows: list[int]) -> None:
+        sources, targets, length = self._running.remove(rows)
+        if sources:
+            self._decoder.copy(sources, targets, length)
 
-    def _take_slot(self) -> int:
-        """The lowest free slot, so that running sequences stay close to 0…B−1."""
-        slot = min(self._free_slots)
-        self._free_slots.remove(slot)
-        return slot
-
-    def _give_slot(self, slot: int) -> None:
-        self._free_slots.append(slot)
-
-    def _fail_all(self, error: BaseException) -> None:
+    def _end(self, error: BaseException | None) -> None:
+        """Fail all that is under way; from now on nothing is taken."""
         with self._changed:
-            requests = [*self._waiting, *{id(s.request): s.request for s in self._running}.values()]
+            self._failure, self._stopping = error, True
+            requests = [*self._waiting, *self._running.requests]
             self._waiting.clear()
-            self._running = []
+            self._running.remove(range(len(self._running)))
             update, self._update = self._update, None
+        reason = EngineStoppedError(f"the engine has failed: {error!r}" if error else "the engine has been closed")
         for request in requests:
-            if not request.future.done():
-                request.future.set_exception(error)
+            with contextlib.suppress(InvalidStateError):
+                request.future.set_exception(reason)
         if update is not None:
-            update.done.set_exception(error)
+            update.done.set_exception(reason)

@@ -26,24 +26,33 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def sample(logits_BV: Tensor, temperatures_B: Tensor, top_p_B: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+def sample(
+    logits_BV: Tensor,
+    temperatures_B: NDArray[np.float32],
+    top_p_B: NDArray[np.float32],
+    uniforms_B: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draw one token per sequence.
 
     Returns:
-        tokens (B,) int64 and their logprobs (B,) float32 under the distribution that they were drawn from: tempered and
-        cut to the nucleus. Temperature 0 takes the most probable token and gives its untempered logprob.
+        tokens (B,) and their logprobs (B,) under the distribution that they were drawn from: tempered and cut to the
+        nucleus. Temperature 0 takes the most probable token and gives its untempered logprob.
     """
-    greedy_B = temperatures_B == 0
-    divisor_B = torch.where(greedy_B, torch.ones_like(temperatures_B), temperatures_B)
-    log_p_BV = torch.log_softmax(logits_BV.float() / divisor_B[:, None], -1)
-    if bool((top_p_B < 1).any()):
-        log_p_BV = _cut_to_nucleus(log_p_BV, top_p_B)
+    device, greedy_B = logits_BV.device, temperatures_B == 0
+    logits_BV = logits_BV.float()
+    if (temperatures_B != 1).any():
+        logits_BV = logits_BV / torch.from_numpy(np.where(greedy_B, 1, temperatures_B)).to(device)[:, None]
+    log_p_BV = torch.log_softmax(logits_BV, -1)
+    if (top_p_B < 1).any():
+        log_p_BV = _cut_to_nucleus(log_p_BV, torch.from_numpy(top_p_B).to(device))
     cumulative_BV = log_p_BV.double().exp().cumsum(-1)
     # scaled by the last sum, which rounding leaves a little off 1, so that a token with probability 0 is never drawn
-    targets_B = uniforms_B.double() * cumulative_BV[:, -1]
-    drawn_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
-    tokens_B = torch.where(greedy_B, log_p_BV.argmax(-1), drawn_B)
-    return tokens_B, log_p_BV.gather(1, tokens_B[:, None])[:, 0]
+    targets_B = torch.from_numpy(uniforms_B).to(device) * cumulative_BV[:, -1]
+    tokens_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
+    if greedy_B.any():
+        tokens_B = torch.where(torch.from_numpy(greedy_B).to(device), log_p_BV.argmax(-1), tokens_B)
+    logprobs_B = log_p_BV.gather(1, tokens_B[:, None])[:, 0]
+    return tokens_B.cpu().numpy(), logprobs_B.cpu().numpy()
 
 
 def _cut_to_nucleus(log_p_BV: Tensor, top_p_B: Tensor) -> Tensor:

@@ -1,0 +1,152 @@
+"""What a message costs between two processes, without the socket: encode, decode, and reading every byte.
+
+    python -m benchmarks.codec [--json PATH]
+
+The message is a `RolloutGroup` of 1 or 16 completions of 1 024 tokens each (prompt of 64 tokens, one segment per
+completion), decoded from `bytes` with all checks on. `read` copies each array out once, so that every byte is touched.
+Beside it, in the same run:
+
+- `limit`: `numpy.frombuffer` on each frame and one memcpy of each, nothing checked;
+- `lists`: the same fields as a pydantic model with `list[int]` and `list[float]`, sent as msgpack.
+
+One process, one thread; medians of 15 rounds.
+"""
+
+from typing import Any
+
+import msgpack
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from benchmarks.machine import finish, microseconds, table
+from bus import codec
+from schemas.messages import RolloutGroup
+
+TOKENS = 1024
+GROUP_SIZES = (1, 16)
+
+
+class ListGroup(BaseModel):
+    """A RolloutGroup as one would write it without arrays."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    sender: str
+    ordinal: int
+    attempt: int
+    purpose: str
+    environment: str
+    example_key: str
+    prompt: str
+    columns: dict[str, Any]
+    completions: list[str]
+    finish_reasons: list[str]
+    prompt_ids: list[int]
+    completion_offsets: list[int]
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    segments: list[list[int]]
+    segment_temperatures: list[float]
+
+
+def make_group(num_completions: int, tokens: int = TOKENS) -> RolloutGroup:
+    """A group as a rollout actor sends it."""
+    rng = np.random.default_rng(0)
+    num_tokens = num_completions * tokens
+    starts = np.arange(num_completions) * tokens
+    return RolloutGroup(
+        run="0123456789abcdef",
+        sender="rollout-0",
+        ordinal=12345,
+        attempt=0,
+        purpose="train",
+        environment="gsm8k",
+        example_key="0123456789abcdef",
+        prompt="Natalia sold clips to 48 of her friends in April, and then half as many in May. How many altogether?",
+        columns={"answer": "72"},
+        completions=["She sold 48 + 24 = 72 clips altogether."] * num_completions,
+        finish_reasons=["stop"] * num_completions,
+        prompt_ids=rng.integers(0, 50_000, 64).astype(np.int32),
+        completion_offsets=np.append(starts, num_tokens),
+        token_ids=rng.integers(0, 50_000, num_tokens).astype(np.int32),
+        loss_mask=np.ones(num_tokens, np.uint8),
+        logprobs=-rng.random(num_tokens).astype(np.float32),
+        segments=np.stack([starts, np.ones_like(starts), np.full_like(starts, 7)], axis=1),
+        segment_temperatures=np.ones(num_completions, np.float32),
+    )
+
+
+def read(group: RolloutGroup) -> None:
+    """Touch every byte of every array."""
+    for name in RolloutGroup.layout.specs:
+        group.__dict__[name].tobytes()
+
+
+def measure_arrays(group: RolloutGroup) -> dict[str, float]:
+    """The codec."""
+    frames = [bytes(frame) for frame in codec.encode(group)]
+    decoded = codec.decode(frames)
+    assert isinstance(decoded, RolloutGroup)
+    return {
+        "encode": microseconds(lambda: codec.encode(group)),
+        "decode": microseconds(lambda: codec.decode(frames)),
+        "read": microseconds(lambda: read(decoded)),
+    }
+
+
+def measure_limit(group: RolloutGroup) -> dict[str, float]:
+    """What is left when nothing is described and nothing checked."""
+    frames = [array.tobytes() for array in group.arrays().values()]
+    dtypes = [array.dtype for array in group.arrays().values()]
+    views = [np.frombuffer(frame, dtype) for frame, dtype in zip(frames, dtypes, strict=True)]
+    return {
+        "encode": microseconds(lambda: [view.data for view in views]),
+        "decode": microseconds(lambda: [*map(np.frombuffer, frames, dtypes)]),
+        "read": microseconds(lambda: [view.tobytes() for view in views]),
+    }
+
+
+def measure_lists(group: RolloutGroup) -> dict[str, float]:
+    """The same message with lists."""
+    values = {name: getattr(group, name) for name in ListGroup.model_fields}
+    listed = ListGroup(**{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()})
+    data = msgpack.packb(listed.model_dump())
+    return {
+        "encode": microseconds(lambda: msgpack.packb(listed.model_dump()), 20),
+        "decode": microseconds(lambda: ListGroup.model_validate(msgpack.unpackb(data)), 20),
+        "read": 0.0,
+    }
+
+
+def measure() -> dict[str, Any]:
+    """All ways, both group sizes."""
+    results = []
+    for size in GROUP_SIZES:
+        group = make_group(size)
+        num_bytes = codec.num_bytes(codec.encode(group))
+        for way, times in (
+            ("codec", measure_arrays(group)),
+            ("limit", measure_limit(group)),
+            ("lists", measure_lists(group)),
+        ):
+            total = sum(times.values())
+            results.append(
+                {"group_size": size, "bytes": num_bytes, "way": way}
+                | {f"{part}_us": value for part, value in times.items()}
+                | {"total_us": total, "samples_per_second": 1e6 * size / total}
+                | {"received_samples_per_second": 1e6 * size / (times["decode"] + times["read"])}
+            )
+    return {"tokens": TOKENS, "results": results}
+
+
+def show(results: dict[str, Any]) -> str:
+    """A line per way and group size."""
+    head = ["group", "way", "encode us", "decode us", "read us", "total us", "samples/s", "samples/s decode+read"]
+    keys = ["encode_us", "decode_us", "read_us", "total_us", "samples_per_second", "received_samples_per_second"]
+    return table([head, *([r["group_size"], r["way"], *(r[key] for key in keys)] for r in results["results"])])
+
+
+if __name__ == "__main__":
+    finish(__doc__, measure, show)

@@ -1,0 +1,186 @@
+"""From scored groups to the batches of all ranks: every token once, and the same bits from stored payloads (P18)."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from actors.algorithms.batches import build_batches
+from bus import codec
+from schemas.messages import DroppedOrdinal, ScoredGroup, StepBatch
+
+HEADER = {
+    "run": "run",
+    "term": 2,
+    "incarnation": 3,
+    "step": 4,
+    "dropped": [DroppedOrdinal(ordinal=9, reason="stale")],
+    "digests": ["d0", "d1", "d2"],
+}
+
+
+def a_group(ordinal: int, lengths: list[int], prompt: int = 2, masked: int = 0) -> ScoredGroup:
+    """Completions of these lengths; token ids, logprobs and advantages tell group, completion and place.
+
+    Each completion of two tokens or more is interrupted after its first by an update from version 5 to 6, at a new
+    temperature. The first `masked` tokens of the group are not in the loss.
+    """
+    size, group_size = sum(lengths), len(lengths)
+    offsets = np.cumsum([0, *lengths])
+    starts, rows, heats = [], [], []
+    for start, length in zip(offsets[:-1].tolist(), lengths, strict=True):
+        for shift in range(min(2, length)):
+            starts.append(start + shift)
+            rows.append((start + shift, 1, 5 + shift))
+            heats.append(0.5 + shift)
+    return ScoredGroup(
+        run="run",
+        sender="a",
+        ordinal=ordinal,
+        attempt=1,
+        purpose="train",
+        environment="words",
+        example_key="key",
+        prompt="hello",
+        columns={"answer": "x"},
+        completions=["text"] * group_size,
+        finish_reasons=["stop"] * group_size,
+        prompt_ids=np.arange(prompt, dtype=np.int32) + 1,
+        completion_offsets=offsets,
+        token_ids=(1000 * (ordinal + 1) + np.arange(size)).astype(np.int32),
+        loss_mask=(np.arange(size) >= masked).astype(np.uint8),
+        logprobs=(-(ordinal + 1) - np.arange(size) / 64).astype(np.float32),
+        segments=np.array(rows, np.int64).reshape(-1, 3),
+        segment_temperatures=np.array(heats, np.float32),
+        scorer="r",
+        reward_names=["f"],
+        rewards_FG=np.array([np.arange(group_size, dtype=np.float64)]),
+        rewards_G=np.arange(group_size, dtype=np.float64),
+        advantages_G=(np.arange(group_size) + 10 * ordinal).astype(np.float32),
+    )
+
+
+GROUPS = [a_group(0, [3, 1]), a_group(2, [4, 2, 5], prompt=1, masked=2), a_group(3, [1, 1], prompt=0)]
+"""17 completion tokens, 15 in the loss, 7 completions."""
+
+
+def build(num_ranks: int = 1, sequence_len: int = 8, groups: list[ScoredGroup] = GROUPS) -> list[StepBatch]:
+    """The batches of all ranks."""
+    return build_batches(groups, num_ranks, sequence_len, **HEADER)
+
+
+def samples(batches: list[StepBatch]) -> list[dict[str, list[float]]]:
+    """All samples of all ranks: per-token values without the prompt, and prompt ids."""
+    found = []
+    for batch in batches:
+        for b in range(batch.prompt_lengths.size):
+            start, end = batch.sample_offsets[b : b + 2]
+            body = start + batch.prompt_lengths[b]
+            names = ("token_ids", "loss_mask", "logprobs", "advantages", "temperatures")
+            sample = {name: getattr(batch, name)[body:end].tolist() for name in names}
+            prompt = {f"prompt_{name}": getattr(batch, name)[start:body].tolist() for name in names}
+            sample |= prompt | {"ordinal": [int(batch.sample_ordinals[b])], "version": [int(batch.sample_versions[b])]}
+            found.append(sample)
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_completion_token_is_in_exactly_one_sample_of_one_rank(num_ranks: int) -> None:
+    """Token ids are unique here, so counting them is enough."""
+    tokens = Counter(token for sample in samples(build(num_ranks)) for token in sample["token_ids"])
+    assert tokens == Counter(int(token) for group in GROUPS for token in group.token_ids)
+    assert set(tokens.values()) == {1}
+
+
+def test_a_sample_carries_the_values_of_its_own_tokens() -> None:
+    """The second completion of ordinal 2, by hand: tokens 4 and 5 of the group, advantage 21."""
+    (sample,) = [s for s in samples(build(2)) if s["token_ids"][0] == 3004]
+    assert sample == {
+        "token_ids": [3004, 3005],
+        "loss_mask": [1, 1],
+        "logprobs": [-3 - 4 / 64, -3 - 5 / 64],
+        "advantages": [21.0, 21.0],
+        "temperatures": [0.5, 1.5],
+        "prompt_token_ids": [1],
+        "prompt_loss_mask": [0],
+        "prompt_logprobs": [0.0],
+        "prompt_advantages": [0.0],
+        "prompt_temperatures": [1.0],
+        "ordinal": [2],
+        "version": [5],
+    }
+
+
+def test_the_loss_mask_of_the_group_is_kept() -> None:
+    """Its first two tokens were not written by the policy."""
+    (sample,) = [s for s in samples(build()) if s["token_ids"][0] == 3000]
+    assert sample["loss_mask"] == [0, 0, 1, 1]
+
+
+def test_a_group_without_a_prompt_has_samples_without_one() -> None:
+    """prompt_lengths 0; the sample is its completion."""
+    (sample,) = [s for s in samples(build()) if s["token_ids"] == [4000]]
+    assert sample["prompt_token_ids"] == []
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_rank_knows_the_loss_tokens_and_completions_of_the_whole_step(num_ranks: int) -> None:
+    """15 and 7, whatever its share; the shares of loss tokens add up."""
+    batches = build(num_ranks)
+    assert {(batch.loss_tokens, batch.num_completions) for batch in batches} == {(15, 7)}
+    assert sum(int(batch.loss_mask.sum()) for batch in batches) == 15
+    assert sum(batch.prompt_lengths.size for batch in batches) == 7
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_micro_batches_are_as_many_on_every_rank_and_none_is_too_long(num_ranks: int) -> None:
+    """Ranks run in lockstep; sequence_len bounds memory."""
+    batches = build(num_ranks)
+    assert len({batch.num_micro_batches for batch in batches}) == 1
+    for batch in batches:
+        bounds = batch.sample_offsets[batch.micro_batch_offsets]
+        assert (np.diff(bounds) <= 8).all()
+
+
+def test_every_rank_gets_the_header_and_all_ordinals() -> None:
+    """Its witness is of the whole step (P20)."""
+    for rank, batch in enumerate(build(2)):
+        assert (batch.rank, batch.num_ranks, batch.ordinals.tolist()) == (rank, 2, [0, 2, 3])
+        assert {name: getattr(batch, name) for name in HEADER} == HEADER
+
+
+def test_more_ranks_than_samples_leave_ranks_with_empty_micro_batches() -> None:
+    """One sample, three ranks: all take part in the step, two with nothing."""
+    groups = [a_group(0, [2])]
+    batches = build_batches(groups, 3, 8, **HEADER | {"digests": ["d0"]})
+    assert sorted(batch.token_ids.size for batch in batches) == [0, 0, 4]
+    assert {batch.num_micro_batches for batch in batches} == {1}
+
+
+def test_a_step_without_loss_tokens_has_a_normaliser_of_one() -> None:
+    """Nothing is divided by zero."""
+    groups = [a_group(0, [2], masked=2)]
+    assert build_batches(groups, 1, 8, **HEADER | {"digests": ["d0"]})[0].loss_tokens == 1
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_batches_rebuilt_from_stored_payloads_are_the_same_bit_by_bit(num_ranks: int) -> None:
+    """A pure function of payloads, ordinals, ranks and settings: a new incarnation gets what the old one got."""
+    frames = [[bytes(frame) for frame in codec.encode(group)] for group in GROUPS]
+    decoded = [codec.decode(parts) for parts in frames]
+    first = [[bytes(frame) for frame in codec.encode(batch)] for batch in build(num_ranks)]
+    again = [[bytes(frame) for frame in codec.encode(batch)] for batch in build(num_ranks, groups=decoded)]
+    assert first == again
+
+
+def test_batches_survive_the_wire() -> None:
+    """Encoded and decoded, the same message."""
+    for batch in build(2):
+        received = codec.decode([bytes(frame) for frame in codec.encode(batch)])
+        assert received.equals(batch)
+
+
+def test_a_sample_longer_than_a_micro_batch_is_refused() -> None:
+    """The ledger drops such groups before (P11); here it is an error that names the key."""
+    with pytest.raises(ValueError, match=r"packer\.sequence_len"):
+        build(sequence_len=5)

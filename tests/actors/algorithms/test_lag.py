@@ -1,0 +1,78 @@
+"""Lag, the step of a position, and how much may be issued (P4, P10, P15, P17)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.algorithms.lag import is_stale, lag_of, min_version, step_of, tickets_allowed
+
+
+def test_lag_counts_versions_between_the_weights_a_step_starts_from_and_its_oldest_token() -> None:
+    """Step 5 starts from version 4."""
+    assert [lag_of(5, version) for version in (4, 3, 0)] == [0, 1, 4]
+
+
+def test_positions_fill_steps_one_after_the_other() -> None:
+    """Eight groups a step: 0 … 7 are step 1."""
+    assert [step_of(position, 8) for position in (0, 7, 8, 15, 16)] == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("served", "expected"), [(0, 16), (1, 24), (2, 32)])
+def test_the_worked_example_of_the_module(served: int, expected: int) -> None:
+    """groups_per_step 8, level 1: 16, then 24, then 32 ordinals."""
+    assert tickets_allowed(0, 0, served, 8, 1, 100) == expected
+    assert tickets_allowed(expected, 0, served, 8, 1, 100) == 0
+
+
+def test_level_zero_allows_one_step() -> None:
+    """It must still generate."""
+    assert tickets_allowed(0, 0, 0, 8, 0, 100) == 8
+
+
+def test_without_a_served_version_nothing_is_allowed() -> None:
+    """None is not version 0."""
+    assert tickets_allowed(0, 0, None, 8, 1, 100) == 0
+
+
+def test_dropped_ordinals_do_not_count() -> None:
+    """16 issued, 3 of them dropped: 3 more."""
+    assert tickets_allowed(16, 3, 0, 8, 1, 100) == 3
+
+
+def test_the_last_step_ends_it() -> None:
+    """Two steps of 8, however new the engines and however high the level."""
+    assert tickets_allowed(10, 0, 50, 8, 9, 2) == 6
+    assert tickets_allowed(17, 1, 50, 8, 9, 2) == 0
+
+
+def test_what_is_allowed_is_never_negative() -> None:
+    """An engine that served version 3 is gone, version 1 is left."""
+    assert tickets_allowed(40, 0, 1, 8, 1, 100) == 0
+
+
+def test_the_oldest_version_allowed_rises_with_the_step() -> None:
+    """Level 1, two groups a step: steps 1 and 2 take version 0, step 3 version 1, step 4 version 2."""
+    assert [min_version(position, 2, 1) for position in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_a_group_is_stale_one_beyond_the_limit() -> None:
+    """Limit 8: lag 8 is trained, lag 9 is not."""
+    assert not is_stale(10, 1, 8)
+    assert is_stale(10, 0, 8)
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(0, 5),
+    st.integers(1, 20),
+    st.integers(0, 25),
+    st.integers(0, 30),
+    st.integers(0, 300),
+)
+def test_every_ticket_that_is_allowed_can_be_sampled_by_what_is_served(
+    groups: int, level: int, steps: int, served: int, dropped: int, issued: int
+) -> None:
+    """The next ordinal's oldest version is not newer than the served one: no ticket waits for weights (P10, P15)."""
+    dropped = min(dropped, issued)
+    if tickets_allowed(issued, dropped, served, groups, level, steps) > 0:
+        assert min_version(issued - dropped, groups, level) <= served

@@ -1,0 +1,48 @@
+"""The learning rate, at the steps where it can be checked by hand."""
+
+import pytest
+
+from actors.algorithms.schedules import learning_rate
+from schemas.config.actors import TrainerConfig
+
+
+def rates(steps: list[int], **changes: object) -> list[float]:
+    """Peak 1.0, ten steps unless said otherwise."""
+    config = TrainerConfig(**{"max_steps": 10, "learning_rate": 1.0} | changes)
+    return [learning_rate(step, config) for step in steps]
+
+
+def test_constant_is_constant() -> None:
+    """From the first step to the last."""
+    assert rates([1, 5, 10]) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
+def test_warm_up_rises_linearly_to_the_peak(scheduler: str) -> None:
+    """Four steps: a quarter each; the first step is not wasted on 0."""
+    assert rates([1, 2, 3, 4], warmup_steps=4, lr_scheduler=scheduler) == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_linear_falls_to_its_end() -> None:
+    """Two steps of warm-up, eight of fall: half way at step 6."""
+    assert rates([2, 6, 10], warmup_steps=2, lr_scheduler="linear") == pytest.approx([1.0, 0.5, 0.0])
+    assert rates([6, 10], warmup_steps=2, lr_scheduler="linear", min_lr_ratio=0.2) == pytest.approx([0.6, 0.2])
+
+
+def test_cosine_falls_slowly_fast_slowly() -> None:
+    """A quarter of the way: (1 + cos 45°) ÷ 2 = 0.8535534; half way 0.5."""
+    found = rates([2, 4, 6, 8, 10], warmup_steps=2, lr_scheduler="cosine")
+    assert found == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466, 0.0])
+    assert rates([10], lr_scheduler="cosine", min_lr_ratio=0.1) == pytest.approx([0.1])
+
+
+@pytest.mark.parametrize("scheduler", ["linear", "cosine"])
+def test_a_run_that_is_all_warm_up_ends_at_its_peak(scheduler: str) -> None:
+    """No division by zero; the fall has no step left."""
+    assert rates([10], warmup_steps=10, lr_scheduler=scheduler) == [1.0]
+
+
+@pytest.mark.parametrize("scheduler", ["linear", "cosine"])
+def test_steps_beyond_the_last_keep_the_last_rate(scheduler: str) -> None:
+    """A resumed run with fewer steps does not go negative."""
+    assert rates([11, 50], lr_scheduler=scheduler, min_lr_ratio=0.3) == pytest.approx([0.3, 0.3])

@@ -1,0 +1,34 @@
+"""Engines that are closed at the end of the test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from actors.engines.embedded.engine import EmbeddedEngine
+from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.model import LoraConfig, ModelConfig
+from tests.actors.engines.engines import MakeEngine
+from tests.conftest import ModelFolder
+
+
+@pytest.fixture
+def make_engine(model_folder: ModelFolder) -> Iterator[MakeEngine]:
+    """`make_engine(family, mode="interrupt", max_sequences=8, eos=2, lora=False)`."""
+    made: list[EmbeddedEngine] = []
+
+    def make(
+        family: str = "qwen3", mode: str = "interrupt", max_sequences: int = 8, eos: int = 2, lora: bool = False
+    ) -> EmbeddedEngine:
+        model = ModelConfig(
+            path=str(model_folder(family, eos=eos)),
+            dtype="float32",
+            device="cpu",
+            lora=LoraConfig(rank=4, alpha=8.0) if lora else None,
+        )
+        config = EmbeddedEngineConfig(max_sequences=max_sequences, max_sequence_len=64)
+        made.append(EmbeddedEngine(model, config, mode))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()

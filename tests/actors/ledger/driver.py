@@ -1,0 +1,433 @@
+"""A ring without sockets, threads or a clock: the machine, its store, and doubles of all actors.
+
+A double beats what an actor would beat, obeys every State as an actor would, and does its work only when it is told
+to, so that a test, a random walk or a search decides what happens when and what gets lost:
+
+    ring = Ring(Settings(groups_per_step=2, ...))      rollout = ring.add(Rollout("a", slots=2))
+    ring.turn()            everybody beats; the machine decides; the store commits; States and batches arrive
+    ring.wait(3.1, rollout)   3.1 s pass in which everybody beats but this one
+    ring.restart_packer()  what was not committed is gone
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, ClassVar
+
+import numpy as np
+
+from actors.ledger import ExampleRef, Group, GroupFacts, Machine, Settings, Step, Store, Verdict
+from actors.ledger.witness import START, next_chain
+from schemas.messages import (
+    AttemptFailure,
+    Beat,
+    CheckpointInfo,
+    InferenceBeat,
+    InferenceState,
+    Manifest,
+    Policy,
+    RewardBeat,
+    RewardState,
+    RolloutBeat,
+    RolloutState,
+    State,
+    Ticket,
+    TrainerBeat,
+    TrainerState,
+    fingerprint,
+)
+
+Hold = tuple[int, int]
+BEAT_SECONDS = 1.0
+SETTINGS = {"groups_per_step": 2, "max_steps": 4, "group_size": 2, "sequence_len": 64}
+
+
+def settings(**changes: Any) -> Settings:
+    """Steps of two groups, four of them, unless said otherwise."""
+    return Settings(**SETTINGS | changes)
+
+
+@dataclass
+class Double:
+    """What all actors have: name, boot, run, sequence number, the newest State."""
+
+    name: str
+    kind: ClassVar[type[Beat]]
+    boot: int = 1
+    run: str = ""
+    phase: str = "running"
+    sequence: int = 0
+    state: State | None = None
+    over: bool = False
+    """It was told to begin again, or was refused: an actor's process would end here."""
+
+    @property
+    def identity(self) -> str:
+        """As in ZeroMQ."""
+        return f"{self.name}/{self.boot}"
+
+    def beat(self) -> Beat:
+        """What it says now."""
+        self.sequence += 1
+        common = {"name": self.name, "boot_id": str(self.boot), "sequence": self.sequence, "phase": self.phase}
+        said = None if self.run else fingerprint()
+        return self.kind(run=self.run, fingerprint=said, **common, **self._fields())
+
+    def take(self, state: State) -> None:
+        """A State arrives."""
+        if state.refusal or (self.run and state.run != self.run):
+            self.over = True
+            return
+        self.run, self.state = state.run, state
+        if not self.over:
+            self._obey(state)
+
+    def restart(self) -> None:
+        """A new process of the same name, which remembers nothing."""
+        fresh = type(self)(**self._given())
+        self.__dict__.update(fresh.__dict__ | {"boot": self.boot + 1})
+
+    def _given(self) -> dict[str, Any]:
+        """What a new process is started with."""
+        return {"name": self.name}
+
+    def _fields(self) -> dict[str, Any]:
+        """The part of the beat that is of this kind."""
+        raise NotImplementedError
+
+    def _obey(self, state: Any) -> None:
+        """Do what State says."""
+
+
+@dataclass
+class Rollout(Double):
+    """Holds tickets; each is sampled or fails when told so, and is kept until it is released."""
+
+    kind: ClassVar[type[Beat]] = RolloutBeat
+    slots: int = 4
+    held: dict[Hold, Ticket] = field(default_factory=dict)
+    sampled: dict[Hold, GroupFacts] = field(default_factory=dict)
+    failed: dict[Hold, AttemptFailure] = field(default_factory=dict)
+    sent_to: dict[Hold, str] = field(default_factory=dict)
+
+    def _given(self) -> dict[str, Any]:
+        return {"name": self.name, "slots": self.slots}
+
+    def _fields(self) -> dict[str, Any]:
+        busy = len(self.held) - len(self.sampled) - len(self.failed)
+        return {
+            "free_slots": max(0, self.slots - busy),
+            "holds": pairs(self.held),
+            "failures": list(self.failed.values()),
+        }
+
+    def _obey(self, state: RolloutState) -> None:
+        for ordinal, attempt in state.release.tolist():
+            for table in (self.held, self.sampled, self.failed, self.sent_to):
+                table.pop((ordinal, attempt), None)
+        for ticket in state.tickets:
+            self.held.setdefault((ticket.ordinal, ticket.attempt), ticket)
+        live = {f"{peer.name}/{peer.boot_id}" for peer in state.rewards}
+        self.sent_to = {hold: identity for hold, identity in self.sent_to.items() if identity in live}
+
+    @property
+    def to_sample(self) -> list[Hold]:
+        """Tickets under way."""
+        return [hold for hold in sorted(self.held) if hold not in self.sampled and hold not in self.failed]
+
+    @property
+    def to_send(self) -> list[Hold]:
+        """Sampled groups that no live reward actor has been sent (P13)."""
+        return [hold for hold in sorted(self.sampled) if hold not in self.sent_to]
+
+    def sample(self, hold: Hold, policy: Policy) -> GroupFacts:
+        """Finish a ticket with this policy."""
+        self.sampled[hold] = facts_of(self.held[hold], policy)
+        return self.sampled[hold]
+
+    def fail(self, hold: Hold, reason: str = "engine") -> None:
+        """Give a ticket up."""
+        self.failed[hold] = failure_of(hold, reason)
+
+
+@dataclass
+class Reward(Double):
+    """Names what it has got until it is released."""
+
+    kind: ClassVar[type[Beat]] = RewardBeat
+    held: dict[Hold, GroupFacts] = field(default_factory=dict)
+    failed: dict[Hold, AttemptFailure] = field(default_factory=dict)
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "address": f"ipc://{self.identity}",
+            "load": len(self.held) - len(self.failed),
+            "holds": pairs(self.held),
+            "failures": list(self.failed.values()),
+        }
+
+    def _obey(self, state: RewardState) -> None:
+        for ordinal, attempt in state.release.tolist():
+            self.held.pop((ordinal, attempt), None)
+            self.failed.pop((ordinal, attempt), None)
+
+    def get(self, facts: GroupFacts) -> None:
+        """A group arrives."""
+        self.held[facts.ordinal, facts.attempt] = facts
+
+    def fail(self, hold: Hold, reason: str = "reward_error") -> None:
+        """Scoring went wrong."""
+        self.failed[hold] = failure_of(hold, reason)
+
+
+@dataclass
+class Engine(Double):
+    """Serves a policy; loads the one that State names when told to."""
+
+    kind: ClassVar[type[Beat]] = InferenceBeat
+    policy: Policy | None = None
+    engine_state: str = "clean"
+
+    def _fields(self) -> dict[str, Any]:
+        state = self.engine_state if self.policy else "starting"
+        rest = {"load": 0, "generated_tokens": 0, "holds_two_versions": False, "update_seconds": {}}
+        return {"url": f"http://{self.identity}", "engine_state": state, "policy": self.policy} | rest
+
+    @property
+    def target(self) -> Policy | None:
+        """What it shall serve and does not."""
+        manifest = self.state.manifest if isinstance(self.state, InferenceState) else None
+        return manifest.policy if manifest and manifest.policy != self.policy else None
+
+    def load(self, trainer: "Trainer") -> None:
+        """Switch to what State names, if the rank that published it still has it."""
+        if self.target in [manifest.policy for manifest in trainer.published]:
+            self.policy = self.target
+
+
+@dataclass
+class Disk:
+    """What outlives a rank's process: checkpoints with the witness of all steps up to them."""
+
+    chains: dict[int, str] = field(default_factory=dict)
+    witness: dict[int, list[Step]] = field(default_factory=dict)
+
+
+@dataclass
+class Trainer(Double):
+    """One rank; trains, publishes and saves a batch that it has when told to."""
+
+    kind: ClassVar[type[Beat]] = TrainerBeat
+    rank: int = 0
+    num_ranks: int = 1
+    save_every: int = 2
+    last_step: int = 4
+    keep_published: int = 3
+    disk: Disk = field(default_factory=Disk)
+    incarnation: int = 0
+    next_step: int = 1
+    chain: str = START
+    trained: list[Step] = field(default_factory=list)
+    published: list[Manifest] = field(default_factory=list)
+    batches: dict[int, Step] = field(default_factory=dict)
+
+    def _given(self) -> dict[str, Any]:
+        names = ("name", "rank", "num_ranks", "save_every", "last_step", "keep_published", "disk")
+        return {name: getattr(self, name) for name in names}
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "num_ranks": self.num_ranks,
+            "address": f"ipc://{self.identity}",
+            "incarnation": self.incarnation,
+            "next_step": self.next_step,
+            "checkpoints": [CheckpointInfo(step=step, chain=chain) for step, chain in self.disk.chains.items()],
+            "published": self.published,
+            "reports": [],
+            "received": np.array(sorted(self.batches), np.int64),
+        }
+
+    def _obey(self, state: TrainerState) -> None:
+        if state.order == "exit":
+            self.over = True
+        elif state.order in ("run", "finish") and not self.incarnation and state.incarnation:
+            self._join(state)
+
+    def _join(self, state: TrainerState) -> None:
+        step, self.incarnation = state.checkpoint, state.incarnation
+        self.chain, self.trained = self.disk.chains.get(step, START), list(self.disk.witness.get(step, []))
+        self.next_step = step + 1
+        self._publish(step)
+
+    def get(self, step: Step) -> None:
+        """A batch arrives."""
+        if step.step >= self.next_step:
+            self.batches[step.step] = step
+
+    @property
+    def can_train(self) -> bool:
+        """Whether the batch of its next step is there."""
+        return self.next_step in self.batches
+
+    def train(self) -> None:
+        """One step, as the actor does it."""
+        step = self.batches.pop(self.next_step)
+        self.chain = next_chain(self.chain, step.step, step.ordinals, step.dropped, step.digests)
+        self.trained.append(step)
+        self._publish(step.step)
+        if step.step % self.save_every == 0 or step.step == self.last_step:
+            self.disk.chains[step.step], self.disk.witness[step.step] = self.chain, list(self.trained)
+        self.next_step = step.step + 1
+
+    def _publish(self, version: int) -> None:
+        keep = self.state.keep_version if isinstance(self.state, TrainerState) else 0
+        old = {m.policy.version for m in self.published[: -self.keep_published] if m.policy.version < keep}
+        kept = [m for m in self.published if m.policy.version not in old]
+        self.published = [*kept, manifest_of(Policy(lineage=self.incarnation, version=version))]
+
+
+class Ring:
+    """One run: a machine with a store, a clock that only moves when told to, and the doubles."""
+
+    def __init__(self, settings: Settings, num_evals: int = 0, store: Store | None = None) -> None:
+        self.settings, self.now, self.store = settings, 100.0, store or Store(":memory:")
+        self.doubles: list[Double] = []
+        self.eval_examples = [ExampleRef("held_out", i, f"e{i}") for i in range(num_evals)]
+        self.lose: Callable[[str, str], bool] = lambda direction, identity: False
+        """Whether a "beat", "state" or "batch" of a peer is lost."""
+        self.states: dict[str, State | None] = {}
+        self.machine = self.new_machine()
+
+    def new_machine(self) -> Machine:
+        """What a packer that starts now would have in memory, before it restores."""
+        stored = self.store.value("num_issued") or {"train": 0}
+        numbers = count(stored["train"])
+
+        def draw() -> ExampleRef:
+            number = next(numbers)
+            return ExampleRef("words", number, f"k{number}")
+
+        run, term = str(self.store.run), self.store.term
+        return Machine(self.settings, run, term, self.now, draw, self.eval_examples, "ipc://packer")
+
+    def add(self, *doubles: Any) -> Any:
+        """Let actors join; returns the first."""
+        self.doubles += doubles
+        return doubles[0]
+
+    def kill(self, double: Double) -> None:
+        """It beats no more."""
+        self.doubles.remove(double)
+
+    # --- what happens --------------------------------------------------------------------------------------------
+
+    def beat(self, *doubles: Double) -> None:
+        """These beat now."""
+        for double in doubles:
+            if not self.lose("beat", double.identity):
+                self.machine.heard(self.now, double.identity, double.beat())
+
+    def decide(self) -> dict[str, State | None]:
+        """One round of the packer; returns the States said in it."""
+        self.machine.decide(self.now)
+        self.commit()
+        for step in range(self.machine.recorded_step + 1, self.machine.trained_step + 1):
+            self.machine.note_recorded(step)
+        return self.say()
+
+    def commit(self) -> None:
+        """Write what has changed."""
+        self.store.commit(self.machine.take_changes(), {})
+
+    def say(self) -> dict[str, State | None]:
+        """States and batches leave, and arrive unless they are lost."""
+        said = {identity.decode(): state for identity, state in self.machine.states().items()}
+        self.states.update(said)
+        doubles = {double.identity: double for double in self.doubles}
+        for identity, state in sorted(said.items()):
+            if state is not None and identity in doubles and not self.lose("state", identity):
+                doubles[identity].take(state)
+        for identity, _, step in self.machine.batches_wanted():
+            trainer = doubles.get(identity)
+            if isinstance(trainer, Trainer) and not self.lose("batch", identity):
+                trainer.get(step)
+        return said
+
+    def turn(self, *silent: Double) -> dict[str, State | None]:
+        """Everybody but these beats, and the packer does one round."""
+        self.beat(*(double for double in self.doubles if double not in silent))
+        return self.decide()
+
+    def wait(self, seconds: float, *silent: Double) -> None:
+        """Time goes by, and everybody but these beats each second and at its end."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + BEAT_SECONDS)
+            self.turn(*silent)
+
+    def score(self, facts: GroupFacts) -> Verdict:
+        """A scored group reaches the packer."""
+        return self.machine.scored(facts)
+
+    def settle(self, rollout: Rollout, policy: Policy, *ordinals: int) -> None:
+        """A rollout samples these ordinals (or all it has), and their scored groups reach the packer."""
+        for hold in list(rollout.to_sample):
+            if not ordinals or hold[0] in ordinals:
+                self.score(rollout.sample(hold, policy))
+
+    def row(self, ordinal: int) -> Group:
+        """The ledger's row of a group."""
+        return self.machine.groups.rows[ordinal]
+
+    def restart_packer(self) -> None:
+        """A new packer over the same store."""
+        self.store.term += 1
+        self.machine = self.new_machine()
+        self.restore(self.machine)
+
+    def restore(self, machine: Machine) -> None:
+        """What a packer does at its start."""
+        store = self.store
+        digests = {g.ordinal: digest_of(g.ordinal) for g in store.groups()}
+        machine.restore(self.now, store.groups(), store.steps(), store.values(), digests)
+
+
+def facts_of(ticket: Ticket, policy: Policy) -> GroupFacts:
+    """A good group for a ticket."""
+    return GroupFacts(
+        ordinal=ticket.ordinal,
+        attempt=ticket.attempt,
+        example_key=ticket.example_key,
+        num_completions=ticket.num_completions,
+        oldest_version=policy.version,
+        policies=frozenset({policy}),
+        longest_sample=8,
+        digest=digest_of(ticket.ordinal),
+    )
+
+
+def policy(version: int, lineage: int = 1) -> Policy:
+    """Short for tests."""
+    return Policy(lineage=lineage, version=version)
+
+
+def digest_of(ordinal: int) -> str:
+    """Stands for sha256 of a payload."""
+    return f"digest of {ordinal}"
+
+
+def failure_of(hold: Hold, reason: str) -> AttemptFailure:
+    """As an actor reports it."""
+    return AttemptFailure(ordinal=hold[0], attempt=hold[1], reason=reason, detail="it broke")
+
+
+def manifest_of(policy: Policy) -> Manifest:
+    """Of a version on disk."""
+    name = str(policy)
+    return Manifest(policy=policy, channel="filesystem", content="full", uri=f"/{name}", digest=name, num_bytes=1)
+
+
+def pairs(holds: Iterable[Hold]) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+    """As beats carry them."""
+    return np.array(sorted(holds), np.int64).reshape(-1, 2)

@@ -1,0 +1,263 @@
+"""Who counts as a peer: run, build, boot id, sequence, lease (P1, P3, P5, P8), and what a failed run says."""
+
+import pytest
+
+from actors.ledger import Store
+from actors.ledger.machine import MIN_POISON_IN_A_ROW
+from actors.ledger.peers import MAX_REMEMBERED_REFUSALS, Peers
+from schemas.errors import ProtocolError
+from schemas.messages import ObserverBeat, RolloutState, State
+from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, Trainer, policy, settings
+
+
+def ring_with_rollout(slots: int = 4) -> tuple[Ring, Rollout]:
+    """One rollout and one engine that serves version 0; the rollout has been heard once."""
+    ring = Ring(settings())
+    ring.add(Engine("e", policy=policy(0)))
+    rollout = ring.add(Rollout("a", slots=slots))
+    ring.turn()
+    return ring, rollout
+
+
+def said(ring: Ring, identity: str) -> State:
+    """The newest State of a peer."""
+    state = ring.states[identity]
+    assert state is not None
+    return state
+
+
+def test_a_peer_learns_the_run_from_its_first_state() -> None:
+    """Beats carry no run until then, and are taken all the same (P1)."""
+    ring, rollout = ring_with_rollout()
+    assert rollout.run == ring.machine.run != ""
+
+
+def test_a_peer_of_another_run_is_told_ours_and_what_it_holds_does_not_count() -> None:
+    """Its State carries our run, so that it starts over; its ordinals, unknown here, do not stop the packer (P1)."""
+    ring, _ = ring_with_rollout()
+    stranger = Rollout("b", run="another run", held={(99, 1): None})
+    ring.beat(stranger)
+    ring.decide()
+    assert said(ring, "b/1").run == ring.machine.run
+    assert said(ring, "b/1").refusal == ""
+    assert "b/1" not in ring.machine.peers.identities()
+
+
+def test_a_process_of_another_run_does_not_count_when_it_takes_our_run_over() -> None:
+    """Between the State that names our run and its end it may beat once more, with holds of the other run."""
+    ring, _ = ring_with_rollout()
+    stranger = Rollout("b", run="another run", held={(99, 1): None})
+    ring.beat(stranger)
+    stranger.run = ring.machine.run
+    ring.beat(stranger)
+    ring.decide()
+    assert "b/1" not in ring.machine.peers.identities()
+
+
+def test_another_build_is_refused_by_name() -> None:
+    """The refusal says whose messages differ; later beats, which carry no fingerprint, are refused too."""
+    ring, _ = ring_with_rollout()
+    other = Rollout("b").beat().model_copy(update={"fingerprint": "0000"})
+    ring.machine.heard(ring.now, "b/1", other)
+    ring.decide()
+    assert "b speaks messages 0000" in said(ring, "b/1").refusal
+    ring.wait(10)
+    assert ring.states["b/1"] is None, "whoever beats no more is forgotten"
+    ring.machine.heard(ring.now, "b/1", other.model_copy(update={"fingerprint": None, "run": ring.machine.run}))
+    ring.decide()
+    assert "different builds" in said(ring, "b/1").refusal
+    assert "b/1" not in ring.machine.peers.identities()
+
+
+def test_a_rank_of_another_configuration_is_refused() -> None:
+    """Two ranks where the packer was started for one would wait for each other for ever."""
+    ring, _ = ring_with_rollout()
+    trainer = ring.add(Trainer("t", num_ranks=2))
+    ring.turn()
+    assert trainer.over
+    assert "trainer.num_ranks is 1" in said(ring, "t/1").refusal
+
+
+def test_a_new_boot_frees_at_once_what_the_old_one_held() -> None:
+    """No lease has to end: the old process is known to be gone (P3)."""
+    ring, rollout = ring_with_rollout()
+    ring.turn()
+    assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
+    rollout.restart()
+    ring.turn()
+    assert ring.machine.groups.held_by == {"a/2": {0, 1, 2, 3}}
+    assert ring.row(0).attempt == 2
+
+
+def test_a_superseded_process_is_refused_and_its_beats_change_nothing() -> None:
+    """Two processes of one name: the later one stays, the earlier one hears why it must go (P3)."""
+    ring, old = ring_with_rollout()
+    new = Rollout("a", boot=2)
+    ring.turn(old)
+    ring.beat(new, old)
+    ring.decide()
+    assert ring.machine.peers.identities() == ["e/1", "a/2"]
+    assert old.over
+    assert "--name" in said(ring, "a/1").refusal
+
+
+def test_beats_with_an_older_sequence_number_are_ignored() -> None:
+    """A beat that comes late tells of a past (P3): here that 4 slots are free, of which 1 has been filled since."""
+    ring, rollout = ring_with_rollout(slots=0)
+    rollout.slots = 4
+    late = rollout.beat()
+    rollout.slots = 1
+    ring.beat(rollout)
+    ring.machine.heard(ring.now, rollout.identity, late)
+    ring.decide()
+    assert len(ring.machine.groups.held_by["a/1"]) == 1
+
+
+def test_a_lease_ends_exactly_after_its_time_without_a_beat() -> None:
+    """3 s from the receipt of the last beat (P8)."""
+    ring, rollout = ring_with_rollout()
+    ring.wait(2.9, rollout)
+    assert "a/1" in ring.machine.peers.identities()
+    ring.wait(0.1, rollout)
+    assert "a/1" not in ring.machine.peers.identities()
+    assert ring.states["a/1"] is None, "the control server forgets it"
+
+
+def test_a_peer_whose_lease_ended_counts_again_with_its_next_beat() -> None:
+    """It was only slow; the same boot id is welcome (P8)."""
+    ring, rollout = ring_with_rollout()
+    ring.wait(5, rollout)
+    ring.turn()
+    assert "a/1" in ring.machine.peers.identities()
+    assert isinstance(said(ring, "a/1"), RolloutState)
+
+
+@pytest.mark.parametrize("ordinal", [4, -1])
+def test_an_ordinal_that_was_never_issued_stops_the_packer(ordinal: int) -> None:
+    """The ledger has lost commits; the message names the setting that would have kept them (P5)."""
+    ring, rollout = ring_with_rollout()
+    rollout.held[ordinal, 1] = None
+    with pytest.raises(ProtocolError, match=rf"ordinal {ordinal}.*ledger\.sync"):
+        ring.turn()
+
+
+def test_an_unknown_ordinal_in_a_failure_or_in_a_group_stops_the_packer() -> None:
+    """Whoever names it, and however (P5)."""
+    ring, rollout = ring_with_rollout()
+    reward = ring.add(Reward("r"))
+    reward.fail((7, 1))
+    with pytest.raises(ProtocolError, match="ordinal 7"):
+        ring.turn()
+    facts = rollout.sample((0, 1), policy(0))
+    with pytest.raises(ProtocolError, match="ordinal 8"):
+        ring.score(type(facts)(**facts.__dict__ | {"ordinal": 8}))
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "next_step", "received"])
+def test_a_step_that_was_never_composed_stops_the_packer(what: str) -> None:
+    """A trainer that is ahead of the ledger has seen commits that are lost (P5)."""
+    ring, _ = ring_with_rollout()
+    trainer = ring.add(Trainer("t"))
+    if what == "checkpoint":
+        trainer.disk.chains[3] = "chain"
+    elif what == "next_step":
+        trainer.next_step = 4
+    else:
+        trainer.batches[3] = None
+    with pytest.raises(ProtocolError, match=r"t knows step 3.*composed only 0.*ledger\.sync"):
+        ring.turn()
+
+
+def test_peers_that_come_and_change_are_told_to_all_at_once() -> None:
+    """A rollout that did not beat in this round hears of a new reward actor and of an engine's new version (P0, P6)."""
+    ring, rollout = ring_with_rollout()
+    reward = Reward("r")
+    ring.beat(reward)
+    ring.decide()
+    assert [peer.address for peer in rollout.state.rewards] == ["ipc://r/1"]
+    engine = ring.doubles[0]
+    engine.policy = policy(1)
+    ring.beat(engine)
+    ring.decide()
+    assert [peer.policy for peer in rollout.state.engines] == [policy(1)]
+
+
+def test_a_beat_that_changes_nothing_for_others_is_answered_to_its_sender_alone() -> None:
+    """Otherwise 1 000 peers at one beat a second cost a million States (P6)."""
+    ring, rollout = ring_with_rollout()
+    reward = ring.add(Reward("r"))
+    ring.turn()
+    ring.turn()
+    ring.beat(reward)
+    assert list(ring.decide()) == ["r/1"]
+    ring.settle(rollout, policy(0), 0)
+    assert list(ring.decide()) == ["a/1"], "a settled group concerns its holder"
+    reward.get(rollout.sample((1, 1), policy(0)))
+    ring.turn()
+    ring.settle(rollout, policy(0), 1)
+    ring.score(reward.held[1, 1])
+    assert sorted(ring.decide()) == ["a/1", "r/1"], "and whoever names it"
+
+
+def test_when_the_run_fails_every_peer_is_refused() -> None:
+    """Also one that comes later; the reason names the last failure and its example's key (P11)."""
+    ring = Ring(settings(groups_per_step=64))
+    ring.add(Engine("e", policy=policy(0)))
+    rollout = ring.add(Rollout("a", slots=64))
+    while not rollout.over:
+        ring.turn()
+        for hold in rollout.to_sample:
+            rollout.fail(hold)
+    dropped = ring.machine.groups.dropped["train"]["poison"]
+    assert dropped >= 4 * 64 > MIN_POISON_IN_A_ROW
+    assert ring.machine.phase == "failed"
+    late = ring.add(Rollout("b"))
+    ring.turn()
+    for double in (late, ring.doubles[0]):
+        assert "groups in a row" in said(ring, double.identity).refusal
+        assert "(k" in said(ring, double.identity).refusal
+
+
+def test_a_settled_group_between_poison_drops_keeps_the_run_going() -> None:
+    """Only an unbroken row of drops says that nothing works: here 31, one good group, 31."""
+    ring = Ring(settings(groups_per_step=1, max_steps=100, max_async_level=99))
+    groups = ring.machine.groups
+    groups.poison_in_a_row = MIN_POISON_IN_A_ROW - 1
+    ring.add(Engine("e", policy=policy(0)))
+    rollout = ring.add(Rollout("a", slots=1))
+    ring.turn()
+    ring.settle(rollout, policy(0))
+    ring.turn()
+    assert groups.poison_in_a_row == 0
+    assert not ring.machine.failure
+
+
+def test_an_observer_sees_progress_and_is_not_waited_for() -> None:
+    """`actors top` gets plain values with its State; its presence does not keep the packer (P27)."""
+    ring, _ = ring_with_rollout()
+    fields = {"name": "o", "boot_id": "1", "phase": "running", "run": "", "sequence": 1}
+    ring.machine.heard(ring.now, "o/1", ObserverBeat(**fields))
+    assert ring.machine.states({"step": 3})[b"o/1"].progress == {"step": 3}
+    for double in ring.doubles:
+        double.phase = "done"
+    assert not ring.machine.everybody_left
+    ring.turn()
+    assert ring.machine.everybody_left
+
+
+def test_refusals_that_are_remembered_are_bounded() -> None:
+    """A process that is started again and again leaves 10 000 of them at most."""
+    peers = Peers(3.0)
+    for boot in range(MAX_REMEMBERED_REFUSALS + 5):
+        peers.refuse(f"a/{boot}", "no")
+    assert [peers.refusal_of(f"a/{boot}") for boot in (0, 4, 5)] == ["", "", "no"]
+
+
+def test_a_run_keeps_its_id_and_each_start_raises_the_term(tmp_path: "object") -> None:
+    """The id is made with the ledger (P1); the term fences States and batches of an earlier packer (P2)."""
+    path = f"{tmp_path}/ledger.sqlite"
+    first = Store(path)
+    first.close()
+    second = Store(path)
+    second.close()
+    assert (first.run, first.term, second.term) == (second.run, 1, 2)

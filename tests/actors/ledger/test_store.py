@@ -1,0 +1,222 @@
+"""The ledger on disk: one packer, a local disk, whole commits, and what comes back from it (P2, P18)."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.ledger import Changes, ExampleRef, Group, GroupState, Step, Store
+from actors.ledger.rows import Attempt
+from actors.ledger.store import NETWORK_FILE_SYSTEMS, check_file_system, file_system_of, mounts
+from schemas.errors import ConfigError, ProtocolError
+from schemas.messages import DroppedOrdinal
+from tests.actors.ledger.driver import policy
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw,relatime 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/scratch xfs rw 0 0
+tmpfs /data tmpfs rw 0 0
+lake:/data /data lustre rw 0 0
+host:/x /mnt/my\\040share cifs rw 0 0
+"""
+
+
+def a_group(ordinal: int = 0, **changes: object) -> Group:
+    """An issued one."""
+    return Group(ordinal, ExampleRef("words", 3, f"k{ordinal}"), 7, 2, 1, **changes)
+
+
+def a_step(number: int, *ordinals: int) -> Step:
+    """Without drops."""
+    return Step(number, ordinals, (), tuple(f"d{o}" for o in ordinals), f"chain {number}")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a ledger that does not exist yet, in a folder that does not either."""
+    return tmp_path / "run" / "ledger.sqlite"
+
+
+# --- one packer, a local disk ----------------------------------------------------------------------------------------
+
+
+def test_a_second_packer_is_refused_while_the_first_holds_the_ledger(path: Path) -> None:
+    """The lock is beside the file and goes with its process (P2)."""
+    first = Store(path)
+    with pytest.raises(ConfigError, match=r"ledger\.path: another packer holds .*ledger\.sqlite"):
+        Store(path)
+    first.close()
+    Store(path).close()
+
+
+def test_a_killed_packer_leaves_no_lock_and_all_that_it_committed(path: Path) -> None:
+    """kill -9 right after a commit, with `sync: process` (P2)."""
+    script = (
+        "import os, sys; from actors.ledger import Changes, Store; store = Store(sys.argv[1]);"
+        "store.commit(Changes(values={'kept': [1, 2]}), {3: ('digest', [b'frame'])});"
+        "os.kill(os.getpid(), 9)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=60, env=dict(os.environ))
+    assert ended.returncode == -signal.SIGKILL
+    store = Store(path)
+    assert store.value("kept") == [1, 2]
+    assert store.payloads([3]) == [[b"frame"]]
+    assert store.term == 2
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/var/lib", "ext4"),
+        ("/", "ext4"),
+        ("/home/user/run", "nfs4"),
+        ("/home/scratch/run", "xfs"),
+        ("/home/scratchpad", "nfs4"),
+        ("/data/run", "lustre"),
+        ("/mnt/my share/run", "cifs"),
+    ],
+)
+def test_the_innermost_and_latest_mount_tells_the_file_system(folder: str, kind: str) -> None:
+    """A name is not a prefix of another, a later mount hides an earlier one, spaces are escaped in /proc/mounts."""
+    assert file_system_of(Path(folder), MOUNTS) == kind
+
+
+def test_network_file_systems_are_refused_by_name() -> None:
+    """WAL needs shared memory; the message has key, path and kind."""
+    with pytest.raises(ConfigError, match=r"ledger\.path: /home/u/ledger\.sqlite is on nfs4.*local disk"):
+        check_file_system(Path("/home/u/ledger.sqlite"), MOUNTS)
+    check_file_system(Path("/home/scratch/ledger.sqlite"), MOUNTS)
+    check_file_system(Path("/home/u/ledger.sqlite"), "")
+    assert {"nfs", "nfs4", "lustre", "cifs", "ceph", "fuse.sshfs"} <= NETWORK_FILE_SYSTEMS
+
+
+def test_this_machines_mounts_can_be_read(tmp_path: Path) -> None:
+    """Where there is a /proc/mounts, a folder of this machine is on something."""
+    if mounts():
+        assert file_system_of(tmp_path, mounts())
+
+
+@pytest.mark.parametrize(("sync", "level"), [("process", 0), ("node", 2)])
+def test_sync_node_flushes_each_commit_and_sync_process_none(path: Path, sync: str, level: int) -> None:
+    """SQLite's `synchronous` is OFF or FULL, in WAL mode."""
+    store = Store(path, sync)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (level,)
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store.close()
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["step twice", "value without JSON"])
+def test_a_commit_is_all_or_nothing(broken: str) -> None:
+    """What fails last takes all before it along, and the next commit works."""
+    store = Store(":memory:")
+    store.commit(Changes(steps=[a_step(1, 0)]), {})
+    changes = Changes(groups={0: a_group()}, steps=[a_step(2, 1)], values={"a": 1})
+    if broken == "step twice":
+        changes.steps.append(a_step(1, 0))
+    else:
+        changes.values["b"] = object()
+    with pytest.raises((sqlite3.Error, TypeError)):
+        store.commit(changes, {0: ("d", [b"x"])})
+    assert store.groups() == []
+    assert store.digests() == {}
+    assert [step.step for step in store.steps()] == [1]
+    assert store.value("a") is None
+    store.commit(Changes(values={"a": 2}), {})
+    assert store.value("a") == 2
+
+
+def test_a_row_comes_back_as_it_was_and_is_replaced_by_its_next_version() -> None:
+    """All columns of a train and of an eval group; the packer's clock is not among them."""
+    full = {"state": GroupState.DURABLE, "attempt": 4, "outcome": Attempt.DIED, "failures": 2, "deaths": 1}
+    rest = {"holder": "a/1", "oldest_version": 5, "arrival": 9, "step": 6, "reason": "stale", "origin": 1}
+    train, held_out = a_group(2, **full, **rest), a_group(-1, policy=policy(3, lineage=2))
+    store = Store(":memory:")
+    store.commit(Changes(groups={2: a_group(2), -1: held_out}), {})
+    store.commit(Changes(groups={2: train}), {})
+    assert store.groups() == [held_out, train]
+    train.issued_at = 5.0
+    store.commit(Changes(groups={2: train}), {})
+    assert store.groups()[1].issued_at == 0.0
+
+
+def test_steps_come_back_in_order() -> None:
+    """Ordinals, drops with reasons, digests and chain."""
+    store = Store(":memory:")
+    dropped = (DroppedOrdinal(ordinal=4, reason="poison"),)
+    second = Step(2, (5, 3), dropped, ("a", "b"), "chain")
+    store.commit(Changes(steps=[second]), {})
+    store.commit(Changes(steps=[a_step(1, 0, 1)]), {})
+    assert store.steps() == [a_step(1, 0, 1), second]
+
+
+def test_payloads_come_back_byte_by_byte_in_the_order_asked_for() -> None:
+    """Frames of any content, empty ones too; the digests beside them."""
+    store = Store(":memory:")
+    frames = {0: [b"\x00\xff", b""], 1: [b"one"], 2: []}
+    store.commit(Changes(), {ordinal: (f"digest {ordinal}", parts) for ordinal, parts in frames.items()})
+    assert store.payloads([2, 0, 1]) == [frames[2], frames[0], frames[1]]
+    assert store.digests() == {0: "digest 0", 1: "digest 1", 2: "digest 2"}
+
+
+def test_a_missing_payload_is_named() -> None:
+    """Which ordinal, of which ledger."""
+    with pytest.raises(ProtocolError, match=r":memory: has no payload of ordinal 7"):
+        Store(":memory:").payloads([7])
+
+
+def test_values_are_any_json_and_absent_ones_are_none() -> None:
+    """By key or all at once."""
+    store = Store(":memory:")
+    store.commit(Changes(values={"a": {"b": [1, None, "x"]}}), {})
+    assert store.value("a") == {"b": [1, None, "x"]}
+    assert store.value("c") is None
+    assert set(store.values()) == {"run", "term", "a"}
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_counted_by_purpose_state_and_reason() -> None:
+    """By the database, from the rows alone."""
+    rows = [
+        a_group(0),
+        a_group(1, state=GroupState.DROPPED, reason="stale"),
+        a_group(2, state=GroupState.DROPPED, reason="poison"),
+        a_group(3, state=GroupState.DROPPED, reason="poison"),
+        a_group(-1, state=GroupState.SETTLED),
+    ]
+    store = Store(":memory:")
+    store.commit(Changes(groups={row.ordinal: row for row in rows}), {})
+    assert store.counts() == {
+        ("train", "issued", None): 1,
+        ("train", "dropped", "stale"): 1,
+        ("train", "dropped", "poison"): 2,
+        ("eval", "settled", None): 1,
+    }
+
+
+def test_ordinals_trained_twice_are_counted_from_the_steps() -> None:
+    """In two steps, in three, and twice in one: three ordinals."""
+    store = Store(":memory:")
+    steps = [a_step(1, 0, 1), a_step(2, 1, 2), a_step(3, 1, 3, 3), a_step(4, 2)]
+    store.commit(Changes(steps=steps[:1]), {})
+    assert store.trained_twice() == 0
+    store.commit(Changes(steps=steps[1:]), {})
+    assert store.trained_twice() == 3
+
+
+def test_an_empty_round_changes_nothing() -> None:
+    """Changes are false when there are none, so the packer need not commit."""
+    assert not Changes()
+    assert Changes(values={"a": 1})
+    assert Changes(steps=[a_step(1)])
+    assert Changes(groups={0: a_group()})

@@ -1,0 +1,73 @@
+"""The command line: overrides, words for mistakes, exit codes."""
+
+import json
+
+import pytest
+
+from actors.cli import main
+from schemas.config import dump_config
+from tests.ring.harness import ring_config
+
+
+@pytest.fixture
+def config_path(tmp_path):
+    """A good run.yaml."""
+    path = tmp_path / "run.yaml"
+    path.write_text(dump_config(ring_config(tmp_path)))
+    return path
+
+
+def test_check_says_good_and_exits_0(config_path, capsys):
+    """A configuration without problems."""
+    assert main(["check", str(config_path)]) == 0
+    assert capsys.readouterr().out == f"{config_path}: good\n"
+
+
+def test_mistakes_exit_2_with_one_line_each_on_stderr(config_path, capsys):
+    """A value out of range and an unknown key: both are told at once."""
+    assert main(["check", str(config_path), "trainer.max_steps=0", "bus.lese=3"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert any(line.startswith("trainer.max_steps: ") for line in lines)
+    assert any("did you mean 'lease'" in line for line in lines)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_overrides_may_stand_before_and_after_options(config_path, capsys, order):
+    """`actors run reward KEY=VALUE --config …` and `… --config … KEY=VALUE` read the same override."""
+    options, override = ["--config", str(config_path)], ["trainer.max_steps=0"]
+    words = override + options if order == "before" else options + override
+    assert main(["run", "reward", *words]) == 2
+    assert "trainer.max_steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["check", "{}", "--lease=3"], ["check", "{}", "--x"], ["schema", "a=b"]])
+def test_unknown_arguments_are_refused(config_path, capsys, words):
+    """What is neither an option nor an override is named."""
+    with pytest.raises(SystemExit) as ended:
+        main([word.format(config_path) for word in words])
+    assert ended.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_samples_of_a_directory_without_a_run_says_so(tmp_path, capsys):
+    """Exit 2, naming the file that is not there."""
+    assert main(["samples", str(tmp_path)]) == 2
+    assert f"{tmp_path}/samples.jsonl: there is no such file" in capsys.readouterr().err
+
+
+def test_schema_is_json_with_all_sections(capsys):
+    """For editors."""
+    assert main(["schema"]) == 0
+    assert {"rollout", "reward", "packer", "trainer", "inference"} <= set(
+        json.loads(capsys.readouterr().out)["properties"]
+    )
+
+
+def test_topology_names_every_edge_and_the_control_address(config_path, capsys):
+    """Who binds, who connects, and the one address that is configured."""
+    assert main(["topology", str(config_path), "bus.control=tcp://127.0.0.1:5599"]) == 0
+    out = capsys.readouterr().out
+    for edge in ("groups", "scored", "steps", "control", "completions", "weights"):
+        assert f"\n{edge} " in out
+    assert "tcp://127.0.0.1:5599" in out

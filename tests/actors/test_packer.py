@@ -1,0 +1,78 @@
+"""The packer around its machine: what it restores, and how it says that it can't go on."""
+
+import contextlib
+import json
+import sqlite3
+
+import numpy as np
+
+from actors.membership import Membership
+from actors.packer import facts_of
+from schemas.errors import ProtocolError
+from schemas.messages import Policy, RewardBeat, ScoredGroup
+from tests.actors.test_reward import group
+from tests.ring.harness import ring, ring_config, summary_of, wait_until, watching
+
+
+def test_facts_of_a_group_are_its_oldest_version_and_its_longest_sample():
+    """A prompt of 1 token and completions of 1 and 2: longest sample 3; versions 4 and 6: oldest 4."""
+    sampled = group().__dict__ | {"segments": np.array([[0, 1, 6], [1, 1, 4]], np.int64)}
+    scored = ScoredGroup(
+        **sampled, scorer="reward-0", reward_names=["f"], rewards_FG=np.zeros((1, 2)), rewards_G=np.zeros(2),
+        advantages_G=np.zeros(2, np.float32),
+    )  # fmt: skip
+    facts = facts_of(scored, "digest")
+    assert (facts.longest_sample, facts.oldest_version, facts.num_completions) == (3, 4, 2)
+    assert facts.policies == {Policy(lineage=1, version=6), Policy(lineage=1, version=4)}
+
+
+def test_evaluation_whose_record_a_crash_has_lost_is_recorded_again(tmp_path):
+    """The ledger says that both evaluations are done, but not what came out: it is read from their groups again."""
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
+    with ring(config) as run:
+        run.start().wait()
+    before = summary_of(config)
+    with contextlib.closing(sqlite3.connect(config.ledger_path, isolation_level=None)) as ledger:
+        ledger.execute("DELETE FROM meta WHERE key = 'evals'")
+    with ring(config) as run:
+        run.start().wait()
+    after = summary_of(config)
+    assert after["eval_before"] == before["eval_before"] is not None
+    assert after["eval_after"] == before["eval_after"] is not None
+    lines = (config.output / "evals.jsonl").read_text().splitlines()
+    assert [json.loads(line)["version"] for line in lines] == [0, 2]
+
+
+def test_finished_run_that_is_started_again_writes_the_same_summary(tmp_path):
+    """Everything but the times of the command is a function of the ledger and of metrics.jsonl."""
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
+    with ring(config) as run:
+        run.start().wait()
+    before = summary_of(config)
+    with ring(config) as run:
+        run.start().wait()
+    after = summary_of(config)
+    for summary in (before, after):
+        del summary["wall_seconds"]
+        del summary["weight_update_seconds"]  # medians of what this process has heard
+    assert after == before
+
+
+def test_ledger_that_has_lost_commits_fails_the_run_for_everybody(tmp_path):
+    """A peer names ordinal 99, of which the ledger knows nothing (P5): all are told, with ledger.sync named."""
+    config = ring_config(tmp_path, "inproc", bus={"lease": 0.6, "beat_interval": 0.1})
+    with ring(config) as run, watching(config) as watcher:
+        run.start("packer-0", "rollout-0")
+        wait_until(lambda: watcher.progress().get("peers", {}).get("rollout"), "the packer is up")
+        liar = Membership(config, RewardBeat, "reward-9")
+        liar.start(
+            phase="running", address="inproc://nowhere", load=0, failures=[], holds=np.array([[99, 1]], np.int64)
+        )
+        failure = wait_until(lambda: watcher.progress().get("failure"), "the watcher is told")
+        assert "ordinal 99" in failure
+        assert "ledger.sync" in failure
+        liar.close()
+        for name in ("packer-0", "rollout-0"):
+            run[name].thread.join(10.0)
+            assert str(run[name].error) == failure
+        assert isinstance(run["packer-0"].error, ProtocolError)

@@ -1,0 +1,68 @@
+"""The trainer's reader of batches; the loop itself is tested in the whole ring (tests/ring)."""
+
+import numpy as np
+import pytest
+
+from actors.trainer import _Batches
+from bus.data import Inbox, Outbox
+from bus.topology import Addresses
+from schemas.messages import StepBatch
+from tests.ring.harness import ring_config, wait_until
+
+
+def batch(step: int, incarnation: int = 1, rank: int = 0) -> StepBatch:
+    """One sample of one prompt and one completion token."""
+    int64 = lambda *values: np.array(values, np.int64)  # noqa: E731 - short rows
+    return StepBatch(
+        run="r", term=1, incarnation=incarnation, rank=rank, num_ranks=1, step=step, loss_tokens=1, num_completions=1,
+        dropped=[], digests=["d"], ordinals=int64(step), micro_batch_offsets=int64(0, 1), sample_offsets=int64(0, 2),
+        prompt_lengths=int64(1), sample_ordinals=int64(step), sample_versions=int64(0),
+        token_ids=np.array([1, 2], np.int32), loss_mask=np.array([0, 1], np.uint8),
+        logprobs=np.array([0, -1], np.float32), advantages=np.array([0, 1], np.float32),
+        temperatures=np.ones(2, np.float32),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def edge(tmp_path):
+    """A reader of incarnation 1, a sender, and what the reader has said of arrivals."""
+    config = ring_config(tmp_path, "inproc")
+    inbox = Inbox("steps", Addresses(config), config.bus, "trainer-0", "0123456789abcdef")
+    said: list[list[int]] = []
+    batches = _Batches(inbox, 0, said.append)
+    batches.accept(1)
+    batches.start()
+    outbox = Outbox("steps", inbox.address, config.bus, "packer")
+    yield batches, outbox, said
+    outbox.close()
+    batches.close()
+
+
+def test_batches_of_another_incarnation_or_rank_are_not_taken(edge):
+    """Of three batches for step 1 only that of incarnation 1 and rank 0 counts; arrivals are said at once."""
+    batches, outbox, said = edge
+    for message in (batch(1, incarnation=2), batch(1, rank=1), batch(1)):
+        assert outbox.try_send(message)
+    taken = batches.take(1, 5.0)
+    assert (taken.incarnation, taken.rank) == (1, 0)
+    assert said == [[1]]
+
+
+def test_batch_that_came_early_waits_for_its_step(edge):
+    """Step 2 before step 1: both are there in order, and step 1 is forgotten when step 2 is taken."""
+    batches, outbox, said = edge
+    outbox.try_send(batch(2))
+    outbox.try_send(batch(1))
+    assert batches.take(1, 5.0).step == 1
+    wait_until(lambda: said == [[2], [1, 2]], "both have arrived")
+    assert batches.take(2, 5.0).step == 2
+    assert batches.steps == [2]
+
+
+def test_new_incarnation_starts_with_no_batches(edge):
+    """What the dead incarnation had received is not trained by the next one."""
+    batches, outbox, _ = edge
+    outbox.try_send(batch(1))
+    assert batches.take(1, 5.0)
+    batches.accept(2)
+    assert batches.take(1, 0.05) is None

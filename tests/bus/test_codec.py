@@ -1,0 +1,283 @@
+"""The codec: views without copies, and nothing but `DecodeError` for frames that are no message."""
+
+import random
+import time
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import codec
+from schemas.errors import DecodeError
+from schemas.messages import MESSAGE_TYPES, Message, ObserverState, RolloutGroup
+from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
+
+KINDS = sorted(MESSAGE_TYPES)
+Frames = list[bytes]
+
+
+def _refused(frames: Any) -> DecodeError:
+    with pytest.raises(DecodeError) as caught:
+        codec.decode(frames)
+    return caught.value
+
+
+def _with_header(kind: str, change: Any) -> Frames:
+    """Frames of an example whose opened frame 0 was changed in place."""
+    frames = example_frames(kind)
+    opened = msgpack.unpackb(frames[0])
+    change(opened)
+    return [msgpack.packb(opened), *frames[1:]]
+
+
+# --- views -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffer", [bytes, bytearray, lambda frame: memoryview(bytearray(frame))])
+def test_arrays_are_read_only_views_of_the_frames(buffer: Any) -> None:
+    """Decoding copies no array, and a message's arrays can't be written, even if the frame could."""
+    frames = [buffer(frame) for frame in example_frames("scored_group")]
+    decoded = codec.decode(frames)
+    for array, frame in zip(decoded.arrays().values(), frames[1:], strict=True):
+        assert np.shares_memory(array, np.frombuffer(frame, np.uint8))
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+def test_large_arrays_are_sent_without_a_copy() -> None:
+    """Beyond `COPIED_BYTES` a frame is the array's own memory."""
+    offsets = np.arange(2001)
+    group = _long_group(offsets)
+    frames = codec.encode(group)
+    assert np.shares_memory(np.frombuffer(frames[2], np.uint8), offsets)
+    assert codec.num_bytes(frames) == len(frames[0]) + sum(array.nbytes for array in group.arrays().values())
+
+
+def test_arrays_of_any_order_in_memory_round_trip() -> None:
+    """Strided and Fortran-ordered arrays arrive as what they are."""
+    group = EXAMPLES["scored_group"].model_copy(
+        update={
+            "rewards_FG": np.asfortranarray([[1.0, 2.0], [3.0, 4.0]]),
+            "token_ids": np.arange(10, dtype=np.int32)[::2],
+        }
+    )
+    assert codec.decode([bytes(frame) for frame in codec.encode(group)]).equals(group)
+    strided = _long_group(np.arange(4002)[::2] // 2)
+    assert codec.decode([bytes(frame) for frame in codec.encode(strided)]).equals(strided)
+
+
+def _long_group(offsets: np.ndarray[Any, np.dtype[np.int64]]) -> RolloutGroup:
+    num = int(offsets[-1])
+    return RolloutGroup(
+        **dict(EXAMPLES["rollout_group"])
+        | {
+            "completions": [""] * num,
+            "finish_reasons": ["stop"] * num,
+            "completion_offsets": offsets,
+            "token_ids": np.zeros(num, np.int32),
+            "loss_mask": np.ones(num, np.uint8),
+            "logprobs": np.zeros(num, np.float32),
+        }
+    )
+
+
+def test_what_json_allows_in_columns_round_trips() -> None:
+    """Lone surrogates, NaN and nesting come through, since a data set may hold them."""
+    columns = {"broken": "half \ud83d a pair", "nested": [[{"a": [1, 2.5, None, False]}]]}
+    group = EXAMPLES["rollout_group"].model_copy(update={"columns": columns})
+    decoded = codec.decode([bytes(frame) for frame in codec.encode(group)])
+    assert isinstance(decoded, RolloutGroup)
+    assert decoded.columns == columns
+
+
+def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> None:
+    """A field that msgpack does not know is a TypeError with the value, and the next message is whole."""
+    state = ObserverState(**STATE_FIELDS, progress={"path": object()})
+    with pytest.raises(TypeError, match="a object can't be sent: <object"):
+        codec.encode(state)
+    test = EXAMPLES["observer_state"]
+    assert codec.decode([bytes(frame) for frame in codec.encode(test)]).equals(test)
+
+
+# --- refusals with a reason ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "malformed"),
+        ([b""], "malformed"),
+        ([b"\xc1"], "malformed"),
+        ([b"\x91" * 100_000], "malformed"),
+        ([msgpack.packb(["rollout_group", 1])], "malformed"),
+        ([msgpack.packb(["rollout_group", 1, []])], "malformed"),
+        ([msgpack.packb(["gossip", 1, {}])], "unknown_kind"),
+        ([msgpack.packb([["rollout_group"], 1, {}])], "unknown_kind"),
+        ([msgpack.packb(["rollout_group", 99, {}])], "unknown_version"),
+        ([msgpack.packb(["rollout_group", None, {}])], "unknown_version"),
+        ([msgpack.packb(["observer_beat", 1, {}])], "bad_array"),
+        ([b"x"] * (codec.MAX_FRAMES + 1), "malformed"),
+        (example_frames("rollout_group")[:-1], "bad_array"),
+        ([*example_frames("rollout_group"), b""], "bad_array"),
+        ([*example_frames("rollout_group")[:-1], b"123"], "bad_array"),
+        ([*example_frames("rollout_group")[:-1], bytes(16)], "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2].update({"%": None})), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"].__setitem__(0, "a:<f8[N]")), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"][1].__setitem__(0, -4)), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"][1].__setitem__(0, "4")), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"][1].__setitem__(2, 2**63)), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"][1].pop()), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2].pop("ordinal")), "bad_header"),
+        (_with_header("rollout_group", lambda o: o[2].update(colour="red")), "bad_header"),
+        (_with_header("rollout_group", lambda o: o[2].update(attempt="many")), "bad_header"),
+        (_with_header("rollout_group", lambda o: o[2].update(completions=["one"])), "bad_header"),
+    ],
+)
+def test_frames_that_are_no_message_have_a_reason(frames: Frames, reason: str) -> None:
+    """Each way to be wrong is told apart by a word that a counter can carry."""
+    assert _refused(frames).reason == reason
+
+
+def test_dtype_of_another_build_is_refused_with_both_layouts() -> None:
+    """A peer whose arrays differ is told what is expected and what it sent."""
+    swapped = _with_header(
+        "step_batch", lambda o: o[2]["%"].__setitem__(0, o[2]["%"][0].replace("token_ids:<i4", "token_ids:<i8"))
+    )
+    assert "expected the arrays 'ordinals:<i8[K]" in str(_refused(swapped))
+
+
+def test_sizes_are_bounded_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header or a message beyond its limit is refused whatever it holds."""
+    monkeypatch.setattr(codec, "MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 1000)
+    assert _refused([b"\xc1" * 101]).reason == "oversize"
+    assert _refused([b"\xc1", bytes(1000)]).reason == "oversize"
+    assert _refused([b"\xc1" * 100]).reason == "malformed"
+
+
+def test_error_names_the_field_and_stays_short() -> None:
+    """The detail says which field is wrong, in a line that fits a log whatever was sent."""
+    wrong = _with_header("rollout_group", lambda o: o[2].update(attempt="x" * 10_000))
+    assert str(_refused(wrong)).startswith("bad_header: attempt: Input should be a valid integer")
+    for change in ({"k" * 10_000: 1}, {"%": ["y" * 10_000, 1]}, {"%": [[[["deep"] * 900]]]}):
+        assert len(str(_refused(_with_header("rollout_group", lambda o, c=change: o[2].update(c))))) < 600
+
+
+# --- hostile input ---------------------------------------------------------------------------------------------------
+
+
+def _deep(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HOSTILE: list[Any] = [
+    None, True, 0, -1, 1.5, 2**63, 2**64 - 1, -(2**63), float("nan"), float("inf"), "", "x" * 10_000, "\x00\n",
+    b"", b"\xff" * 100, [], {}, [[]], {"%": 1}, _deep(400), {"a": _deep(400)}, [1] * 1000, [None], ["", 1, None],
+    msgpack.ExtType(5, b"pickle"), msgpack.Timestamp(0), {1: 2}, {b"k": 1},
+]  # fmt: skip
+
+
+def _replace_somewhere(rng: random.Random, value: Any) -> Any:
+    """A copy of a tree with one node replaced, removed, doubled or added."""
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        key = rng.choice(list(value))
+        action = rng.random()
+        if action < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        if action < 0.2:
+            return value | {rng.choice(["extra", "kind", "%", "", "model_config"]): rng.choice(HOSTILE)}
+        return value | {key: _replace_somewhere(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.85:
+        at = rng.randrange(len(value))
+        action = rng.random()
+        if action < 0.1:
+            return value[:at] + value[at + 1 :]
+        if action < 0.2:
+            return value + value[at : at + 1]
+        return [*value[:at], _replace_somewhere(rng, value[at]), *value[at + 1 :]]
+    return rng.choice(HOSTILE)
+
+
+def _flip(rng: random.Random, frame: bytes) -> bytes:
+    if not frame:
+        return b"\x00"
+    flipped = bytearray(frame)
+    for _ in range(rng.choice((1, 1, 1, 8))):
+        flipped[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+    return bytes(flipped)
+
+
+def _mutated(rng: random.Random, frames: Frames) -> Frames:
+    """Frames that were a message, after one of the things that strangers and accidents do."""
+    at = rng.randrange(len(frames))
+    match rng.randrange(7):
+        case 0:
+            return [*frames[:at], _flip(rng, frames[at]), *frames[at + 1 :]]
+        case 1:
+            return [*frames[:at], frames[at][: rng.randrange(len(frames[at]) + 1)], *frames[at + 1 :]]
+        case 2:
+            return frames[:at] + frames[at + 1 :]
+        case 3:
+            return [*frames, *frames[at:]]
+        case 4:
+            return rng.sample(frames, len(frames))
+        case 5:
+            return [frames[0], *example_frames(rng.choice(KINDS))[1:]]
+        case _:
+            opened = _replace_somewhere(rng, msgpack.unpackb(frames[0]))
+            return [msgpack.packb(opened), *frames[1:]]
+
+
+def test_mutated_messages_decode_or_are_refused() -> None:
+    """12 000 mutations of valid messages: a valid message or a DecodeError with a reason, each within 0.2 s of CPU."""
+    rng = random.Random(0)
+    reasons: dict[str, int] = {}
+    originals = [example_frames(kind) for kind in KINDS]
+    for _ in range(12_000):
+        frames = _mutated(rng, rng.choice(originals))
+        started = time.thread_time()
+        try:
+            message = codec.decode(frames)
+        except DecodeError as error:
+            reason, detail = error.reason, str(error)
+        else:
+            reason, detail = "good", ""
+            message.layout.check(message.__dict__)
+            sent = [bytes(frame) for frame in codec.encode(message)]
+            assert [bytes(frame) for frame in codec.encode(codec.decode(sent))] == sent
+        reasons[reason] = reasons.get(reason, 0) + 1
+        assert len(detail) < 1000
+        assert time.thread_time() - started < 0.2
+    assert set(reasons) >= {"good", "malformed", "unknown_kind", "unknown_version", "bad_header", "bad_array"}
+
+
+def _nested(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(values, max_size=4) | st.dictionaries(st.text(max_size=8), values, max_size=4)
+
+
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(max_size=20),
+    _nested,
+    max_leaves=12,
+)
+headers = st.tuples(st.sampled_from([*KINDS, "gossip", ""]), st.integers(0, 2), st.dictionaries(st.text(), trees))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    first=st.binary(max_size=200) | headers.map(msgpack.packb) | trees.map(msgpack.packb),
+    others=st.lists(st.binary(max_size=64), max_size=12),
+)
+def test_random_frames_decode_or_are_refused(first: bytes, others: Frames) -> None:
+    """Bytes and trees from nowhere never raise anything but DecodeError."""
+    try:
+        message = codec.decode([first, *others])
+    except DecodeError:
+        return
+    assert isinstance(message, Message)

@@ -1,0 +1,390 @@
+"""The control channel on every transport: beats and States may be lost, late or doubled, and all still agree."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from structlog.testing import capture_logs
+
+from bus import codec
+from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
+from bus.topology import Addresses
+from schemas.messages import BEAT_KINDS, STATE_KINDS, Beat, ObserverBeat, ObserverState, RolloutBeat, State
+from tests.bus.conftest import MakeConfig, free_port
+from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
+
+WAIT = 5.0
+ME = identity_of("screen", "b0")
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    """Closes both sides at the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def address(transport: str, make_config: MakeConfig) -> str:
+    """The control address of a run on each transport."""
+    return Addresses(make_config(transport)).control
+
+
+class Packer:
+    """A server that remembers what it heard, and when."""
+
+    def __init__(self, stack: ExitStack, address: str, **options: Any) -> None:
+        self.heard: list[tuple[float, bytes, Beat]] = []
+        self.server = ControlServer(address, self._hear, **options)
+        self.server.start()
+        stack.callback(self.server.close)
+
+    def _hear(self, identity: bytes, beat: Beat) -> None:
+        self.heard.append((time.monotonic(), identity, beat))
+
+    def say(self, step: int, *identities: bytes) -> None:
+        """Publish a State with this step."""
+        self.server.publish(dict.fromkeys(identities or (ME,), _state(step)))
+
+
+class Actor:
+    """A client that remembers the States it got."""
+
+    def __init__(self, stack: ExitStack, address: str, beat_type: type[Beat] = ObserverBeat, **options: Any) -> None:
+        self.states: list[State] = []
+        self.client = ControlClient(address, beat_type, "screen", "b0", self.states.append, **options)
+        stack.callback(self.client.close)
+
+    @property
+    def step(self) -> int:
+        """Of the newest State."""
+        return self.states[-1].step if self.states else -1
+
+
+def _state(step: int) -> ObserverState:
+    return ObserverState(**STATE_FIELDS | {"step": step}, progress={})
+
+
+def _started(stack: ExitStack, address: str, **options: Any) -> Actor:
+    actor = Actor(stack, address, **options)
+    actor.client.report(phase="running")
+    actor.client.start()
+    return actor
+
+
+def _dealer(stack: ExitStack, address: str, identity: bytes = ME) -> "zmq.Socket[bytes]":
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    socket.connect(address)
+    stack.callback(socket.close, 0)
+    return socket
+
+
+def _steps(socket: "zmq.Socket[bytes]", quiet: float) -> list[int]:
+    """Steps of the States that come until it has been quiet for so many seconds."""
+    steps = []
+    while socket.poll(quiet * 1000):
+        message = codec.decode(socket.recv_multipart())
+        assert isinstance(message, State)
+        steps.append(message.step)
+    return steps
+
+
+def _until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+# --- beats -----------------------------------------------------------------------------------------------------------
+
+
+def test_actor_beats_every_interval(address: str, closing: ExitStack) -> None:
+    """With nothing to report beats come one interval apart, with rising sequence numbers."""
+    packer = Packer(closing, address)
+    _started(closing, address, interval=0.05)
+    _until(lambda: len(packer.heard) >= 6)
+    times = [at for at, _, _ in packer.heard[1:6]]
+    assert 0.15 < times[-1] - times[0] < 2.0
+    beats = [beat for _, _, beat in packer.heard]
+    assert [beat.sequence for beat in beats] == list(range(1, len(beats) + 1))
+    assert packer.heard[0][1] == ME
+
+
+def test_urgent_change_is_beaten_at_once_and_any_other_waits(address: str, closing: ExitStack) -> None:
+    """An urgent report does not wait for the interval; one that is not urgent, or changes nothing, does."""
+    packer = Packer(closing, address)
+    actor = _started(closing, address, interval=60.0)
+    _until(lambda: len(packer.heard) == 1)
+    actor.client.report(urgent=False, metrics_url="http://later")
+    actor.client.report(phase="running")
+    time.sleep(0.05)
+    assert len(packer.heard) == 1
+    actor.client.report(phase="draining")
+    _until(lambda: len(packer.heard) == 2)
+    assert packer.heard[-1][2].phase == "draining"
+    assert packer.heard[-1][2].metrics_url == "http://later"
+
+
+def test_urgent_changes_are_at_most_ten_a_second_after_a_burst(address: str, closing: ExitStack) -> None:
+    """Changes every millisecond for 0.6 s are at most 10 beats at once and 6 more, and the last one says the last."""
+    packer = Packer(closing, address)
+    actor = _started(closing, address, interval=60.0)
+    started = time.monotonic()
+    number = 0
+    while time.monotonic() < started + 0.6:
+        number += 1
+        actor.client.report(metrics_url=f"http://{number}")
+        time.sleep(0.001)
+    most = 10 + 10 * (time.monotonic() - started) + 1
+    _until(lambda: packer.heard and packer.heard[-1][2].metrics_url == f"http://{number}")
+    assert 10 <= len(packer.heard) <= most + 1
+
+
+def test_beats_carry_the_run_and_no_fingerprint_once_the_packer_has_answered(address: str, closing: ExitStack) -> None:
+    """The first beat says which build this is; after a State it says the run instead."""
+    packer = Packer(closing, address)
+    packer.say(1)
+    actor = _started(closing, address, interval=0.03)
+    _until(lambda: actor.states)
+    seen = len(packer.heard)
+    _until(lambda: len(packer.heard) > seen + 1)
+    first, last = packer.heard[0][2], packer.heard[-1][2]
+    assert first.fingerprint
+    assert first.run == ""
+    assert last.fingerprint is None
+    assert last.run == "r1"
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+def test_state_answers_each_beat(address: str, closing: ExitStack) -> None:
+    """Five beats of a peer whose State does not change are answered five times."""
+    packer = Packer(closing, address)
+    packer.say(3)
+    peer = _dealer(closing, address)
+    peer.send_multipart(example_frames("observer_beat"))
+    assert set(_steps(peer, 0.1)) == {3}
+    for _ in range(5):
+        peer.send_multipart(example_frames("observer_beat"))
+    assert _steps(peer, 0.1) == [3] * 5
+
+
+def test_changed_state_is_sent_unasked_and_an_unchanged_one_is_not(address: str, closing: ExitStack) -> None:
+    """A peer that has beaten once hears each change without beating again, and equal States only once."""
+    packer = Packer(closing, address)
+    peer = _dealer(closing, address)
+    peer.send_multipart(example_frames("observer_beat"))
+    _until(lambda: packer.heard)
+    packer.say(1)
+    assert _steps(peer, 0.1) == [1]
+    for _ in range(3):
+        packer.say(1)
+    assert _steps(peer, 0.1) == []
+    packer.say(2)
+    assert _steps(peer, 0.1) == [2]
+
+
+def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: str, closing: ExitStack) -> None:
+    """Of a change every millisecond few are sent, in order, and the last one always is."""
+    packer = Packer(closing, address)
+    peer = _dealer(closing, address)
+    peer.send_multipart(example_frames("observer_beat"))
+    _until(lambda: packer.heard)
+    started = time.monotonic()
+    for step in range(100):
+        packer.say(step)
+        time.sleep(0.001)
+    most = (time.monotonic() - started) / PUSH_INTERVAL_SECONDS + 2
+    steps = _steps(peer, 0.1)
+    assert steps[-1] == 99
+    assert steps == sorted(steps)
+    assert 2 <= len(steps) <= most
+
+
+def test_forgotten_and_unknown_peers_get_no_answer_and_do_no_harm(address: str, closing: ExitStack) -> None:
+    """A beat of a peer without a State is heard and not answered; others are; a State for nobody is dropped."""
+    packer = Packer(closing, address)
+    packer.say(1, ME, b"never/seen")
+    peer, stranger = _dealer(closing, address), _dealer(closing, address, b"stranger/1")
+    for socket in (peer, stranger):
+        socket.send_multipart(example_frames("observer_beat"))
+    assert 1 in _steps(peer, 0.1)
+    assert _steps(stranger, 0.05) == []
+    packer.server.publish({ME: None})
+    time.sleep(0.03)
+    peer.send_multipart(example_frames("observer_beat"))
+    assert _steps(peer, 0.05) == []
+    assert len(packer.heard) == 3
+
+
+@pytest.mark.parametrize(("beat_type", "state_type"), list(zip(BEAT_KINDS, STATE_KINDS, strict=True)))
+def test_both_sides_agree_though_half_of_all_messages_are_lost(
+    beat_type: type[Beat], state_type: type[State], address: str, closing: ExitStack
+) -> None:
+    """With every second Beat and State lost, the newest report and the newest State get through."""
+    rng = random.Random(1)
+
+    def lose(kind: str) -> bool:
+        assert kind in (beat_type.kind, state_type.kind)
+        return rng.random() < 0.5
+
+    packer = Packer(closing, address, lose=lose)
+    actor = Actor(closing, address, beat_type, interval=0.02, lose=lose)
+    example = dict(EXAMPLES[beat_type.kind])
+    fields = {name: example[name] for name in set(beat_type.model_fields) - {"run", "name", "boot_id", "sequence"}}
+    del fields["fingerprint"]
+    actor.client.report(**fields)
+    actor.client.start()
+    for step in range(10):
+        packer.server.publish({ME: EXAMPLES[state_type.kind].model_copy(update={"step": step})})
+        actor.client.report(metrics_url=f"http://{step}")
+        time.sleep(0.005)
+    _until(lambda: actor.step == 9 and packer.heard[-1][2].metrics_url == "http://9")
+    final = EXAMPLES[state_type.kind].model_copy(update={"step": 9})
+    assert actor.states[-1].equals(final)
+
+
+def test_bad_frames_are_named_and_good_beats_still_answered(address: str, closing: ExitStack) -> None:
+    """A peer that sends junk is counted and logged by its identity; the packer goes on answering others."""
+    packer = Packer(closing, address)
+    packer.say(1)
+    stranger, peer = _dealer(closing, address, b"evil/1"), _dealer(closing, address)
+    with capture_logs() as logs:
+        stranger.send_multipart([b"junk"])
+        stranger.send_multipart([b"\x93\xa6gossip\x01\x80"])
+        stranger.send_multipart(example_frames("observer_state"))  # good, but no beat
+        _until(lambda: packer.server.counts.dropped.total() == 2)
+        peer.send_multipart(example_frames("observer_beat"))
+        assert 1 in _steps(peer, 0.05)
+    assert packer.server.counts.dropped["unknown_kind"] == packer.server.counts.dropped["malformed"] == 1
+    assert [(line["event"], line["peer"].split(" at ")[0]) for line in logs] == [("frame dropped", "evil/1")]
+
+
+def test_bad_state_is_counted_and_the_next_good_one_is_taken(address: str, closing: ExitStack) -> None:
+    """An actor drops what it can't decode and keeps beating."""
+    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    router.bind(address)
+    closing.callback(router.close, 0)
+    actor = _started(closing, address, interval=0.05)
+    identity, *_ = router.recv_multipart()
+    router.send_multipart([identity, b"junk"])
+    router.send_multipart([identity, *example_frames("observer_beat")])  # good, but no State
+    router.send_multipart([identity, *example_frames("observer_state")])
+    _until(lambda: actor.states)
+    assert [state.kind for state in actor.states] == ["observer_state"]
+    assert actor.client.counts.dropped["malformed"] == 1
+
+
+# --- ends and beginnings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])  # an inproc peer lives and dies with its process
+def test_restarted_packer_is_found_again(address: str, closing: ExitStack) -> None:
+    """A new server on the same address hears the same peers and is heard by them, without anybody's help."""
+    first = Packer(closing, address)
+    first.say(1)
+    actor = _started(closing, address, interval=0.03)
+    _until(lambda: actor.step == 1)
+    first.server.close()
+    silent_from = time.monotonic()
+    _until(lambda: actor.client.silent_seconds > 0.1)
+    second = _bind_again(closing, address)
+    second.say(2)
+    _until(lambda: actor.step == 2)
+    assert second.heard[-1][1] == ME
+    assert actor.client.silent_seconds < time.monotonic() - silent_from
+
+
+def _bind_again(stack: ExitStack, address: str) -> Packer:
+    """The old listener is closed by ZeroMQ's own thread, a moment after `close`."""
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            return Packer(stack, address)
+        except zmq.ZMQError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: str, closing: ExitStack) -> None:
+    """Without a packer reports return at once, however many, and the silence grows."""
+    actor = _started(closing, address, interval=0.01)
+    started = time.monotonic()
+    for number in range(1000):
+        actor.client.report(metrics_url=str(number))
+    assert time.monotonic() - started < 1.0
+    before = actor.client.silent_seconds
+    time.sleep(0.1)
+    assert actor.client.silent_seconds >= before + 0.1
+    actor.client.close()
+    assert time.monotonic() - started < 2.0
+
+
+def test_last_beat_and_last_state_are_sent_on_close(address: str, closing: ExitStack) -> None:
+    """What was reported or published just before the end still leaves."""
+    packer = Packer(closing, address)
+    packer.say(1)
+    actor = _started(closing, address, interval=60.0)
+    _until(lambda: actor.step == 1)
+    packer.say(2)
+    packer.server.close()
+    _until(lambda: actor.step == 2)
+    elsewhere = f"tcp://127.0.0.1:{free_port()}" if address.startswith("tcp") else f"{address}-2"
+    other = Packer(closing, elsewhere)
+    leaver = _started(closing, elsewhere, interval=60.0)
+    leaver.client.report(urgent=False, phase="done")
+    leaver.client.close()
+    _until(lambda: other.heard and other.heard[-1][2].phase == "done")
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_close_is_idempotent_and_never_hangs(started: bool, address: str) -> None:
+    """Both sides close twice, begun or not, with the other one there or gone, and leave the address free."""
+    for _ in range(2):
+        with ExitStack() as stack:
+            server = _retry(lambda: ControlServer(address, lambda identity, beat: None))
+            client = ControlClient(address, ObserverBeat, "screen", "b0", lambda state: None, interval=0.01)
+            client.report(phase="running")
+            if started:
+                server.start()
+                client.start()
+            begun = time.monotonic()
+            for closable in (server, client, client, server):
+                closable.close()
+            client.report(phase="done")
+            server.publish({ME: _state(1)})
+            assert time.monotonic() - begun < 1.0
+            stack.close()
+
+
+def _retry(make: Callable[[], ControlServer]) -> ControlServer:
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            return make()
+        except zmq.ZMQError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_hundred_peers_are_all_answered(address: str, closing: ExitStack) -> None:
+    """Each of 100 peers gets its own State, not another's."""
+    packer = Packer(closing, address)
+    identities = [identity_of(f"rollout-{number}", "b") for number in range(100)]
+    packer.server.publish({identity: _state(number) for number, identity in enumerate(identities)})
+    peers = [_dealer(closing, address, identity) for identity in identities]
+    beat = RolloutBeat(**dict(EXAMPLES["rollout_beat"]) | {"holds": np.zeros((0, 2), np.int64)})
+    for peer in peers:
+        peer.send_multipart(codec.encode(beat))
+    for number, peer in enumerate(peers):
+        assert peer.poll(WAIT * 1000)
+        assert codec.decode(peer.recv_multipart()).equals(_state(number))
+    _until(lambda: len(packer.heard) == 100)

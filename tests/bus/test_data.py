@@ -1,0 +1,268 @@
+"""Inbox and Outbox on every transport: what is accepted arrives, what is bad is named, nobody waits for ever."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+from structlog.testing import capture_logs
+
+from bus import codec
+from bus.data import Inbox, Outbox
+from bus.topology import Addresses
+from schemas.config import RunConfig
+from schemas.messages import RolloutGroup
+from tests.bus.conftest import MakeConfig, free_port
+from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
+
+WAIT = 5.0
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    """Closes sockets at the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+class FixedPort(Addresses):
+    """An inbox that comes later at an address which is known before."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._fixed = f"tcp://127.0.0.1:{free_port()}" if self.transport == "tcp" else self._local("later")
+
+    def to_bind(self, actor: str, boot_id: str) -> str:
+        """Where both meet."""
+        return self._fixed
+
+
+def _inbox(stack: ExitStack, config: RunConfig, boot_id: str = "b0", addresses: Addresses | None = None) -> Inbox:
+    inbox = Inbox("groups", addresses or Addresses(config), config.bus, "reward-0", boot_id)
+    stack.callback(inbox.close)
+    return inbox
+
+
+def _outbox(stack: ExitStack, config: RunConfig, address: str, sender: str = "rollout-0") -> Outbox:
+    outbox = Outbox("groups", address, config.bus, sender)
+    stack.callback(outbox.close)
+    return outbox
+
+
+def _raw(stack: ExitStack, address: str) -> "zmq.Socket[bytes]":
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+    socket.connect(address)
+    stack.callback(socket.close, 0)
+    return socket
+
+
+def _group(ordinal: int, num_tokens: int = 5) -> RolloutGroup:
+    return RolloutGroup(
+        **GROUP_FIELDS
+        | {
+            "ordinal": ordinal,
+            "completion_offsets": np.array([0, 3, num_tokens]),
+            "token_ids": np.full(num_tokens, ordinal, np.int32),
+            "loss_mask": np.ones(num_tokens, np.uint8),
+            "logprobs": np.zeros(num_tokens, np.float32),
+        }
+    )
+
+
+def _take(inbox: Inbox, count: int) -> list[int]:
+    """Ordinals of the next messages; each is whole."""
+    ordinals = []
+    for _ in range(count):
+        message = inbox.receive(WAIT)
+        assert isinstance(message, RolloutGroup)
+        assert set(message.token_ids.tolist()) == {message.ordinal}
+        ordinals.append(message.ordinal)
+    return ordinals
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_messages_arrive_whole_and_are_counted(transport: str, make_config: MakeConfig, closing: ExitStack) -> None:
+    """All messages of a sender arrive in order; both ends count the same messages and bytes."""
+    config = make_config(transport)
+    inbox = _inbox(closing, config)
+    outbox = _outbox(closing, config, inbox.address)
+    for ordinal in range(20):
+        assert outbox.try_send(_group(ordinal, 5 + 5000 * (ordinal % 3)))
+    assert _take(inbox, 20) == list(range(20))
+    assert inbox.receive(0.0) is None
+    assert inbox.counts.num_messages == outbox.counts.num_messages == 20
+    assert inbox.counts.num_bytes == outbox.counts.num_bytes > 4 * 5000 * 13
+
+
+def test_receive_returns_after_its_timeout(transport: str, make_config: MakeConfig, closing: ExitStack) -> None:
+    """With nothing to receive, 0 seconds is at once and 0.05 seconds is 0.05 seconds."""
+    inbox = _inbox(closing, make_config(transport))
+    started = time.monotonic()
+    assert inbox.receive(0.0) is None
+    assert inbox.receive(0.05) is None
+    assert 0.05 <= time.monotonic() - started < 1.0
+
+
+def test_slow_consumer_makes_the_sender_stop_and_loses_nothing(
+    transport: str, make_config: MakeConfig, closing: ExitStack
+) -> None:
+    """With HWM 1 and small kernel buffers try_send soon says False at once; after the reader resumes all arrive."""
+    config = make_config(transport, high_water_mark=1, socket_buffer_bytes=4096)
+    inbox = _inbox(closing, config)
+    outbox = _outbox(closing, config, inbox.address)
+    accepted = 0
+    full_since = 0.0
+    while not full_since or time.monotonic() - full_since < 0.1:  # what is on its way makes room for a moment
+        started = time.monotonic()
+        if outbox.try_send(_group(accepted, 10_000)):
+            accepted, full_since = accepted + 1, 0.0
+        else:
+            full_since = full_since or started
+        assert time.monotonic() - started < 1.0
+        assert accepted < 50, "HWM 1 holds nothing back"
+    received: list[int] = []
+    deadline = time.monotonic() + WAIT
+    while len(received) < accepted + 30:
+        if outbox.counts.num_messages < accepted + 30:
+            outbox.try_send(_group(outbox.counts.num_messages, 10_000))
+        message = inbox.receive(0.01)
+        if isinstance(message, RolloutGroup):
+            received.append(message.ordinal)
+        assert time.monotonic() < deadline
+    assert received == list(range(accepted + 30))
+
+
+def test_receiver_that_comes_late_gets_what_was_queued(
+    transport: str, make_config: MakeConfig, closing: ExitStack
+) -> None:
+    """A message sent before the peer has bound waits for it, up to the high-water mark."""
+    config = make_config(transport, high_water_mark=2)
+    addresses = FixedPort(config)
+    outbox = _outbox(closing, config, addresses.to_bind("", ""))
+    assert [outbox.try_send(_group(ordinal)) for ordinal in range(3)] == [True, True, False]
+    inbox = _inbox(closing, config, addresses=addresses)
+    assert _take(inbox, 2) == [0, 1]
+    _until(lambda: outbox.try_send(_group(3)))
+    assert _take(inbox, 1) == [3]
+
+
+def test_sender_that_joins_late_is_heard(transport: str, make_config: MakeConfig, closing: ExitStack) -> None:
+    """An inbox takes from senders as they come."""
+    config = make_config(transport)
+    inbox = _inbox(closing, config)
+    for number in range(3):
+        assert _outbox(closing, config, inbox.address, f"rollout-{number}").try_send(_group(number))
+        assert _take(inbox, 1) == [number]
+
+
+def test_peer_that_restarts_is_reached_at_its_new_address(
+    transport: str, make_config: MakeConfig, closing: ExitStack
+) -> None:
+    """Another boot binds elsewhere; the outbox of the dead one fills up and never blocks, a new one reaches the new."""
+    config = make_config(transport, high_water_mark=1)
+    old = _inbox(closing, config, "first-boot")
+    to_old = _outbox(closing, config, old.address)
+    assert to_old.try_send(_group(0))
+    assert _take(old, 1) == [0]
+    old.close()
+    _until(lambda: not to_old.try_send(_group(1)))
+    new = _inbox(closing, config, "second-boot")
+    assert new.address != old.address
+    assert _outbox(closing, config, new.address).try_send(_group(2))
+    assert _take(new, 1) == [2]
+
+
+def test_bad_frames_are_counted_by_reason_and_named_and_good_ones_follow(
+    transport: str, make_config: MakeConfig, closing: ExitStack
+) -> None:
+    """Each bad message is counted under its reason, one line names the sender, the next good message arrives."""
+    config = make_config(transport)
+    inbox = _inbox(closing, config)
+    good = example_frames("rollout_group")
+    stranger = _raw(closing, inbox.address)
+    bad = {
+        "malformed": [[b"evil\n", b"junk"], [b"evil\n"]],
+        "unknown_kind": [[b"evil\n", msgpack.packb(["gossip", 1, {}])]],
+        "unknown_version": [[b"evil\n", msgpack.packb(["rollout_group", 77, {}])]],
+        "bad_array": [[b"evil\n", *good[:-1]]],
+        "bad_header": [[b"evil\n", msgpack.packb(["observer_beat", 1, {"%": ["", []]}])]],
+    }
+    with capture_logs() as logs:
+        for messages in bad.values():
+            for frames in messages:
+                stranger.send_multipart(frames)
+        stranger.send_multipart([b"friend", *good])
+        message = inbox.receive(WAIT)
+    assert isinstance(message, RolloutGroup)
+    assert message.ordinal == 12
+    assert inbox.counts.dropped == {reason: len(bad.get(reason, [])) for reason in inbox.counts.dropped}
+    assert inbox.counts.num_messages == 1
+    assert len(logs) == 1, "one line in five seconds, whatever a stranger sends"
+    assert logs[0]["edge"] == "groups"
+    assert logs[0]["reason"] == "malformed"
+    assert logs[0]["peer"].startswith(r"'evil\n'")
+    assert transport != "tcp" or logs[0]["peer"].endswith(" at 127.0.0.1")
+
+
+def test_receive_ends_in_time_under_a_flood_of_bad_frames(
+    transport: str, make_config: MakeConfig, closing: ExitStack
+) -> None:
+    """A stranger who sends nothing but junk can't hold the reader beyond its timeout."""
+    inbox = _inbox(closing, make_config(transport))
+    stranger = _raw(closing, inbox.address)
+    for _ in range(50):
+        stranger.send_multipart([b"evil", b"junk"])
+    assert inbox.receive(0.02) is None
+    assert inbox.receive(0.0) is None
+    _until(lambda: inbox.receive(0.02) is None and inbox.counts.dropped["malformed"] == 50)
+
+
+def test_oversize_message_is_refused_and_others_arrive(
+    transport: str, make_config: MakeConfig, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over tcp and ipc a frame beyond the limit is cut off before it is read; inproc refuses it when decoding."""
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 100_000)
+    config = make_config(transport)
+    inbox = _inbox(closing, config)
+    stranger = _raw(closing, inbox.address)
+    stranger.send_multipart([b"evil", *example_frames("rollout_group")[:-1], bytes(1_000_000)])
+    assert inbox.receive(0.1) is None
+    assert inbox.counts.dropped["oversize"] == (1 if transport == "inproc" else 0)
+    assert _outbox(closing, config, inbox.address).try_send(_group(1))
+    assert _take(inbox, 1) == [1]
+
+
+def test_closed_inbox_and_outbox_may_be_closed_again(transport: str, make_config: MakeConfig) -> None:
+    """Closing twice is closing once, with messages still queued."""
+    config = make_config(transport)
+    inbox = Inbox("groups", Addresses(config), config.bus, "reward-0", "b0")
+    outbox = Outbox("groups", inbox.address, config.bus, "rollout-0")
+    outbox.try_send(_group(0))
+    started = time.monotonic()
+    for closable in (outbox, inbox, outbox, inbox):
+        closable.close()
+    assert time.monotonic() - started < 1.0
+
+
+def test_arrays_of_received_messages_can_be_computed_with(
+    transport: str, make_config: MakeConfig, closing: ExitStack
+) -> None:
+    """Views of frames give the right numbers however the transport aligned them, and outlive the inbox."""
+    config = make_config(transport)
+    inbox = _inbox(closing, config)
+    assert _outbox(closing, config, inbox.address).try_send(_group(7))
+    message: Any = inbox.receive(WAIT)
+    inbox.close()
+    assert message.token_ids.sum() == 35
+    assert message.lengths_G.tolist() == [3, 2]
+    assert not message.token_ids.flags.writeable

@@ -1,0 +1,28 @@
+"""Fixtures of all tests. Nothing here imports torch before a test asks for a model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ModelFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
+    """`model_folder(family, seed=0, eos=2)`: the directory of a tiny random model (see tests/models.py)."""
+    import torch
+
+    from tests import models
+
+    torch.set_num_threads(1)
+    made: dict[tuple[str, int, int], Path] = {}
+
+    def folder(family: str = "qwen3", seed: int = 0, eos: int = models.EOS) -> Path:
+        key = (family, seed, eos)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(family)
+            models.build(made[key], family, seed, eos)
+        return made[key]
+
+    return folder

@@ -1,0 +1,328 @@
+"""Runs of the whole ring for tests: as threads of this process, as real processes, or mixed.
+
+No model is loaded: `inference.engine.type: fake` makes the actors use FakeEngine and FakeLearner, so that a step takes
+milliseconds. Tests wait on state (the ledger's file, an observer's State, /metrics), never for a time.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from actors.assembly import MAKERS, Actor
+from actors.membership import Membership
+from actors.telemetry.metrics import Metrics
+from schemas.config import RunConfig, dump_config
+from schemas.config.load import check_tree
+from schemas.errors import PeerRefusedError
+from schemas.messages import ObserverBeat, ObserverState
+from tests.ring.witness_checker import Testimony, check_witnesses
+
+REWARDS = Path(__file__).with_name("rewards.py")
+TRANSPORTS = ("tcp", "ipc", "inproc")
+ALL = ("packer", "trainer", "inference", "reward", "rollout")
+PATIENCE_SECONDS = 30.0
+
+
+def ring_config(folder: Path, transport: str = "ipc", **sections: dict[str, Any]) -> RunConfig:
+    """A small fast run; `sections` are merged into it, e.g. `trainer={"max_steps": 20}`."""
+    tree: dict[str, Any] = {
+        "name": "ring",
+        "output_dir": str(folder / "out"),
+        "model": {"path": "fake"},
+        "environments": [{"type": "reverse_text"}],
+        "rollout": {"group_size": 2, "max_tokens": 12, "max_concurrent_groups": 4},
+        "reward": {"functions": [{"path": "characters_in_place"}]},
+        "packer": {"groups_per_step": 3, "sequence_len": 64},
+        "trainer": {"max_steps": 8, "checkpoint": {"every_steps": 3}},
+        "inference": {"engine": {"type": "fake"}},
+        "weights": {"directory": str(folder / "weights")},
+        "eval": {"num_prompts": 3},
+        "bus": {"control": control_address(transport), "beat_interval": 0.2, "lease": 1.5, "resend_after": 2.0},
+    }
+    for name, section in sections.items():
+        tree[name] = {**tree.get(name, {}), **section}
+    return check_tree(tree)
+
+
+def own_reward(function: str, **kwargs: Any) -> dict[str, Any]:
+    """The `reward` section for a function of tests/ring/rewards.py."""
+    return {"functions": [{"path": f"{REWARDS}:{function}", "kwargs": kwargs}]}
+
+
+def control_address(transport: str) -> str:
+    """`bus.control` of a transport; with tcp a port that is free now."""
+    if transport != "tcp":
+        return transport
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {timeout:g} s: {what}")
+
+
+class CrashError(Exception):
+    """What `Ring.crash` raises inside an actor."""
+
+
+class Running:
+    """An actor in a thread. `turns` counts how often its main loop has come round."""
+
+    def __init__(self, actor: Actor, metrics: Metrics, name: str) -> None:
+        self.actor, self.metrics, self.name = actor, metrics, name
+        self.turns = 0
+        self.error: Exception | None = None
+        self._crashing = False
+        self._count_turns()
+        self.thread = threading.Thread(target=self._run, name=f"actor-{name}", daemon=True)
+        self.thread.start()
+
+    def value(self, metric: str, **labels: str) -> float:
+        """A metric's value."""
+        value = self.metrics.registry.get_sample_value(metric, labels)
+        assert value is not None, f"{self.name} has no {metric} {labels}"
+        return value
+
+    def crash(self) -> None:
+        """Have the main loop raise at its next turn, and wait for its end."""
+        self._crashing = True
+        self.thread.join(10.0)
+        assert isinstance(self.error, CrashError), self.error
+
+    def _run(self) -> None:
+        try:
+            self.actor.run()
+        except Exception as error:
+            self.error = error
+
+    def _count_turns(self) -> None:
+        """Each turn of a peer looks at its State, each of the packer follows the record."""
+        owner: Any = getattr(self.actor, "membership", None) or self.actor.record  # type: ignore[attr-defined]
+        method = "latest" if isinstance(owner, Membership) else "follow"
+        original = getattr(owner, method)
+
+        def counted(*arguments: Any) -> Any:
+            self.turns += 1
+            if self._crashing:
+                raise CrashError(self.name)
+            return original(*arguments)
+
+        setattr(owner, method, counted)
+
+
+class Ring:
+    """A run whose actors are threads of this process."""
+
+    def __init__(self, config: RunConfig, lose: Callable[[str], bool] | None = None) -> None:
+        self.config, self._lose = config, lose
+        self.actors: dict[str, Running] = {}
+
+    def start(self, *names: str, **collaborators: Any) -> "Ring":
+        """Start actors by name (`rollout-1`); without names one of each kind."""
+        for name in names or tuple(f"{kind}-0" for kind in ALL):
+            kind, metrics = name.partition("-")[0], Metrics(name.partition("-")[0])  # type: ignore[arg-type]
+            actor = MAKERS[kind](self.config, name, metrics, lose=self._lose, **collaborators)
+            self.actors[name] = Running(actor, metrics, name)
+        return self
+
+    def __getitem__(self, name: str) -> Running:
+        return self.actors[name]
+
+    def wait(self, timeout: float = PATIENCE_SECONDS) -> None:
+        """Until all actors have ended; none may have failed."""
+        deadline = time.monotonic() + timeout
+        for running in list(self.actors.values()):
+            running.thread.join(max(0.0, deadline - time.monotonic()))
+        failed = {r.name: r.error for r in self.actors.values() if r.error and not isinstance(r.error, CrashError)}
+        late = [r.name for r in self.actors.values() if r.thread.is_alive()]
+        assert not failed, failed
+        assert not late, f"still running after {timeout:g} s: {late}"
+
+    def stop(self) -> None:
+        """End all actors that still run, peers first."""
+        for running in sorted(self.actors.values(), key=lambda r: r.name.startswith("packer")):
+            if running.thread.is_alive():
+                running._crashing = True
+        for running in self.actors.values():
+            running.thread.join(5.0)
+
+
+@contextlib.contextmanager
+def ring(config: RunConfig, lose: Callable[[str], bool] | None = None) -> Iterator[Ring]:
+    """A Ring whose threads end with the block."""
+    made = Ring(config, lose)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+class Watcher:
+    """What an observer of the run sees."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._membership = Membership(config, ObserverBeat, "watcher")
+        self._membership.start(phase="running")
+
+    def progress(self) -> dict[str, Any]:
+        """The newest progress; empty before the first State. A failed run shows its reason under `failure`."""
+        try:
+            state = self._membership.latest()
+        except PeerRefusedError as error:
+            return {"failure": str(error)}
+        return state.progress if isinstance(state, ObserverState) else {}
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._membership.close()
+
+
+@contextlib.contextmanager
+def watching(config: RunConfig) -> Iterator[Watcher]:
+    """A Watcher that ends with the block."""
+    watcher = Watcher(config)
+    try:
+        yield watcher
+    finally:
+        watcher.close()
+
+
+class Processes:
+    """Real processes of one run, killed at the end of the test whatever happens."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self.config_path = folder / "run.yaml"
+        self.config_path.write_text(dump_config(config), encoding="utf-8")
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        """`actors run KIND --name NAME`; output goes to NAME.log in the test's folder."""
+        kind = name.partition("-")[0]
+        return self.spawn(name, "run", kind, "--config", str(self.config_path), "--name", name, *arguments)
+
+    def up(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """`actors up`."""
+        return self.spawn("up", "up", str(self.config_path), *arguments)
+
+    def spawn(self, label: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Any command of `actors`."""
+        with self.log(label).open("ab") as log:
+            command = [sys.executable, "-m", "actors", *arguments]
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        self.processes[label] = process
+        return process
+
+    def log(self, label: str) -> Path:
+        """Where a process writes."""
+        return self.folder / f"{label}.log"
+
+    def text(self, label: str) -> str:
+        """What it has written."""
+        return self.log(label).read_text(encoding="utf-8")
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait(10.0)
+
+
+@contextlib.contextmanager
+def processes(config: RunConfig, folder: Path) -> Iterator[Processes]:
+    """Processes that end with the block."""
+    made = Processes(config, folder)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def rows(config: RunConfig, where: str) -> list[tuple[int, str, str | None, int]]:
+    """(ordinal, state, holder, attempt) of groups in the ledger's file; none while there is no file yet."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{config.ledger_path}?mode=ro", uri=True)) as ledger:
+            return ledger.execute(f"SELECT ordinal, state, holder, attempt FROM groups WHERE {where}").fetchall()
+    except sqlite3.OperationalError:
+        return []
+
+
+def held_by(config: RunConfig, name: str) -> list[int]:
+    """Ordinals that an actor is sampling or keeps unsettled, as the ledger has it."""
+    return [ordinal for ordinal, *_ in rows(config, f"state = 'issued' AND holder LIKE '{name}/%'")]
+
+
+def steps_recorded(config: RunConfig) -> int:
+    """Lines of metrics.jsonl."""
+    path = config.output / "metrics.jsonl"
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+
+
+def scrape(config: RunConfig, name: str) -> str:
+    """/metrics of an actor, found through metrics_targets.json; empty while it can't be reached."""
+    try:
+        targets = json.loads((config.output / "metrics_targets.json").read_text(encoding="utf-8"))
+        address = next(t["targets"][0] for t in targets if t["labels"]["name"] == name)
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=2.0) as answer:
+            return answer.read().decode()
+    except (OSError, StopIteration):
+        return ""
+
+
+def scraped(config: RunConfig, name: str, sample: str) -> float:
+    """One sample of an actor's /metrics; 0 where it can't be reached."""
+    lines = [line for line in scrape(config, name).splitlines() if line.startswith(f"{sample} ")]
+    return float(lines[0].split()[-1]) if lines else 0.0
+
+
+def children(parent: int) -> dict[str, int]:
+    """Pids of the actors that `actors up` with this pid has started, by name."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            command = (folder / "cmdline").read_bytes().decode().split("\0")
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[1]) == parent and stat[0] != "Z" and "--name" in command:
+                found[command[command.index("--name") + 1]] = int(folder.name)
+    return found
+
+
+def summary_of(config: RunConfig) -> dict[str, Any]:
+    """summary.json."""
+    return json.loads((config.output / "summary.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def check_promise(config: RunConfig) -> Testimony:
+    """Ledger and witnesses agree, on their own, that nothing was lost and nothing trained twice."""
+    said, ledger = check_witnesses(config.output), summary_of(config)["ledger"]
+    planned = config.trainer.max_steps * config.packer.groups_per_step
+    assert said.steps == config.trainer.max_steps
+    assert len(said.trained) == ledger["trained"] == planned
+    assert ledger["trained_twice"] == 0
+    assert ledger["in_flight"] == 0
+    assert ledger["issued"] == ledger["trained"] + sum(ledger["dropped"].values())
+    assert len(said.dropped) == sum(ledger["dropped"].values())
+    assert steps_recorded(config) == config.trainer.max_steps
+    return said

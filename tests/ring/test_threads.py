@@ -1,0 +1,106 @@
+"""The whole ring as threads, on every transport."""
+
+import random
+import threading
+from collections import Counter
+
+import pytest
+
+from schemas.messages import BEAT_KINDS, STATE_KINDS
+from tests.ring.harness import (
+    TRANSPORTS,
+    check_promise,
+    own_reward,
+    ring,
+    ring_config,
+    summary_of,
+    wait_until,
+    watching,
+)
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def test_run_ends_by_itself_with_nothing_lost_and_nothing_trained_twice(tmp_path, transport):
+    """8 steps of 3 groups: 24 ordinals trained once each, say ledger and witnesses; both evaluations are there."""
+    config = ring_config(tmp_path, transport)
+    with ring(config) as run:
+        run.start().wait()
+    said = check_promise(config)
+    summary = summary_of(config)
+    assert said.trained == list(range(24))
+    assert said.dropped == {}
+    assert summary["lag_max"] <= config.packer.max_async_level
+    assert summary["eval_before"]["reverse_text"]["num_prompts"] == 3
+    assert summary["eval_after"]["reverse_text"]["num_prompts"] == 3
+    assert summary["eval_ledger"]["issued"] == summary["eval_ledger"]["trained"] == 6
+
+
+def test_slow_consumers_hold_the_run_up_and_nothing_else(tmp_path, transport):
+    """Rewards that take longer than sampling, and a high-water mark of 1: the same result."""
+    config = ring_config(
+        tmp_path,
+        transport,
+        reward=own_reward("slow", seconds=0.02) | {"max_concurrent_groups": 1},
+        bus={"high_water_mark": 1, "socket_buffer_bytes": 4096},
+    )
+    with ring(config) as run:
+        run.start().wait()
+    assert check_promise(config).dropped == {}
+
+
+def test_late_joiners_get_work(tmp_path, transport):
+    """A second rollout, reward and inference actor that join after the first step all take part."""
+    config = ring_config(
+        tmp_path,
+        transport,
+        trainer={"max_steps": 10},
+        reward=own_reward("slow", seconds=0.02) | {"max_concurrent_groups": 1},
+        inference={"engine": {"type": "fake", "token_seconds": 0.005}},
+        eval={"num_prompts": 0},
+    )
+    with ring(config) as run, watching(config) as watcher:
+        run.start()
+        wait_until(lambda: watcher.progress().get("step", 0) >= 1, "the first step")
+        run.start("rollout-1", "reward-1", "inference-1").wait(60.0)
+        assert run["rollout-1"].value("grpo_rollout_groups_total", purpose="train") > 0
+        assert run["reward-1"].value("grpo_reward_groups_total", purpose="train") > 0
+        assert run["inference-1"].value("grpo_inference_generated_tokens_total") > 0
+    assert check_promise(config).dropped == {}
+
+
+@pytest.mark.parametrize("kind", ["rollout", "reward", "inference", "trainer"])
+def test_peer_that_crashes_and_starts_again_costs_nothing_but_time(tmp_path, transport, kind):
+    """Each kind of peer is crashed after step 2 and started anew under its name; no ordinal is lost or repeated."""
+    config = ring_config(
+        tmp_path,
+        transport,
+        trainer={"max_steps": 6},
+        inference={"engine": {"type": "fake", "token_seconds": 0.005}},
+        eval={"num_prompts": 0},
+    )
+    with ring(config) as run, watching(config) as watcher:
+        run.start()
+        wait_until(lambda: watcher.progress().get("step", 0) >= 2, "step 2")
+        run[f"{kind}-0"].crash()
+        run.start(f"{kind}-0").wait()
+    assert check_promise(config).dropped == {}
+
+
+def test_half_of_all_beats_and_states_may_be_lost(tmp_path, transport):
+    """Every kind of Beat and State is dropped with probability 0.5 for a whole run, which ends as it should."""
+    lost: Counter[str] = Counter()
+    rng, lock = random.Random(7), threading.Lock()
+
+    def lose(kind: str) -> bool:
+        with lock:
+            drop = rng.random() < 0.5
+            lost[kind] += drop
+        return drop
+
+    config = ring_config(tmp_path, transport, trainer={"max_steps": 3}, bus={"beat_interval": 0.1, "lease": 0.8})
+    with ring(config, lose) as run, watching(config):
+        run.start().wait(60.0)
+    expected = {kind.kind for kind in (*BEAT_KINDS, *STATE_KINDS)} - {"observer_beat"}  # the watcher loses nothing
+    assert expected <= {kind for kind, count in lost.items() if count}
+    assert check_promise(config).dropped == {}

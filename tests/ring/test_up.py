@@ -1,0 +1,226 @@
+"""`actors up`: a whole run as real processes under the supervisor."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.telemetry.metrics import BUS_SPECS, SPECS
+from tests.ring.harness import (
+    ALL,
+    check_promise,
+    children,
+    held_by,
+    own_reward,
+    processes,
+    ring_config,
+    scrape,
+    scraped,
+    steps_recorded,
+    summary_of,
+    wait_until,
+)
+
+SUMMARY_KEYS = [
+    "steps", "reward_first", "reward_last", "eval_before", "eval_after", "wall_seconds", "train_seconds",
+    "time_to_first_step_seconds", "completions_per_second", "generated_tokens", "trained_tokens", "goodput",
+    "tokens_per_second", "trainer_idle_ratio", "lag_mean", "lag_max", "mismatch_kl", "ledger", "eval_ledger",
+    "weight_update_seconds",
+]  # fmt: skip
+LEDGER_KEYS = ["issued", "trained", "in_flight", "dropped", "copies_dropped", "reissued", "trained_twice"]
+NAMES = {f"{kind}-0" for kind in ALL}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_up_runs_to_the_end_and_leaves_what_it_promises(tmp_path):
+    """Exit 0 at max_steps, progress lines, every file of DESIGN §11, and on the way /metrics of all five actors."""
+    config = ring_config(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.03}},
+        trainer={"max_steps": 5},
+        telemetry={"sample_groups_per_step": 2},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        seen = {}
+        for name in sorted(NAMES):
+            seen[name] = wait_until(lambda name=name: scrape(config, name), f"/metrics of {name}")
+        assert up.wait(60.0) == 0, started.text("up")
+        lines = started.text("up").splitlines()
+        samples = subprocess.run(
+            [sys.executable, "-m", "actors", "samples", str(config.output)], capture_output=True, text=True, check=True
+        ).stdout
+    for spec in SPECS:
+        assert f"# TYPE {spec.name} {spec.kind}" in seen[f"{spec.actor}-0"]
+    for spec in BUS_SPECS[:3]:
+        assert f"# TYPE {spec.name} {spec.kind}" in seen["rollout-0"]
+    check_promise(config)
+
+    assert lines[0] == f"run ring: {config.output}"
+    assert "waiting for the packer" in lines[1]
+    assert "done  step 5/5" in lines[-1]
+    assert "\x1b" not in started.text("up"), "no terminal codes where there is no terminal"
+
+    summary = summary_of(config)
+    assert list(summary) == SUMMARY_KEYS
+    assert list(summary["ledger"]) == list(summary["eval_ledger"]) == LEDGER_KEYS
+    assert list(summary["weight_update_seconds"]) == ["pause", "gather", "wire", "load"]
+    assert list(summary["eval_after"]["reverse_text"]) == ["exact_match", "mean_reward", "num_prompts"]
+    assert summary["steps"] == 5
+    assert summary["goodput"] == 1.0
+    assert 0 < summary["train_seconds"] < summary["wall_seconds"]
+
+    records = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
+    evals = [json.loads(line) for line in (config.output / "evals.jsonl").read_text().splitlines()]
+    assert [record["version"] for record in evals] == [0, 5]
+    groups = [json.loads(line) for line in (config.output / "samples.jsonl").read_text().splitlines()]
+    assert len([g for g in groups if g["purpose"] == "train"]) == 10
+    assert "step 5  train ordinal" in samples
+    assert {path.name for path in (config.output / "logs").iterdir()} == {f"{name}.log" for name in NAMES}
+    assert (config.output / "config.resolved.yaml").exists()
+    assert [path.name for path in sorted((config.output / "checkpoints").glob("step_*"))] == ["step_3", "step_5"]
+
+
+@pytest.mark.slow
+def test_up_survives_the_death_of_every_actor(tmp_path):
+    """Each actor is killed by the state it is in and started again; the packer also drained; nothing lost or twice."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    config = ring_config(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.1}},
+        reward=own_reward("gated", gate=str(gate)),
+        trainer={"max_steps": 10, "checkpoint": {"every_steps": 4}},
+        eval={"num_prompts": 0},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+
+        def kill(name: str, number: int = signal.SIGKILL) -> None:
+            old = children(up.pid)[name]
+            os.kill(old, number)
+            wait_until(lambda: children(up.pid).get(name, old) != old, f"{name} has been started again")
+
+        wait_until((tmp_path / "gate.entered").exists, "a group has been read")
+        kill("reward-0")
+        wait_until(lambda: held_by(config, "rollout-0"), "tickets are held")
+        kill("rollout-0")
+        wait_until(lambda: scraped(config, "inference-0", "grpo_inference_running_completions"), "a request runs")
+        kill("inference-0")
+        gate.unlink()
+        wait_until(lambda: steps_recorded(config) >= 2, "step 2")
+        kill("trainer-0")
+        wait_until(lambda: steps_recorded(config) >= 5, "step 5")
+        kill("packer-0")
+        wait_until(lambda: steps_recorded(config) >= 7, "step 7")
+        kill("packer-0", signal.SIGTERM)
+        assert up.wait(60.0) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+
+
+@pytest.mark.slow
+def test_sigterm_stops_a_run_softly_and_the_same_command_goes_on(tmp_path):
+    """143 (the run is not done), a checkpoint of the last step, no process left; then the run completes, exit 0."""
+    config = ring_config(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.05}},
+        trainer={"max_steps": 10, "checkpoint": {"every_steps": 50}},
+        eval={"num_prompts": 0},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 2, "step 2")
+        pids = children(up.pid)
+        up.terminate()
+        assert up.wait(30.0) == 128 + signal.SIGTERM
+        assert not any(alive(pid) for pid in pids.values())
+        assert held_by(config, "rollout-0") == [], "groups under way were finished"
+        stopped_at = int(next((config.output / "checkpoints").glob("step_*")).name.removeprefix("step_"))
+        assert stopped_at >= 2
+        assert not (config.output / "summary.json").exists()
+        assert started.up().wait(60.0) == 0
+        began = time.monotonic()
+        assert started.up().wait(60.0) == 0, "a run that is done is done again"
+        assert time.monotonic() - began < 20.0
+    assert check_promise(config).dropped == {}
+    assert summary_of(config)["ledger"]["reissued"] == 0
+
+
+@pytest.mark.slow
+def test_kill_9_of_up_takes_all_children_along_and_the_run_can_be_taken_up(tmp_path):
+    """2 s after SIGKILL of `actors up` no actor lives; the same command completes the run with nothing lost."""
+    config = ring_config(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.05}},
+        trainer={"max_steps": 8, "checkpoint": {"every_steps": 2}},
+        eval={"num_prompts": 0},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3")
+        pids = children(up.pid)
+        assert set(pids) == NAMES
+        up.kill()
+        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives", timeout=2.0)
+        assert started.up().wait(60.0) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+
+
+@pytest.mark.slow
+def test_second_sigterm_to_up_ends_everything_at_once(tmp_path):
+    """Groups that take a minute are not waited for after the second signal."""
+    config = ring_config(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 10.0}})
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: held_by(config, "rollout-0"), "tickets are held")
+        pids = children(up.pid)
+        up.terminate()
+        wait_until(lambda: "once more ends everything" in started.text("up"), "the first signal was taken")
+        up.terminate()
+        began = time.monotonic()
+        assert up.wait(5.0) == 128 + signal.SIGTERM
+        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives", timeout=2.0)
+        assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.slow
+def test_reward_that_always_raises_fails_the_run_with_its_words(tmp_path):
+    """Exit 1 and the function's own message on stderr; no hang, no restart."""
+    config = ring_config(tmp_path, reward=own_reward("failing"), eval={"num_prompts": 0})
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(60.0) == 1
+        assert "run failed: 32 groups in a row were dropped as poison" in started.text("up")
+        assert "failing raised RuntimeError: the judge is out of order" in started.text("up")
+
+
+@pytest.mark.slow
+def test_actor_in_a_crash_loop_fails_the_run_by_name(tmp_path):
+    """A reward function that ends its process: after up.max_restarts the failure names actor, exit code and log."""
+    config = ring_config(tmp_path, reward=own_reward("ending"), eval={"num_prompts": 0}, up={"max_restarts": 1})
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(60.0) == 1
+        text = started.text("up")
+    assert "reward-0 ended 2 times within 60 s of its start, last with exit code 5 (up.max_restarts 1)" in text
+    assert str(config.output / "logs" / "reward-0.log") in text
+
+
+def test_up_with_a_wrong_reward_ends_with_2_lines_that_say_what_to_change(tmp_path):
+    """What only an actor can find out ends the run at once, with the actor's words, without restarts."""
+    config = ring_config(tmp_path, reward={"functions": [{"path": "exact_macth"}]})
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(60.0) == 2
+        assert "reward-0: its configuration can't be used" in started.text("up")
+        assert "no built-in reward 'exact_macth', did you mean 'exact_match'?" in started.text("up")

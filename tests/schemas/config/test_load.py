@@ -1,0 +1,335 @@
+"""Configuration: what is wrong is said as `path.to.key: what is wrong, what is allowed`, all of it at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.config import RunConfig, check_tree, dump_config, load_config, warnings
+from schemas.errors import ConfigError
+
+
+def _tree(**changes: Any) -> dict[str, Any]:
+    """The least that a run needs, changed at dotted paths (`a__b` is a.b)."""
+    tree: dict[str, Any] = {
+        "model": {"path": "tiny"},
+        "environments": [{"type": "arithmetic"}],
+        "reward": {"functions": [{"path": "exact_match"}]},
+        "trainer": {"max_steps": 2},
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree
+
+
+def _problems(tree: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check_tree(tree)
+    return caught.value.problems
+
+
+def _file(folder: Path, text: str | dict[str, Any]) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text if isinstance(text, str) else yaml.safe_dump(text), encoding="utf-8")
+    return path
+
+
+def _load_problems(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, list(overrides))
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"trainer__learning_rat": 1}, "trainer.learning_rat: no such key, did you mean 'learning_rate'?"),
+        ({"trianer": {}}, "trianer: no such key, did you mean 'trainer'?"),
+        ({"model__lora": {"rnak": 4}}, "model.lora.rnak: no such key, did you mean 'rank'?"),
+        ({"eval__zzz": 1}, ("eval.zzz: no such key, allowed are at_end, at_start, completions_per_prompt, every_steps, "
+                           "exact_match, num_prompts, temperature")),
+        ({"environments": [{"type": "arithmetic", "max_operant": 5}]},
+         "environments.0.max_operant: no such key, did you mean 'max_operand'?"),
+        ({"environments": [{"type": "arithmetics"}]},
+         ("environments.0.type: 'arithmetics' is not one of 'reverse_text', 'arithmetic', 'jsonl', "
+         "did you mean 'arithmetic'?")),
+        ({"environments": [{"name": "x"}]}, "environments.0.type: is required"),
+        ({"inference__engine": {"type": "vlm"}},
+         "inference.engine.type: 'vlm' is not one of 'embedded', 'fake'"),
+        ({"environments": []}, "environments: list should have at least 1 item after validation, not 0"),
+        ({"environments": [{"type": "jsonl"}]}, "environments.0.path: is required"),
+        ({"trainer": {}}, "trainer.max_steps: is required"),
+        ({"trainer": 5}, "trainer: must be a map of keys, got 5"),
+        ({"trainer__max_steps": 0}, "trainer.max_steps: input should be greater than or equal to 1, got 0"),
+        ({"trainer__max_steps": "many"},
+         "trainer.max_steps: input should be a valid integer, unable to parse string as an integer, got 'many'"),
+        ({"packer__order": "random"}, "packer.order: input should be 'ordinal' or 'arrival', got 'random'"),
+        ({"rollout__top_p": 1.5}, "rollout.top_p: input should be less than or equal to 1, got 1.5"),
+        ({"name": "a b"}, "name: string should match pattern '^[A-Za-z0-9_.-]+$', got 'a b'"),
+        ({"environments": [{"type": "reverse_text", "min_letters": 9}]},
+         "environments.0: min_letters 9 must not exceed max_letters 8"),
+        ({"trainer__loss": {"token_mask_low": 9.0}},
+         "trainer.loss: token_mask_low 9.0 must be below token_mask_high 8.0"),
+        ({"up__torch_threads": {"trainer": 0}}, "up: torch_threads: at least 1 thread per process"),
+        ({"bus__control": "udp://h:1"}, "bus.control: must be 'ipc' or 'tcp://host:port', got 'udp://h:1'"),
+    ],
+)  # fmt: skip
+def test_problem_reads(changes: dict[str, Any], problem: str) -> None:
+    """Each kind of mistake names the key as it is written in the file, what is wrong, and what is allowed."""
+    assert _problems(_tree(**changes)) == [problem]
+
+
+def test_both_members_of_a_plain_union_are_named_at_the_key() -> None:
+    """A value that fits neither member is told both, at the key itself."""
+    assert _problems(_tree(model__lora={"target_modules": 5})) == [
+        "model.lora.target_modules: input should be 'all-linear', got 5",
+        "model.lora.target_modules: input should be a valid list, got 5",
+    ]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """One run of `actors check` shows every mistake of every section."""
+    problems = _problems(_tree(trainer__max_steps=0, rollout__temprature=1, packer__order="x"))
+    assert sorted(problem.partition(":")[0] for problem in problems) == [
+        "packer.order",
+        "rollout.temprature",
+        "trainer.max_steps",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"packer__max_async_level": 9}, ("packer.max_off_policy_steps", "packer.max_async_level")),
+        ({"rollout__max_tokens": 64, "packer__sequence_len": 64}, ("rollout.max_tokens", "packer.sequence_len")),
+        (
+            {"rollout__max_tokens": 64, "inference__engine": {"type": "embedded", "max_sequence_len": 64}},
+            ("rollout.max_tokens", "inference.engine.max_sequence_len"),
+        ),
+        (
+            {"rollout__group_size": 8, "inference__engine": {"type": "embedded", "max_sequences": 7}},
+            ("rollout.group_size", "inference.engine.max_sequences"),
+        ),
+        ({"environments": [{"type": "arithmetic"}] * 2}, ("environments", "environments[].name")),
+        (
+            {"environments": [{"type": "arithmetic", "weight": 1}, {"type": "reverse_text"}]},
+            ("environments[].weight", "for none"),
+        ),
+        ({"bus__control": "tcp://10.0.0.5:5000"}, ("bus.control", "bus.allow_plaintext")),
+        ({"bus__control": "tcp://127.0.0.1:1", "bus__host": "0.0.0.0"}, ("bus.host", "bus.allow_plaintext")),
+    ],
+)
+def test_rule_that_spans_keys_names_both(changes: dict[str, Any], keys: tuple[str, str]) -> None:
+    """The problem begins with the key to change and names the other one."""
+    (problem,) = _problems(_tree(**changes))
+    assert problem.startswith(f"{keys[0]}: ")
+    assert keys[1] in problem
+
+
+def test_rules_that_span_keys_are_problems_of_their_own() -> None:
+    """Two broken rules are two lines, not one."""
+    problems = _problems(_tree(packer__max_async_level=9, rollout__max_tokens=64, packer__sequence_len=64))
+    assert [problem.partition(":")[0] for problem in problems] == ["packer.max_off_policy_steps", "rollout.max_tokens"]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trainer: {max_steps: 1\nmodel: [", "is not YAML: while parsing"),
+        ("a: b: c", "is not YAML: mapping values are not allowed here in"),
+        ("a: b: c", "line 1, column 5"),
+        ("\tx: 1", "is not YAML"),
+    ],
+)
+def test_file_that_is_not_yaml(tmp_path: Path, text: str, words: str) -> None:
+    """The problem names the file and the place in it, on one line."""
+    path = _file(tmp_path, text)
+    (problem,) = _load_problems(path)
+    assert problem.startswith(f"{path}: ")
+    assert words in problem
+    assert "\n" not in problem
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
+    """A wrong path is a problem in words, not a traceback."""
+    assert _load_problems(tmp_path / "no.yaml") == [f"{tmp_path / 'no.yaml'}: can't be read: No such file or directory"]
+    assert _load_problems(tmp_path) == [f"{tmp_path}: can't be read: Is a directory"]
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert "is not YAML" in _load_problems(tmp_path / "binary")[0]
+
+
+@pytest.mark.parametrize("text", ["just words", "- a\n- b"])
+def test_file_that_is_no_map(tmp_path: Path, text: str) -> None:
+    """A file of something else says what a configuration is, with and without overrides."""
+    path = _file(tmp_path, text)
+    assert _load_problems(path)[0].startswith("run: must be a map of sections, got ")
+    assert len(_load_problems(path, "seed=1")) == 1
+
+
+def test_empty_file_lacks_what_is_required(tmp_path: Path) -> None:
+    """Nothing configured is four required keys."""
+    assert _load_problems(_file(tmp_path, "")) == [
+        f"{section}: is required" for section in ("model", "environments", "reward", "trainer")
+    ]
+
+
+def test_overrides_reach_sections_lists_and_what_was_not_there(tmp_path: Path) -> None:
+    """Values are YAML; list items are counted from 0; missing sections are made."""
+    path = _file(tmp_path, _tree())
+    overrides = [
+        "trainer.learning_rate=1e-5",
+        "environments.0.name=sums",
+        "environments.0.operations=[+, '*']",
+        "model.lora.rank=4",
+        "reward.functions.0={path: exact_match, weight: 2}",
+        "output_dir=a=b",
+    ]
+    config = load_config(path, overrides)
+    assert config.trainer.learning_rate == 1e-5
+    assert config.environments[0].label == "sums"
+    assert config.model.lora is not None
+    assert config.model.lora.rank == 4
+    assert config.reward.functions[0].weight == 2.0
+    assert config.output_dir.endswith("/a=b")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("trainer.max_steps", "trainer.max_steps: an override is written path.to.key=value"),
+        ("=1", "=1: an override is written path.to.key=value"),
+        ("environments.3.name=x", "environments.3.name: '3' is not an item of a list with 1 items, counted from 0"),
+        ("environments.first=x", "environments.first: 'first' is not an item of a list with 1 items, counted from 0"),
+        ("trainer.max_steps.deep=1", "trainer.max_steps.deep: 'deep' is inside a plain value"),
+        ("trainer.max_steps.deep.er=1", "trainer.max_steps.deep.er: 'deep' is inside a plain value"),
+        ("seed=[1", "seed: '[1' is not a YAML value"),
+        ("trainer.max_step=3", "trainer.max_step: no such key, did you mean 'max_steps'?"),
+    ],
+)
+def test_override_that_is_wrong(tmp_path: Path, override: str, problem: str) -> None:
+    """A wrong override is told like a wrong key, by the name that was typed."""
+    assert _load_problems(_file(tmp_path, _tree()), override) == [problem]
+
+
+def test_paths_are_relative_to_the_file_and_the_output_to_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data, reward files and a local model lie beside run.yaml; results go where the command is given."""
+    folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text("{}")
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    functions = [{"path": path} for path in ("mine.py:score", "pkg.module:score", "exact_match", "/abs/x.py:f")]
+    tree = _tree(
+        model__path="model",
+        environments=[{"type": "jsonl", "path": "train.jsonl", "eval_path": "held/out.jsonl"}],
+        reward__functions=functions,
+        eval__exact_match="mine.py:match",
+        output_dir="out",
+    )
+    config = load_config(_file(folder, tree))
+    environment: Any = config.environments[0]
+    assert config.model.path == str(folder / "model")
+    assert environment.path == str(folder / "train.jsonl")
+    assert environment.eval_path == str(folder / "held/out.jsonl")
+    assert [function.path for function in config.reward.functions] == [
+        f"{folder}/mine.py:score",
+        "pkg.module:score",
+        "exact_match",
+        "/abs/x.py:f",
+    ]
+    assert config.eval.exact_match == f"{folder}/mine.py:match"
+    assert config.output == elsewhere / "out"
+    assert config.ledger_path == elsewhere / "out" / "ledger.sqlite"
+
+
+def test_model_name_of_the_hub_is_left_as_it_is(tmp_path: Path) -> None:
+    """Only a folder with a config.json beside run.yaml is taken for a path."""
+    assert load_config(_file(tmp_path, _tree(model__path="org/model"))).model.path == "org/model"
+
+
+def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
+    """config.resolved.yaml, read anywhere, is the run that wrote it."""
+    tree = _tree(
+        model__lora={"target_modules": ["q_proj"]},
+        environments=[{"type": "jsonl", "path": "a.jsonl", "weight": 2}, {"type": "reverse_text", "weight": 1}],
+        reward__functions=[{"path": "mine.py:score", "kwargs": {"a": [1, None]}}],
+        inference__engine={"type": "fake"},
+        up__torch_threads={"trainer": 2},
+    )
+    config = load_config(_file(tmp_path, tree))
+    (tmp_path / "else").mkdir()
+    assert load_config(_file(tmp_path / "else", dump_config(config))) == config
+
+
+# --- warnings and schema ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"packer__order": "arrival", "packer__max_off_policy_steps": 4}, ("packer.max_off_policy_steps", "arrival")),
+        ({"rollout__group_size": 1}, ("rollout.group_size", "2 or more")),
+        ({"rollout__top_p": 0.9}, ("rollout.top_p", "trainer.loss")),
+        ({"model__lora": {"dropout": 0.1}}, ("model.lora.dropout", "engine")),
+        ({"environments": [{"type": "jsonl", "path": "a"}]}, ("environments[].eval_path", "jsonl")),
+    ],
+)
+def test_allowed_but_doubtful_settings_are_warned_of(changes: dict[str, Any], keys: tuple[str, str]) -> None:
+    """The warning begins with the key and says why."""
+    (warning,) = warnings(check_tree(_tree(**changes)))
+    assert warning.startswith(f"{keys[0]}: ")
+    assert keys[1] in warning
+
+
+def test_usual_settings_are_not_warned_of() -> None:
+    """The defaults, LoRA and evaluation off give no warning."""
+    assert warnings(check_tree(_tree())) == []
+    no_eval = _tree(environments=[{"type": "jsonl", "path": "a"}], eval__num_prompts=0, model__lora={})
+    assert warnings(check_tree(no_eval)) == []
+
+
+def test_configuration_is_frozen_and_its_defaults_are_checked() -> None:
+    """No actor can change what another one reads."""
+    config = check_tree(_tree())
+    with pytest.raises(ValueError, match="frozen"):
+        config.trainer.max_steps = 3
+    assert config.packer.order == "ordinal"
+
+
+def test_json_schema_resolves_and_describes_every_key() -> None:
+    """Editors get a schema without loose ends: each reference resolves, maps are closed, each key says what it is."""
+    schema = json.loads(json.dumps(RunConfig.model_json_schema()))
+    references, undescribed = set[str](), []
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, list):
+            for item in node:
+                walk(item, path)
+        if not isinstance(node, dict):
+            return
+        if isinstance(node.get("$ref"), str):
+            references.add(node["$ref"].removeprefix("#/$defs/"))
+        for key, value in node.get("properties", {}).items():
+            described = "description" in value or "$ref" in value or "const" in value or path == "RunConfig"
+            undescribed.extend([] if described else [f"{path}.{key}"])
+        for value in node.values():
+            walk(value, path)
+
+    walk({key: value for key, value in schema.items() if key != "$defs"}, "RunConfig")
+    for name, definition in schema["$defs"].items():
+        assert definition["additionalProperties"] is False, name
+        walk(definition, name)
+    assert references <= set(schema["$defs"])
+    assert undescribed == []
+    assert schema["required"] == ["model", "environments", "reward", "trainer"]

@@ -1,0 +1,175 @@
+"""One filled message of every kind, and their golden files.
+
+A golden file holds the frames of an example as one msgpack list, so a test sees each change of the wire. After a change
+that is meant: bump the `version` of the kind unless the change is a new optional field, then write the files anew:
+
+    python -m tests.schemas.messages.examples
+"""
+
+from pathlib import Path
+
+import msgpack
+import numpy as np
+
+from bus import codec
+from schemas.messages import (
+    MESSAGE_TYPES,
+    AttemptFailure,
+    CheckpointInfo,
+    DroppedOrdinal,
+    EnginePeer,
+    InferenceBeat,
+    InferenceState,
+    Manifest,
+    Message,
+    ObserverBeat,
+    ObserverState,
+    Policy,
+    RewardBeat,
+    RewardPeer,
+    RewardState,
+    RolloutBeat,
+    RolloutGroup,
+    RolloutState,
+    ScoredGroup,
+    StepBatch,
+    StepReport,
+    Ticket,
+    TrainerBeat,
+    TrainerState,
+)
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+POLICY = Policy(lineage=1, version=7)
+TICKET = Ticket(
+    ordinal=12,
+    attempt=1,
+    purpose="train",
+    environment="arithmetic",
+    index=5,
+    example_key="abc",
+    seed=99,
+    num_completions=2,
+    temperature=1.0,
+    top_p=0.9,
+    max_tokens=16,
+    min_version=6,
+)
+FAILURE = AttemptFailure(ordinal=3, attempt=0, reason="timeout", detail="not sampled within 300 s")
+MANIFEST = Manifest(policy=POLICY, channel="filesystem", content="full", uri="/w/v7", digest="d" * 8, num_bytes=1 << 33)
+
+# Two completions of 3 and 2 tokens; the first one was interrupted after its second token by an update from 7 to 8.
+GROUP_FIELDS = {
+    "run": "r1",
+    "sender": "rollout-0",
+    "ordinal": 12,
+    "attempt": 1,
+    "purpose": "train",
+    "environment": "arithmetic",
+    "example_key": "abc",
+    "prompt": [{"role": "user", "content": "1 + 2 = ?"}],
+    "columns": {"answer": "3", "nested": {"weights": [0.5, None, True]}},
+    "completions": ["it is", "3 ✓"],
+    "finish_reasons": ["length", "stop"],
+    "prompt_ids": np.array([5, 6, 7, 8], np.int32),
+    "completion_offsets": np.array([0, 3, 5]),
+    "token_ids": np.array([10, 11, 12, 13, 14], np.int32),
+    "loss_mask": np.array([1, 1, 0, 1, 1], np.uint8),
+    "logprobs": np.array([-0.5, -0.25, -1.0, 0.0, -2.0], np.float32),
+    "segments": np.array([[0, 1, 7], [2, 1, 8], [3, 1, 7]]),
+    "segment_temperatures": np.array([1.0, 1.0, 0.5], np.float32),
+}
+BEAT_FIELDS = {"run": "r1", "boot_id": "b0", "sequence": 4, "phase": "running", "metrics_url": "http://h:1/metrics"}
+STATE_FIELDS = {"run": "r1", "term": 2, "phase": "running", "step": 3, "max_steps": 10}
+HOLDS = np.array([[12, 1], [13, 0]])
+
+_ALL = (
+    RolloutGroup(**GROUP_FIELDS),
+    ScoredGroup(
+        **GROUP_FIELDS,
+        scorer="reward-0",
+        reward_names=["exact", "short"],
+        rewards_FG=np.array([[1.0, 0.0], [np.nan, 0.5]]),
+        rewards_G=np.array([1.0, 0.25]),
+        advantages_G=np.array([0.375, -0.375], np.float32),
+    ),
+    StepBatch(
+        run="r1",
+        term=2,
+        incarnation=1,
+        rank=0,
+        num_ranks=1,
+        step=4,
+        loss_tokens=4,
+        num_completions=2,
+        dropped=[DroppedOrdinal(ordinal=11, reason="poison")],
+        digests=["d12"],
+        ordinals=np.array([12]),
+        micro_batch_offsets=np.array([0, 1, 1, 2]),
+        sample_offsets=np.array([0, 4, 6]),
+        prompt_lengths=np.array([2, 1]),
+        sample_ordinals=np.array([12, 12]),
+        sample_versions=np.array([7, 7]),
+        token_ids=np.array([5, 6, 10, 11, 5, 12], np.int32),
+        loss_mask=np.array([0, 0, 1, 1, 0, 1], np.uint8),
+        logprobs=np.array([0, 0, -0.5, -0.25, 0, -1.0], np.float32),
+        advantages=np.array([0, 0, 0.5, 0.5, 0, -0.5], np.float32),
+        temperatures=np.ones(6, np.float32),
+    ),
+    RolloutBeat(**BEAT_FIELDS, name="rollout-0", fingerprint="f" * 16, free_slots=2, failures=[FAILURE], holds=HOLDS),
+    RewardBeat(**BEAT_FIELDS, name="reward-0", address="ipc:///r", load=1, failures=[FAILURE], holds=HOLDS),
+    TrainerBeat(
+        **BEAT_FIELDS,
+        name="trainer-0",
+        rank=0,
+        num_ranks=1,
+        address="ipc:///t",
+        incarnation=1,
+        next_step=4,
+        checkpoints=[CheckpointInfo(step=3, chain="c3")],
+        published=[MANIFEST],
+        reports=[StepReport(step=3, values={"loss": -0.125})],
+        received=np.array([4, 5]),
+    ),
+    InferenceBeat(
+        **BEAT_FIELDS,
+        name="inference-0",
+        url="http://h:2",
+        engine_state="clean",
+        policy=POLICY,
+        load=3,
+        generated_tokens=1 << 40,
+        holds_two_versions=True,
+        update_seconds={"load": 0.5},
+    ),
+    ObserverBeat(**BEAT_FIELDS, name="screen"),
+    RolloutState(
+        **STATE_FIELDS,
+        tickets=[TICKET, TICKET.model_copy(update={"ordinal": -1, "purpose": "eval", "policy": POLICY})],
+        engines=[EnginePeer(name="inference-0", boot_id="b1", url="http://h:2", policy=POLICY, load=3)],
+        rewards=[RewardPeer(name="reward-0", boot_id="b2", address="ipc:///r", load=1)],
+        release=HOLDS,
+    ),
+    RewardState(**STATE_FIELDS, packer_address="ipc:///p", release=np.zeros((0, 2), np.int64)),
+    TrainerState(**STATE_FIELDS, order="run", incarnation=1, lineage=1, checkpoint=0, recorded_step=3, keep_version=2),
+    InferenceState(**STATE_FIELDS, update_id=9, manifest=MANIFEST),
+    ObserverState(**STATE_FIELDS, progress={"reward": 0.5, "peers": {"rollout": 1}, "loss": None}),
+)
+EXAMPLES: dict[str, Message] = {message.kind: message for message in _ALL}
+
+
+def example_frames(kind: str) -> list[bytes]:
+    """The frames of an example, as they arrive."""
+    return [bytes(frame) for frame in codec.encode(EXAMPLES[kind])]
+
+
+def golden_path(kind: str) -> Path:
+    """The golden file of a kind in its version."""
+    return GOLDEN / f"{kind}.{MESSAGE_TYPES[kind].version}.msgpack"
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for kind in EXAMPLES:
+        golden_path(kind).write_bytes(msgpack.packb(example_frames(kind)))

@@ -1,0 +1,213 @@
+"""Messages: every kind survives the wire, the wire does not change unseen, and wrong arrays are refused in words."""
+
+import re
+from typing import Any, ClassVar
+
+import msgpack
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from bus import codec
+from schemas.messages import MESSAGE_TYPES, Frozen, RolloutGroup, ScoredGroup, StepBatch, fingerprint, fingerprint_of
+from tests.schemas.messages.examples import EXAMPLES, GOLDEN, GROUP_FIELDS, example_frames, golden_path
+
+KINDS = sorted(MESSAGE_TYPES)
+
+
+def test_every_kind_has_an_example() -> None:
+    """No kind escapes the tests of this folder."""
+    assert sorted(EXAMPLES) == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kind_round_trips(kind: str) -> None:
+    """What is decoded equals what was encoded, type, fields and arrays."""
+    decoded = codec.decode(example_frames(kind))
+    assert type(decoded) is MESSAGE_TYPES[kind]
+    assert decoded.equals(EXAMPLES[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wire_equals_the_golden_file(kind: str) -> None:
+    """A change of the wire is seen: the example's bytes are those of the golden file of its kind and version."""
+    advice = (
+        f"{kind} changed on the wire: bump its version unless only an optional field is new, then "
+        "`python -m tests.schemas.messages.examples`"
+    )
+    assert golden_path(kind).is_file(), advice
+    golden = msgpack.unpackb(golden_path(kind).read_bytes())
+    assert golden == example_frames(kind), advice
+    assert codec.decode(golden).equals(EXAMPLES[kind]), advice
+
+
+def test_golden_files_belong_to_a_kind() -> None:
+    """No golden file is left over from a kind or version that is gone."""
+    assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(golden_path(kind).name for kind in KINDS)
+
+
+def test_equality_sees_a_changed_field_and_a_changed_array() -> None:
+    """`equals` compares type, plain fields and array contents; NaN equals NaN."""
+    group = EXAMPLES["scored_group"]
+    assert group.equals(group.model_copy())
+    assert not group.equals(EXAMPLES["rollout_group"])
+    assert not group.equals(group.model_copy(update={"ordinal": 13}))
+    assert not group.equals(group.model_copy(update={"rewards_G": np.array([1.0, 0.5])}))
+
+
+# --- fingerprint -----------------------------------------------------------------------------------------------------
+
+
+class Inner(Frozen):
+    """Stands for a value inside a message."""
+
+    number: int
+
+
+class Outer(ScoredGroup):
+    """Stands for a kind."""
+
+    kind: ClassVar[str] = "outer"
+    inner: list[Inner]
+
+
+def _variant(base: type[Any], name: str, **annotations: Any) -> type[Any]:
+    return type(base)(name, (base,), {"__annotations__": annotations, "__module__": __name__})
+
+
+def test_fingerprint_is_the_same_in_each_process() -> None:
+    """It follows from the declarations alone, in any order."""
+    assert fingerprint() == fingerprint_of(reversed(MESSAGE_TYPES.values()))
+    assert len(fingerprint()) == 16
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"ordinal": str},
+        {"extra": int},
+        {"version": 2},
+        {"rewards_G": ScoredGroup.__annotations__["advantages_G"]},
+        {"inner": list[_variant(Inner, "Inner", number=float)]},
+    ],
+    ids=["type of a field", "new field", "version", "dtype of an array", "field of a value inside"],
+)
+def test_fingerprint_changes_with(annotations: dict[str, Any]) -> None:
+    """Any difference in what two builds say to each other shows."""
+    changed = _variant(Outer, "Outer", **{k: v for k, v in annotations.items() if k != "version"})
+    changed.version = annotations.get("version", 1)
+    assert fingerprint_of([changed]) != fingerprint_of([_variant(Outer, "Outer")])
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _refusal(message_type: type[Any] = RolloutGroup, **changes: Any) -> str:
+    """What a message with these changes is refused with."""
+    fields = dict(EXAMPLES[message_type.kind]) | changes
+    with pytest.raises(ValidationError) as caught:
+        message_type(**fields)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"token_ids": np.arange(5)}, "token_ids: dtype <i8, declared <i4"),
+        ({"token_ids": np.zeros((5, 1), np.int32)}, r"token_ids: shape \(5, 1\), declared axes \(N\)"),
+        ({"logprobs": np.zeros(4, np.float32)}, r"logprobs: shape \(4,\), declared axes \(N\); N is 5 elsewhere"),
+        ({"segments": np.zeros((3, 2), np.int64)}, r"segments: shape \(3, 2\), declared axes \(S, 3\)"),
+        ({"segment_temperatures": np.ones(2, np.float32)}, "S is 3 elsewhere"),
+        ({"completion_offsets": np.zeros(0, np.int64)}, r"completion_offsets: shape \(0,\), declared axes \(G\+1\)"),
+        ({"token_ids": [1, 2, 3, 4, 5]}, "instance of ndarray"),
+        ({"completion_offsets": np.array([0, 3, 4])}, "completion_offsets: .* end at 5, got .0, 3, 4."),
+        ({"completion_offsets": np.array([1, 3, 5])}, "completion_offsets: must start at 0"),
+        ({"completion_offsets": np.array([0, 5, 5])}, "completion_offsets: must .* rise strictly"),
+        ({"completions": ["one"]}, "one per completion, so 2"),
+        ({"finish_reasons": ["stop"] * 3}, "one per completion, so 2"),
+        ({"segments": np.array([[0, 1, 7], [3, 1, 8], [3, 1, 7]])}, "segments: must .* rise strictly"),
+        ({"segments": np.array([[0, 1, 7], [3, 1, 8], [5, 1, 7]])}, "segments: .* stay below 5"),
+        ({"ordinal": "twelve"}, "ordinal"),
+        ({"purpose": "test"}, "'train' or 'eval'"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_rollout_group_refuses(changes: dict[str, Any], words: str) -> None:
+    """A wrong dtype, axis, offset or field is refused with the field's name and what it should be."""
+    assert re.search(words, _refusal(**changes))
+
+
+def test_group_without_segments_is_refused() -> None:
+    """Every token belongs to a segment."""
+    none = {"segments": np.zeros((0, 3), np.int64), "segment_temperatures": np.zeros(0, np.float32)}
+    assert "segments: must start at 0" in _refusal(**none)
+
+
+def test_long_offsets_are_held_to_the_same_rule() -> None:
+    """The rule for more than 64 offsets, which numpy checks, is that for few."""
+    fields = dict(
+        GROUP_FIELDS,
+        completions=["a"] * 100,
+        finish_reasons=["stop"] * 100,
+        completion_offsets=np.arange(101) * 2,
+        token_ids=np.zeros(200, np.int32),
+        loss_mask=np.ones(200, np.uint8),
+        logprobs=np.zeros(200, np.float32),
+    )
+    assert RolloutGroup(**fields).num_completions == 100
+    equal_neighbours = np.arange(101) * 2
+    equal_neighbours[70] = equal_neighbours[69]
+    assert "rise strictly" in _refusal(**fields | {"completion_offsets": equal_neighbours})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward_names": ["exact"]}, "reward_names: 1 names for 2 functions"),
+        ({"advantages_G": np.zeros(3, np.float32)}, "advantages_G"),
+        ({"rewards_G": np.array([1.0, np.inf])}, "infinite"),
+        ({"advantages_G": np.array([0.0, np.nan], np.float32)}, "an advantage is NaN"),
+        ({"rewards_FG": np.zeros((2, 3))}, r"rewards_FG: shape \(2, 3\)"),
+    ],
+)
+def test_scored_group_refuses(changes: dict[str, Any], words: str) -> None:
+    """Rewards and advantages fit functions and completions, and are finite where they must be."""
+    assert re.search(words, _refusal(ScoredGroup, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"micro_batch_offsets": np.array([0, 2, 1, 2])}, "micro_batch_offsets: must start at 0, not fall"),
+        ({"micro_batch_offsets": np.array([0, 1])}, "micro_batch_offsets"),
+        ({"sample_offsets": np.array([0, 4, 5])}, "sample_offsets"),
+        ({"digests": []}, "digests: one per group, so 1, got 0"),
+        ({"prompt_lengths": np.array([2])}, "prompt_lengths"),
+    ],
+)
+def test_step_batch_refuses(changes: dict[str, Any], words: str) -> None:
+    """Micro-batches cover the samples, samples cover the tokens, digests the groups."""
+    assert words in _refusal(StepBatch, **changes)
+
+
+def test_messages_are_frozen() -> None:
+    """A message can't be changed after it has been made."""
+    with pytest.raises(ValidationError, match="frozen"):
+        EXAMPLES["rollout_group"].ordinal = 1  # type: ignore[attr-defined]
+
+
+# --- what a group says of itself -------------------------------------------------------------------------------------
+
+
+def test_group_counts_lengths_versions_and_spreads_segments() -> None:
+    """Lengths 3 and 2, oldest version 7; one value per segment becomes one per token: 2, 1 and 2 times."""
+    group = RolloutGroup(**GROUP_FIELDS)
+    assert group.num_completions == 2
+    assert group.lengths_G.tolist() == [3, 2]
+    assert group.oldest_version == 7
+    assert group.per_token(np.array([7, 8, 9])).tolist() == [7, 7, 8, 9, 9]
+
+
+def test_step_batch_counts_empty_micro_batches() -> None:
+    """Offsets 0, 1, 1, 2 are three micro-batches, the second of which is empty."""
+    assert StepBatch(**dict(EXAMPLES["step_batch"])).num_micro_batches == 3
