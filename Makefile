@@ -14,11 +14,11 @@ quickstart-lora: .venv/run.stamp
 
 # Lint, types and the fast tests: under two minutes.
 check: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 4 -m "not slow"
 
 # Everything that pip alone can run: under fifteen minutes on two cores.
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 4
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

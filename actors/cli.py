@@ -120,7 +120,7 @@ def _samples(arguments: argparse.Namespace) -> int:
     path = arguments.output_dir / "samples.jsonl"
     if not path.is_file():
         raise ConfigError(
-            [f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"]
+            f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"
         )
     print(show_samples(path, arguments.step, arguments.num))
     return 0

@@ -106,15 +106,12 @@ class InferenceActor:
                 settings.host,
                 self._port,
                 settings.request_timeout,
+                registry=self._metrics.registry,
             )
         except OSError as error:
             raise ConfigError(
-                [
-                    (
-                        f"inference.host, inference.port: {settings.host}:{self._port} can't be bound: "
-                        f"{error.strerror}; port 0 takes any free one"
-                    )
-                ]
+                f"inference.host, inference.port: {settings.host}:{self._port} can't be bound: "
+                f"{error.strerror}; port 0 takes any free one"
             ) from error
 
     def _follow(self, engine: Engine) -> bool:

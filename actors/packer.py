@@ -22,7 +22,7 @@ import structlog
 
 from actors.algorithms.batches import build_batches
 from actors.environments import Environment
-from actors.ledger import Changes, ExampleRef, GroupFacts, GroupState, Machine, Settings, Step, Store, Verdict
+from actors.ledger import Changes, ExampleRef, GroupFacts, GroupState, Machine, Settings, Step, Store, Verdict, replies
 from actors.membership import new_boot_id
 from actors.record import RunRecord
 from actors.telemetry.metrics import Metrics
@@ -219,7 +219,7 @@ class PackerActor:
         self._commit(settled)
         self._send_batches(now)
         self.record.follow([self._eval_groups(version) for version in self._take_finished_evals()])
-        self._control.publish(self._machine.states(self.record.progress()))
+        self._control.publish(replies.states(self._machine, self.record.progress))
         self._forget_trained()
 
     def _take(self, message: Message, settled: dict[int, tuple[str, list[bytes]]]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgpack
 import numpy as np
 import structlog
 
@@ -265,6 +266,11 @@ class RolloutActor:
                 f"{ticket.environment} example {ticket.index} is another one here than at the "
                 "packer: do both read the same file?",
             )
+        try:
+            msgpack.packb([example.prompt, example.columns])
+        except (TypeError, ValueError, OverflowError) as error:
+            detail = f"{ticket.environment} example {ticket.index} can't be sent: {error} (integers have 64 bits)"
+            raise AttemptError("environment", detail) from error
         return example
 
     async def _ask_engines(self, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:

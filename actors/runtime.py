@@ -114,12 +114,8 @@ def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[W
         server, _ = start_http_server(config.telemetry.metrics_port, host, metrics.registry)
     except OSError as error:
         raise ConfigError(
-            [
-                (
-                    f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
-                    "0 takes any free port"
-                )
-            ]
+            f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
+            "0 takes any free port"
         ) from error
     reached_at = (config.bus.advertise_host or socket.gethostname()) if host in WILDCARDS else host
     return server, f"http://{reached_at}:{server.server_port}/metrics"

@@ -31,6 +31,8 @@ EXIT_DONE, EXIT_FAILED = 0, 1
 EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_START_OVER = 2, 3, 75
 """Of actors: see `actors.runtime`, which is not imported here, since it loads what the actors need."""
 POLL_SECONDS = 0.1
+KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
+"""For glibc, in processes that compute: a step frees and takes the same large tensors again and again."""
 STEADY_SECONDS = 60.0
 """A process that lived this long is not in a crash loop."""
 FIRST_PAUSE_SECONDS = 0.2
@@ -173,7 +175,7 @@ class Supervisor:
             child.finished = True
             return
         if code == EXIT_CONFIG:
-            raise ConfigError([f"{child.name}: its configuration can't be used", _tail(child.log)])
+            raise ConfigError(f"{child.name}: its configuration can't be used", _tail(child.log))
         if code == EXIT_RUN_FAILED:
             raise RunFailedError(f"{child.name}: the run can't go on\n{_tail(child.log)}")
         lived = time.monotonic() - child.started
@@ -231,11 +233,8 @@ def _plan(config: RunConfig) -> Iterator[tuple[str, int, dict[str, str]]]:
     threads = {"trainer": share, "inference": share} | config.up.torch_threads
     for kind, count in counts.items():
         for i in range(count):
-            yield (
-                kind,
-                i,
-                os.environ | {"OMP_NUM_THREADS": str(threads.get(kind, 1)), "TOKENIZERS_PARALLELISM": "false"},
-            )
+            environment = os.environ | {"OMP_NUM_THREADS": str(threads.get(kind, 1)), "TOKENIZERS_PARALLELISM": "false"}
+            yield kind, i, environment | (KEEP_FREED_MEMORY if kind in threads else {})
 
 
 def _describe(code: int) -> str:

@@ -170,6 +170,8 @@ class TrainerActor:
             self._save(learner)
         while not self._drain and not self._done():
             self.membership.wait(POLL_SECONDS)
+        if self._rank == 0 and self._done():
+            self._publisher.close()
 
     @property
     def _last_step(self) -> int:

@@ -11,6 +11,7 @@ Any single Beat or State may be lost, doubled or late on either side: both are a
 again. Sockets are small (HWM 8) and never block: what does not fit is dropped for the same reason.
 """
 
+import itertools
 import queue
 import threading
 import time
@@ -23,7 +24,7 @@ from bus import codec
 from bus.counts import EdgeCounts
 from bus.sockets import drop, peer_of, send_frames, waiting
 from bus.topology import CONTROL_HWM, milliseconds, prepare
-from schemas.errors import DecodeError
+from schemas.errors import ConfigError, DecodeError
 from schemas.messages import Beat, State, fingerprint
 
 MAX_CONTROL_BYTES = 16 << 20
@@ -43,6 +44,9 @@ def _never(kind: str) -> bool:
     return False
 
 
+_BELL_NUMBERS = itertools.count()
+
+
 class _Bell:
     """Wakes a thread that polls sockets: an inproc pair whose sending end may be rung by any thread."""
 
@@ -50,7 +54,7 @@ class _Bell:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.receiver: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._sender: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        address = f"inproc://bell-{id(self)}"
+        address = f"inproc://bell-{next(_BELL_NUMBERS)}"
         self.receiver.bind(address)
         self._sender.connect(address)
         self._lock = threading.Lock()
@@ -211,7 +215,11 @@ class ControlServer:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         prepare(self._socket, CONTROL_HWM, None, MAX_CONTROL_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._socket.close(0)
+            raise ConfigError(f"bus.control: {address} can't be bound: {error.strerror}") from error
         self._bell = _Bell()
         self._published: queue.SimpleQueue[tuple[bytes, State | None]] = queue.SimpleQueue()
         self._latest: dict[bytes, tuple[str, list[bytes]]] = {}

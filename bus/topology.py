@@ -77,7 +77,7 @@ class Addresses:
         path = str(folder / name)
         if len(path.encode()) > MAX_IPC_PATH:
             raise ConfigError(
-                [f"bus.control: the socket path {path} is longer than {MAX_IPC_PATH} bytes; set TMPDIR shorter"]
+                f"bus.control: the socket path {path} is longer than {MAX_IPC_PATH} bytes; set TMPDIR shorter"
             )
         _make_private(folder.parent)
         _make_private(folder)
@@ -88,7 +88,7 @@ def _make_private(folder: Path) -> None:
     """Make a folder that nobody else can enter: on one host it is the lock of the bus."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise ConfigError([f"bus.control: {folder} belongs to another user; set TMPDIR to a folder of yours"])
+        raise ConfigError(f"bus.control: {folder} belongs to another user; set TMPDIR to a folder of yours")
     folder.chmod(0o700)
 
 

@@ -9,9 +9,9 @@ stops.
 class ConfigError(ValueError):
     """The configuration can't be used. Each problem reads `path.to.key: what is wrong, what is allowed`."""
 
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = list(problems)
 
 
 class DecodeError(ValueError):

@@ -25,7 +25,7 @@ class Jsonl:
         self._offsets = self._line_offsets() if self._path else []
         self.num_examples: int | None = len(self._offsets)
         if split == "train" and not self._offsets:
-            raise ConfigError([f"environments[].path: {given} has no rows"])
+            raise ConfigError(f"environments[].path: {given} has no rows")
 
     def example(self, index: int) -> Example:
         """Row `index`, counted over the lines that are not blank.
@@ -42,10 +42,10 @@ class Jsonl:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ConfigError([f"{where}: not JSON: {error}"]) from None
+            raise ConfigError(f"{where}: not JSON: {error}") from None
         if not isinstance(row, dict) or self._config.prompt_column not in row:
             found = f"its columns are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
-            raise ConfigError([f"{where}: no column {self._config.prompt_column!r} (prompt_column); {found}"])
+            raise ConfigError(f"{where}: no column {self._config.prompt_column!r} (prompt_column); {found}")
         columns = {name: value for name, value in row.items() if name != self._config.prompt_column}
         return Example(prompt=self._as_prompt(row[self._config.prompt_column], where), columns=columns)
 
@@ -55,7 +55,7 @@ class Jsonl:
             return [*system, {"role": "user", "content": value}] if system or self._config.chat else value
         if isinstance(value, list) and value and all(isinstance(turn, dict) and "role" in turn for turn in value):
             return [*system, *value]
-        raise ConfigError([f"{where}: the prompt must be text or a list of messages with `role` and `content`"])
+        raise ConfigError(f"{where}: the prompt must be text or a list of messages with `role` and `content`")
 
     def _line_offsets(self) -> list[tuple[int, int]]:
         """(line number, byte offset) of each line that is not blank."""
@@ -68,5 +68,5 @@ class Jsonl:
                         offsets.append((number, position))
                     position += len(line)
         except OSError as error:
-            raise ConfigError([f"environments[].{self._key}: {self._path} can't be read: {error.strerror}"]) from None
+            raise ConfigError(f"environments[].{self._key}: {self._path} can't be read: {error.strerror}") from None
         return offsets

@@ -42,12 +42,8 @@ class Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(self._model.path, trust_remote_code=self._model.trust_remote_code)
         if tokenizer.chat_template is None:
             raise ConfigError(
-                [
-                    (
-                        f"model.path: {self._model.path} has no chat template, but a prompt is a list of messages; "
-                        "use an instruct model, or text prompts (environments[].chat: false)"
-                    )
-                ]
+                f"model.path: {self._model.path} has no chat template, but a prompt is a list of messages; "
+                "use an instruct model, or text prompts (environments[].chat: false)"
             )
         return tokenizer
 
@@ -61,7 +57,7 @@ def eos_ids(model: ModelConfig) -> frozenset[int]:
             continue
         if values is not None:
             return frozenset(values if isinstance(values, list) else [values])
-    raise ConfigError([f"model.path: {model.path} names no eos_token_id, in generation_config.json or config.json"])
+    raise ConfigError(f"model.path: {model.path} names no eos_token_id, in generation_config.json or config.json")
 
 
 def model_file(model: ModelConfig, name: str) -> Path:
@@ -74,7 +70,7 @@ def model_file(model: ModelConfig, name: str) -> Path:
     if local.is_dir():
         if (local / name).is_file():
             return local / name
-        raise ConfigError([f"model.path: {local} has no {name}"])
+        raise ConfigError(f"model.path: {local} has no {name}")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
@@ -82,10 +78,6 @@ def model_file(model: ModelConfig, name: str) -> Path:
         return Path(hf_hub_download(model.path, name))
     except (EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         raise ConfigError(
-            [
-                (
-                    f"model.path: {model.path} is no directory, and {name} can't be had from the hub: "
-                    f"{str(error).splitlines()[0]}"
-                )
-            ]
+            f"model.path: {model.path} is no directory, and {name} can't be had from the hub: "
+            f"{str(error).splitlines()[0]}"
         ) from error

@@ -18,7 +18,6 @@ from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
-from actors.ledger.replies import Replies
 from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, Step
 from actors.ledger.steps import Steps
 from schemas.errors import ProtocolError
@@ -30,7 +29,6 @@ from schemas.messages import (
     RewardBeat,
     RolloutBeat,
     RunPhase,
-    State,
     TrainerBeat,
     fingerprint,
 )
@@ -159,8 +157,8 @@ class Machine:
         self._changes.groups, self._changes.steps, self._changes.values = {}, [], {}
         return taken
 
-    def states(self, progress: dict[str, Any] | None = None) -> dict[bytes, State | None]:
-        """The State of every peer that may see a new one since the last call (P6); None: it is gone, forget it."""
+    def take_concerned(self) -> set[str]:
+        """The peers that may be told something new since the last call (P6); those that are gone are among them."""
         holders, ended = self.groups.take_concerned()
         identities = self._touched.union(holder for holder in holders if self.peers.beat_of(holder))
         for ordinal in ended:
@@ -169,8 +167,7 @@ class Machine:
         if self._everybody or told != self._told:
             identities.update(self.peers.identities())
         self._touched, self._everybody, self._told = set(), False, told
-        replies = Replies(self, progress or {})
-        return {identity.encode(): replies.state_for(identity) for identity in identities}
+        return identities
 
     def batches_wanted(self) -> list[tuple[str, TrainerBeat, Step]]:
         """Per live rank the composed steps it should have and does not: its next one, and one more to have at hand."""

@@ -1,13 +1,14 @@
 """What the machine says to each peer: its State, absolute, from nothing but the machine's own state (P6, P9, P13)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.ledger import engines
+from actors.ledger.machine import Machine
 from actors.ledger.rows import Attempt, Group, GroupState, Settings
 from schemas.messages import (
     Beat,
@@ -27,15 +28,23 @@ from schemas.messages import (
     TrainerState,
 )
 
-if TYPE_CHECKING:
-    from actors.ledger.machine import Machine
+
+def states(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) -> dict[bytes, State | None]:
+    """The State of every peer that may see a new one since the last call (P6); None: it is gone, forget it.
+
+    Args:
+        machine: whose changes have been committed.
+        progress: what observers are shown; called when there is one to tell.
+    """
+    replies = _Replies(machine, progress)
+    return {identity.encode(): replies.state_for(identity) for identity in machine.take_concerned()}
 
 
-class Replies:
+class _Replies:
     """The States of one round: what all peers are told is put together once."""
 
-    def __init__(self, machine: "Machine", progress: dict[str, Any]) -> None:
-        self._machine, self._progress = machine, progress
+    def __init__(self, machine: Machine, make_progress: Callable[[], dict[str, Any]]) -> None:
+        self._machine, self._make_progress = machine, make_progress
 
     def state_for(self, identity: str) -> State | None:
         """The State of one peer; None when it is gone and shall be forgotten."""
@@ -55,6 +64,10 @@ class Replies:
             return InferenceState(**self._common, update_id=machine.engines.update_id, manifest=machine.engines.target)
         assert isinstance(beat, ObserverBeat)
         return ObserverState(**self._common, progress=self._progress)
+
+    @cached_property
+    def _progress(self) -> dict[str, Any]:
+        return self._make_progress()
 
     @cached_property
     def _common(self) -> dict[str, Any]:
@@ -154,7 +167,7 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
-def beats_by_role(machine: "Machine") -> dict[str, list[Beat]]:
+def beats_by_role(machine: Machine) -> dict[str, list[Beat]]:
     """Live peers by actor, for progress and metrics."""
     roles: dict[str, list[Beat]] = {}
     for beat in machine.peers.all(Beat).values():

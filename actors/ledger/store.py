@@ -72,9 +72,7 @@ class Store:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise ConfigError(
-                [f"ledger.path: another packer holds {path}; a ledger has one packer at a time"]
-            ) from None
+            raise ConfigError(f"ledger.path: another packer holds {path}; a ledger has one packer at a time") from None
         return lock
 
     def value(self, key: str) -> Any:
@@ -162,7 +160,7 @@ def check_file_system(path: Path, mounts: str) -> None:
     """
     kind = file_system_of(path.parent, mounts)
     if kind in NETWORK_FILE_SYSTEMS:
-        raise ConfigError([f"ledger.path: {path} is on {kind}, where SQLite's WAL does not work; choose a local disk"])
+        raise ConfigError(f"ledger.path: {path} is on {kind}, where SQLite's WAL does not work; choose a local disk")
 
 
 def mounts() -> str:

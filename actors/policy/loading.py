@@ -22,7 +22,7 @@ def device_of(config: ModelConfig) -> torch.device:
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
-        raise ConfigError(["model.device: cuda, but torch sees no GPU here; use cpu or auto"])
+        raise ConfigError("model.device: cuda, but torch sees no GPU here; use cpu or auto")
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
@@ -37,10 +37,10 @@ def load_model(config: ModelConfig, attention: str, dtype: torch.dtype, path: st
             path or config.path, dtype=dtype, attn_implementation=attention, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError([f"model.path: {config.path} can't be loaded: {str(error).splitlines()[0]}"]) from error
+        raise ConfigError(f"model.path: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
     problem = _unpackable(model)
     if problem:
-        raise ConfigError([f"model.path: {config.path} ({type(model).__name__}) {problem}"])
+        raise ConfigError(f"model.path: {config.path} ({type(model).__name__}) {problem}")
     return model.to(device_of(config))  # type: ignore[no-any-return]
 
 
@@ -65,7 +65,7 @@ def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
     try:
         import peft
     except ImportError:
-        raise ConfigError(["model.lora: needs peft; install grpo-actors[lora]"]) from None
+        raise ConfigError("model.lora: needs peft; install grpo-actors[lora]") from None
     targets = config.target_modules
     settings = peft.LoraConfig(
         r=config.rank,
@@ -77,7 +77,7 @@ def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
     try:
         return peft.get_peft_model(model, settings)  # type: ignore[no-any-return]
     except ValueError as error:
-        raise ConfigError([f"model.lora.target_modules: {error}"]) from error
+        raise ConfigError(f"model.lora.target_modules: {error}") from error
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -30,18 +30,14 @@ def load_function(path: str, key: str) -> RewardFunction:
         close = difflib.get_close_matches(path, BUILTIN, n=1)
         hint = f", did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            [
-                (
-                    f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
-                    "your own is named package.module:function or file.py:function"
-                )
-            ]
+            f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
+            "your own is named package.module:function or file.py:function"
         )
     module_name, _, attribute = path.rpartition(":")
     module = _load_file(Path(module_name), key) if module_name.endswith(".py") else _import(module_name, key)
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise ConfigError([f"{key}: {module_name} has no function {attribute!r}"])
+        raise ConfigError(f"{key}: {module_name} has no function {attribute!r}")
     return function  # type: ignore[no-any-return]
 
 
@@ -49,17 +45,17 @@ def _import(name: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError([f"{key}: can't import {name}: {error}"]) from error
+        raise ConfigError(f"{key}: can't import {name}: {error}") from error
 
 
 def _load_file(path: Path, key: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"reward_file_{path.stem}", path)
     if not path.exists() or spec is None or spec.loader is None:
-        raise ConfigError([f"{key}: there is no file {path}"])
+        raise ConfigError(f"{key}: there is no file {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError([f"{key}: {path} fails on import: {type(error).__name__}: {error}"]) from error
+        raise ConfigError(f"{key}: {path} fails on import: {type(error).__name__}: {error}") from error
     return module

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ def load_rewards(configs: Sequence[RewardFunctionConfig]) -> list[NamedReward]:
 class Scorer:
     """Runs functions, sync ones in threads and async ones on one event loop, each group under one timeout.
 
-    A thread can't be killed: a sync function that ignores its timeout keeps its thread, and `num_stuck` counts those.
+    A thread can't be killed: a sync function that ignores its timeout keeps its thread; `num_stuck` counts those.
     """
 
     def __init__(self, rewards: Sequence[NamedReward], timeout: float, num_threads: int) -> None:
@@ -61,7 +61,13 @@ class Scorer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="reward-async", daemon=True)
         self._thread.start()
-        self.num_stuck = 0
+        self._threads_late: set[Future[Any]] = set()
+
+    @property
+    def num_stuck(self) -> int:
+        """Calls that were given up and still keep a thread."""
+        self._threads_late = {call for call in self._threads_late if not call.done()}
+        return len(self._threads_late)
 
     def score(self, prompt: Prompt, completions: Sequence[str], columns: dict[str, Any]) -> NDArray[np.float64]:
         """Rewards of one group, (F, G); NaN where a function returned None.
@@ -86,15 +92,12 @@ class Scorer:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _score(self, prompt: Prompt, completions: Sequence[str], columns: dict[str, Any]) -> NDArray[np.float64]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout
         calls = [asyncio.ensure_future(self._call(reward, prompt, completions, columns)) for reward in self._rewards]
-        _, late = await asyncio.wait(calls, timeout=max(0.0, deadline - loop.time()))
+        _, late = await asyncio.wait(calls, timeout=self._timeout)
         for call in late:
             call.cancel()
         if late:
             names = ", ".join(reward.name for reward, call in zip(self._rewards, calls, strict=True) if call in late)
-            self.num_stuck += len(late)
             raise RewardError("reward_timeout", f"{names} took more than {self._timeout:g} s (reward.timeout)")
         return np.array([call.result() for call in calls], np.float64)
 
@@ -106,12 +109,19 @@ class Scorer:
             if inspect.iscoroutinefunction(reward.function):
                 values = await reward.function(**arguments)
             else:
-                values = await asyncio.get_running_loop().run_in_executor(
-                    self._pool, lambda: reward.function(**arguments)
-                )
+                values = await self._in_thread(reward, arguments)
         except Exception as error:
             raise RewardError("reward_raised", f"{reward.name} raised {type(error).__name__}: {error}") from error
         return check_values(reward.name, values, len(completions))
+
+    async def _in_thread(self, reward: NamedReward, arguments: dict[str, Any]) -> Any:
+        call = self._pool.submit(reward.function, **arguments)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            if not call.cancel():
+                self._threads_late.add(call)
+            raise
 
 
 def call_arguments(prompt: Prompt, completions: Sequence[str], columns: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,10 @@ class WeightPublisher(Protocol):
         """Let old versions go, but none from `keep_version` on."""
         ...
 
+    def close(self) -> None:
+        """Let all versions go: the run is done, and its checkpoints are elsewhere."""
+        ...
+
 
 class WeightReceiver(Protocol):
     """The inference actor's end."""

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import structlog
-from safetensors.torch import load_file, save_file
 
 from bus.weights import Weights
 from schemas.messages import Manifest, Policy
@@ -32,6 +31,8 @@ class FilesystemPublisher:
 
     def publish(self, policy: Policy, weights: Weights) -> Manifest:
         """Write one version; atomic."""
+        from safetensors.torch import save_file  # here: torch is slow to import, and the first beat should not wait
+
         final = self._directory / str(policy)
         staging = self._directory / f".{policy}"
         shutil.rmtree(staging, ignore_errors=True)
@@ -78,6 +79,8 @@ class FilesystemReceiver:
             ValueError: the file is not the one that the manifest names.
             OSError: it can't be read (pruned meanwhile, or not on this machine).
         """
+        from safetensors.torch import load_file
+
         path = Path(manifest.uri) / FILE_NAMES[manifest.content]
         digest = file_digest(path)
         if digest != manifest.digest:

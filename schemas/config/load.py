@@ -38,12 +38,12 @@ def check_tree(tree: Any) -> RunConfig:
         ConfigError: every problem found.
     """
     if not isinstance(tree, dict):
-        raise ConfigError([f"run: must be a map of sections, got {type(tree).__name__}"])
+        raise ConfigError(f"run: must be a map of sections, got {type(tree).__name__}")
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         problems = [_describe(problem) for problem in error.errors(include_url=False)]
-        raise ConfigError([line for problem in problems for line in problem.splitlines()]) from None
+        raise ConfigError(*[line for problem in problems for line in problem.splitlines()]) from None
 
 
 def dump_config(config: RunConfig) -> str:
@@ -55,15 +55,15 @@ def _read(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
-        raise ConfigError([f"{path}: can't be read: {error.strerror}"]) from None
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: is not YAML: {' '.join(str(error).split())}"]) from None
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _apply(tree: Any, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError([f"{override}: an override is written path.to.key=value"])
+        raise ConfigError(f"{override}: an override is written path.to.key=value")
     *parents, last = key.split(".")
     node = tree
     for parent in parents:
@@ -71,20 +71,20 @@ def _apply(tree: Any, override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError([f"{key}: {text!r} is not a YAML value"]) from None
+        raise ConfigError(f"{key}: {text!r} is not a YAML value") from None
     if isinstance(node, list):
         node[_index(node, last, key)] = value
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise ConfigError([f"{key}: {last!r} is inside a plain value"])
+        raise ConfigError(f"{key}: {last!r} is inside a plain value")
 
 
 def _child(node: Any, name: str, key: str) -> Any:
     if isinstance(node, list):
         return node[_index(node, name, key)]
     if not isinstance(node, dict):
-        raise ConfigError([f"{key}: {name!r} is inside a plain value"])
+        raise ConfigError(f"{key}: {name!r} is inside a plain value")
     if node.get(name) is None:
         node[name] = {}
     return node[name]
@@ -92,7 +92,7 @@ def _child(node: Any, name: str, key: str) -> Any:
 
 def _index(node: list[Any], name: str, key: str) -> int:
     if not name.isdigit() or int(name) >= len(node):
-        raise ConfigError([f"{key}: {name!r} is not an item of a list with {len(node)} items, counted from 0"])
+        raise ConfigError(f"{key}: {name!r} is not an item of a list with {len(node)} items, counted from 0")
     return int(name)
 
 

@@ -4,7 +4,6 @@ The coefficient is detached, so the gradient with respect to a kept token's logp
 the trust region drops count in the normaliser all the same; on them the KL and teacher terms vanish too.
 """
 
-import torch
 from torch import Tensor
 
 from actors.algorithms.losses.inputs import LossInputs, LossOutput

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from actors.ledger import ExampleRef, Group, GroupFacts, Machine, Settings, Step, Store, Verdict
+from actors.ledger import ExampleRef, Group, GroupFacts, Machine, Settings, Step, Store, Verdict, replies
 from actors.ledger.witness import START, next_chain
 from schemas.messages import (
     AttemptFailure,
@@ -342,7 +342,7 @@ class Ring:
 
     def say(self) -> dict[str, State | None]:
         """States and batches leave, and arrive unless they are lost."""
-        said = {identity.decode(): state for identity, state in self.machine.states().items()}
+        said = {identity.decode(): state for identity, state in replies.states(self.machine).items()}
         self.states.update(said)
         doubles = {double.identity: double for double in self.doubles}
         for identity, state in sorted(said.items()):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from actors.ledger import GroupState, Machine
+from actors.ledger import GroupState, Machine, replies
 from tests.actors.ledger.driver import Double, Engine, Reward, Ring, Rollout, Trainer, facts_of, settings
 
 SEEDS = range(24)
@@ -288,7 +288,7 @@ def memory_of(machine: Machine) -> dict[str, Any]:
 def words(machine: Machine, identities: Iterable[str]) -> dict[str, Any]:
     """The States of these peers; who was heard first does not matter."""
     machine._everybody = True
-    states, said = machine.states(), {}
+    states, said = replies.states(machine), {}
     for identity in identities:
         state = states[identity.encode()]
         assert state is not None

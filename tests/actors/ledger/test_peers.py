@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.ledger import Store
+from actors.ledger import Store, replies
 from actors.ledger.machine import MIN_POISON_IN_A_ROW
 from actors.ledger.peers import MAX_REMEMBERED_REFUSALS, Peers
 from schemas.errors import ProtocolError
@@ -237,7 +237,7 @@ def test_an_observer_sees_progress_and_is_not_waited_for() -> None:
     ring, _ = ring_with_rollout()
     fields = {"name": "o", "boot_id": "1", "phase": "running", "run": "", "sequence": 1}
     ring.machine.heard(ring.now, "o/1", ObserverBeat(**fields))
-    assert ring.machine.states({"step": 3})[b"o/1"].progress == {"step": 3}
+    assert replies.states(ring.machine, lambda: {"step": 3})[b"o/1"].progress == {"step": 3}
     for double in ring.doubles:
         double.phase = "done"
     assert not ring.machine.everybody_left

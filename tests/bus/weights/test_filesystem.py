@@ -41,7 +41,7 @@ def test_a_version_appears_whole(publisher: FilesystemPublisher, monkeypatch: py
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bus.weights.filesystem.save_file", full_disk)
+        patch.setattr("safetensors.torch.save_file", full_disk)
         with pytest.raises(OSError, match="no space"):
             publisher.publish(Policy(lineage=1, version=0), FULL)
     assert "1.0" not in seen
