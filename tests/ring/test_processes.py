@@ -127,7 +127,9 @@ def test_second_sigterm_ends_an_actor_at_once(tmp_path):
 @pytest.mark.slow
 def test_newer_process_of_a_name_takes_over_and_the_older_says_why_it_ends(tmp_path):
     """Two rollouts called rollout-0: the first exits 3 naming --name, the second completes the run."""
-    config = ring_config(tmp_path, inference=SAMPLING, **SHORT)
+    gate = tmp_path / "gate"
+    gate.touch()  # nothing is scored, so the run can't end before the first has been told
+    config = ring_config(tmp_path, inference=SAMPLING, reward=own_reward("gated", gate=str(gate)), **SHORT)
     with ring(config) as run, processes(config, tmp_path) as started:
         run.start("packer-0", "trainer-0", "inference-0", "reward-0")
         older = started.run("rollout-0")
@@ -136,6 +138,7 @@ def test_newer_process_of_a_name_takes_over_and_the_older_says_why_it_ends(tmp_p
         assert older.wait(20.0) == 3
         assert "a newer process has the same name" in started.text("rollout-0")
         assert "--name" in started.text("rollout-0")
+        gate.unlink()
         run.wait()
         assert newer.wait(10.0) == 0
     assert check_promise(config).dropped == {}
