@@ -88,8 +88,13 @@ class Scorer:
 
     def close(self) -> None:
         """Stop taking work; a stuck thread is left behind."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._end_loop)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _end_loop(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.call_soon(self._loop.stop)  # behind the cancelled tasks, so that they end first
 
     async def _score(self, prompt: Prompt, completions: Sequence[str], columns: dict[str, Any]) -> NDArray[np.float64]:
         calls = [asyncio.ensure_future(self._call(reward, prompt, completions, columns)) for reward in self._rewards]

@@ -1,7 +1,6 @@
 """Runs of which only the bus matters, on each transport, with sockets in a short folder of their own."""
 
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,16 +9,10 @@ from typing import Any
 import pytest
 
 from schemas.config import RunConfig, check_tree
+from tests.ports import free_port
 
 TRANSPORTS = ("tcp", "ipc", "inproc")
 MakeConfig = Callable[..., RunConfig]
-
-
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -15,7 +15,8 @@ from bus import codec
 from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
 from bus.topology import Addresses
 from schemas.messages import BEAT_KINDS, STATE_KINDS, Beat, ObserverBeat, ObserverState, RolloutBeat, State
-from tests.bus.conftest import MakeConfig, free_port
+from tests.bus.conftest import MakeConfig
+from tests.ports import free_port
 from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
 
 WAIT = 5.0

@@ -16,7 +16,8 @@ from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from schemas.messages import RolloutGroup
-from tests.bus.conftest import MakeConfig, free_port
+from tests.bus.conftest import MakeConfig
+from tests.ports import free_port
 from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
 
 WAIT = 5.0

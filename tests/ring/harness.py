@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from schemas.config import RunConfig, dump_config
 from schemas.config.load import check_tree
 from schemas.errors import PeerRefusedError
 from schemas.messages import ObserverBeat, ObserverState
+from tests.ports import free_port
 from tests.ring.witness_checker import Testimony, check_witnesses
 
 REWARDS = Path(__file__).with_name("rewards.py")
@@ -64,9 +64,7 @@ def control_address(transport: str) -> str:
     """`bus.control` of a transport; with tcp a port that is free now."""
     if transport != "tcp":
         return transport
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:
