@@ -98,7 +98,7 @@ def test_half_of_all_beats_and_states_may_be_lost(tmp_path, transport):
             lost[kind] += drop
         return drop
 
-    config = ring_config(tmp_path, transport, trainer={"max_steps": 3}, bus={"beat_interval": 0.1, "lease": 0.8})
+    config = ring_config(tmp_path, transport, trainer={"max_steps": 3}, bus={"beat_interval": 0.1, "lease": 3.0})
     with ring(config, lose) as run, watching(config):
         run.start().wait(60.0)
     expected = {kind.kind for kind in (*BEAT_KINDS, *STATE_KINDS)} - {"observer_beat"}  # the watcher loses nothing
