@@ -10,7 +10,6 @@ block.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -299,9 +298,9 @@ class TrainerActor:
             m.count("grpo_trainer_step_seconds_total", values.get(f"seconds_{phase}", 0.0), phase=phase)
         for name in ("loss", "grad_norm", "learning_rate", "mismatch_kl", "entropy"):
             m.set(f"grpo_trainer_{name}", values.get(name, 0.0))
-        fractions = Counter({"any": values.get("masked_fraction", 0.0)})
-        for cause in ("any", "low", "high", "geo", "sequence"):
-            m.set("grpo_trainer_masked_fraction", values.get(f"masked_fraction_{cause}", fractions[cause]), cause=cause)
+        m.set("grpo_trainer_masked_fraction", values.get("masked_fraction", 0.0), cause="any")
+        for cause in ("low", "high", "geo", "sequence"):
+            m.set("grpo_trainer_masked_fraction", values.get(f"masked_fraction_{cause}", 0.0), cause=cause)
         log.info(
             "step trained",
             loss=round(values["loss"], 5),

@@ -107,3 +107,17 @@ def test_level_0_has_no_lag_and_trainer_and_engine_agree(tmp_path: Path) -> None
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["lag_max"] for line in lines] == [0.0] * 10, completed.stderr
     assert max(line["mismatch_max"] for line in lines) <= 1e-4
+
+
+@pytest.mark.slow
+def test_the_lora_quickstart_trains_adapters_that_load_with_peft(tmp_path: Path) -> None:
+    """Five of its steps: engines take adapters, and the checkpoint is a PEFT adapter and no whole model."""
+    config = ROOT / "examples/quickstart/lora.yaml"
+    command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--config", config, "--output", tmp_path,
+               "trainer.max_steps=5", "eval.num_prompts=4"]  # fmt: skip
+    completed = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=170)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert json.loads((tmp_path / "summary.json").read_text())["ledger"]["trained"] == 40
+    files = {path.name for path in (tmp_path / "checkpoints/step_5").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= files
+    assert "model.safetensors" not in files
