@@ -85,7 +85,8 @@ class ArrayLayout:
         arrays = {}
         for (name, dtype), buffer in zip(self._dtypes, buffers, strict=True):
             array = arrays[name] = np.frombuffer(buffer, dtype)
-            array.setflags(False)  # type: ignore[call-arg]  # by keyword it takes twice as long
+            if buffer.__class__ is not bytes:
+                array.setflags(False)  # type: ignore[call-arg]  # by keyword it takes twice as long
         lengths = [*sizes, 0]
         for name, place, constant in self._vectors:
             if len(arrays[name]) != lengths[place] + constant:

@@ -1,10 +1,10 @@
 """What every message is: a frozen pydantic model with a kind, a version, a run, and declared arrays."""
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from schemas.arrays import ArrayLayout, ArraySpec
 
@@ -38,12 +38,11 @@ class Message(Frozen):
         fields = cls.model_fields.items()
         cls.layout = ArrayLayout({n: spec for n, f in fields for spec in f.metadata if isinstance(spec, ArraySpec)})
 
-    @model_validator(mode="after")
-    def _arrays_are_as_declared(self, info: ValidationInfo) -> Self:
-        if info.context is not AXES_AGREE:
+    def model_post_init(self, context: Any) -> None:
+        """Arrays are as declared; pydantic makes a ValidationError of the ValueError that says which is not."""
+        if context is not AXES_AGREE:
             self.layout.check(self.__dict__)
         self.check()
-        return self
 
     def check(self) -> None:
         """What a kind demands beyond its types; raises ValueError."""
