@@ -6,6 +6,7 @@ Imports are inside the functions, so that no actor loads what only another one n
 import hashlib
 import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from actors.reward import RewardActor
     from actors.rollout import RolloutActor
     from actors.trainer import TrainerActor
+
+
+LEDGER_PATIENCE_SECONDS = 5.0
+"""A packer that has just been killed may hold the ledger for some milliseconds more."""
 
 
 class Actor(Protocol):
@@ -100,7 +105,7 @@ def make_packer(
     )
     weights = [e.weight for e in config.environments if e.weight is not None]
     curriculum = Curriculum([e.num_examples for e in train.values()], weights or None, config.seed)
-    store = Store(config.ledger_path, config.ledger.sync)
+    store = Store(config.ledger_path, config.ledger.sync, patience=LEDGER_PATIENCE_SECONDS)
     curriculum.counts = store.value("curriculum") or curriculum.counts
     labels = list(train)
 
@@ -131,11 +136,13 @@ def make_trainer(
     make_learner: "Callable[[], Learner] | None" = None,
     **_: Any,
 ) -> "TrainerActor":
-    """The trainer with its learner, weight channel and checkpoints; torch is imported after the first beat."""
+    """One rank of the trainer with learner, weight channel and checkpoints; torch is imported after the first beat."""
     from actors.policy.checkpoints import CheckpointFolder
     from actors.trainer import TrainerActor
     from bus.weights.filesystem import FilesystemPublisher
     from schemas.config.actors import FakeEngineConfig
+
+    rank, size = ordinal_of(name), config.trainer.num_ranks
 
     def learner() -> Any:
         if isinstance(config.inference.engine, FakeEngineConfig):
@@ -146,15 +153,33 @@ def make_trainer(
 
         return TorchLearner(config)
 
+    def meet(run: str, incarnation: int, check: Callable[[], object]) -> Any:
+        from actors.policy.ranks import ALONE, GlooRanks
+
+        if size == 1:
+            return ALONE
+        meeting_point = config.output / "ranks" / f"{run}.{incarnation}"
+        return GlooRanks(rank, size, meeting_point, reachable_host(config), check, config.trainer.gang_timeout)
+
     return TrainerActor(
         config,
         name,
         metrics,
         make_learner or learner,
-        FilesystemPublisher(weights_directory(config), config.weights.keep),
-        CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint.keep_last),
-        lose=lose,
+        meet,
+        FilesystemPublisher(weights_directory(config), config.weights.keep) if rank == 0 else None,
+        CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint),
+        rank,
+        lose,
     )
+
+
+def reachable_host(config: RunConfig) -> str:
+    """An address of this machine that the other ranks reach: loopback where the bus stays on this host."""
+    bus = config.bus
+    if not bus.control.startswith("tcp"):
+        return "127.0.0.1"
+    return bus.advertise_host or (socket.gethostname() if bus.host in ("", "0.0.0.0", "::") else bus.host)  # noqa: S104
 
 
 def make_inference(

@@ -1,36 +1,43 @@
 """The trainer actor: one rank of the gang.
 
 Consumes StepBatches (a thread reads them, always) and orders from State. Emits published versions, step reports and
-checkpoints in its beats. Waits for the gang's order and for the batch of its next step; both waits end with a State
-that says exit, with a drain, or with `bus.peer_timeout`. Nothing is sent from here but beats, so nothing here can
-block.
+checkpoints in its beats. Waits for the gang's order, for the other ranks and for the batch of its next step; all waits
+end with a State that says exit, with a drain, or with `bus.peer_timeout`. Nothing is sent from here but beats, so
+nothing here can block. Rank 0 alone publishes, reports and saves; the ranks share `output_dir`.
 
-    order wait ──run──▶ restore, publish version c ──▶ step c+1 … max_steps ──▶ finish: wait until the run is done
+    order wait ──run──▶ restore, meet, publish version c ──▶ step c+1 … max_steps ──▶ finish: wait until the run is done
 """
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 
-from actors.ledger.witness import START, next_chain
+from actors.faults import point
 from actors.membership import Drain, Membership, StartOverError
 from actors.policy.checkpoints import CheckpointFolder
-from actors.policy.learner import Learner
+from actors.saving import CheckpointSaver, Witness
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
 from bus.data import Inbox
 from bus.weights import WeightPublisher
 from schemas.config import RunConfig
-from schemas.messages import Policy, StepBatch, StepReport, TrainerBeat, TrainerState
+from schemas.errors import RunFailedError
+from schemas.messages import Manifest, Policy, StepBatch, StepReport, TrainerBeat, TrainerState
+
+if TYPE_CHECKING:
+    from actors.policy.learner import Learner
+    from actors.policy.ranks import Ranks
 
 log = structlog.get_logger("trainer")
 
 POLL_SECONDS = 0.5
+SAVE_POLL_SECONDS = 0.02
+SAVE_RETRY_SECONDS = 5.0
 
 
 class _Batches:
@@ -95,7 +102,8 @@ class TrainerActor:
 
     Args:
         make_learner: called after the first beat, since loading takes long.
-        publisher: of weights.
+        meet: makes the ranks of an incarnation known to each other; gets run, incarnation and what to call meanwhile.
+        publisher: of weights; None on ranks that publish nothing.
         checkpoints: of this run.
     """
 
@@ -104,21 +112,22 @@ class TrainerActor:
         config: RunConfig,
         name: str,
         metrics: Metrics,
-        make_learner: Callable[[], Learner],
-        publisher: WeightPublisher,
+        make_learner: Callable[[], "Learner"],
+        meet: Callable[[str, int, Callable[[], object]], "Ranks"],
+        publisher: WeightPublisher | None,
         checkpoints: CheckpointFolder,
         rank: int = 0,
         lose: Callable[[str], bool] | None = None,
     ) -> None:
-        self._config, self._metrics, self._make_learner = config, metrics, make_learner
+        self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
         self.membership = Membership(config, TrainerBeat, name, lose=lose)
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
         self._batches = _Batches(self._inbox, rank, self._say_received)
         self._drain = Drain()
         self._reports: list[StepReport] = []
-        self._chain, self._saved_step, self._witnessed = START, 0, list[dict[str, Any]]()
-        self._incarnation = self._lineage = 0
+        self._witness, self._saver = Witness(), CheckpointSaver(checkpoints, metrics)
+        self._run, self._incarnation, self._lineage = "", 0, 0
 
     @property
     def edges(self) -> list[EdgeCounts]:
@@ -143,6 +152,7 @@ class TrainerActor:
         try:
             self._train()
         finally:
+            self._saver.close()
             self._batches.close()
             self.membership.close()
 
@@ -156,55 +166,83 @@ class TrainerActor:
 
     def _train(self) -> None:
         learner = self._make_learner()
-        first = self._join(learner)
-        if first is None:
+        start = self._join(learner)
+        if start is None:
             return
-        self._publish(learner, first - 1)
-        for step in range(first, self._config.trainer.max_steps + 1):
-            batch, waited = self._wait_for(step)
-            if batch is None:
-                break
-            self._step(learner, batch, waited)
-        if self._saved_step < self._last_step:
-            self._save(learner)
+        from actors.policy.ranks import RanksBrokenError  # here: with the learner torch has been loaded
+
+        try:
+            self._run_steps(learner, start)
+        except RanksBrokenError as error:
+            self._wait_for_exit(error)
+        if self._rank == 0:
+            self._save_last(learner)
         while not self._drain and not self._done():
             self.membership.wait(POLL_SECONDS)
-        if self._rank == 0 and self._done():
+        if self._publisher and self._done():
             self._publisher.close()
 
-    @property
-    def _last_step(self) -> int:
-        return int(self._witnessed[-1]["step"]) if self._witnessed else self._saved_step
+    def _run_steps(self, learner: "Learner", start: int) -> None:
+        """All steps after `start`, until the last one or a drain."""
+        ranks = self._meet(self._run, self._incarnation, self._follow)
+        self._publish(learner, start)
+        self.membership.report(published=self._published())
+        for step in range(start + 1, self._config.trainer.max_steps + 1):
+            batch, waited = self._wait_for(step)
+            if batch is None:
+                return
+            self._step(learner, ranks, batch, waited)
+            if b"leaving" in ranks.exchange(b"leaving" if self._drain else b""):
+                return  # all ranks after the same step: none waits for one that has left
 
-    def _join(self, learner: Learner) -> int | None:
-        """Wait for the gang's incarnation and go to its checkpoint; returns the first step, None when drained."""
-        state = self._state()
-        while not (state and state.run):
-            if self._drain:
-                return None
+    def _wait_for_exit(self, error: Exception) -> None:
+        """A rank is lost. The packer, whose word counts, says so within its lease; if it does not, the fault is here.
+
+        Raises:
+            StartOverError: the gang is told to exit.
+        """
+        log.warning("another rank is lost", detail=str(error))
+        deadline = time.monotonic() + 2 * self._config.bus.lease
+        while time.monotonic() < deadline:
+            self._follow()
             self.membership.wait(POLL_SECONDS)
-            state = self._state()
+        raise error
+
+    def _join(self, learner: "Learner") -> int | None:
+        """Wait for the gang's incarnation and go to its checkpoint; returns the step of it, None when drained."""
+        state = self._wait_for_order(lambda state: bool(state.run))
+        if state is None:
+            return None
+        self._run = state.run
         self.membership.report(checkpoints=self._checkpoints.good(state.run), phase="running")
-        while state is None or state.order not in ("run", "finish") or state.incarnation == 0:
-            if self._drain:
-                return None
-            self.membership.wait(POLL_SECONDS)
-            state = self._state()
+        state = self._wait_for_order(lambda state: state.order in ("run", "finish") and state.incarnation > 0)
+        if state is None:
+            return None
         if state.checkpoint:
             learner.restore(self._checkpoints.path(state.checkpoint))
-            self._chain = self._checkpoints.witness(state.checkpoint)["chain"]
-        self._saved_step = state.checkpoint
+            self._witness = Witness(state.checkpoint, self._checkpoints.witness(state.checkpoint)["chain"])
         self._incarnation, self._lineage = state.incarnation, state.lineage
         self._batches.accept(state.incarnation)
+        self.membership.report(incarnation=state.incarnation, next_step=state.checkpoint + 1)
         log.info("gang runs", incarnation=state.incarnation, checkpoint=state.checkpoint)
-        return state.checkpoint + 1
+        return state.checkpoint
+
+    def _wait_for_order(self, good: Callable[[TrainerState], bool]) -> TrainerState | None:
+        """The first State that is good; None when drained."""
+        state = self._follow()
+        while state is None or not good(state):
+            if self._drain:
+                return None
+            self.membership.wait(POLL_SECONDS)
+            state = self._follow()
+        return state
 
     def _wait_for(self, step: int) -> tuple[StepBatch | None, float]:
         """The batch of a step and the seconds waited; None when drained."""
         started = time.monotonic()
         while True:
             batch = self._batches.take(step, POLL_SECONDS)
-            self._state()
+            self._follow()
             if self._drain:
                 return None, 0.0
             if batch is not None:
@@ -212,69 +250,89 @@ class TrainerActor:
                 self._metrics.count("grpo_trainer_step_seconds_total", waited, phase="wait_batch")
                 return batch, waited
 
-    def _step(self, learner: Learner, batch: StepBatch, waited: float) -> None:
+    def _step(self, learner: "Learner", ranks: "Ranks", batch: StepBatch, waited: float) -> None:
         bind_everywhere(step=batch.step)
-        values = learner.step(batch)
-        digests, dropped = batch.digests, batch.dropped
-        self._chain = next_chain(self._chain, batch.step, batch.ordinals.tolist(), dropped, digests)
-        self._witnessed.append(
-            {
-                "step": batch.step,
-                "ordinals": batch.ordinals.tolist(),
-                "digests": digests,
-                "dropped": [[d.ordinal, d.reason] for d in dropped],
-            }
-        )
+        point("trainer.batch")
+        try:
+            values = learner.step(batch, ranks)
+        except FloatingPointError as error:
+            raise RunFailedError(str(error)) from error
+        point("trainer.updated")
+        self._witness.add(batch)
         values |= {"seconds_wait_batch": waited} | self._publish(learner, batch.step)
-        # said before the checkpoint is written: engines need not wait for the disk
-        self.membership.report(next_step=batch.step + 1, published=self._publisher.published())
-        if (
-            batch.step % self._config.trainer.checkpoint.every_steps == 0
-            or batch.step == self._config.trainer.max_steps
-        ):
-            values["seconds_checkpoint"] = self._save(learner)
-        self._reports.append(StepReport(step=batch.step, values=values))
-        self.membership.report(reports=list(self._reports))
+        point("trainer.published")
+        # said before the checkpoint is begun: engines need not wait for the disk
+        self.membership.report(next_step=batch.step + 1, published=self._published())
+        if self._rank == 0:
+            if batch.step % self._config.trainer.checkpoint.interval == 0:
+                values["seconds_checkpoint"] = self._save(learner)
+            weights = self._published()[-1].digest
+            self._reports.append(StepReport(step=batch.step, values=values, weights=weights))
+            self.membership.report(reports=list(self._reports))
         self._show(batch, values)
 
-    def _publish(self, learner: Learner, version: int) -> dict[str, float]:
+    def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
         """Make the current weights available as this version; returns the seconds of the parts."""
-        state = self._state()
+        self._metrics.set("grpo_trainer_policy_version", version)
+        if self._publisher is None:
+            return {}
+        state = self._follow()
         started = time.monotonic()
         weights = learner.weights()
         gathered = time.monotonic()
-        if self._rank == 0:
-            self._publisher.prune(state.keep_version if state else 0)
-            self._publisher.publish(Policy(lineage=self._lineage, version=version), weights)
+        self._publisher.prune(state.keep_version if state else 0)
+        self._publisher.publish(Policy(lineage=self._lineage, version=version), weights)
         seconds = {"seconds_gather": gathered - started, "seconds_publish": time.monotonic() - gathered}
         self._metrics.count("grpo_trainer_step_seconds_total", sum(seconds.values()), phase="publish")
-        self._metrics.set("grpo_trainer_policy_version", version)
-        if version == self._saved_step:  # the first of this incarnation: from now on the rank is part of it
-            self.membership.report(
-                incarnation=self._incarnation, next_step=version + 1, published=self._publisher.published()
-            )
         return seconds
 
-    def _save(self, learner: Learner) -> float:
-        """Write a checkpoint of the newest step; returns the seconds."""
-        started, step = time.monotonic(), self._last_step
-        state = self._state()
-        self._checkpoints.save(
-            step, self._chain, self._saved_step, self._witnessed, state.run if state else "", learner.save
-        )
-        self._saved_step, self._witnessed = step, []
+    def _published(self) -> list[Manifest]:
+        return self._publisher.published() if self._publisher else []
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _save(self, learner: "Learner") -> float:
+        """Begin to save the newest step, after the save before it; returns the seconds that training stood still."""
+        started = time.monotonic()
+        while self._saver.busy:
+            self._follow()
+            time.sleep(SAVE_POLL_SECONDS)
+        self._saver.begin(self._witness, self._run, learner.snapshot())
         seconds = time.monotonic() - started
         self._metrics.count("grpo_trainer_step_seconds_total", seconds, phase="checkpoint")
-        self.membership.report(checkpoints=self._checkpoints.good(state.run if state else ""))
-        log.info("checkpoint saved", checkpoint=str(self._checkpoints.path(step)), seconds=round(seconds, 2))
         return seconds
 
-    def _state(self) -> TrainerState | None:
-        """The newest State.
+    def _save_last(self, learner: "Learner") -> None:
+        """Do not leave before the newest step is on disk; a disk that is full has `checkpoint.timeout` to be freed.
+
+        Raises:
+            RunFailedError: it could not be written.
+        """
+        timeout = self._config.trainer.checkpoint.timeout
+        deadline = time.monotonic() + timeout
+        while self._saver.busy or self._witness.saved_step < self._witness.step:
+            if not self._saver.busy and time.monotonic() > deadline:
+                raise RunFailedError(
+                    f"the last checkpoint can't be written, tried for {timeout:g} s (trainer.checkpoint.timeout): "
+                    f"{self._saver.problem}. Free space and start the same command again: nothing else is lost"
+                )
+            if not self._saver.busy:
+                self._save(learner)
+            self._follow()
+            self.membership.wait(SAVE_RETRY_SECONDS if self._saver.problem else SAVE_POLL_SECONDS)
+
+    # --- State ---------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> TrainerState | None:
+        """The newest State, after what it and the checkpoint writer tell has been taken note of.
 
         Raises:
             StartOverError: the gang was told to exit.
         """
+        saved = self._saver.collect()
+        if saved is not None:
+            self._witness.saved(saved)
+            self.membership.report(checkpoints=self._checkpoints.good(self._run))
         state = self.membership.latest()
         if not isinstance(state, TrainerState):
             return None
@@ -287,7 +345,7 @@ class TrainerActor:
         return state
 
     def _done(self) -> bool:
-        state = self._state()
+        state = self._follow()
         return state is not None and state.phase == "done"
 
     def _show(self, batch: StepBatch, values: dict[str, float]) -> None:

@@ -63,6 +63,17 @@ class Gang:
         self._note()
         return "formed"
 
+    def blind_rank(self, beats: Mapping[str, TrainerBeat]) -> str:
+        """What is wrong when a rank has no checkpoint at all and rank 0, which writes them, has; else empty."""
+        ranks = [beats[self.members[rank]] for rank in sorted(self.members)]
+        blind = [beat.name for beat in ranks if not beat.checkpoints and ranks[0].checkpoints]
+        if not blind:
+            return ""
+        return (
+            f"{blind[0]} sees none of the checkpoints that {ranks[0].name} has written: "
+            "output_dir must be on a disk that all trainer ranks share"
+        )
+
     def order_for(self, identity: str, beat: TrainerBeat) -> TrainerOrder:
         """What one rank shall do."""
         if beat.incarnation not in (0, self.incarnation):
@@ -76,9 +87,10 @@ class Gang:
         steps = [beats[i].next_step - 1 for i in self.members.values() if beats[i].incarnation == self.incarnation]
         return min(steps) if len(steps) == self._num_ranks else None
 
-    def durable_step(self, beats: Mapping[str, TrainerBeat], chains: Mapping[int, str]) -> int:
-        """The newest step that every rank of the gang has a good checkpoint of; 0 where there is none, or no gang."""
-        return newest_common_checkpoint([beats[i] for i in self.members.values()], chains) if self.members else 0
+    def saved_steps(self, beats: Mapping[str, TrainerBeat], chains: Mapping[int, str]) -> list[int]:
+        """The steps of which the gang has a good checkpoint of this history, ascending. Rank 0 saves for all."""
+        beat = beats.get(self.members.get(0, ""))
+        return sorted(c.step for c in beat.checkpoints if chains.get(c.step) == c.chain) if beat else []
 
     def published(self, beats: Mapping[str, TrainerBeat]) -> list[Manifest]:
         """What rank 0 of the live incarnation has published."""

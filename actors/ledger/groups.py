@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from actors.ledger.clock import Clock
+from actors.ledger.folded import Folded
 from actors.ledger.rows import (
     MAX_FAILURES,
     Attempt,
@@ -69,11 +70,16 @@ class Groups:
         num_issued: dict[str, int],
         counters: dict[str, int],
         reported: set[int],
+        folded: Folded,
         now: float,
     ) -> None:
         """Take over what the store has; `reported` are drops that a step has already carried. Deadlines begin anew."""
         self.num_issued.update(num_issued)
         self.counters.update(counters)
+        for (purpose, state, _), count in folded.counts().items():
+            self._tally[purpose][GroupState(state)] += count
+        for purpose, reasons in folded.dropped.items():
+            self.dropped[purpose].update(reasons)
         for row in sorted(rows, key=lambda row: -1 if row.arrival is None else row.arrival):
             self.rows[row.ordinal] = row
             self._index(row)
@@ -230,6 +236,14 @@ class Groups:
         for ordinal in ordinals:
             self._change(self.rows[ordinal], state=state, step=step)
 
+    def fold(self, ordinals: Iterable[int]) -> list[Group]:
+        """Forget rows that nothing will happen to any more; they stay in the counts. Returns them."""
+        gone = [self.rows.pop(ordinal) for ordinal in ordinals]
+        for group in gone:
+            self._changes.groups.pop(group.ordinal, None)
+            self._changes.gone_groups.append(group.ordinal)
+        return gone
+
     # --- what is known -------------------------------------------------------------------------------------------
 
     def known(self, ordinal: int) -> Group | None:
@@ -252,7 +266,7 @@ class Groups:
         return self.dropped[purpose].total()
 
     def counts(self, purpose: str) -> Counter[GroupState]:
-        """Rows by state."""
+        """Ordinals by state, those included that have been folded."""
         return +self._tally[purpose]
 
     def take_concerned(self) -> tuple[set[str], set[int]]:

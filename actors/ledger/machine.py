@@ -14,6 +14,7 @@ from typing import Any
 from actors.algorithms.lag import min_version, tickets_allowed
 from actors.ledger import engines
 from actors.ledger.evaluations import Evaluations
+from actors.ledger.folded import Folded
 from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
@@ -69,6 +70,7 @@ class Machine:
         self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
         self.peers = Peers(settings.lease)
         self.rollout_holds, self.reward_holds = Holds(), Holds()
+        self.folded = Folded()
         self.trained_step = 0
         self.durable_step = 0
         self.recorded_step = 0
@@ -81,6 +83,8 @@ class Machine:
         """Holders that the stored rows name and that have not beaten yet."""
         self._asking: dict[str, int] = {}
         """Free slots of the rollouts that have some, less the tickets they have not seen (P9)."""
+        self._saved_steps: list[int] = []
+        """Steps of which the live gang has a good checkpoint."""
         self._touched: set[str] = set()
         self._everybody = False
         self._told: tuple[Any, ...] = ()
@@ -139,6 +143,7 @@ class Machine:
         self._follow_evaluations()
         self._retarget_engines()
         self._compose()
+        self._fold_steps()
         if not self.failure:
             self._grant(now)
         self._fail_hopeless()
@@ -149,12 +154,26 @@ class Machine:
         self._changes.values["recorded_step"] = step
         self._touched.update(self.gang.members.values())
 
+    def note_evaluated(self, versions: Iterable[int]) -> None:
+        """The reporter has written these evaluations down; the rows of their groups can go."""
+        done = set(versions)
+        rows = self.groups.rows.values()
+        past = [g.ordinal for g in rows if g.policy and g.policy.version in done and g.state is not GroupState.ISSUED]
+        for group in self.groups.fold(past):
+            if group.reason is None:
+                self.folded.evaluated += 1
+            else:
+                self.folded.dropped["eval"][group.reason] += 1
+        if past:
+            self._changes.values["folded"] = self.folded.record()
+
     # --- what goes out -------------------------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
         """What has changed since the last call; to be committed before anything below is sent."""
         taken = replace(self._changes)
         self._changes.groups, self._changes.steps, self._changes.values = {}, [], {}
+        self._changes.gone_groups, self._changes.gone_steps = [], []
         return taken
 
     def take_concerned(self) -> set[str]:
@@ -203,8 +222,10 @@ class Machine:
     ) -> None:
         """Take over a stored ledger. Nothing is issued again before one full lease has passed (P8)."""
         reported = {dropped.ordinal for step in steps for dropped in step.dropped}
-        self.groups.restore(groups, values.get("num_issued", {}), values.get("counters", {}), reported, now)
-        self.steps.restore(steps)
+        self.folded = Folded.of(values.get("folded"))
+        counts = (values.get("num_issued", {}), values.get("counters", {}))
+        self.groups.restore(groups, *counts, reported, self.folded, now)
+        self.steps.restore(steps, self.folded)
         if "gang" in values:
             self.gang.restore(values["gang"])
         if "target" in values:
@@ -212,8 +233,9 @@ class Machine:
         self.evaluations.restore(values.get("evals_done", []))
         rows = self.groups.rows.values()
         past = (GroupState.TRAINED, GroupState.DURABLE)
-        self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=0)
-        self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=0)
+        folded = self.folded.step
+        self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=folded)
+        self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=folded)
         self.recorded_step = values.get("recorded_step", 0)
         # an evaluation may be done and not yet written down: the reporter's part comes one commit later
         unwritten = {
@@ -275,18 +297,27 @@ class Machine:
         if event:
             self._everybody = True
         if event == "formed":
+            self.failure = self.gang.blind_rank(beats)
             self._roll_back_to(self.gang.checkpoint)
         trained = self.gang.trained_step(beats)
         if trained is not None and trained > self.trained_step:
             self._move(self.trained_step, trained, GroupState.TRAINED)
             self.trained_step = trained
-        durable = min(self.gang.durable_step(beats, self.steps.chains), self.trained_step)
+        self._saved_steps = self.gang.saved_steps(beats, self.steps.chains)
+        durable = min(max(self._saved_steps, default=0), self.trained_step)
         if durable > self.durable_step:
             self._move(self.durable_step, durable, GroupState.DURABLE)
             self.durable_step = durable
 
     def _roll_back_to(self, checkpoint: int) -> None:
         """A new lineage trains the steps after its checkpoint again, from the same groups (P18, P21)."""
+        if checkpoint < self.folded.step:
+            self.failure = (
+                f"no good checkpoint from step {self.folded.step} on is left, and the ledger keeps groups from there "
+                "on only; the trainer's log names what is wrong with each. Bring a checkpoint back, or go on from an "
+                "older one in a new output_dir (model.path: .../checkpoints/step_N)"
+            )
+            return
         self._move(checkpoint, self.trained_step, GroupState.COMPOSED)
         self.trained_step = min(self.trained_step, checkpoint)
         self.durable_step = min(self.durable_step, checkpoint)
@@ -295,6 +326,23 @@ class Machine:
         """The groups of the steps after + 1 … last."""
         for step in range(after + 1, last + 1):
             self.groups.move(self.steps.composed[step].ordinals, state, step)
+
+    def _fold_steps(self) -> None:
+        """Fold the steps up to the oldest checkpoint that is kept, when there are two at least (P21)."""
+        if len(self._saved_steps) < 2:
+            return
+        kept = self.trained_step - self.settings.keep_steps
+        last = min(self._saved_steps[0], self.durable_step, self.recorded_step, kept)
+        if last <= self.folded.step:
+            return
+        self.folded.step, self.folded.chain = last, self.steps.chains[last]
+        for step in self.steps.fold(last):
+            dropped = [drop.ordinal for drop in step.dropped]
+            self.groups.fold([*step.ordinals, *dropped])
+            self.folded.trained += len(step.ordinals)
+            self.folded.trained_twice += self.folded.finished.add([*step.ordinals, *dropped])
+            self.folded.dropped["train"].update(drop.reason for drop in step.dropped)
+        self._changes.values["folded"] = self.folded.record()
 
     def _follow_evaluations(self) -> None:
         evaluations = self.evaluations

@@ -149,6 +149,7 @@ class Settings:
     eval_at_end: bool = False
     eval_completions: int = 1
     eval_temperature: float = 0.0
+    keep_steps: int = 0
 
 
 @dataclass
@@ -158,6 +159,9 @@ class Changes:
     groups: dict[int, Group] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
+    gone_groups: list[int] = field(default_factory=list)
+    """Ordinals whose rows and payloads go, since they have been folded."""
+    gone_steps: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.groups or self.steps or self.values)
+        return bool(self.groups or self.steps or self.values or self.gone_groups or self.gone_steps)

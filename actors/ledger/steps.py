@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from actors.algorithms.lag import is_stale
+from actors.ledger.folded import Folded
 from actors.ledger.groups import Groups
 from actors.ledger.rows import Changes, Group, GroupState, Settings, Step
 from actors.ledger.witness import START, next_chain
@@ -21,10 +22,19 @@ class Steps:
         """The newest composed step, 0 before the first."""
         self._next_ordinal = 0
 
-    def restore(self, steps: list[Step]) -> None:
+    def restore(self, steps: list[Step], folded: Folded) -> None:
         """Take over what the store has."""
+        self.chains, self.last = {folded.step: folded.chain}, folded.step
+        self._next_ordinal = folded.finished.first_missing
         for step in steps:
             self._note(step)
+
+    def fold(self, last: int) -> list[Step]:
+        """Forget the steps up to this one, whose chain stays as the root of all later ones; returns them."""
+        gone = [self.composed.pop(number) for number in sorted(self.composed) if number <= last]
+        self.chains = {number: chain for number, chain in self.chains.items() if number >= last}
+        self._changes.gone_steps += [step.step for step in gone]
+        return gone
 
     def compose_next(self, groups: Groups, digests: Mapping[int, str]) -> tuple[Step | None, list[Group]]:
         """The next step if its groups are there.
@@ -56,9 +66,9 @@ class Steps:
         ordinal = self._next_ordinal = _skip_finished(groups, self._next_ordinal)
         while len(chosen) < self._settings.groups_per_step:
             group = groups.rows.get(ordinal)
-            if group is None or group.state is GroupState.ISSUED:
+            if ordinal >= groups.num_issued["train"] or (group and group.state is GroupState.ISSUED):
                 return []
-            if group.state is GroupState.SETTLED:
+            if group and group.state is GroupState.SETTLED:  # one without a row has been folded: dropped long ago
                 chosen.append(group)
             ordinal += 1
         return chosen

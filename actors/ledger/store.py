@@ -7,6 +7,7 @@ so kill -9 loses nothing and only a power loss may. `sync: node` adds the fsync.
 import fcntl
 import json
 import sqlite3
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from typing import IO, Any, Literal
 
 import msgpack
 
+from actors.ledger.folded import Folded
 from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupState, Step
 from schemas.errors import ConfigError, ProtocolError
 from schemas.messages import DroppedOrdinal, Policy
@@ -44,36 +46,56 @@ class Store:
     Args:
         path: the file, or ":memory:".
         sync: "process" or "node".
+        patience: seconds to wait for a packer that is just going.
 
     Raises:
-        ConfigError: another packer holds it, or it lies on a network file system.
+        ConfigError: another packer holds it, it lies on a network file system, or it is damaged.
     """
 
-    def __init__(self, path: Path | str, sync: Literal["process", "node"] = "process") -> None:
+    def __init__(self, path: Path | str, sync: Literal["process", "node"] = "process", patience: float = 0.0) -> None:
         self.path = path
         self._lock_file = None
         if path != ":memory:":
-            self._lock_file = self._take(Path(path))
+            self._lock_file = self._take(Path(path), patience)
         self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=5.0)
+        try:
+            self._open(sync)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise ConfigError(
+                f"ledger.path: {path} can't be used: {error}. If the file is damaged, put a backup in its place, or "
+                "begin a new run: another output_dir, with model.path at this run's newest checkpoint"
+            ) from error
+
+    def _open(self, sync: str) -> None:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'OFF'}")
         self._db.executescript(SCHEMA)
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
         self.run = self.value("run")
         if self.run is None:
             self.run = uuid.uuid4().hex[:16]
         self.term = (self.value("term") or 0) + 1
         self.commit(Changes(values={"run": self.run, "term": self.term}), {})
 
-    def _take(self, path: Path) -> IO[str]:
+    def _take(self, path: Path, patience: float) -> IO[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_file_system(path, mounts())
         lock = path.with_name(path.name + ".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise ConfigError(f"ledger.path: another packer holds {path}; a ledger has one packer at a time") from None
-        return lock
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except OSError:
+                if time.monotonic() >= deadline:
+                    lock.close()
+                    raise ConfigError(
+                        f"ledger.path: another packer holds {path}; a ledger has one packer at a time"
+                    ) from None
+                time.sleep(0.05)
 
     def value(self, key: str) -> Any:
         """A stored value, None where there is none."""
@@ -97,6 +119,10 @@ class Store:
                 "INSERT OR REPLACE INTO meta VALUES (?,?)",
                 [(key, json.dumps(value)) for key, value in changes.values.items()],
             )
+            gone = [(ordinal,) for ordinal in changes.gone_groups]
+            self._db.executemany("DELETE FROM groups WHERE ordinal = ?", gone)
+            self._db.executemany("DELETE FROM payloads WHERE ordinal = ?", gone)
+            self._db.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
             self._db.execute("COMMIT")
         except BaseException:
             self._db.rollback()
@@ -133,17 +159,20 @@ class Store:
         return found
 
     def counts(self) -> dict[tuple[str, str, str | None], int]:
-        """Rows by (purpose, state, reason), counted by the database."""
+        """Ordinals by (purpose, state, reason): rows counted by the database, and what has been folded."""
         query = """
             SELECT CASE WHEN ordinal < 0 THEN 'eval' ELSE 'train' END, state, reason, COUNT(*)
             FROM groups GROUP BY 1, 2, 3
         """
-        return {(purpose, state, reason): count for purpose, state, reason, count in self._db.execute(query)}
+        counts = Counter(Folded.of(self.value("folded")).counts())
+        counts.update({(purpose, state, reason): count for purpose, state, reason, count in self._db.execute(query)})
+        return dict(counts)
 
     def trained_twice(self) -> int:
         """Ordinals that stand in more than one composed step; counted from the step records, not from the rows."""
+        folded = Folded.of(self.value("folded"))
         times = Counter(ordinal for step in self.steps() for ordinal in step.ordinals)
-        return sum(count > 1 for count in times.values())
+        return folded.trained_twice + sum(count > 1 or ordinal in folded.finished for ordinal, count in times.items())
 
     def close(self) -> None:
         """Close the file and let the lock go."""

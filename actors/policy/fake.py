@@ -5,9 +5,15 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from actors.faults import point
+from actors.policy.snapshots import Snapshot
 from bus.weights import Weights
 from schemas.messages import StepBatch
+
+if TYPE_CHECKING:
+    from actors.policy.ranks import Ranks
 
 
 class FakeLearner:
@@ -19,14 +25,16 @@ class FakeLearner:
         self._step_seconds, self._before_step = step_seconds, before_step
         self.digest = ""
 
-    def step(self, batch: StepBatch) -> dict[str, float]:
-        """Fold the batch into the digest."""
+    def step(self, batch: StepBatch, ranks: "Ranks") -> dict[str, float]:
+        """Fold the batches of all ranks into the digest."""
         self._before_step(batch)
         time.sleep(self._step_seconds)
-        content = hashlib.sha256(self.digest.encode())
+        mine = hashlib.sha256()
         for array in (batch.ordinals, batch.token_ids, batch.logprobs, batch.advantages):
-            content.update(array.tobytes())
-        self.digest = content.hexdigest()
+            mine.update(array.tobytes())
+        point("trainer.gradients")
+        parts = ranks.exchange(mine.digest() + int(batch.loss_mask.sum()).to_bytes(8, "little"))
+        self.digest = hashlib.sha256(self.digest.encode() + b"".join(parts)).hexdigest()
         return {
             "loss": 0.0,
             "grad_norm": 1.0,
@@ -35,7 +43,7 @@ class FakeLearner:
             "mismatch_max": 0.0,
             "masked_fraction": 0.0,
             "entropy": 0.0,
-            "tokens": float(batch.loss_mask.sum()),
+            "tokens": float(sum(int.from_bytes(part[-8:], "little") for part in parts)),
         }
 
     def weights(self) -> Weights:
@@ -44,11 +52,10 @@ class FakeLearner:
 
         return Weights("full", {"digest": torch.tensor(list(self.digest.encode() or b"0"), dtype=torch.uint8)})
 
-    def save(self, folder: Path) -> None:
+    def snapshot(self) -> Snapshot:
         """The digest as JSON."""
-        (folder / "trainer").mkdir(parents=True)
-        (folder / "trainer" / "fake.json").write_text(json.dumps(self.digest), encoding="utf-8")
+        return Snapshot(texts={"trainer/fake.json": json.dumps(self.digest).encode()})
 
     def restore(self, folder: Path) -> None:
-        """What `save` wrote."""
+        """What a snapshot wrote."""
         self.digest = json.loads((folder / "trainer" / "fake.json").read_text(encoding="utf-8"))

@@ -4,41 +4,50 @@ Weights and optimizer state are float32 where they are trained; with `model.dtyp
 autocast, and what is published is rounded to bfloat16, so that an engine computes with what it serves.
 """
 
+import hashlib
 import json
+import math
 import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor, nn
 
 from actors.algorithms.losses import LossInputs, compute_loss
 from actors.algorithms.losses.metrics import metrics_of
 from actors.algorithms.schedules import learning_rate
+from actors.faults import point
 from actors.policy import attention, loading
 from actors.policy.logprobs import chosen_logprobs
 from actors.policy.optimizer import make_optimizer
+from actors.policy.ranks import ALONE, Ranks
+from actors.policy.snapshots import Snapshot, copied, optimizer_snapshot, restore_optimizer
 from bus.weights import Weights
 from schemas.config import RunConfig
 from schemas.messages import StepBatch
+
+log = structlog.get_logger("learner")
 
 
 class Learner(Protocol):
     """What the trainer actor drives. `TorchLearner` is the real one, `actors.policy.fake.FakeLearner` its double."""
 
-    def step(self, batch: StepBatch) -> dict[str, float]:
-        """Train one step; returns what was measured, under the reporter's keys."""
+    def step(self, batch: StepBatch, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Train one step together with the other ranks; returns what was measured, under the reporter's keys."""
         ...
 
     def weights(self) -> Weights:
         """The current policy, to be published."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint: the model in its public format, and `trainer/` to go on from."""
+    def snapshot(self) -> Snapshot:
+        """All that a checkpoint holds: the model in its public format, and `trainer/` to go on from."""
         ...
 
     def restore(self, folder: Path) -> None:
@@ -46,8 +55,23 @@ class Learner(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Gradients:
+    """What the gradients of one step tell, summed over all ranks."""
+
+    loss: float
+    norm: float
+    sums: Counter[str]
+    mismatch_max: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the weights may be updated with them."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
 class TorchLearner:
-    """A transformers model, full fine-tuning or LoRA."""
+    """A transformers model, full fine-tuning or LoRA; on several ranks each has all of it (data parallel)."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -63,44 +87,64 @@ class TorchLearner:
         self.model.train()
         self._optimizer = make_optimizer(self.model, config.trainer.optimizer)
 
-    def step(self, batch: StepBatch) -> dict[str, float]:
-        """Forward and backward over all micro-batches, then one optimizer update.
+    def step(self, batch: StepBatch, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Forward and backward over all micro-batches, a sum over all ranks, then one optimizer update.
+
+        Every random number of a step follows from the run's seed, the step and the rank, so a step can be replayed.
+        Gradients that are not finite are computed once again: a fault of the machine passes, one of the run stays.
 
         Raises:
-            FloatingPointError: loss or gradient is not finite; nothing has been updated.
+            FloatingPointError: they are not finite the second time either; nothing has been updated.
         """
         started = time.perf_counter()
-        mismatch_max, sums = 0.0, Counter[str]()
-        for m in range(batch.num_micro_batches):
-            first, last = (int(i) for i in batch.micro_batch_offsets[m : m + 2])
-            if last > first:
-                part = self._micro_batch(batch, first, last)
-                mismatch_max = max(mismatch_max, part.pop("mismatch_max"))
-                sums.update(part)
-        loss = sums.pop("loss", 0.0)
+        gradients = self._gradients(batch, ranks)
+        if not gradients.finite:
+            log.warning("step computed again", step=batch.step, loss=gradients.loss, grad_norm=gradients.norm)
+            gradients = self._gradients(batch, ranks)
         computed = time.perf_counter()
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        grad_norm = float(nn.utils.clip_grad_norm_(parameters, self._config.trainer.max_grad_norm))
-        if not np.isfinite(loss) or not np.isfinite(grad_norm):
+        if not gradients.finite:
             self._optimizer.zero_grad(set_to_none=True)
             raise FloatingPointError(
-                f"step {batch.step}: loss {loss}, gradient norm {grad_norm}; look at mismatch_kl and "
-                "masked_fraction of the steps before; a lower trainer.learning_rate usually helps"
+                f"step {batch.step}: loss {gradients.loss}, gradient norm {gradients.norm}, twice; its groups are "
+                f"{batch.ordinals.tolist()}. Look at mismatch_kl and masked_fraction of the steps before; a lower "
+                "trainer.learning_rate usually helps (actors rewind goes back to an older checkpoint)"
             )
         rate = learning_rate(batch.step, self._config.trainer)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return metrics_of(dict(sums)) | {
-            "loss": loss,
-            "grad_norm": grad_norm,
+        return metrics_of(dict(gradients.sums)) | {
+            "loss": gradients.loss,
+            "grad_norm": gradients.norm,
             "learning_rate": rate,
-            "mismatch_max": mismatch_max,
-            "tokens": sums["tokens"],
+            "mismatch_max": gradients.mismatch_max,
+            "tokens": gradients.sums["tokens"],
             "seconds_forward_backward": computed - started,
             "seconds_optimizer": time.perf_counter() - computed,
         }
+
+    def _gradients(self, batch: StepBatch, ranks: Ranks) -> _Gradients:
+        """Gradients of the whole step, on every rank the same, clipped."""
+        torch.manual_seed(step_seed(self._config.seed, batch.step, batch.rank))
+        self._optimizer.zero_grad(set_to_none=True)
+        mine: dict[str, float] = {"mismatch_max": 0.0}
+        for m in range(batch.num_micro_batches):
+            first, last = (int(i) for i in batch.micro_batch_offsets[m : m + 2])
+            if last > first:
+                _merge(mine, self._micro_batch(batch, first, last))
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:  # this rank had no sample that reaches it
+                parameter.grad = torch.zeros_like(parameter)
+        point("trainer.gradients")
+        ranks.sum([p.grad for p in parameters if p.grad is not None])
+        everybody: dict[str, float] = {}
+        for part in ranks.exchange(json.dumps(mine).encode()):
+            _merge(everybody, json.loads(part))
+        norm = float(nn.utils.clip_grad_norm_(parameters, self._config.trainer.max_grad_norm))
+        mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
+        return _Gradients(loss, norm, Counter(everybody), mismatch_max)
 
     def _micro_batch(self, batch: StepBatch, first: int, last: int) -> dict[str, float]:
         """Gradients of samples first…last−1; returns their share of the loss, metric sums, and the largest mismatch."""
@@ -160,19 +204,24 @@ class TorchLearner:
             )
         return Weights("full", _published(loading.full_tensors(self.model), self._dtype))
 
-    def save(self, folder: Path) -> None:
-        """`folder` loads with transformers (full) or peft (LoRA); `folder/trainer` holds optimizer and RNG state."""
-        model: Any = self.model
+    def snapshot(self) -> Snapshot:
+        """The folder loads with transformers (full) or peft (LoRA); `trainer/` in it holds the optimizer's state."""
+        trainer = optimizer_snapshot(self._optimizer)
         if self._lora:
-            model.save_pretrained(folder, save_embedding_layers=False)
-        else:
-            model.save_pretrained(folder)
-            for name, data in loading.tokenizer_files(self._config.model.path).items():
-                (folder / name).write_bytes(data)
-        save_state(folder / "trainer", self._optimizer)
+            tensors = {"adapter_model.safetensors": copied(loading.adapter_tensors(self.model))}
+            texts = {"adapter_config.json": self._adapter_config().encode()}
+            return Snapshot(tensors | trainer.tensors, texts | trainer.texts)
+        model: Any = self.model
+        weights = copied(loading.full_tensors(model))
+
+        def write_model(folder: Path) -> None:
+            model.save_pretrained(folder, state_dict=weights)
+
+        texts = loading.tokenizer_files(self._config.model.path)
+        return Snapshot(trainer.tensors, texts | trainer.texts, write_model)
 
     def restore(self, folder: Path) -> None:
-        """Weights, optimizer and RNG as they were saved."""
+        """Weights and optimizer as they were saved."""
         from safetensors.torch import load_file
 
         if self._lora:
@@ -182,7 +231,7 @@ class TorchLearner:
         else:
             saved = loading.load_model(self._config.model, attention.NAME, torch.float32, str(folder))
             loading.copy_into(loading.full_tensors(self.model), loading.full_tensors(saved), str(folder))
-        load_state(folder / "trainer", self._optimizer)
+        restore_optimizer(folder, self._optimizer)
 
     def _adapter_config(self) -> str:
         model: Any = self.model
@@ -197,36 +246,14 @@ def _published(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
     }
 
 
-def save_state(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Optimizer and RNG state as safetensors and JSON: data only, no pickle."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True)
-    state = optimizer.state_dict()
-    tensors = {
-        f"{index}.{name}": value.cpu().contiguous()
-        for index, values in state["state"].items()
-        for name, value in values.items()
-    }
-    tensors["rng"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["rng_cuda"] = torch.cuda.get_rng_state()
-    save_file(tensors, folder / "optimizer.safetensors")
-    (folder / "optimizer.json").write_text(json.dumps(state["param_groups"]), encoding="utf-8")
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Of all random numbers of one rank in one step (dropout)."""
+    digest = hashlib.sha256(f"{seed} step {step} rank {rank}".encode()).digest()
+    return int.from_bytes(digest[:6], "little")
 
 
-def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """What `save_state` wrote, into an optimizer over the same parameters."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(folder / "optimizer.safetensors")
-    torch.set_rng_state(tensors.pop("rng"))
-    cuda_rng = tensors.pop("rng_cuda", None)
-    if cuda_rng is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(cuda_rng)
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    groups = json.loads((folder / "optimizer.json").read_text(encoding="utf-8"))
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+def _merge(total: dict[str, float], part: dict[str, float]) -> None:
+    """Add what one micro-batch or one rank has measured; of the largest mismatch take the larger."""
+    for name, value in part.items():
+        before = total.get(name, 0.0)
+        total[name] = max(before, value) if name == "mismatch_max" else before + value

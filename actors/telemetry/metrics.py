@@ -114,6 +114,18 @@ SPECS = (
         "Time by phase of the loop.",
         _labels(phase=("wait_batch", "forward_backward", "optimizer", "publish", "checkpoint")),
     ),
+    Spec(
+        "grpo_trainer_checkpoints_total",
+        "counter",
+        "Checkpoints by outcome; a failed one is tried again at the next interval.",
+        _labels(outcome=("saved", "failed")),
+    ),
+    Spec(
+        "grpo_trainer_checkpoint_write_seconds",
+        "histogram",
+        "Seconds from snapshot to a checkpoint that has been read back, beside training.",
+        buckets=SLOW_BUCKETS,
+    ),
     Spec("grpo_trainer_policy_version", "gauge", "Version of the newest published policy."),
     Spec("grpo_trainer_loss", "gauge", "Loss of the newest step."),
     Spec("grpo_trainer_grad_norm", "gauge", "Gradient norm of the newest step before clipping."),

@@ -73,10 +73,14 @@ class AdamWConfig(Section):
 class CheckpointConfig(Section):
     """Periodic checkpoints in Hugging Face or PEFT format."""
 
-    every_steps: int = Field(50, ge=1)
+    interval: int = Field(50, ge=1)
     """Save after each multiple of this many steps; the last step is always saved."""
     keep_last: int = Field(3, ge=2)
-    """Newest checkpoints kept."""
+    """Newest checkpoints kept; a run can go on from any of them."""
+    keep_interval: int | None = Field(None, ge=1)
+    """Checkpoints of each multiple of this many steps are kept for good, besides. The ledger keeps no groups for them."""
+    timeout: float = Field(300.0, gt=0)
+    """Seconds for which the last checkpoint is tried again when it can't be written (a full disk), before the run fails."""
 
 
 class TrainerConfig(Section):
@@ -84,8 +88,8 @@ class TrainerConfig(Section):
 
     max_steps: int = Field(ge=1)
     """Training steps of the run."""
-    num_ranks: int = Field(1, ge=1, le=1)
-    """Trainer processes, one gang."""
+    num_ranks: int = Field(1, ge=1, le=1024)
+    """Trainer processes, one gang: data-parallel, each has the whole model. They share `output_dir`."""
     loss: LossConfig = SurogateLossConfig()
     """The policy loss."""
     learning_rate: float = Field(1e-6, gt=0)
@@ -103,7 +107,7 @@ class TrainerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When to save."""
     gang_timeout: float = Field(20.0, gt=0)
-    """Seconds in which a gang that was told to exit is expected back (P19)."""
+    """Seconds in which all ranks of a gang are expected to be there, and to find each other (P19)."""
 
 
 class EmbeddedEngineConfig(Section):
@@ -114,6 +118,10 @@ class EmbeddedEngineConfig(Section):
     """Completions decoded at once; more wait."""
     max_sequence_len: int = Field(2048, ge=2)
     """Tokens of prompt and completion at most."""
+    deterministic: bool = False
+    """Bitwise the same tokens and logprobs for a request in any company and after a restart, given the same weights,
+    number of threads and kind of machine. Costs all that requests gain from being decoded together: they run one at a
+    time (`max_sequences` bounds the completions of each), and weights switch between two, as in update mode drain."""
 
 
 class FakeEngineConfig(Section):

@@ -68,6 +68,8 @@ class StepReport(Frozen):
 
     step: int
     values: dict[str, float]
+    weights: str = ""
+    """Digest of the version that the step made, as published."""
 
 
 class EnginePeer(Frozen):

@@ -44,7 +44,7 @@ def ring_config(folder: Path, transport: str = "ipc", **sections: dict[str, Any]
         "rollout": {"group_size": 2, "max_tokens": 12, "max_concurrent_groups": 4},
         "reward": {"functions": [{"path": "characters_in_place"}]},
         "packer": {"groups_per_step": 3, "sequence_len": 64},
-        "trainer": {"max_steps": 8, "checkpoint": {"every_steps": 3}},
+        "trainer": {"max_steps": 8, "checkpoint": {"interval": 3}},
         "inference": {"engine": {"type": "fake"}},
         "weights": {"directory": str(folder / "weights")},
         "eval": {"num_prompts": 3},

@@ -99,7 +99,7 @@ def test_drained_trainer_saves_what_it_has_trained(tmp_path):
     config = ring_config(
         tmp_path,
         "inproc",
-        trainer={"max_steps": 30, "checkpoint": {"every_steps": 30}},
+        trainer={"max_steps": 30, "checkpoint": {"interval": 30}},
         reward=own_reward("slow", seconds=0.02),
         eval={"num_prompts": 0},
     )

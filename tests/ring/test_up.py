@@ -103,7 +103,7 @@ def test_up_survives_the_death_of_every_actor(tmp_path):
         tmp_path,
         inference={"engine": {"type": "fake", "token_seconds": 0.1}},
         reward=own_reward("gated", gate=str(gate)),
-        trainer={"max_steps": 10, "checkpoint": {"every_steps": 4}},
+        trainer={"max_steps": 10, "checkpoint": {"interval": 4}},
         eval={"num_prompts": 0},
     )
     with processes(config, tmp_path) as started:
@@ -137,7 +137,7 @@ def test_sigterm_stops_a_run_softly_and_the_same_command_goes_on(tmp_path):
     config = ring_config(
         tmp_path,
         inference={"engine": {"type": "fake", "token_seconds": 0.05}},
-        trainer={"max_steps": 10, "checkpoint": {"every_steps": 50}},
+        trainer={"max_steps": 10, "checkpoint": {"interval": 50}},
         eval={"num_prompts": 0},
     )
     with processes(config, tmp_path) as started:
@@ -165,7 +165,7 @@ def test_kill_9_of_up_takes_all_children_along_and_the_run_can_be_taken_up(tmp_p
     config = ring_config(
         tmp_path,
         inference={"engine": {"type": "fake", "token_seconds": 0.05}},
-        trainer={"max_steps": 8, "checkpoint": {"every_steps": 2}},
+        trainer={"max_steps": 8, "checkpoint": {"interval": 2}},
         eval={"num_prompts": 0},
     )
     with processes(config, tmp_path) as started:

@@ -28,12 +28,19 @@ class Decoder:
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config.lora)
         self.model.eval()
+        if limits.deterministic:
+            _align(self.model)
         self.device = loading.device_of(config)
         self._adapter = config.lora is not None
         base: Any = self.model.config
         self.max_length = min(limits.max_sequence_len, int(getattr(base, "max_position_embeddings", 1 << 30)))
         self.vocab_size = int(base.vocab_size)
-        self._cache = cache.SlotCache(limits.max_sequences, self.max_length)
+        self._limits = limits.max_sequences, self.max_length
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over with an empty cache, so that nothing decoded before decides on its size."""
+        self._cache = cache.SlotCache(*self._limits)
 
     @torch.inference_mode()
     def prefill(self, sequences: Sequence[NDArray[np.int32]], slots: Sequence[int]) -> Tensor:
@@ -95,6 +102,16 @@ class Decoder:
             cache_plan=plan,
         )
         return output.logits[0]  # type: ignore[no-any-return]
+
+
+def _align(model: nn.Module) -> None:
+    """Move weights out of the mapped file into memory of torch's own, which is aligned.
+
+    The length of the file's header decides on their addresses there, and a matrix that is not aligned to 16 bytes is
+    multiplied with a single row in another order.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def _parts(lengths: NDArray[np.int64]) -> Iterator[slice]:

@@ -6,6 +6,8 @@ boundary, and so does a version of the weights:
     drain       new requests wait, the running ones finish under the old version, then switch
     interrupt   switch, compute keys and values of what was written so far again, go on (the default)
     inflight    switch and go on with the keys and values as they are
+
+A deterministic engine (`inference.engine.deterministic`) drains, and runs one request at a time: see `_joins`.
 """
 
 import contextlib
@@ -54,7 +56,9 @@ class EmbeddedEngine:
     def __init__(
         self, model: ModelConfig, config: EmbeddedEngineConfig, update_mode: Literal["drain", "interrupt", "inflight"]
     ) -> None:
-        self._config, self._mode = config, update_mode
+        self._config = config
+        # a request sampled by two versions would depend on the token at which they were switched
+        self._mode = "drain" if config.deterministic else update_mode
         self._decoder = Decoder(model, config)
         self._tokenizer = Tokenizer(model)
         self._eos = np.array(sorted(eos_ids(model)), np.int32)
@@ -195,6 +199,18 @@ class EmbeddedEngine:
             self._decoder.prefill(self._running.written(), range(len(self._running)))
         update.done.set_result(time.monotonic() - started)
 
+    def _joins(self, asked: SampleRequest) -> bool:
+        """Whether a request may share its forwards with what runs, which includes what is admitted with it.
+
+        The shape of a forward decides in which order its kernels add, and so the last bits of each row: 3 rows give
+        others than 4, a context padded to 33 others than one of 32. Alone, all shapes of a request follow from itself.
+        Padding all forwards to one shape would not do, since a row's bits may depend on its place in it: of 7 rows that
+        two threads multiply, three are computed by another kernel than four.
+        """
+        if self._config.deterministic:
+            return len(self._running) == 0
+        return asked.num_completions <= self._running.free
+
     def _admit(self) -> None:
         """Prefill what fits, one prompt once, and draw the first token of each of its completions."""
         admitted: list[Request] = []
@@ -202,15 +218,15 @@ class EmbeddedEngine:
         segments = [] if self._policy is None else [(0, self._policy.lineage, self._policy.version)]
         with self._changed:
             holding_back = self._mode == "drain" and self._update is not None
-            while self._waiting and not holding_back:
-                if self._waiting[0].asked.num_completions > self._running.free:
-                    break
+            while self._waiting and not holding_back and self._joins(self._waiting[0].asked):
                 request = self._waiting.popleft()
                 if not request.future.cancelled():
                     admitted.append(request)
                     self._running.add(request, segments)
         if not admitted:
             return
+        if self._config.deterministic:
+            self._decoder.forget()
         counts = np.array([request.asked.num_completions for request in admitted])
         slots = (first + np.cumsum(counts) - counts).tolist()
         logits_QV = self._decoder.prefill([np.array(r.asked.prompt_ids, np.int32) for r in admitted], slots)

@@ -1,6 +1,7 @@
 """Engines that are closed at the end of the test."""
 
 from collections.abc import Iterator
+from typing import Any, Literal
 
 import pytest
 
@@ -13,19 +14,25 @@ from tests.conftest import ModelFolder
 
 @pytest.fixture
 def make_engine(model_folder: ModelFolder) -> Iterator[MakeEngine]:
-    """`make_engine(family, mode="interrupt", max_sequences=8, eos=2, lora=False)`."""
+    """`make_engine(family, mode="interrupt", max_sequences=8, eos=2, lora=False, dtype="float32", **engine_keys)`."""
     made: list[EmbeddedEngine] = []
 
     def make(
-        family: str = "qwen3", mode: str = "interrupt", max_sequences: int = 8, eos: int = 2, lora: bool = False
+        family: str = "qwen3",
+        mode: str = "interrupt",
+        max_sequences: int = 8,
+        eos: int = 2,
+        lora: bool = False,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        **engine_keys: Any,
     ) -> EmbeddedEngine:
         model = ModelConfig(
             path=str(model_folder(family, eos=eos)),
-            dtype="float32",
+            dtype=dtype,
             device="cpu",
             lora=LoraConfig(rank=4, alpha=8.0) if lora else None,
         )
-        config = EmbeddedEngineConfig(max_sequences=max_sequences, max_sequence_len=64)
+        config = EmbeddedEngineConfig(max_sequences=max_sequences, max_sequence_len=64, **engine_keys)
         made.append(EmbeddedEngine(model, config, mode))  # type: ignore[arg-type]
         return made[-1]
 

@@ -9,8 +9,9 @@ to, so that a test, a random walk or a search decides what happens when and what
     ring.restart_packer()  what was not committed is gone
 """
 
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar
 
@@ -288,10 +289,16 @@ class Trainer(Double):
 
 
 class Ring:
-    """One run: a machine with a store, a clock that only moves when told to, and the doubles."""
+    """One run: a machine with a store, a clock that only moves when told to, and the doubles.
 
-    def __init__(self, settings: Settings, num_evals: int = 0, store: Store | None = None) -> None:
-        self.settings, self.now, self.store = settings, 100.0, store or Store(":memory:")
+    Steps fold only where a test asks for it: all others look at every step.
+    """
+
+    def __init__(
+        self, settings: Settings, num_evals: int = 0, store: Store | None = None, fold: bool = False
+    ) -> None:
+        self.settings = settings if fold else replace(settings, keep_steps=sys.maxsize)
+        self.now, self.store = 100.0, store or Store(":memory:")
         self.doubles: list[Double] = []
         self.eval_examples = [ExampleRef("held_out", i, f"e{i}") for i in range(num_evals)]
         self.lose: Callable[[str, str], bool] = lambda direction, identity: False

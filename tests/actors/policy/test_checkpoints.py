@@ -9,19 +9,21 @@ import structlog
 
 from actors.policy.checkpoints import CheckpointFolder
 from actors.policy.fake import FakeLearner
+from actors.policy.snapshots import Snapshot
+from schemas.config.actors import CheckpointConfig
 
 RUN = "run-a"
 
 
 def save(folder: CheckpointFolder, step: int, run: str = RUN, steps: list[dict[str, Any]] | None = None) -> None:
     """A checkpoint of a fake learner."""
-    folder.save(step, f"chain{step}", max(0, step - 10), steps or [{"step": step}], run, FakeLearner().save)
+    folder.save(step, f"chain{step}", max(0, step - 10), steps or [{"step": step}], run, FakeLearner().snapshot())
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CheckpointFolder:
     """Keeps two."""
-    return CheckpointFolder(tmp_path / "checkpoints", keep_last=2)
+    return CheckpointFolder(tmp_path / "checkpoints", CheckpointConfig(keep_last=2))
 
 
 def test_saved_checkpoints_are_good_oldest_first(folder: CheckpointFolder) -> None:
@@ -52,7 +54,7 @@ def test_a_write_that_fails_leaves_no_checkpoint_and_the_old_one(folder: Checkpo
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):
-        folder.save(10, "chain", 0, [], RUN, die)
+        folder.save(10, "chain", 0, [], RUN, Snapshot(write_model=die))
     assert [info.chain for info in folder.good(RUN)] == ["chain10"]
     save(folder, 10)  # what was left of the failed write is not in the way
     assert (folder.path(10) / "trainer" / "fake.json").is_file()
@@ -74,7 +76,7 @@ def test_a_damaged_checkpoint_is_named_and_left_out(folder: CheckpointFolder, da
     save(folder, 10)
     save(folder, 20)
     damage(folder.path(20))
-    at_next_start = CheckpointFolder(folder.path(20).parent, keep_last=2)
+    at_next_start = CheckpointFolder(folder.path(20).parent, CheckpointConfig(keep_last=2))
     with structlog.testing.capture_logs() as logs:
         assert [info.step for info in at_next_start.good(RUN)] == [10]
     assert [(entry["event"], entry["checkpoint"]) for entry in logs] == [
@@ -103,14 +105,14 @@ def test_old_checkpoints_go_and_their_witnesses_stay(folder: CheckpointFolder) -
 def test_a_step_saved_again_replaces_the_old_one(folder: CheckpointFolder) -> None:
     """A replayed step overwrites the checkpoint of a dead history."""
     save(folder, 10)
-    folder.save(10, "other", 0, [], RUN, FakeLearner().save)
+    folder.save(10, "other", 0, [], RUN, FakeLearner().snapshot())
     assert [info.chain for info in folder.good(RUN)] == ["other"]
 
 
 def test_checkpoints_of_a_dead_history_neither_count_nor_push_out_the_live_one(folder: CheckpointFolder) -> None:
     """The gang went back to step 20, so 30 and 40 are dead as soon as 25 is saved; both newest ones are alive."""
     for step in (20, 30, 40):
-        CheckpointFolder(folder.path(step).parent, keep_last=9).save(step, "old", 0, [], RUN, FakeLearner().save)
+        CheckpointFolder(folder.path(step).parent, CheckpointConfig(keep_last=9)).save(step, "old", 0, [], RUN, FakeLearner().snapshot())
     save(folder, 25)
     assert [(info.step, info.chain) for info in folder.good(RUN)] == [(20, "old"), (25, "chain25")]
     dead = folder.path(25).parent / "dead"

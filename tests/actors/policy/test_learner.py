@@ -26,6 +26,12 @@ def changed(before: dict[str, Tensor], learner: TorchLearner) -> set[str]:
     return {name for name, now in parameters(learner).items() if not torch.equal(before[name], now)}
 
 
+def saved(learner: TorchLearner, folder: Path) -> None:
+    """Write what a checkpoint of this learner holds."""
+    folder.mkdir()
+    learner.snapshot().write(folder)
+
+
 @pytest.fixture
 def config(model_folder: ModelFolder) -> RunConfig:
     """A run on the tied model."""
@@ -169,6 +175,35 @@ def mismatch_of(learner: TorchLearner, single: Any) -> float:
     return learner.step(step_batch(samples, step=9))["mismatch_max"]
 
 
+def test_a_gradient_that_is_not_finite_once_is_computed_again(config: RunConfig, monkeypatch: Any) -> None:
+    """A fault of the machine that does not come again: the step is trained as if nothing had been."""
+    learner, untouched = TorchLearner(config), TorchLearner(config)
+    whole, calls = learner._micro_batch, []
+
+    def faulty(*arguments: Any) -> dict[str, float]:
+        calls.append(arguments)
+        return whole(*arguments) | ({"loss": float("nan")} if len(calls) == 1 else {})
+
+    monkeypatch.setattr(learner, "_micro_batch", faulty)
+    for one in (learner, untouched):
+        one.step(step_batch(random_samples()))
+    assert len(calls) == 2
+    assert changed(parameters(untouched), learner) == set()
+
+
+def test_a_snapshot_is_of_its_moment(config: RunConfig, tmp_path: Path) -> None:
+    """Written after the next step has moved the weights, it holds those of before it."""
+    learner = TorchLearner(config)
+    learner.step(step_batch(random_samples()))
+    before, snapshot = parameters(learner), learner.snapshot()
+    learner.step(step_batch(random_samples(2), step=2))
+    snapshot.write(tmp_path)
+    restored = TorchLearner(config)
+    restored.restore(tmp_path)
+    assert changed(before, restored) == set()
+    assert changed(before, learner) != set()
+
+
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
 def test_full_checkpoint_loads_with_transformers_alone(model_folder: ModelFolder, family: str, tmp_path: Path) -> None:
     """Model and tokenizer load without this project, and give the learner's logprobs."""
@@ -176,7 +211,7 @@ def test_full_checkpoint_loads_with_transformers_alone(model_folder: ModelFolder
 
     learner = TorchLearner(run_config(model_folder(family)))
     learner.step(step_batch(random_samples()))
-    learner.save(tmp_path / "checkpoint")
+    saved(learner, tmp_path / "checkpoint")
     single = models.plain(tmp_path / "checkpoint", models.reference_attention(family))
     assert single.config.use_cache
     assert "grpo" not in (tmp_path / "checkpoint" / "config.json").read_text()
@@ -191,7 +226,7 @@ def test_lora_checkpoint_loads_with_peft_alone(model_folder: ModelFolder, tmp_pa
     learner = TorchLearner(run_config(model_folder(), lora=LORA))
     base = models.plain(model_folder())
     learner.step(step_batch(random_samples()))
-    learner.save(tmp_path / "checkpoint")
+    saved(learner, tmp_path / "checkpoint")
     assert mismatch_of(learner, base) > 1e-3
     single = PeftModel.from_pretrained(models.plain(model_folder()), tmp_path / "checkpoint")
     fresh = TorchLearner(run_config(model_folder(), lora=LORA))
@@ -205,7 +240,7 @@ def test_going_on_from_a_checkpoint_is_going_on(model_folder: ModelFolder, lora:
     learner = TorchLearner(run_config(model_folder(), lora=lora))
     for step in (1, 2):
         learner.step(step_batch(random_samples(step), step=step))
-    learner.save(tmp_path / "checkpoint")
+    saved(learner, tmp_path / "checkpoint")
     first = learner.step(step_batch(random_samples(3), step=3))
     restored = TorchLearner(run_config(model_folder(), lora=lora))
     restored.step(step_batch(random_samples(9), step=1))
@@ -217,6 +252,6 @@ def test_going_on_from_a_checkpoint_is_going_on(model_folder: ModelFolder, lora:
 
 def test_a_checkpoint_holds_no_pickle(model_folder: ModelFolder, tmp_path: Path) -> None:
     """Data only: safetensors and text."""
-    TorchLearner(run_config(model_folder())).save(tmp_path / "checkpoint")
+    saved(TorchLearner(run_config(model_folder())), tmp_path / "checkpoint")
     files = {path.suffix for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()}
     assert files <= {".safetensors", ".json", ".jinja", ".txt", ".md"}

@@ -1,0 +1,81 @@
+"""What `inference.engine.deterministic` costs: completions per second of two engines that differ in it alone.
+
+Requests of 16 completions come at once, as the quickstart's rollout asks for them, to its model as it is before
+training. Both engines are in this process and take turns, so that other load on the machine hits both; figures are
+medians of 15 rounds, the ratio is the median of the rounds' ratios. One request alone has nothing to share.
+
+    python -m benchmarks.deterministic [--json PATH]
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.engines.embedded.engine import EmbeddedEngine
+from actors.engines.protocol import SampleRequest
+from actors.environments.generated import ReverseText
+from benchmarks.machine import finish, table
+from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.data import ReverseTextConfig
+from schemas.config.model import ModelConfig
+
+MODEL = Path(__file__).parent.parent / "examples" / "quickstart" / "model.py"
+COMPLETIONS, MAX_TOKENS, ROUNDS, WARMUP = 16, 12, 15, 3
+
+
+def make_engine(model: Path, deterministic: bool) -> EmbeddedEngine:
+    """The quickstart's engine, with or without the flag."""
+    config = EmbeddedEngineConfig(max_sequences=256, max_sequence_len=64, deterministic=deterministic)
+    return EmbeddedEngine(ModelConfig(path=str(model), dtype="float32", device="cpu"), config, "interrupt")
+
+
+def seconds(engine: EmbeddedEngine, requests: list[SampleRequest]) -> float:
+    """From the first request's submission to the last one's completions."""
+    start = time.perf_counter()
+    for future in [engine.submit(request) for request in requests]:
+        future.result(60.0)
+    return time.perf_counter() - start
+
+
+def compare(shared: EmbeddedEngine, alone: EmbeddedEngine, requests: list[SampleRequest]) -> dict[str, Any]:
+    """Both engines in turn, round by round."""
+    rounds = [(seconds(shared, requests), seconds(alone, requests)) for _ in range(WARMUP + ROUNDS)][WARMUP:]
+    completions = COMPLETIONS * len(requests)
+    return {
+        "requests": len(requests),
+        "completions": completions,
+        "default_per_second": completions / statistics.median(a for a, _ in rounds),
+        "deterministic_per_second": completions / statistics.median(b for _, b in rounds),
+        "ratio": statistics.median(a / b for a, b in rounds),
+    }
+
+
+def measure() -> dict[str, Any]:
+    """One request and eight."""
+    environment = ReverseText(ReverseTextConfig(), "train", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        subprocess.run([sys.executable, MODEL, model], check=True, capture_output=True)
+        engines = [make_engine(model, deterministic) for deterministic in (False, True)]
+        prompts = [engines[0].tokenize(str(environment.example(i).prompt)) for i in range(8)]
+        requests = [SampleRequest(p, COMPLETIONS, MAX_TOKENS, 1.0, 1.0, 1000 * i) for i, p in enumerate(prompts)]
+        results = [compare(engines[0], engines[1], requests[:count]) for count in (1, 8)]
+        for engine in engines:
+            engine.close()
+    return {"torch_threads": torch.get_num_threads(), "results": results}
+
+
+def show(results: dict[str, Any]) -> str:
+    """A line per number of requests."""
+    head = ["requests", "completions", "default /s", "deterministic /s", "ratio"]
+    return table([head, *(list(row.values()) for row in results["results"])])
+
+
+if __name__ == "__main__":
+    finish(__doc__, measure, show)
