@@ -75,10 +75,12 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | N
 def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RewardActor":
     """The reward actor with the user's functions, the only place where their import paths are resolved."""
     from actors.reward import RewardActor
+    from actors.rewards.builtin import unmeasured
     from actors.rewards.load import load_function
     from actors.rewards.score import NamedReward, load_rewards
 
-    exact_match = NamedReward("exact_match", 0.0, {}, load_function(config.eval.exact_match, "eval.exact_match"))
+    path = config.eval.exact_match
+    exact_match = NamedReward("exact_match", 0.0, {}, load_function(path, "eval.exact_match") if path else unmeasured)
     return RewardActor(config, name, metrics, load_rewards(config.reward.functions), exact_match, lose)
 
 
@@ -88,6 +90,7 @@ def make_packer(
     metrics: Metrics,
     started_at: float | None = None,
     lose: Lossy | None = None,
+    fork: bool = False,
     **_: Any,
 ) -> "PackerActor":
     """The packer with its ledger, environments and curriculum."""
@@ -106,26 +109,49 @@ def make_packer(
     weights = [e.weight for e in config.environments if e.weight is not None]
     curriculum = Curriculum([e.num_examples for e in train.values()], weights or None, config.seed)
     store = Store(config.ledger_path, config.ledger.sync, patience=LEDGER_PATIENCE_SECONDS)
-    curriculum.counts = store.value("curriculum") or curriculum.counts
-    labels = list(train)
+    labels, counts = list(train), store.value("curriculum") or []
+    if len(counts) == len(labels):  # a fork may have other environments
+        curriculum.counts = counts
 
     def draw() -> tuple[str, int]:
         environment, index = curriculum.draw()
         return labels[environment], index
 
-    return PackerActor(
-        config,
-        name,
-        metrics,
-        train,
-        held_out,
-        draw,
-        lambda: list(curriculum.counts),
-        store,
-        Reporter(config.output),
-        started_at,
-        lose,
-    )
+    try:
+        return PackerActor(
+            config,
+            name,
+            metrics,
+            train,
+            held_out,
+            draw,
+            lambda: list(curriculum.counts),
+            store,
+            Reporter(config.output),
+            started_at,
+            lose,
+            fork,
+        )
+    except BaseException:
+        store.close()
+        raise
+
+
+def make_learner(config: RunConfig, threads: int | None = None) -> "Learner":
+    """The learner of this configuration, with torch's threads as they come, or this many."""
+    from schemas.config.actors import FakeEngineConfig
+
+    if isinstance(config.inference.engine, FakeEngineConfig):
+        from actors.policy.fake import FakeLearner
+
+        return FakeLearner()
+    import torch
+
+    from actors.policy.learner import TorchLearner
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return TorchLearner(config)
 
 
 def make_trainer(
@@ -133,25 +159,15 @@ def make_trainer(
     name: str,
     metrics: Metrics,
     lose: Lossy | None = None,
-    make_learner: "Callable[[], Learner] | None" = None,
+    learner: "Callable[[], Learner] | None" = None,
     **_: Any,
 ) -> "TrainerActor":
     """One rank of the trainer with learner, weight channel and checkpoints; torch is imported after the first beat."""
     from actors.policy.checkpoints import CheckpointFolder
     from actors.trainer import TrainerActor
     from bus.weights.filesystem import FilesystemPublisher
-    from schemas.config.actors import FakeEngineConfig
 
     rank, size = ordinal_of(name), config.trainer.num_ranks
-
-    def learner() -> Any:
-        if isinstance(config.inference.engine, FakeEngineConfig):
-            from actors.policy.fake import FakeLearner
-
-            return FakeLearner()
-        from actors.policy.learner import TorchLearner
-
-        return TorchLearner(config)
 
     def meet(run: str, incarnation: int, check: Callable[[], object]) -> Any:
         from actors.policy.ranks import ALONE, GlooRanks
@@ -165,7 +181,7 @@ def make_trainer(
         config,
         name,
         metrics,
-        make_learner or learner,
+        learner or (lambda: make_learner(config)),
         meet,
         FilesystemPublisher(weights_directory(config), config.weights.keep) if rank == 0 else None,
         CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint),

@@ -1,12 +1,18 @@
 """The command `actors`. Parsing imports nothing heavy: each command imports what it needs when it is given."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schemas.config import RunConfig
 
 ACTORS = ("rollout", "reward", "packer", "trainer", "inference")
 EXIT_CONFIG = 2
+FORK = "go on from the newest checkpoint though the configuration makes it another run; what came after is given up"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,7 +37,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     if unknown or (rest and "overrides" not in arguments):
         parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
     if rest:
-        arguments.overrides += rest
+        arguments.overrides = [*arguments.overrides, *rest]
     return arguments
 
 
@@ -51,13 +57,16 @@ def _parser() -> argparse.ArgumentParser:
             _add_overrides(sub)
         return sub
 
-    add("up", _up, "Start all actors of a run on this machine and wait for its end.")
-    add("check", _check, "Check a configuration; needs no GPU and no model.")
+    up = add("up", _up, "Start all actors of a run on this machine and wait for its end.")
+    up.add_argument("--fork", action="store_true", help=FORK)
+    check = add("check", _check, "Check a configuration; needs no GPU and no model.")
+    check.add_argument("--resume", type=Path, metavar="DIR", help="a run's output_dir: may it go on with this?")
     add("topology", _topology, "Print who binds, who connects, and the high-water mark of each edge.")
     run = add("run", _run, "Run one actor.", config=False)
     run.add_argument("actor", choices=ACTORS)
     run.add_argument("--config", type=Path, required=True, help="run.yaml, the same for all actors of a run")
     run.add_argument("--name", help="unique in the run; default: the actor's kind and -0")
+    run.add_argument("--fork", action="store_true", help=FORK)
     run.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     run.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
     _add_overrides(run)
@@ -65,13 +74,23 @@ def _parser() -> argparse.ArgumentParser:
     samples.add_argument("output_dir", type=Path, help="a run's output_dir")
     samples.add_argument("--step", type=int, help="only this step (default: the last one)")
     samples.add_argument("--num", type=int, default=4, help="completions per group")
+    rewind = add("rewind", _rewind, "Have a run that stands still go on from an older checkpoint.", config=False)
+    rewind.add_argument("output_dir", type=Path, help="a run's output_dir")
+    rewind.add_argument("--step", type=int, required=True, help="of the checkpoint")
+    replay = add("replay", _replay, "Train a recorded step again and compare bit by bit.", config=False)
+    replay.add_argument("output_dir", type=Path, help="a run's output_dir")
+    replay.add_argument("--step", type=int, required=True, help="the step to compare")
     add("schema", _schema, "Print the JSON Schema of run.yaml, for editors.", config=False)
     return parser
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="dotted overrides, e.g. trainer.learning_rate=1e-5"
+        "overrides",
+        nargs="*",
+        default=[],  # else argparse calls them required
+        metavar="key=value",
+        help="dotted overrides, e.g. trainer.learning_rate=1e-5",
     )
 
 
@@ -79,7 +98,7 @@ def _up(arguments: argparse.Namespace) -> int:
     from actors.supervisor import supervise
     from schemas.config import load_config
 
-    return supervise(load_config(arguments.config, arguments.overrides))
+    return supervise(load_config(arguments.config, arguments.overrides), arguments.fork)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -89,20 +108,62 @@ def _run(arguments: argparse.Namespace) -> int:
     from actors.runtime import leave, run_actor
 
     code = run_actor(
-        arguments.actor, arguments.name or f"{arguments.actor}-0", config, arguments.parent, arguments.started_at
+        arguments.actor,
+        arguments.name or _default_name(arguments.actor),
+        config,
+        arguments.parent,
+        arguments.started_at,
+        arguments.fork,
     )
     leave(code)
     return code
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from actors.preflight import preflight
     from schemas.config import load_config, warnings
 
     config = load_config(arguments.config, arguments.overrides)
     for warning in warnings(config):
         print(f"warning: {warning}", file=sys.stderr)
+    preflight(config)
+    if arguments.resume is not None:
+        return _check_resume(config, arguments.resume)
     print(f"{arguments.config}: good")
     return 0
+
+
+def _check_resume(config: "RunConfig", output_dir: Path) -> int:
+    from actors.resume import compare
+
+    text, allowed = compare(config, output_dir)
+    print(text)
+    print("the run goes on with this" if allowed else "identity differs: this needs --fork, or another output_dir")
+    return 0 if allowed else EXIT_CONFIG
+
+
+def _default_name(actor: str) -> str:
+    """torchrun tells each of its processes a rank."""
+    return f"{actor}-{os.environ.get('RANK', 0) if actor == 'trainer' else 0}"
+
+
+def _rewind(arguments: argparse.Namespace) -> int:
+    from actors.resume import rewind
+
+    print(rewind(arguments.output_dir, arguments.step))
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from actors.assembly import make_learner
+    from actors.replay import recorded_threads, replay
+    from actors.resume import resolved_config
+    from schemas.config import load_config
+
+    config = load_config(resolved_config(arguments.output_dir), [])
+    result = replay(config, arguments.step, make_learner(config, recorded_threads(config, arguments.step)))
+    print(result)
+    return 0 if all(result.same.values()) else 1
 
 
 def _topology(arguments: argparse.Namespace) -> int:

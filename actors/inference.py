@@ -12,6 +12,7 @@ import structlog
 
 from actors.engines.protocol import Engine
 from actors.engines.server import CompletionServer
+from actors.faults import point
 from actors.membership import Drain, Membership
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
@@ -130,12 +131,14 @@ class InferenceActor:
         try:
             weights = self._receiver.receive(manifest)
             received = time.monotonic()
+            point("inference.received")
             pause = engine.load(manifest.policy, weights, self._config.weights.timeout)
         except (OSError, ValueError, TimeoutError) as error:
             log.warning("weights not loaded", policy=str(manifest.policy), detail=str(error))
             self._metrics.count("grpo_inference_weight_updates_total", outcome="failed")
             self._retry_at, self._error = time.monotonic() + RETRY_UPDATE_SECONDS, str(error)
             return
+        point("inference.loaded")
         parts = {"pause": pause, "wire": received - started, "load": time.monotonic() - received}
         self._metrics.count("grpo_inference_weight_updates_total", outcome="loaded")
         for part, seconds in parts.items():

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import structlog
 
 from actors.algorithms.batches import build_batches
 from actors.environments import Environment
+from actors.faults import point
 from actors.ledger import Changes, ExampleRef, GroupFacts, GroupState, Machine, Settings, Step, Store, Verdict, replies
 from actors.membership import new_boot_id
 from actors.record import RunRecord
@@ -33,7 +34,8 @@ from bus.counts import EdgeCounts
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
-from schemas.errors import ProtocolError, RunFailedError
+from schemas.config.resume import as_tree, differences, refusal
+from schemas.errors import ConfigError, ProtocolError, RunFailedError
 from schemas.messages import Beat, Message, ObserverState, Policy, ScoredGroup, StepBatch, TrainerBeat
 
 log = structlog.get_logger("packer")
@@ -72,6 +74,10 @@ class PackerActor:
         store: the ledger.
         reporter: what the run leaves behind.
         started_at: wall-clock time of the command, for summary.json.
+        fork: whether a configuration of another identity may go on from the newest checkpoint (P23).
+
+    Raises:
+        ConfigError: the ledger belongs to a run of another identity.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class PackerActor:
         reporter: Reporter,
         started_at: float | None = None,
         lose: Callable[[str], bool] | None = None,
+        fork: bool = False,
     ) -> None:
         self._config, self._name, self._metrics, self._store = config, name, metrics, store
         self._train, self._evaluation = train, evaluation
@@ -110,7 +117,7 @@ class PackerActor:
             self._eval_examples(),
             self._inbox.address,
         )
-        self._restore()
+        self._restore(fork)
         self.record = RunRecord(config, store, self._machine, metrics, reporter, self._payload, started_at)
 
     @property
@@ -215,11 +222,16 @@ class PackerActor:
                 self.record.heard(*event)
             else:
                 self._take(event, settled)
+        point("packer.taken")
         self._machine.decide(now)
-        self._commit(settled)
-        self._send_batches(now)
         self.record.follow([self._eval_groups(version) for version in self._take_finished_evals()])
+        self._machine.note_evaluated(self.record.evaluated)
+        self._commit(settled)
+        point("packer.committed")
+        self.record.conclude()
+        self._send_batches(now)
         self._control.publish(replies.states(self._machine, self.record.progress))
+        point("packer.told")
         self._forget_trained()
 
     def _take(self, message: Message, settled: dict[int, tuple[str, list[bytes]]]) -> None:
@@ -241,7 +253,7 @@ class PackerActor:
             if "num_issued" in changes.values:
                 changes.values["curriculum"] = self._curriculum_state()
             started = time.monotonic()
-            self._store.commit(changes, settled)
+            self._store.commit_patiently(changes, settled, self._config.ledger.commit_timeout)
             self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
 
     def _send_batches(self, now: float) -> None:
@@ -254,6 +266,7 @@ class PackerActor:
                 continue
             if self._outbox(identity, beat).try_send(self._batch(step, beat.rank)):
                 self._sent[identity, step.step] = now
+                point("packer.between_ranks")
             else:
                 pending += 1
         self._metrics.set("grpo_packer_pending_batches", pending)
@@ -326,12 +339,27 @@ class PackerActor:
         settled = [g for g in rows if g.policy and g.policy.version == version and g.state is GroupState.SETTLED]
         return version, [self._payload(group.ordinal) for group in sorted(settled, key=lambda g: -g.ordinal)]
 
-    def _restore(self) -> None:
-        values = self._store.values()
-        groups = self._store.groups()
-        if groups:
-            self._machine.restore(time.monotonic(), groups, self._store.steps(), values, self._store.digests())
-            log.info("ledger restored", groups=len(groups), steps=self._machine.steps.last, term=self._store.term)
+    def _restore(self, fork: bool) -> None:
+        """Take over the ledger, if this configuration may go on with it."""
+        values, machine = self._store.values(), self._machine
+        found = differences(values.get("config", {}), self._config)
+        refused = refusal(found)
+        if refused and not fork:
+            raise ConfigError(*refused)
+        if "num_issued" in values:
+            stored = (self._store.groups(), self._store.steps(), values, self._store.digests())
+            machine.restore(time.monotonic(), *stored)
+            log.info("ledger restored", steps=machine.steps.last, term=self._store.term, changed=list(map(str, found)))
+        changes: dict[str, Any] = {"config": as_tree(self._config)}
+        if refused:
+            forked = machine.fork(self._train.keys())
+            evals = {
+                version: r for version, r in values.get("evals", {}).items() if int(version) <= machine.trained_step
+            }
+            changes["evals"] = evals
+            log.warning("run forked", step=machine.trained_step, groups_given_up=len(forked))
+        taken = machine.take_changes()
+        self._store.commit(replace(taken, values=taken.values | changes), {})
 
 
 def settings_of(config: RunConfig) -> Settings:
@@ -357,6 +385,7 @@ def settings_of(config: RunConfig) -> Settings:
         eval_at_end=config.eval.at_end,
         eval_completions=config.eval.completions_per_prompt,
         eval_temperature=config.eval.temperature,
+        keep_steps=config.ledger.keep_steps,
     )
 
 

@@ -2,12 +2,16 @@
 
 A step is recorded once rank 0 has reported it, in order. metrics.jsonl is the truth of what has been recorded: the
 summary is a function of its lines, of the ledger's rows and of a few times, so a restarted packer writes the same one.
+
+A file that can't be written holds nothing up: what is to be written waits here and is tried again, a step counts as
+recorded when its line is there, and only a run that has nothing else left to do waits for its files, and not for ever.
 """
 
 import math
-import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +19,33 @@ import numpy as np
 import structlog
 
 from actors.algorithms.lag import lag_of
-from actors.ledger import GroupState, Machine, Step, Store
-from actors.ledger.engines import served_version
+from actors.ledger import GroupState, Machine, Store
 from actors.ledger.replies import beats_by_role
+from actors.telemetry.attempts import RETRY_SECONDS, Attempts
+from actors.telemetry.engines import EngineTotals
 from actors.telemetry.metrics import DROPS, PURPOSES, Metrics
-from actors.telemetry.reporter import Reporter
+from actors.telemetry.reporter import Reporter, writing
 from actors.telemetry.targets import Target, TargetsFile
+from actors.telemetry.totals import StepTotals
 from schemas.config import RunConfig
+from schemas.errors import RunFailedError
 from schemas.messages import Beat, InferenceBeat, ScoredGroup, StepReport, TrainerBeat
 
 log = structlog.get_logger("packer")
 
-FIRST_AND_LAST = 5
-"""Steps that `reward_first` and `reward_last` are means of."""
 GAUGE_SECONDS = 0.5
+RECORD_PATIENCE_SECONDS = 300.0
+"""How long a run that is over but for its files waits for room on their disk."""
+STEPS_PER_ROUND = 50
+"""After a disk was full for hours the round must still come round."""
+MAX_PENDING_SAMPLES = 100
+"""Groups of text that wait for room in memory; the newest ones do, older ones are never written."""
+EVAL_SAMPLES = 3
+"""Groups of an evaluation that go into samples.jsonl."""
+BEST_EFFORT = ("samples.jsonl", "metrics_targets.json")
+"""Files that no run waits for at its end."""
 EvalGroups = tuple[int, list[ScoredGroup]]
+EvalResults = dict[str, dict[str, float]]
 
 
 class RunRecord:
@@ -52,11 +68,16 @@ class RunRecord:
     ) -> None:
         self._config, self._store, self._machine, self._metrics = config, store, machine, metrics
         self._reporter, self._load = reporter, load
-        self._reports: dict[int, StepReport] = {}
-        self._updates: dict[str, tuple[Any, dict[str, float]]] = {}
-        self._update_seconds: dict[str, list[float]] = {}
+        self._attempts = Attempts(partial(metrics.count, "grpo_packer_record_failures_total"))
+        self._reports: dict[int, tuple[float, StepReport]] = {}
+        """Of steps that are not recorded, with the time each was first heard."""
+        self._incarnation = machine.gang.incarnation
+        self._evals: deque[tuple[int, EvalResults, list[ScoredGroup]]] = deque()
+        self._samples: deque[tuple[int, ScoredGroup]] = deque(maxlen=MAX_PENDING_SAMPLES)
         self._counted: dict[str, float] = {}
+        """By counter and labels, of which there are as many as the table of metrics has."""
         self._next_gauges = 0.0
+        self._stuck_since: float | None = None
         self._summarised = False
         values = store.values()
         self._values: dict[str, Any] = {
@@ -66,10 +87,12 @@ class RunRecord:
             "engine_tokens": values.get("engine_tokens", {}),
         }
         self._dirty = set(self._values)
+        self._engines = EngineTotals(self._values["engine_tokens"])
         self.metrics_target: Target = ("packer", "", "")
         """The packer's own; those of the others are in their beats."""
         self._targets = TargetsFile(config.output, config.name)
-        self.lines = reporter.begin(machine.recorded_step, [int(version) for version in self._values["evals"]])
+        self._totals = StepTotals()
+        reporter.begin(machine.recorded_step, self.evaluated, self._totals.add)
 
     def take_values(self) -> dict[str, Any]:
         """What shall be in the next commit."""
@@ -80,92 +103,174 @@ class RunRecord:
         """Keep what a beat tells about work done."""
         if isinstance(beat, TrainerBeat) and beat.rank == 0:
             for report in beat.reports:
-                self._reports[report.step] = report
+                if report.step > self._machine.recorded_step:
+                    first_heard, _ = self._reports.get(report.step, (time.time(), None))
+                    self._reports[report.step] = first_heard, report
         elif isinstance(beat, InferenceBeat):
-            seen = self._values["engine_tokens"]
-            self._add_tokens("generated", beat.generated_tokens - seen.get(identity, 0))
-            if seen.get(identity) != beat.generated_tokens:
-                seen[identity] = beat.generated_tokens
+            num_live = len(self._machine.peers.all(InferenceBeat))
+            generated = self._engines.heard(identity, beat, num_live)
+            self._add_tokens("generated", generated)
+            if generated:
                 self._dirty.add("engine_tokens")
-            update = (beat.policy, beat.update_seconds)
-            if beat.update_seconds and self._updates.get(identity) != update:
-                self._updates[identity] = update
-                self._note_update(beat.update_seconds)
 
     def settled(self, group: ScoredGroup) -> None:
         """Count the tokens of groups that have come through, by purpose."""
         self._add_tokens(group.purpose, int(group.token_ids.size))
 
     def follow(self, finished_evals: Iterable[EvalGroups]) -> None:
-        """Write down what has become known since the last round."""
-        for version, groups in finished_evals:
-            self._record_eval(version, groups)
-        times = self._values["times"]
-        if self._machine.groups.num_issued["train"] and "first_ticket" not in times:
-            self._stamp("first_ticket")
-        while (step := self._machine.recorded_step + 1) in self._reports and step <= self._machine.trained_step:
-            self._record_step(self._machine.steps.composed[step], self._reports.pop(step))
+        """Write down what has become known since the last round, and what could not be written then.
+
+        What is written down is in the next commit; a crash before it has it written again.
+
+        Raises:
+            RunFailedError: all is done but the record, and it can't be written.
+        """
+        num_samples = EVAL_SAMPLES if self._config.telemetry.sample_groups_per_step else 0
+        self._evals.extend((version, evaluate(groups), groups[:num_samples]) for version, groups in finished_evals)
+        if self._machine.groups.num_issued["train"] and "first_ticket" not in self._values["times"]:
+            self._stamp("first_ticket", time.time())
+        self._forget_dead_history()
+        self._write()
         if time.monotonic() >= self._next_gauges:
             self._next_gauges = time.monotonic() + GAUGE_SECONDS
             self._show()
-        if self._machine.phase == "done" and not self._summarised:
-            self._summarised = True
-            self._reporter.write_summary(self.summary())
+        self._give_up_when_stuck()
 
-    def _record_step(self, step: Step, report: StepReport) -> None:
+    @property
+    def evaluated(self) -> list[int]:
+        """Versions whose evaluation is written down."""
+        return [int(version) for version in self._values["evals"]]
+
+    def conclude(self) -> None:
+        """Once the run is done and its last round committed: write the summary, after all that it tells of.
+
+        The packer tells its peers of the end after this, and leaves with them, so this waits for room on the disk.
+
+        Raises:
+            RunFailedError: there was none.
+        """
+        if self._machine.phase != "done" or self._summarised:
+            return
+        while self._evals:
+            self._wait_for_room()
+        write = partial(self._reporter.write_summary, self.summary())
+        while not self._attempts.write("summary.json", write):
+            self._wait_for_room()
+        self._summarised = True
+
+    def _forget_dead_history(self) -> None:
+        """A gang that starts again trains the steps after its checkpoint again, and its reports of them count."""
+        gang = self._machine.gang
+        if gang.incarnation != self._incarnation:
+            self._incarnation = gang.incarnation
+            self._reports = {step: heard for step, heard in self._reports.items() if step <= gang.checkpoint}
+
+    def _write(self) -> None:
+        """What waits to be written, as far as its file takes it now."""
+        write = self._attempts.write
+        while self._evals and write("evals.jsonl", partial(self._record_eval, *self._evals[0])):
+            self._evals.popleft()
+        for _ in range(STEPS_PER_ROUND):
+            heard = self._next_report()
+            if heard is None or not write("metrics.jsonl", partial(self._record_step, *heard)):
+                break
+        while self._samples and write("samples.jsonl", partial(self._reporter.report_samples, *self._samples[0])):
+            self._samples.popleft()
+
+    def _next_report(self) -> tuple[float, StepReport] | None:
+        """The report of the step that is to be recorded next, with the time it was heard; None: it is still to come."""
+        step = self._machine.recorded_step + 1
+        if step > self._machine.trained_step:
+            return None
+        if step not in self._reports and self._is_lost(step):
+            return time.time(), StepReport(step=step, values={})
+        return self._reports.get(step)
+
+    def _is_lost(self, step: int) -> bool:
+        """Whether nobody knows the report of a trained step any more, so that it is recorded without.
+
+        It died with both packer and trainer while the step was in a checkpoint already: a gang reports the steps after
+        the checkpoint that it went on from.
+        """
+        gang = self._machine.gang
+        beat = self._machine.peers.beat_of(gang.members.get(0, ""))
+        return isinstance(beat, TrainerBeat) and beat.incarnation == gang.incarnation and step <= gang.checkpoint
+
+    def _record_step(self, heard_at: float, report: StepReport) -> None:
+        step = self._machine.steps.composed[report.step]
         groups = [self._load(ordinal) for ordinal in step.ordinals]
-        now = self._stamp("last_step")
+        values = step_values(step.step, groups) | report.values | {"time": heard_at}
+        self._totals.add(self._reporter.report_step(step.step, values, report.weights))
+        if self._reports.pop(step.step, None) is None:
+            log.warning("step recorded without the trainer's figures: they died with it", step=step.step)
+        self._stamp("last_step", heard_at)
         if step.step == 1:
-            self._stamp("first_step")
-        values = step_values(step.step, groups) | report.values | {"time": now}
-        self.lines.append(self._reporter.report_step(step.step, values))
-        for group in groups[: self._config.telemetry.sample_groups_per_step]:
-            self._reporter.report_samples(step.step, group)
+            self._stamp("first_step", heard_at)
+        self._samples.extend((step.step, group) for group in groups[: self._config.telemetry.sample_groups_per_step])
         self._machine.note_recorded(step.step)
-        self._add_tokens("trained", int(values["tokens"]))
         for group in groups:
             self._metrics.observe("grpo_packer_lag_steps", lag_of(step.step, group.oldest_version))
         self._metrics.set("grpo_packer_reward_mean", values["reward_mean"])
 
-    def _record_eval(self, version: int, groups: list[ScoredGroup]) -> None:
-        results = evaluate(groups)
+    def _record_eval(self, version: int, results: EvalResults, samples: list[ScoredGroup]) -> None:
+        self._reporter.report_eval(version, results)
         self._values["evals"][str(version)] = results
         self._dirty.add("evals")
-        self._reporter.report_eval(version, results)
-        for group in groups[: 3 * bool(self._config.telemetry.sample_groups_per_step)]:
-            self._reporter.report_samples(version, group)
+        self._samples.extend((version, group) for group in samples)
         log.info("evaluated", version=version, **{label: round(r["exact_match"], 4) for label, r in results.items()})
 
+    def _wait_for_room(self) -> None:
+        self._give_up_when_stuck()
+        time.sleep(RETRY_SECONDS)
+        self._write()
+
+    def _give_up_when_stuck(self) -> None:
+        """End a run whose files can't be written and that waits for nothing else; starting it again goes on here.
+
+        Raises:
+            RunFailedError: names the files.
+        """
+        machine = self._machine
+        problems = [text for name, text in sorted(self._attempts.problems.items()) if name not in BEST_EFFORT]
+        over = machine.durable_step >= machine.settings.max_steps and machine.evaluations.next_version() is None
+        if not (problems and over):
+            self._stuck_since = None
+            return
+        now = time.monotonic()
+        self._stuck_since = now if self._stuck_since is None else self._stuck_since
+        if now - self._stuck_since >= RECORD_PATIENCE_SECONDS:
+            raise RunFailedError(
+                f"training is done, but its record can't be written, tried for {RECORD_PATIENCE_SECONDS:g} s: "
+                f"{'; '.join(problems)}. Free space and start the same command again: it writes what is missing"
+            )
+
     def summary(self) -> dict[str, Any]:
-        """summary.json (DESIGN §11)."""
-        values, lines, times = self._values, self.lines, self._values["times"]
+        """summary.json (DESIGN §11); its medians are of what is recent (`actors.telemetry.totals`)."""
+        values, totals, times = self._values, self._totals, self._values["times"]
         train_seconds = times["last_step"] - times["first_ticket"]
         evals, tokens = values["evals"], values["tokens"]
-        trained = tokens.get("trained", 0)
+        trained = int(totals["tokens"].sum)
         # engines say what they generated once a second, so at the end what has come through may be ahead of them
         generated = max(tokens.get("generated", 0) - tokens.get("eval", 0), tokens.get("train", 0))
-        completions = sum(line["num_completions"] for line in lines)
         between = times["last_step"] - times["first_step"]
         return {
             "steps": self._machine.trained_step,
-            "reward_first": _mean(line["reward_mean"] for line in lines[:FIRST_AND_LAST]),
-            "reward_last": _mean(line["reward_mean"] for line in lines[-FIRST_AND_LAST:]),
+            "reward_first": totals.reward_first,
+            "reward_last": totals.reward_last,
             "eval_before": evals.get("0"),
             "eval_after": evals.get(str(self._machine.settings.max_steps)),
             "wall_seconds": time.time() - times["started"],
             "train_seconds": train_seconds,
             "time_to_first_step_seconds": times["first_step"] - times["started"],
-            "completions_per_second": completions / train_seconds,
+            "completions_per_second": totals["num_completions"].sum / train_seconds,
             "generated_tokens": generated + tokens.get("eval", 0),
             "trained_tokens": trained,
             "goodput": trained / generated if generated else None,
             "tokens_per_second": trained / train_seconds,
-            "trainer_idle_ratio": sum(line.get("seconds_wait_batch", 0.0) for line in lines[1:]) / between
-            if between
-            else None,
-            "lag_mean": _mean(line["lag_mean"] for line in lines),
-            "lag_max": max((line["lag_max"] for line in lines), default=None),
-            "mismatch_kl": _mean(line["mismatch_kl"] for line in lines),
+            "trainer_idle_ratio": totals.idle.sum / between if between else None,
+            "lag_mean": totals["lag_mean"].mean,
+            "lag_max": totals["lag_max"].maximum,
+            "mismatch_kl": totals["mismatch_kl"].mean,
             "ledger": self._ledger("train"),
             "eval_ledger": self._ledger("eval"),
             "weight_update_seconds": self._weight_update_seconds(),
@@ -173,23 +278,21 @@ class RunRecord:
 
     def progress(self) -> dict[str, Any]:
         """For screens: plain values, the newest known."""
-        machine, last = self._machine, self.lines[-1] if self.lines else {}
+        machine, totals, newest = self._machine, self._totals, self._totals.newest
         counts = machine.groups.counts("train")
-        recent = self.lines[-20:]
-        span = recent[-1]["time"] - recent[0]["time"] if len(recent) > 1 else 0.0
         return {
             "phase": machine.phase,
             "step": machine.trained_step,
             "max_steps": machine.settings.max_steps,
-            "reward": last.get("reward_mean"),
-            "loss": last.get("loss"),
-            "mismatch_kl": last.get("mismatch_kl"),
-            "lag": last.get("lag_max"),
+            "reward": newest.get("reward_mean"),
+            "loss": newest.get("loss"),
+            "mismatch_kl": newest.get("mismatch_kl"),
+            "lag": newest.get("lag_max"),
             "issued": counts[GroupState.ISSUED],
             "settled": counts[GroupState.SETTLED],
             "composed": counts[GroupState.COMPOSED],
-            "tokens_per_second": sum(line["tokens"] for line in recent[1:]) / span if span else None,
-            "idle": sum(line.get("seconds_wait_batch", 0.0) for line in recent[1:]) / span if span else None,
+            "tokens_per_second": totals.per_second("tokens"),
+            "idle": totals.per_second("seconds_wait_batch"),
             "peers": {role: len(beats) for role, beats in beats_by_role(machine).items()},
             "eval_open": len(machine.evaluations.open),
             "evals": self._values["evals"],
@@ -211,17 +314,13 @@ class RunRecord:
         }
 
     def _weight_update_seconds(self) -> dict[str, float | None]:
-        seen = self._update_seconds
-        gather = [line["seconds_gather"] for line in self.lines if "seconds_gather" in line]
-        publish = [line["seconds_publish"] for line in self.lines if "seconds_publish" in line]
-        received = _median(seen.get("wire", []))
-        written = _median(publish)
-        wire = None if received is None or written is None else received + written
+        received = self._engines.recent_median("wire")
+        written = self._totals["seconds_publish"].recent_median
         return {
-            "pause": _median(seen.get("pause", [])),
-            "gather": _median(gather),
-            "wire": wire,
-            "load": _median(seen.get("load", [])),
+            "pause": self._engines.recent_median("pause"),
+            "gather": self._totals["seconds_gather"].recent_median,
+            "wire": None if received is None or written is None else received + written,
+            "load": self._engines.recent_median("load"),
         }
 
     def _show(self) -> None:
@@ -242,7 +341,7 @@ class RunRecord:
         self._count_up("grpo_packer_holder_deaths_total", counters["deaths"])
         m.set("grpo_packer_step", machine.trained_step)
         m.set("grpo_packer_durable_step", machine.durable_step)
-        served = served_version(machine.peers.all(InferenceBeat))
+        served = machine.engines.served_version(machine.peers.all(InferenceBeat))
         m.set("grpo_packer_served_version", -1 if served is None else served)
         held = [machine.groups.rows[o].issued_at for ordinals in machine.groups.held_by.values() for o in ordinals]
         m.set("grpo_packer_oldest_group_age_seconds", time.monotonic() - min(held) if held else 0.0)
@@ -250,9 +349,13 @@ class RunRecord:
         for role in ("rollout", "reward", "trainer", "inference", "observer"):
             m.set("grpo_packer_peers", len(roles.get(role, [])), actor=role)
         peers = [(role, beat.name, beat.metrics_url) for role, beats in roles.items() for beat in beats]
-        self._targets.follow([self.metrics_target, *peers])
+        self._attempts.write("metrics_targets.json", partial(self._show_targets, [self.metrics_target, *peers]))
         if self._store.path != ":memory:":
             m.set("grpo_packer_ledger_bytes", Path(self._store.path).stat().st_size)
+
+    def _show_targets(self, targets: list[Target]) -> None:
+        with writing(self._config.output / "metrics_targets.json"):
+            self._targets.follow(targets)
 
     def _count_up(self, name: str, total: float, **labels: str) -> None:
         """Bring a counter to a total that is counted elsewhere; a restarted packer starts with the ledger's total."""
@@ -265,14 +368,9 @@ class RunRecord:
             self._values["tokens"][what] = self._values["tokens"].get(what, 0) + amount
             self._dirty.add("tokens")
 
-    def _note_update(self, seconds: dict[str, float]) -> None:
-        for part, value in seconds.items():
-            self._update_seconds.setdefault(part, []).append(value)
-
-    def _stamp(self, what: str) -> float:
-        now = self._values["times"][what] = time.time()
+    def _stamp(self, what: str, at: float) -> None:
+        self._values["times"][what] = at
         self._dirty.add("times")
-        return now
 
 
 def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -301,7 +399,7 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return values
 
 
-def evaluate(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, float]]:
+def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
     """Results per environment; unscorable completions count as no match and stay out of the mean reward.
 
     The last function of an evaluation group is `eval.exact_match` (see `actors.reward`).
@@ -318,12 +416,3 @@ def evaluate(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, float]]:
             "num_prompts": len(mine),
         }
     return results
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    numbers = [value for value in values if value is not None and not math.isnan(value)]
-    return statistics.fmean(numbers) if numbers else None
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None

@@ -3,7 +3,8 @@
 Consumes RolloutGroups from its inbox, releases and the packer's address from State. Emits ScoredGroups. Its main
 thread is the bus thread: it reads, always, whatever the scorers do, names in its beats all it has read, and drops a
 second copy of what it holds (P13). Scoring runs in threads, each group under `reward.timeout`. A scored group is kept
-until State releases it, and is sent again when the packer has a new term.
+until State releases it, and is sent again when the packer has a new term. When functions that never return have used
+the process up, it starts over as soon as the packer knows of the failures; what it has not scored is sent to the next.
 """
 
 import threading
@@ -16,19 +17,19 @@ import numpy as np
 import structlog
 
 from actors.algorithms.advantages import combine_rewards, compute_advantages
-from actors.membership import Drain, Membership
+from actors.membership import Drain, Membership, StartOverError
 from actors.rewards.score import NamedReward, RewardError, Scorer
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
 from bus.data import Inbox, Outbox
 from schemas.config import RunConfig
+from schemas.errors import ConfigError
 from schemas.messages import AttemptFailure, RewardBeat, RewardState, RolloutGroup, ScoredGroup
 
 log = structlog.get_logger("reward")
 
 POLL_SECONDS = 0.05
-MAX_STUCK_FUNCTIONS = 16
-"""A call that does not return keeps its thread; with fewer threads than this, so many that none is left."""
+UNSCORABLE_WORTH_SAYING_SECONDS = 60.0
 
 
 @dataclass
@@ -60,14 +61,15 @@ class RewardActor:
         exact_match: NamedReward,
         lose: Callable[[str], bool] | None = None,
     ) -> None:
-        self._config, self._metrics, self._rewards = config, metrics, rewards
+        self._config, self._metrics = config, metrics
+        self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
         threads = config.reward.max_concurrent_groups
-        self._scorers = {
-            "train": Scorer(rewards, config.reward.timeout, threads),
-            "eval": Scorer([*rewards, exact_match], config.reward.timeout, threads),
-        }
-        self._names = {"train": [r.name for r in rewards], "eval": [*(r.name for r in rewards), "exact_match"]}
+        self._scorer = Scorer(config.reward.timeout, threads * len(self._rewards["eval"]))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="score")
+        self._unusable: ConfigError | None = None
+        self._worn_out = ""
+        self._shown: set[tuple[str, ...]] = set()
+        self._said_unscorable_at = -UNSCORABLE_WORTH_SAYING_SECONDS
         self._held: dict[tuple[int, int], _Held] = {}
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -93,8 +95,7 @@ class RewardActor:
                     message = self._inbox.receive(0)
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            for scorer in self._scorers.values():
-                scorer.close()
+            self._scorer.close()
             self.membership.close()
             self._inbox.close()
             if self._packer is not None:
@@ -106,6 +107,8 @@ class RewardActor:
 
     def _follow(self) -> bool:
         """Do what the newest State says; True at the end."""
+        if self._unusable is not None:
+            raise self._unusable
         state = self.membership.latest()
         if isinstance(state, RewardState):
             with self._lock:
@@ -114,15 +117,19 @@ class RewardActor:
             self._connect(state)
         self._send_waiting()
         self._report()
-        stuck = sum(scorer.num_stuck for scorer in self._scorers.values())
-        if stuck >= min(MAX_STUCK_FUNCTIONS, self._config.reward.max_concurrent_groups):
-            raise RuntimeError(
-                f"{stuck} reward calls have not returned within reward.timeout "
-                f"{self._config.reward.timeout:g} s and keep their threads; this process ends, to be started anew. "
-                "Give the functions timeouts of their own."
-            )
+        self._start_over_when_worn_out()
         done = state is not None and state.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self._held))
+
+    def _start_over_when_worn_out(self) -> None:
+        """Leave for a new process that is not used up by calls that never return."""
+        self._worn_out = self._worn_out or self._scorer.worn_out
+        if self._worn_out:
+            self._drain.begin()
+            with self._lock:
+                untold = any(held.failure for held in self._held.values())
+            if self._drain.may_leave(holds_work=untold):
+                raise StartOverError(self._worn_out)
 
     def _connect(self, state: RewardState) -> None:
         """Follow the packer to its address of this term."""
@@ -149,10 +156,13 @@ class RewardActor:
         """Score one group, in a thread; whatever happens becomes a scored group or a failure."""
         group, started = held.group, time.monotonic()
         try:
-            rewards_FG = self._scorers[group.purpose].score(group.prompt, group.completions, group.columns)
-            held.scored = self._scored(group, rewards_FG)
+            held.scored = self._scored(group, self._scorer.score(self._rewards[group.purpose], group))
+        except ConfigError as error:
+            self._unusable = error
         except RewardError as error:
-            self._fail(held, error.reason, str(error))
+            first = error.origin not in self._shown
+            self._shown.add(error.origin)
+            self._fail(held, error.reason, str(error), traceback_of=error.__cause__ if first else None)
         except Exception as error:
             log.exception("scoring failed", ordinal=group.ordinal)
             self._fail(held, "internal", f"{type(error).__name__}: {error}")
@@ -164,22 +174,37 @@ class RewardActor:
     def _scored(
         self, group: RolloutGroup, rewards_FG: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
     ) -> ScoredGroup:
-        weights_F = np.array([reward.weight for reward in self._rewards])
+        weights_F = np.array([reward.weight for reward in self._rewards["train"]])
         rewards_G = combine_rewards(rewards_FG[: len(weights_F)], weights_F)
+        self._note_unscorable(group, int(np.isnan(rewards_G).sum()))
         if group.purpose == "train":
             for value in rewards_G[~np.isnan(rewards_G)]:
                 self._metrics.observe("grpo_reward_value", float(value))
         return ScoredGroup(
             **group.__dict__,
             scorer=self.membership.name,
-            reward_names=self._names[group.purpose],
+            reward_names=[reward.name for reward in self._rewards[group.purpose]],
             rewards_FG=rewards_FG,
             rewards_G=rewards_G,
             advantages_G=compute_advantages(rewards_G, self._config.reward.advantage),
         )
 
-    def _fail(self, held: _Held, reason: str, detail: str) -> None:
-        log.warning("group not scored", ordinal=held.group.ordinal, reason=reason, detail=detail)
+    def _note_unscorable(self, group: RolloutGroup, count: int) -> None:
+        """Count completions to which no function applied; a group of nothing else is said, once in a while."""
+        self._metrics.count("grpo_reward_unscorable_completions_total", count, purpose=group.purpose)
+        now = time.monotonic()
+        if count == group.num_completions and now - self._said_unscorable_at >= UNSCORABLE_WORTH_SAYING_SECONDS:
+            self._said_unscorable_at = now
+            log.warning(
+                "nothing to learn from a group: every reward function returned None for every completion",
+                ordinal=group.ordinal,
+                environment=group.environment,
+                functions=[reward.name for reward in self._rewards["train"]],
+            )
+
+    def _fail(self, held: _Held, reason: str, detail: str, traceback_of: BaseException | None = None) -> None:
+        ordinal = held.group.ordinal
+        log.warning("group not scored", ordinal=ordinal, reason=reason, detail=detail, exc_info=traceback_of)
         self._metrics.count("grpo_reward_failures_total", reason=reason)
         held.failure = AttemptFailure(
             ordinal=held.group.ordinal, attempt=held.group.attempt, reason=reason, detail=detail

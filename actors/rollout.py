@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,8 @@ from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
 from bus.data import Outbox
 from schemas.config import RunConfig
+from schemas.config.actors import EmbeddedEngineConfig
+from schemas.errors import ConfigError
 from schemas.messages import (
     AttemptFailure,
     EnginePeer,
@@ -117,6 +119,9 @@ class RolloutActor:
         self._drain = Drain()
         self._asked: Counter[str] = Counter()
         """Completions under way from here, by the engine's boot id: States tell loads of a second ago."""
+        self._waits_for: dict[int, str] = {}
+        """By ordinal, for the words of a timeout."""
+        self._unusable: ConfigError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._slots_said = -1
@@ -167,6 +172,8 @@ class RolloutActor:
 
     def _follow(self) -> bool:
         """Do what the newest State says; True at the end."""
+        if self._unusable is not None:
+            raise self._unusable
         state = self.membership.latest()
         if isinstance(state, RolloutState):
             self._run, self._peers = state.run, _Peers(state.engines, state.rewards)
@@ -219,16 +226,18 @@ class RolloutActor:
             self._metrics.count("grpo_rollout_groups_total", purpose=ticket.purpose)
             self._metrics.count("grpo_rollout_generated_tokens_total", held.group.token_ids.size)
         except TimeoutError:
-            self._fail(held, "timeout", f"not sampled within {timeout:g} s (rollout.group_timeout)")
+            waited = self._waits_for.get(ticket.ordinal, "")
+            self._fail(held, "timeout", f"not sampled within {timeout:g} s (rollout.group_timeout){waited}")
         except AttemptError as error:
             self._fail(held, error.reason, str(error))
-        except asyncio.CancelledError:
-            raise
+        except ConfigError as error:
+            self._unusable = error
         except Exception as error:
             log.exception("attempt failed", ordinal=ticket.ordinal)
             self._fail(held, "internal", f"{type(error).__name__}: {error}")
         finally:
             held.task = None
+            self._waits_for.pop(ticket.ordinal, None)
             self._wake.set()
 
     def _fail(self, held: _Held, reason: str, detail: str) -> None:
@@ -243,15 +252,22 @@ class RolloutActor:
     async def _sample(self, ticket: Ticket) -> RolloutGroup:
         example = self._example(ticket)
         prompt_ids = self._encode(example.prompt)
-        limit = self._config.packer.sequence_len
+        key, limit = self._longest_sample()
         if len(prompt_ids) + ticket.max_tokens > limit:
             raise AttemptError(
                 "prompt_too_long",
-                f"{len(prompt_ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} "
-                f"exceed packer.sequence_len {limit}",
+                f"{len(prompt_ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} exceed {key} {limit}",
             )
         completions = await self._ask_engines(ticket, prompt_ids)
         return build_group(self._run, self.membership.name, ticket, example, prompt_ids, completions)
+
+    def _longest_sample(self) -> tuple[str, int]:
+        """The key that bounds prompt and completion together, and its value; the engine knows the model's own limit."""
+        limits = {"packer.sequence_len": self._config.packer.sequence_len}
+        engine = self._config.inference.engine
+        if isinstance(engine, EmbeddedEngineConfig):
+            limits["inference.engine.max_sequence_len"] = engine.max_sequence_len
+        return min(limits.items(), key=lambda item: item[1])
 
     def _example(self, ticket: Ticket) -> Example:
         try:
@@ -285,8 +301,11 @@ class RolloutActor:
             engine = await self._choose_engine(ticket, shunned)
             started = time.monotonic()
             self._asked[engine.boot_id] += ticket.num_completions
+            self._waits_for[ticket.ordinal] = f": {engine.name} at {engine.url} has not answered"
             try:
-                return await self._client.sample(engine, ticket, prompt_ids)
+                completions = await self._client.sample(engine, ticket, prompt_ids)
+                check_answer(engine, ticket, completions)
+                return completions
             except RequestRefusedError as error:
                 raise AttemptError("engine", str(error)) from error
             except EngineError as error:
@@ -303,6 +322,8 @@ class RolloutActor:
     async def _choose_engine(self, ticket: Ticket, shunned: Mapping[str, float]) -> EnginePeer:
         """The least loaded engine that may sample this ticket; waits until there is one (P10)."""
         started = time.monotonic()
+        wanted = f"version {ticket.policy or f'{ticket.min_version} or newer'}"
+        self._waits_for[ticket.ordinal] = f": no engine{' but those that failed' if shunned else ''} serves {wanted}"
         while True:
             now = time.monotonic()
             fit = [e for e in self._peers.engines if may_sample(e, ticket) and now >= shunned.get(e.boot_id, 0.0)]
@@ -353,6 +374,19 @@ def may_sample(engine: EnginePeer, ticket: Ticket) -> bool:
     return engine.policy.version >= ticket.min_version
 
 
+def check_answer(engine: EnginePeer, ticket: Ticket, completions: Sequence[SampledCompletion]) -> None:
+    """Whether all completions are there and whole: a group is sampled whole or not at all (P11).
+
+    Raises:
+        EngineError: the engine may be asked again.
+    """
+    who = f"{engine.name} at {engine.url}"
+    if len(completions) != ticket.num_completions or not all(c.token_ids for c in completions):
+        raise EngineError(f"{who}: {len(completions)} completions for {ticket.num_completions}, or an empty one")
+    if any(len(c.token_ids) != len(c.logprobs) or not c.segments for c in completions):
+        raise EngineError(f"{who}: the answer lacks logprobs or policies of some tokens")
+
+
 def build_group(
     run: str,
     sender: str,
@@ -361,15 +395,7 @@ def build_group(
     prompt_ids: list[int],
     completions: list[SampledCompletion],
 ) -> RolloutGroup:
-    """The message of a sampled group.
-
-    Raises:
-        AttemptError: the engine's answer is not what was asked for.
-    """
-    if len(completions) != ticket.num_completions or not all(c.token_ids for c in completions):
-        raise AttemptError("engine", f"{len(completions)} completions for {ticket.num_completions}, or an empty one")
-    if any(len(c.token_ids) != len(c.logprobs) or not c.segments for c in completions):
-        raise AttemptError("engine", "the engine's answer lacks logprobs or policies of some tokens")
+    """The message of a sampled group."""
     offsets = np.cumsum([0, *(len(c.token_ids) for c in completions)])
     segments = [
         (start + offset, lineage, version)

@@ -17,6 +17,7 @@ from wsgiref.simple_server import WSGIServer
 import structlog
 from prometheus_client import start_http_server
 
+from actors import faults
 from actors.assembly import MAKERS, Actor
 from actors.membership import PackerSilentError, StartOverError
 from actors.telemetry.logs import bind_everywhere, configure_logs
@@ -26,14 +27,20 @@ from schemas.errors import ConfigError, PeerRefusedError, ProtocolError, RunFail
 
 log = structlog.get_logger("runtime")
 
-OWN_THREADS = ("control", "scored", "batches", "http")
-"""Names of threads without which an actor can't work begin so. Threads of user code may die as they please."""
+OWN_THREADS = ("control", "scored", "batches", "http", "reward-async")
+"""Names of threads without which an actor can't work begin so. Threads of user code may die as they please, but the
+event loop of async reward functions is one of ours, whatever they do to it."""
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_START_OVER = 0, 1, 2, 3, 75
 
 
 def run_actor(
-    kind: str, name: str, config: RunConfig, parent: int | None = None, started_at: float | None = None
+    kind: str,
+    name: str,
+    config: RunConfig,
+    parent: int | None = None,
+    started_at: float | None = None,
+    fork: bool = False,
 ) -> int:
     """Run one actor to its end; returns the exit code.
 
@@ -43,15 +50,17 @@ def run_actor(
         config: of the run.
         parent: pid of the supervisor; this process dies when that one does.
         started_at: wall-clock time of the command, for the summary.
+        fork: whether the packer may go on with a configuration of another identity.
     """
     configure_logs(config.telemetry)
     bind_everywhere(actor=kind, name=name)
+    faults.name_process(name)
     if parent is not None:
         die_with(parent)
     threading.excepthook = _end_with_thread
     metrics = Metrics(next(actor for actor in ACTORS if actor == kind))
     try:
-        actor = MAKERS[kind](config, name, metrics, started_at=started_at)
+        actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
         _drain_on_signals(actor)
         server, url = _serve_metrics(config, metrics, actor)
         try:

@@ -1,12 +1,17 @@
-"""Progress of a run on a terminal: one line that stays, a line per so many steps elsewhere."""
+"""Progress of a run on a terminal: one line that stays below all others, a line per so many seconds elsewhere."""
 
+import contextlib
+import shutil
+import textwrap
 import time
+from collections.abc import Iterator
 from typing import IO, Any
 
 from schemas.config import RunConfig
 
 REFRESH_SECONDS = 0.5
 LINE_EVERY_SECONDS = 10.0
+MAX_FAILURE_CHARACTERS = 100
 
 
 class Screen:
@@ -15,8 +20,14 @@ class Screen:
     def __init__(self, stream: IO[str], config: RunConfig) -> None:
         self._stream, self._live = stream, stream.isatty()
         self._next, self._started = 0.0, time.monotonic()
-        self._stream.write(f"run {config.name}: {config.output}\n")
-        self._stream.flush()
+        self._rows = 0
+        """On the terminal, that the progress line fills besides the one where the cursor is."""
+        self.say(f"run {config.name}: {config.output}")
+
+    def say(self, text: str) -> None:
+        """Write a line that is not progress."""
+        self._write(f"{text}\n")
+        self._next = 0.0 if self._live else self._next
 
     def show(self, progress: dict[str, Any]) -> None:
         """Draw, if it is time."""
@@ -24,15 +35,21 @@ class Screen:
         if now < self._next:
             return
         self._next = now + (REFRESH_SECONDS if self._live else LINE_EVERY_SECONDS)
-        text = describe(progress, now - self._started)
-        self._stream.write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
-        self._stream.flush()
+        self._write(describe(progress, now - self._started) + "\n" * (not self._live))
 
     def close(self, progress: dict[str, Any]) -> None:
         """Draw a last time."""
-        text = describe(progress, time.monotonic() - self._started)
-        self._stream.write(f"\r\x1b[2K{text}\n" if self._live else f"{text}\n")
-        self._stream.flush()
+        self._write(describe(progress, time.monotonic() - self._started) + "\n")
+
+    def _write(self, text: str) -> None:
+        """Write in the place of the progress line."""
+        if self._live:
+            up = f"\x1b[{self._rows}A" if self._rows else ""
+            self._rows = 0 if text.endswith("\n") else (len(text) - 1) // shutil.get_terminal_size().columns
+            text = f"\r{up}\x1b[J{text}"
+        with contextlib.suppress(OSError):  # a full disk or a reader that has left is no reason to end a run
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def describe(progress: dict[str, Any], elapsed_seconds: float) -> str:
@@ -58,6 +75,17 @@ def describe(progress: dict[str, Any], elapsed_seconds: float) -> str:
         parts.append(f"evaluating, {progress['eval_open']} prompts to go")
     if progress["phase"] == "starting":
         parts.append("peers " + " ".join(f"{role} {count}" for role, count in sorted(progress["peers"].items())))
-    if progress.get("restarts"):
-        parts.append("restarted " + ", ".join(f"{name} ×{count}" for name, count in progress["restarts"].items()))
-    return "  ".join(parts)
+    return "  ".join([*parts, *_trouble(progress)])
+
+
+def _trouble(progress: dict[str, Any]) -> Iterator[str]:
+    """What went wrong and was dealt with; nothing in a run where all is well."""
+    if restarts := progress.get("restarts"):
+        yield "restarted " + ", ".join(f"{name} ×{count}" for name, count in restarts.items())
+    failed, dropped = progress.get("failed_attempts"), progress.get("dropped")
+    if failed:
+        yield f"failed attempts {failed}"
+    if dropped:
+        yield f"dropped {sum(dropped.values())} ({', '.join(f'{n} {reason}' for reason, n in dropped.items())})"
+    if (failed or dropped) and progress.get("last_failure"):
+        yield f"last failure: {textwrap.shorten(progress['last_failure'], MAX_FAILURE_CHARACTERS, placeholder='…')}"

@@ -1,8 +1,8 @@
 """`actors up`: all actors of a run on one machine.
 
-Starts a process per actor, and again what ends before the run does (with a pause that doubles, then a clear failure),
-shows progress, and ends when the run has: by itself at max_steps, or with the reason of the failure. The children are
-killed by the kernel when this process dies, however it dies.
+Claims the output_dir, starts a process per actor, and again what ends before the run does (with a pause that doubles,
+then a clear failure), shows progress, and ends when the run has: by itself at max_steps, or with the reason of the
+failure. The children are killed by the kernel when this process dies, however it dies.
 
 SIGTERM or SIGINT stop the run: groups under way are finished, the trainer saves a checkpoint, the packer goes last. The
 exit code is then 128 + the signal's number, since the run is not done and a script must not go on as if it were; the
@@ -11,28 +11,36 @@ same command goes on with it. A second signal ends everything at once.
 
 import contextlib
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
+import structlog
+
+from actors.children import Child, how_it_ended, plan, wait_for
+from actors.claim import claimed
 from actors.membership import DRAIN_SECONDS, Membership, PackerSilentError, StartOverError
+from actors.preflight import preflight
+from actors.remains import is_done, newest_checkpoint, run_so_far
 from actors.screen import Screen
+from actors.telemetry.logs import bind_everywhere, configure_logs
+from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config, warnings
+from schemas.config.resume import differences, refusal
 from schemas.errors import ConfigError, PeerRefusedError, RunFailedError
 from schemas.messages import ObserverBeat, ObserverState
+
+log = structlog.get_logger("up")
 
 EXIT_DONE, EXIT_FAILED = 0, 1
 EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_START_OVER = 2, 3, 75
 """Of actors: see `actors.runtime`, which is not imported here, since it loads what the actors need."""
 POLL_SECONDS = 0.1
-KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
-"""For glibc, in processes that compute: a step frees and takes the same large tensors again and again."""
 STEADY_SECONDS = 60.0
 """A process that lived this long is not in a crash loop."""
 FIRST_PAUSE_SECONDS = 0.2
@@ -48,49 +56,61 @@ STOP_STAGES = (
 rid of their groups, all need the packer, and the trainer may be in the middle of a long step."""
 
 
-@dataclass
-class Child:
-    """One actor's process and its history."""
+def supervise(config: RunConfig, fork: bool = False) -> int:
+    """Run everything; returns the exit code.
 
-    kind: str
-    name: str
-    environment: dict[str, str]
-    log: Path
-    process: "subprocess.Popen[bytes] | None" = None
-    started: float = 0.0
-    restarts: int = 0
-    start_at: float = field(default_factory=time.monotonic)
-    finished: bool = False
+    Args:
+        config: of the run.
+        fork: whether a configuration of another identity may go on with the run that lies in its output_dir (P23).
 
-
-def supervise(config: RunConfig) -> int:
-    """Run everything; returns the exit code."""
+    Raises:
+        ConfigError: a run is going on in the output_dir, or the configuration can't be used.
+    """
+    preflight(config)
     output = config.output
     (output / "logs").mkdir(parents=True, exist_ok=True)
-    resolved = output / "config.resolved.yaml"
-    resolved.write_text(dump_config(config), encoding="utf-8")
-    for warning in warnings(config):
-        print(f"warning: {warning}", file=sys.stderr)
-    supervisor = Supervisor(config, resolved)
-    try:
-        return supervisor.run()
-    except (RunFailedError, PeerRefusedError) as error:
-        print(f"\nrun failed: {error}\nlogs: {output / 'logs'}", file=sys.stderr)
-        return EXIT_FAILED
-    finally:
-        supervisor.stop()
+    with claimed(output) as claim, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
+        refused = [] if fork else refusal(differences(run_so_far(config), config))
+        if refused:
+            raise ConfigError(*refused)  # before config.resolved.yaml says otherwise
+        if is_done(config):
+            print(f"run {config.name}: {output}\nnothing to do: done at step {config.trainer.max_steps}")
+            return EXIT_DONE
+        resolved = output / "config.resolved.yaml"
+        resolved.write_text(dump_config(config), encoding="utf-8")
+        for warning in warnings(config):
+            print(f"warning: {warning}", file=sys.stderr)
+        configure_logs(config.telemetry, up_log)
+        bind_everywhere(actor="up")
+        supervisor = Supervisor(config, resolved, (claim,), fork)
+        try:
+            return supervisor.run()
+        except (RunFailedError, PeerRefusedError) as error:
+            log.error("run failed", reason=str(error))
+            print(f"\nrun failed: {error}\nlogs: {output / 'logs'}", file=sys.stderr)
+            return EXIT_FAILED
+        finally:
+            supervisor.stop()
+            clean_up(config)
+
+
+def clean_up(config: RunConfig) -> None:
+    """Remove what only a run under way has a use for: sockets, and weights in shared memory."""
+    from actors.assembly import weights_directory  # here: it loads what the actors need
+
+    Addresses(config).remove()
+    shutil.rmtree(weights_directory(config), ignore_errors=True)
 
 
 class Supervisor:
-    """The children of one run."""
+    """The children of one run. They inherit the descriptors given; `fork` is for the packer."""
 
-    def __init__(self, config: RunConfig, config_path: Path) -> None:
-        self._config, self._config_path = config, config_path
+    def __init__(self, config: RunConfig, config_path: Path, inherited: Sequence[int] = (), fork: bool = False) -> None:
+        self._config, self._config_path, self._inherited, self._fork = config, config_path, inherited, fork
         self._started_at = time.time()
-        self.children = [
-            Child(kind, f"{kind}-{i}", environment, config.output / "logs" / f"{kind}-{i}.log")
-            for kind, i, environment in _plan(config)
-        ]
+        self.children = list(plan(config))
+        self._screen = Screen(sys.stdout, config)
+        self._continues = config.ledger_path.exists()
         self._stopping = 0
 
     def run(self) -> int:
@@ -99,19 +119,22 @@ class Supervisor:
         signal.signal(signal.SIGINT, self._on_signal)
         membership = Membership(self._config, ObserverBeat, f"up-{os.getpid()}")
         membership.start(phase="running")
-        screen = Screen(sys.stdout, self._config)
         try:
             while not self._stopping:
                 progress = self._progress(membership)  # first, since it tells the reason of a failure in words
                 self._tend()
                 if self._packer.finished:
-                    _wait_for(self._running([child.kind for child in self.children]), END_SECONDS)
-                    screen.close(self._progress(membership))
+                    wait_for(self.children, END_SECONDS)
+                    self._screen.close(self._progress(membership))
                     return EXIT_DONE
-                screen.show(progress)
+                self._screen.show(progress)
                 time.sleep(POLL_SECONDS)
-            screen.close(self._progress(membership))
-            print("stopping; once more ends everything at once", file=sys.stderr)
+            log.info("stopping", signal=signal.Signals(self._stopping).name)
+            self._screen.close(self._progress(membership))
+            print(
+                "stopping; once more ends everything at once. The same command goes on from where it stopped",
+                file=sys.stderr,
+            )
             return 128 + self._stopping
         finally:
             membership.close()
@@ -119,12 +142,18 @@ class Supervisor:
     def stop(self) -> None:
         """Let the children that still run drain, stage by stage, then kill what does not go."""
         for told, awaited, seconds, seconds_when_failed in STOP_STAGES:
-            for process in self._running(told):
-                process.terminate()
-            _wait_for(self._running(awaited), seconds if self._stopping else seconds_when_failed)
-            for process in self._running(awaited):
-                process.kill()
-                process.wait()
+            for child in self._of(told):
+                child.signal(signal.SIGTERM)
+            for child in wait_for(self._of(awaited), seconds if self._stopping else seconds_when_failed):
+                child.signal(signal.SIGKILL)
+            wait_for(self._of(awaited), END_SECONDS)
+        for child in self.children:
+            if child.process is not None and child.process.returncode is not None:
+                log.info("ended", child=child.name, how=how_it_ended(child.process.returncode))
+        if self._stopping:
+            step = newest_checkpoint(self._config)
+            saved = f"saved step {step}" if step else "no step has been saved"
+            print(f"{saved}; the same command goes on", file=sys.stderr)
 
     def _tend(self) -> None:
         for child in self.children:
@@ -151,13 +180,12 @@ class Supervisor:
             str(os.getpid()),
             "--started-at",
             str(self._started_at),
+            *(["--fork"] if self._fork and child is self._packer else []),
             *self._port_of(child),
         ]
-        with child.log.open("ab") as log:
-            child.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=child.environment, start_new_session=True
-            )
-        child.started = time.monotonic()
+        log.info("started", child=child.name, pid=child.start(command, self._inherited), restarts=child.restarts)
+        if child.ended:
+            self._screen.say(f"{child.name} ended {child.ended}, started again")
 
     def _port_of(self, child: Child) -> list[str]:
         """A configured port is the first child's; the others take the next ones."""
@@ -170,29 +198,37 @@ class Supervisor:
         The packer writes the summary before it tells anybody that the run is done, and a run under way has none; so a
         child that ends well without it has been drained by somebody else, and is missed.
         """
-        child.process = None
+        lived = time.monotonic() - child.started
+        child.process, child.ended = None, how_it_ended(code)
+        log.info("ended", child=child.name, how=child.ended, lived_seconds=round(lived, 1))
         if code == 0 and (self._config.output / "summary.json").exists():
             child.finished = True
             return
+        where = f"log: {child.log}"
         if code == EXIT_CONFIG:
-            raise ConfigError(f"{child.name}: its configuration can't be used", _tail(child.log))
+            raise ConfigError(f"{child.name}: its configuration can't be used", *child.last_words(), where)
         if code == EXIT_RUN_FAILED:
-            raise RunFailedError(f"{child.name}: the run can't go on\n{_tail(child.log)}")
-        lived = time.monotonic() - child.started
+            raise RunFailedError("\n".join([f"{child.name}: the run can't go on", *child.last_words(), where]))
         if lived > STEADY_SECONDS:
             child.restarts = 0
         child.restarts += code != EXIT_START_OVER
         if child.restarts > self._config.up.max_restarts:
-            raise RunFailedError(
-                f"{child.name} ended {child.restarts} times within {STEADY_SECONDS:.0f} s of its start, last with "
-                f"{_describe(code)} (up.max_restarts {self._config.up.max_restarts})\n{_tail(child.log)}"
+            what = (
+                f"{child.name} ended {child.restarts} times within {STEADY_SECONDS:.0f} s of its start, last "
+                f"{child.ended} (up.max_restarts {self._config.up.max_restarts})"
             )
-        child.start_at = time.monotonic() + FIRST_PAUSE_SECONDS * 2 ** max(0, child.restarts - 1)
+            raise RunFailedError("\n".join([what, *child.last_words(), where]))
+        pause = FIRST_PAUSE_SECONDS * 2 ** max(0, child.restarts - 1)
+        child.start_at = time.monotonic() + pause
+        log.info("pause", child=child.name, seconds=pause)
 
     def _progress(self, membership: Membership) -> dict[str, Any]:
         with contextlib.suppress(PackerSilentError, StartOverError):
             state = membership.latest()
             if isinstance(state, ObserverState):
+                if self._continues:
+                    self._screen.say(f"continuing run {self._config.name} from step {state.step}")
+                self._continues = False
                 restarts = {child.name: child.restarts for child in self.children if child.restarts}
                 return state.progress | {"restarts": restarts}
         return {}
@@ -201,52 +237,10 @@ class Supervisor:
     def _packer(self) -> Child:
         return next(child for child in self.children if child.kind == "packer")
 
-    def _running(self, kinds: Sequence[str]) -> "list[subprocess.Popen[bytes]]":
-        """The processes of these kinds that have not ended."""
-        processes = [child.process for child in self.children if child.kind in kinds]
-        return [process for process in processes if process is not None and process.poll() is None]
+    def _of(self, kinds: Sequence[str]) -> list[Child]:
+        return [child for child in self.children if child.kind in kinds]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stopping:
             os._exit(128 + number)  # the kernel takes the children along
         self._stopping = number
-
-
-def _wait_for(processes: "Sequence[subprocess.Popen[bytes]]", timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
-
-
-def _plan(config: RunConfig) -> Iterator[tuple[str, int, dict[str, str]]]:
-    """(kind, number, environment) of every process; torch's threads add up to the cores."""
-    counts = {
-        "packer": 1,
-        "trainer": config.trainer.num_ranks,
-        "inference": config.up.inference,
-        "reward": config.up.reward,
-        "rollout": config.up.rollout,
-    }
-    computing = counts["trainer"] + counts["inference"]
-    share = max(1, (os.cpu_count() or 1) // computing)
-    threads = {"trainer": share, "inference": share} | config.up.torch_threads
-    for kind, count in counts.items():
-        for i in range(count):
-            environment = os.environ | {"OMP_NUM_THREADS": str(threads.get(kind, 1)), "TOKENIZERS_PARALLELISM": "false"}
-            yield kind, i, environment | (KEEP_FREED_MEMORY if kind in threads else {})
-
-
-def _describe(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _tail(log: Path, num_lines: int = 15) -> str:
-    lines = _read(log.open("rb")).splitlines()[-num_lines:]
-    return "\n".join([f"the last lines of {log}:", *lines])
-
-
-def _read(file: IO[bytes]) -> str:
-    with file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 20_000))
-        return file.read().decode("utf-8", "replace")

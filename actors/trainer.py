@@ -8,6 +8,7 @@ nothing here can block. Rank 0 alone publishes, reports and saves; the ranks sha
     order wait ──run──▶ restore, meet, publish version c ──▶ step c+1 … max_steps ──▶ finish: wait until the run is done
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("trainer")
 
 POLL_SECONDS = 0.5
+REPORTS = "trainer/reports.json"
 SAVE_POLL_SECONDS = 0.02
 SAVE_RETRY_SECONDS = 5.0
 
@@ -126,6 +128,7 @@ class TrainerActor:
         self._batches = _Batches(self._inbox, rank, self._say_received)
         self._drain = Drain()
         self._reports: list[StepReport] = []
+        self._stalled = 0.0
         self._witness, self._saver = Witness(), CheckpointSaver(checkpoints, metrics)
         self._run, self._incarnation, self._lineage = "", 0, 0
 
@@ -221,9 +224,13 @@ class TrainerActor:
         if state.checkpoint:
             learner.restore(self._checkpoints.path(state.checkpoint))
             self._witness = Witness(state.checkpoint, self._checkpoints.witness(state.checkpoint)["chain"])
+            reports = (self._checkpoints.path(state.checkpoint) / REPORTS).read_text(encoding="utf-8")
+            self._reports = [StepReport(**report) for report in json.loads(reports)] if self._rank == 0 else []
         self._incarnation, self._lineage = state.incarnation, state.lineage
         self._batches.accept(state.incarnation)
-        self.membership.report(incarnation=state.incarnation, next_step=state.checkpoint + 1)
+        self.membership.report(
+            incarnation=state.incarnation, next_step=state.checkpoint + 1, reports=list(self._reports)
+        )
         log.info("gang runs", incarnation=state.incarnation, checkpoint=state.checkpoint)
         return state.checkpoint
 
@@ -264,11 +271,12 @@ class TrainerActor:
         # said before the checkpoint is begun: engines need not wait for the disk
         self.membership.report(next_step=batch.step + 1, published=self._published())
         if self._rank == 0:
-            if batch.step % self._config.trainer.checkpoint.interval == 0:
-                values["seconds_checkpoint"] = self._save(learner)
+            values["seconds_checkpoint"], self._stalled = self._stalled, 0.0
             weights = self._published()[-1].digest
             self._reports.append(StepReport(step=batch.step, values=values, weights=weights))
             self.membership.report(reports=list(self._reports))
+            if batch.step % self._config.trainer.checkpoint.interval == 0:
+                self._save(learner)
         self._show(batch, values)
 
     def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
@@ -291,16 +299,20 @@ class TrainerActor:
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
-    def _save(self, learner: "Learner") -> float:
-        """Begin to save the newest step, after the save before it; returns the seconds that training stood still."""
+    def _save(self, learner: "Learner") -> None:
+        """Begin to save the newest step, after the save before it. What training stood still for is told with the next.
+
+        Reports that nobody has written down yet go along: whoever goes on from the checkpoint tells them.
+        """
         started = time.monotonic()
         while self._saver.busy:
             self._follow()
             time.sleep(SAVE_POLL_SECONDS)
-        self._saver.begin(self._witness, self._run, learner.snapshot())
-        seconds = time.monotonic() - started
-        self._metrics.count("grpo_trainer_step_seconds_total", seconds, phase="checkpoint")
-        return seconds
+        reports = json.dumps([report.model_dump() for report in self._reports])
+        snapshot = learner.snapshot().with_text(REPORTS, reports)
+        self._saver.begin(self._witness, self._run, snapshot)
+        self._stalled = time.monotonic() - started
+        self._metrics.count("grpo_trainer_step_seconds_total", self._stalled, phase="checkpoint")
 
     def _save_last(self, learner: "Learner") -> None:
         """Do not leave before the newest step is on disk; a disk that is full has `checkpoint.timeout` to be freed.

@@ -8,7 +8,7 @@ runs.
 from actors.ledger.groups import Verdict
 from actors.ledger.machine import Machine
 from actors.ledger.rows import Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, Step
-from actors.ledger.store import Store
+from actors.ledger.store import LedgerReader, Store
 
 __all__ = [
     "Changes",
@@ -16,6 +16,7 @@ __all__ = [
     "Group",
     "GroupFacts",
     "GroupState",
+    "LedgerReader",
     "Machine",
     "Settings",
     "Step",

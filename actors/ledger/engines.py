@@ -19,11 +19,35 @@ class Engines:
         self.floor = 0
         self.update_id = 0
         self.target: Manifest | None = None
+        self.dead_lineage = -1
+        """Policies up to this lineage are of a history that a fork has given up: nobody may sample with them."""
 
     def restore(self, record: dict[str, Any]) -> None:
         """Take over what the store has."""
-        self.target, self.update_id = Manifest.model_validate(record["manifest"]), record["update_id"]
-        self.floor = self.target.policy.version
+        if record["manifest"] is not None:
+            self.target = Manifest.model_validate(record["manifest"])
+            self.floor = self.target.policy.version
+        self.update_id, self.dead_lineage = record["update_id"], record["dead_lineage"]
+
+    def forget(self, dead_lineage: int) -> None:
+        """The versions of these lineages are of a dead history: engines wait for the next one, however old it is."""
+        self.floor, self.target, self.dead_lineage = 0, None, dead_lineage
+        self._note()
+
+    def serving(self, beats: Mapping[str, InferenceBeat]) -> dict[str, InferenceBeat]:
+        """The engines that take new work: clean, and of a living history."""
+        return {
+            identity: beat
+            for identity, beat in beats.items()
+            if beat.engine_state == "clean" and beat.phase == "running" and self._alive(beat.policy)
+        }
+
+    def served_version(self, beats: Mapping[str, InferenceBeat]) -> int | None:
+        """The newest version of an engine that takes new work; None when there is none."""
+        return max((beat.policy.version for beat in self.serving(beats).values() if beat.policy), default=None)
+
+    def _alive(self, policy: Policy | None) -> bool:
+        return policy is not None and policy.lineage > self.dead_lineage
 
     def retarget(self, published: Iterable[Manifest], pinned: Policy | None, due: int | None, served: int) -> bool:
         """Choose what the engines shall serve; True when that changed.
@@ -45,17 +69,12 @@ class Engines:
             return False
         self.target, self.floor = wanted, max(self.floor, wanted.policy.version)
         self.update_id += 1
-        self._changes.values["target"] = {"manifest": wanted.model_dump(), "update_id": self.update_id}
+        self._note()
         return True
 
-
-def clean(beats: Mapping[str, InferenceBeat]) -> dict[str, InferenceBeat]:
-    """The engines that take new work."""
-    return {
-        i: b for i, b in beats.items() if b.engine_state == "clean" and b.policy is not None and b.phase == "running"
-    }
-
-
-def served_version(beats: Mapping[str, InferenceBeat]) -> int | None:
-    """The newest version of an engine that takes new work; None when there is none."""
-    return max((beat.policy.version for beat in clean(beats).values() if beat.policy), default=None)
+    def _note(self) -> None:
+        self._changes.values["target"] = {
+            "manifest": self.target.model_dump() if self.target else None,
+            "update_id": self.update_id,
+            "dead_lineage": self.dead_lineage,
+        }

@@ -54,6 +54,11 @@ class Evaluations:
         self.done.append(version)
         self._changes.values["evals_done"] = list(self.done)
 
+    def forget_after(self, version: int) -> None:
+        """Evaluations of later versions were of a dead history; they are due again."""
+        self.done = [done for done in self.done if done <= version]
+        self._changes.values["evals_done"] = list(self.done)
+
     def void(self) -> None:
         """The policy is gone: give the evaluation up; it will begin again."""
         policy, self.policy = self.policy, None

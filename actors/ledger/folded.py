@@ -21,9 +21,8 @@ class Ranges:
     bounds: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, numbers: Iterable[int]) -> int:
-        """Add numbers; returns how many were there already."""
-        new = list(numbers)
-        twice = sum(number in self for number in new) + len(new) - len(set(new))
+        """Add numbers; returns how many of them were no news."""
+        new, before = list(numbers), len(self)
         merged: list[tuple[int, int]] = []
         for start, end in sorted([*self.bounds, *((number, number + 1) for number in new)]):
             if merged and start <= merged[-1][1]:
@@ -31,7 +30,7 @@ class Ranges:
             else:
                 merged.append((start, end))
         self.bounds[:] = merged
-        return twice
+        return len(new) - (len(self) - before)
 
     def __contains__(self, number: object) -> bool:
         assert isinstance(number, int)

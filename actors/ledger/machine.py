@@ -7,12 +7,12 @@ whatever a peer can know is durable (P9, P18), without a rule at each place wher
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from actors.algorithms.lag import min_version, tickets_allowed
-from actors.ledger import engines
+from actors.ledger.engines import Engines
 from actors.ledger.evaluations import Evaluations
 from actors.ledger.folded import Folded
 from actors.ledger.gang import Gang
@@ -66,7 +66,7 @@ class Machine:
         self.groups = Groups(settings, self._changes)
         self.steps = Steps(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
-        self.engines = engines.Engines(self._changes)
+        self.engines = Engines(self._changes)
         self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
         self.peers = Peers(settings.lease)
         self.rollout_holds, self.reward_holds = Holds(), Holds()
@@ -75,6 +75,7 @@ class Machine:
         self.durable_step = 0
         self.recorded_step = 0
         self.finished_evals: list[int] = []
+        self._noted_evals: set[int] = set()
         self.failure = ""
         self._digests: dict[int, str] = {}
         """Of the payloads of settled groups, until a step takes them."""
@@ -83,6 +84,8 @@ class Machine:
         """Holders that the stored rows name and that have not beaten yet."""
         self._asking: dict[str, int] = {}
         """Free slots of the rollouts that have some, less the tickets they have not seen (P9)."""
+        self._returning: list[tuple[ExampleRef, int]] = []
+        """Examples that shall be issued again, with the ordinal that they were dropped under; before new ones."""
         self._saved_steps: list[int] = []
         """Steps of which the live gang has a good checkpoint."""
         self._touched: set[str] = set()
@@ -156,7 +159,10 @@ class Machine:
 
     def note_evaluated(self, versions: Iterable[int]) -> None:
         """The reporter has written these evaluations down; the rows of their groups can go."""
-        done = set(versions)
+        done = set(versions) - self._noted_evals
+        if not done:
+            return
+        self._noted_evals |= done
         rows = self.groups.rows.values()
         past = [g.ordinal for g in rows if g.policy and g.policy.version in done and g.state is not GroupState.ISSUED]
         for group in self.groups.fold(past):
@@ -237,6 +243,7 @@ class Machine:
         self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=folded)
         self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=folded)
         self.recorded_step = values.get("recorded_step", 0)
+        self._returning = [(ExampleRef(**example), origin) for example, origin in values.get("returning", [])]
         # an evaluation may be done and not yet written down: the reporter's part comes one commit later
         unwritten = {
             g.policy.version
@@ -247,6 +254,30 @@ class Machine:
         self._digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
         self._reissue_after = now + self.settings.lease
         self._expected_holders = set(self.groups.held_by)
+
+    def fork(self, environments: Collection[str]) -> list[int]:
+        """Give up all that came after the newest durable step (P23); returns the ordinals that are `forked`.
+
+        Their examples are issued again, as far as their environments are still there. What a given-up step had told to
+        be dropped is told by the next one.
+        """
+        base = self.durable_step
+        untold = [drop.ordinal for step in self.steps.cut(base) for drop in step.dropped]
+        self.groups.unreported_drops += untold
+        over = (GroupState.DROPPED, GroupState.DURABLE)
+        given_up = [g for g in self.groups.rows.values() if g.ordinal >= 0 and g.state not in over]
+        for group in given_up:
+            self._digests.pop(group.ordinal, None)
+            self.groups.drop(group, "forked")
+            if group.example.environment in environments:
+                self._returning.append((group.example, group.ordinal))
+        self._note_returning()
+        self.trained_step = min(self.trained_step, base)
+        self.recorded_step = min(self.recorded_step, base)
+        self._changes.values["recorded_step"] = self.recorded_step
+        self.engines.forget(self.gang.lineage)
+        self.evaluations.forget_after(base)
+        return [group.ordinal for group in given_up]
 
     # --- rules ---------------------------------------------------------------------------------------------------
 
@@ -348,7 +379,7 @@ class Machine:
         evaluations = self.evaluations
         if evaluations.policy is not None and not evaluations.open:
             self.finished_evals.append(evaluations.finish())
-        served = [b.policy for b in engines.clean(self.peers.all(InferenceBeat)).values() if b.policy]
+        served = [b.policy for b in self.engines.serving(self.peers.all(InferenceBeat)).values() if b.policy]
         published = [manifest.policy for manifest in self.gang.published(self.peers.all(TrainerBeat))]
         if evaluations.policy is not None and evaluations.policy not in [*served, *published] and self.gang.members:
             evaluations.void()
@@ -371,7 +402,7 @@ class Machine:
 
     def _retarget_engines(self) -> None:
         published = self.gang.published(self.peers.all(TrainerBeat))
-        served = engines.served_version(self.peers.all(InferenceBeat))
+        served = self.engines.served_version(self.peers.all(InferenceBeat))
         self.engines.retarget(published, self.evaluations.policy, self.evaluations.next_version(), served or 0)
 
     def _compose(self) -> None:
@@ -387,7 +418,7 @@ class Machine:
 
     def _grant(self, now: float) -> None:
         """Give tickets to the rollouts that asked, the emptiest first: evaluations, then repeats, then new ordinals."""
-        served = engines.served_version(self.peers.all(InferenceBeat))
+        served = self.engines.served_version(self.peers.all(InferenceBeat))
         if served is None or not self._asking:
             return
         ready = self._ready_to_reissue(now)
@@ -426,7 +457,18 @@ class Machine:
             group = ready[i]
             if group.min_version <= served and (alone or not group.alone):
                 return ready.pop(i)
-        return self._new_train_group(self._draw()) if self._allowed(served) else None
+        return self._new_train_group(*self._next_example()) if self._allowed(served) else None
+
+    def _next_example(self) -> tuple[ExampleRef, int | None]:
+        """Of the next train ordinal, and whose example it was before."""
+        if not self._returning:
+            return self._draw(), None
+        example, origin = self._returning.pop(0)
+        self._note_returning()
+        return example, origin
+
+    def _note_returning(self) -> None:
+        self._changes.values["returning"] = [[asdict(example), origin] for example, origin in self._returning]
 
     def _new_train_group(self, example: ExampleRef, origin: int | None = None) -> Group:
         s = self.settings

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.ledger import engines
 from actors.ledger.machine import Machine
 from actors.ledger.rows import Attempt, Group, GroupState, Settings
 from schemas.messages import (
@@ -85,7 +84,7 @@ class _Replies:
     def _engines(self) -> list[EnginePeer]:
         return [
             EnginePeer(name=b.name, boot_id=b.boot_id, url=b.url, policy=b.policy, load=b.load)
-            for b in engines.clean(self._machine.peers.all(InferenceBeat)).values()
+            for b in self._machine.engines.serving(self._machine.peers.all(InferenceBeat)).values()
             if b.policy is not None
         ]
 

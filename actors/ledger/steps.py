@@ -36,6 +36,14 @@ class Steps:
         self._changes.gone_steps += [step.step for step in gone]
         return gone
 
+    def cut(self, last: int) -> list[Step]:
+        """Forget the steps after this one, which will be composed anew; returns them."""
+        cut = [self.composed.pop(number) for number in sorted(self.composed) if number > last]
+        self.chains = {number: chain for number, chain in self.chains.items() if number <= last}
+        self.last = last
+        self._changes.gone_steps += [step.step for step in cut]
+        return cut
+
     def compose_next(self, groups: Groups, digests: Mapping[int, str]) -> tuple[Step | None, list[Group]]:
         """The next step if its groups are there.
 

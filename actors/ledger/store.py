@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import msgpack
+import structlog
 
 from actors.ledger.folded import Folded
 from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupState, Step
-from schemas.errors import ConfigError, ProtocolError
+from schemas.errors import ConfigError, ProtocolError, RunFailedError
 from schemas.messages import DroppedOrdinal, Policy
 
+log = structlog.get_logger("ledger")
+
+COMMIT_RETRY_SECONDS = 1.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (
@@ -40,93 +44,30 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 
 
-class Store:
-    """One ledger file, held exclusively.
+class LedgerReader:
+    """What a ledger's file holds. A packer may be writing to it."""
 
-    Args:
-        path: the file, or ":memory:".
-        sync: "process" or "node".
-        patience: seconds to wait for a packer that is just going.
+    def __init__(self, database: sqlite3.Connection, path: Path | str) -> None:
+        self._db, self.path = database, path
 
-    Raises:
-        ConfigError: another packer holds it, it lies on a network file system, or it is damaged.
-    """
+    @classmethod
+    def of(cls, path: Path) -> "LedgerReader":
+        """Of a file that is not written to.
 
-    def __init__(self, path: Path | str, sync: Literal["process", "node"] = "process", patience: float = 0.0) -> None:
-        self.path = path
-        self._lock_file = None
-        if path != ":memory:":
-            self._lock_file = self._take(Path(path), patience)
-        self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=5.0)
+        Raises:
+            ConfigError: there is none.
+        """
         try:
-            self._open(sync)
+            database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+            database.execute("SELECT 1 FROM meta").fetchone()
         except sqlite3.DatabaseError as error:
-            self.close()
-            raise ConfigError(
-                f"ledger.path: {path} can't be used: {error}. If the file is damaged, put a backup in its place, or "
-                "begin a new run: another output_dir, with model.path at this run's newest checkpoint"
-            ) from error
-
-    def _open(self, sync: str) -> None:
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'OFF'}")
-        self._db.executescript(SCHEMA)
-        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-        self.run = self.value("run")
-        if self.run is None:
-            self.run = uuid.uuid4().hex[:16]
-        self.term = (self.value("term") or 0) + 1
-        self.commit(Changes(values={"run": self.run, "term": self.term}), {})
-
-    def _take(self, path: Path, patience: float) -> IO[str]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        check_file_system(path, mounts())
-        lock = path.with_name(path.name + ".lock").open("w")
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except OSError:
-                if time.monotonic() >= deadline:
-                    lock.close()
-                    raise ConfigError(
-                        f"ledger.path: another packer holds {path}; a ledger has one packer at a time"
-                    ) from None
-                time.sleep(0.05)
+            raise ConfigError(f"ledger.path: {path} can't be read: {error}") from error
+        return cls(database, path)
 
     def value(self, key: str) -> Any:
         """A stored value, None where there is none."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
-
-    def commit(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
-        """Write one round, whole or not at all. `payloads` are (digest, frames) of the groups settled in it."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            self._db.executemany(
-                "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                [_group_row(group) for group in changes.groups.values()],
-            )
-            self._db.executemany(
-                "INSERT OR REPLACE INTO payloads VALUES (?,?,?)",
-                [(ordinal, digest, msgpack.packb(frames)) for ordinal, (digest, frames) in payloads.items()],
-            )
-            self._db.executemany("INSERT INTO steps VALUES (?,?)", [(s.step, _step_record(s)) for s in changes.steps])
-            self._db.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?,?)",
-                [(key, json.dumps(value)) for key, value in changes.values.items()],
-            )
-            gone = [(ordinal,) for ordinal in changes.gone_groups]
-            self._db.executemany("DELETE FROM groups WHERE ordinal = ?", gone)
-            self._db.executemany("DELETE FROM payloads WHERE ordinal = ?", gone)
-            self._db.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.rollback()
-            raise
 
     def values(self) -> dict[str, Any]:
         """All stored values."""
@@ -175,8 +116,116 @@ class Store:
         return folded.trained_twice + sum(count > 1 or ordinal in folded.finished for ordinal, count in times.items())
 
     def close(self) -> None:
-        """Close the file and let the lock go."""
+        """Close the file."""
         self._db.close()
+
+
+class Store(LedgerReader):
+    """One ledger file, held exclusively.
+
+    Args:
+        path: the file, or ":memory:".
+        sync: "process" or "node".
+        patience: seconds to wait for a packer that is just going.
+
+    Raises:
+        ConfigError: another packer holds it, it lies on a network file system, or it is damaged.
+    """
+
+    def __init__(self, path: Path | str, sync: Literal["process", "node"] = "process", patience: float = 0.0) -> None:
+        self._lock_file = None
+        if path != ":memory:":
+            self._lock_file = self._take(Path(path), patience)
+        super().__init__(sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=5.0), path)
+        try:
+            self._open(sync)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise ConfigError(
+                f"ledger.path: {path} can't be used: {error}. If the file is damaged, put a backup in its place, or "
+                "begin a new run: another output_dir, with model.path at this run's newest checkpoint"
+            ) from error
+
+    def _open(self, sync: str) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'OFF'}")
+        self._db.executescript(SCHEMA)
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        self.run = self.value("run")
+        if self.run is None:
+            self.run = uuid.uuid4().hex[:16]
+        self.term = (self.value("term") or 0) + 1
+        self.commit(Changes(values={"run": self.run, "term": self.term}), {})
+
+    def _take(self, path: Path, patience: float) -> IO[str]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_file_system(path, mounts())
+        lock = path.with_name(path.name + ".lock").open("w")
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except OSError:
+                if time.monotonic() >= deadline:
+                    lock.close()
+                    raise ConfigError(
+                        f"ledger.path: another packer holds {path}; a ledger has one packer at a time"
+                    ) from None
+                time.sleep(0.05)
+
+    def commit(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
+        """Write one round, whole or not at all. `payloads` are (digest, frames) of the groups settled in it."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            gone = [(ordinal,) for ordinal in changes.gone_groups]
+            self._db.executemany("DELETE FROM groups WHERE ordinal = ?", gone)
+            self._db.executemany("DELETE FROM payloads WHERE ordinal = ?", gone)
+            self._db.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
+            self._db.executemany(
+                "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                [_group_row(group) for group in changes.groups.values()],
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO payloads VALUES (?,?,?)",
+                [(ordinal, digest, msgpack.packb(frames)) for ordinal, (digest, frames) in payloads.items()],
+            )
+            self._db.executemany("INSERT INTO steps VALUES (?,?)", [(s.step, _step_record(s)) for s in changes.steps])
+            self._db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?,?)",
+                [(key, json.dumps(value)) for key, value in changes.values.items()],
+            )
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.rollback()
+            raise
+
+    def commit_patiently(
+        self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]], timeout: float
+    ) -> None:
+        """Commit, again and again while the disk is full or the file locked by somebody else.
+
+        Raises:
+            RunFailedError: not within `timeout` seconds; nothing of this round has been written or said.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self.commit(changes, payloads)
+            except sqlite3.OperationalError as error:
+                if time.monotonic() >= deadline:
+                    raise RunFailedError(
+                        f"the ledger {self.path} can't be written, tried for {timeout:g} s (ledger.commit_timeout): "
+                        f"{error}. Free space or let the file go, and start the same command again: nothing is lost"
+                    ) from error
+                log.error("ledger not written; trying again", path=str(self.path), detail=str(error))
+                time.sleep(COMMIT_RETRY_SECONDS)
+
+    def close(self) -> None:
+        """Close the file and let the lock go."""
+        super().close()
         if self._lock_file is not None:
             self._lock_file.close()
 

@@ -13,7 +13,7 @@ from bus.weights import Weights
 from schemas.messages import StepBatch
 
 if TYPE_CHECKING:
-    from actors.policy.ranks import Ranks
+    from actors.policy.ranks import Part, Ranks
 
 
 class FakeLearner:
@@ -29,11 +29,9 @@ class FakeLearner:
         """Fold the batches of all ranks into the digest."""
         self._before_step(batch)
         time.sleep(self._step_seconds)
-        mine = hashlib.sha256()
-        for array in (batch.ordinals, batch.token_ids, batch.logprobs, batch.advantages):
-            mine.update(array.tobytes())
+        part = self.part(batch)
         point("trainer.gradients")
-        parts = ranks.exchange(mine.digest() + int(batch.loss_mask.sum()).to_bytes(8, "little"))
+        parts = ranks.exchange(part.message)
         self.digest = hashlib.sha256(self.digest.encode() + b"".join(parts)).hexdigest()
         return {
             "loss": 0.0,
@@ -45,6 +43,15 @@ class FakeLearner:
             "entropy": 0.0,
             "tokens": float(sum(int.from_bytes(part[-8:], "little") for part in parts)),
         }
+
+    def part(self, batch: StepBatch) -> "Part":
+        """A digest of this rank's batch, and the number of its tokens."""
+        from actors.policy.ranks import Part
+
+        content = hashlib.sha256()
+        for array in (batch.ordinals, batch.token_ids, batch.logprobs, batch.advantages):
+            content.update(array.tobytes())
+        return Part([], content.digest() + int(batch.loss_mask.sum()).to_bytes(8, "little"))
 
     def weights(self) -> Weights:
         """The digest as a tensor of bytes."""

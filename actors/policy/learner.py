@@ -26,7 +26,7 @@ from actors.faults import point
 from actors.policy import attention, loading
 from actors.policy.logprobs import chosen_logprobs
 from actors.policy.optimizer import make_optimizer
-from actors.policy.ranks import ALONE, Ranks
+from actors.policy.ranks import ALONE, Part, Ranks
 from actors.policy.snapshots import Snapshot, copied, optimizer_snapshot, restore_optimizer
 from bus.weights import Weights
 from schemas.config import RunConfig
@@ -38,7 +38,11 @@ log = structlog.get_logger("learner")
 class Learner(Protocol):
     """What the trainer actor drives. `TorchLearner` is the real one, `actors.policy.fake.FakeLearner` its double."""
 
-    def step(self, batch: StepBatch, ranks: Ranks = ALONE) -> dict[str, float]:
+    def part(self, batch: StepBatch) -> Part:
+        """One rank's part of a step's gradients. Nothing is updated."""
+        ...
+
+    def step(self, batch: StepBatch, ranks: Ranks) -> dict[str, float]:
         """Train one step together with the other ranks; returns what was measured, under the reporter's keys."""
         ...
 
@@ -120,31 +124,39 @@ class TorchLearner:
             "learning_rate": rate,
             "mismatch_max": gradients.mismatch_max,
             "tokens": gradients.sums["tokens"],
+            "torch_threads": float(torch.get_num_threads()),
             "seconds_forward_backward": computed - started,
             "seconds_optimizer": time.perf_counter() - computed,
         }
 
     def _gradients(self, batch: StepBatch, ranks: Ranks) -> _Gradients:
         """Gradients of the whole step, on every rank the same, clipped."""
+        part = self.part(batch)
+        point("trainer.gradients")
+        ranks.sum(part.tensors)
+        everybody: dict[str, float] = {}
+        for message in ranks.exchange(part.message):
+            _merge(everybody, json.loads(message))
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        norm = float(nn.utils.clip_grad_norm_(parameters, self._config.trainer.max_grad_norm))
+        mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
+        return _Gradients(loss, norm, Counter(everybody), mismatch_max)
+
+    def part(self, batch: StepBatch) -> Part:
+        """Gradients of this rank's micro-batches, in the parameters' own memory, and what was measured."""
         torch.manual_seed(step_seed(self._config.seed, batch.step, batch.rank))
         self._optimizer.zero_grad(set_to_none=True)
-        mine: dict[str, float] = {"mismatch_max": 0.0}
+        measured: dict[str, float] = {"mismatch_max": 0.0}
         for m in range(batch.num_micro_batches):
             first, last = (int(i) for i in batch.micro_batch_offsets[m : m + 2])
             if last > first:
-                _merge(mine, self._micro_batch(batch, first, last))
+                _merge(measured, self._micro_batch(batch, first, last))
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         for parameter in parameters:
             if parameter.grad is None:  # this rank had no sample that reaches it
                 parameter.grad = torch.zeros_like(parameter)
-        point("trainer.gradients")
-        ranks.sum([p.grad for p in parameters if p.grad is not None])
-        everybody: dict[str, float] = {}
-        for part in ranks.exchange(json.dumps(mine).encode()):
-            _merge(everybody, json.loads(part))
-        norm = float(nn.utils.clip_grad_norm_(parameters, self._config.trainer.max_grad_norm))
-        mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
-        return _Gradients(loss, norm, Counter(everybody), mismatch_max)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return Part(gradients, json.dumps(measured).encode())
 
     def _micro_batch(self, batch: StepBatch, first: int, last: int) -> dict[str, float]:
         """Gradients of samples first…last−1; returns their share of the loss, metric sums, and the largest mismatch."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,10 @@ class Snapshot:
         for name, text in self.texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(text)
+
+    def with_text(self, name: str, text: str) -> "Snapshot":
+        """With one more file."""
+        return replace(self, texts=self.texts | {name: text.encode()})
 
 
 def copied(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":

@@ -4,6 +4,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen section; unknown keys are errors, defaults are checked like given values."""
+    """A frozen section; unknown keys are errors, nothing is converted, defaults are checked like given values."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True
+    )

@@ -54,9 +54,9 @@ class JsonlConfig(EnvironmentBase):
 
     type: Literal["jsonl"] = "jsonl"
     path: str = Field(min_length=1)
-    """The file with the train rows; relative to the configuration file."""
+    """The file with the train rows: beside the configuration file, else where the command is given."""
     eval_path: str | None = None
-    """The file with the held-out rows."""
+    """The file with the held-out rows; looked for like `path`."""
     prompt_column: str = "prompt"
     """Column with the prompt, e.g. `question` for GSM8K."""
     system_prompt: str | None = None
@@ -72,7 +72,8 @@ class RewardFunctionConfig(Section):
     """A function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature)."""
 
     path: str = Field(min_length=1)
-    """A built-in name, `package.module:function`, or `path/to/file.py:function` (relative to run.yaml)."""
+    """A built-in name, `package.module:function`, or `path/to/file.py:function`: the file beside the configuration, else
+    where the command is given."""
     weight: float = 1.0
     """Factor in the sum; 0 only measures."""
     kwargs: dict[str, Any] = {}
@@ -94,5 +95,5 @@ class EvalConfig(Section):
     """Completions of each prompt."""
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
-    exact_match: str = "exact_match"
-    """Reward function whose value 1.0 counts as an exact match, named as in `reward.functions`."""
+    exact_match: str | None = "exact_match"
+    """Reward function whose value 1.0 counts as an exact match, named as in `reward.functions`; null measures none."""

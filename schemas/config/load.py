@@ -1,23 +1,25 @@
 """From a YAML file and dotted overrides to a checked `RunConfig`, or to problems said in words."""
 
-import difflib
+import re
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from schemas.config.problems import describe
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
 
 _ENVIRONMENT_PATHS = ("path", "eval_path")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Read a run's configuration.
 
     Args:
-        path: the YAML file. Paths inside it to data and reward files are relative to its folder.
+        path: the YAML file. Where what it names is looked for: see `_locate`.
         overrides: `dotted.key=value` each, the value in YAML; list items by number (`environments.0.name=x`).
 
     Raises:
@@ -42,7 +44,7 @@ def check_tree(tree: Any) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        problems = [_describe(problem) for problem in error.errors(include_url=False)]
+        problems = [describe(problem) for problem in error.errors(include_url=False)]
         raise ConfigError(*[line for problem in problems for line in problem.splitlines()]) from None
 
 
@@ -51,25 +53,63 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it: a key stands once (else the last one would win), and 1e-5 is a number, not a text."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The node of a map."""
+        node = super().compose_mapping_node(anchor)
+        first: dict[str, yaml.ScalarNode] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            earlier = first.setdefault(key.value, key)
+            if earlier is not key:
+                line = earlier.start_mark.line + 1
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands in line {line} already", problem_mark=key.start_mark
+                )
+        return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
+
+
 def _read(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return _parse(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    except (yaml.reader.ReaderError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {error.reason}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{path}: {_place_and_cause(error)}") from None
+
+
+def _place_and_cause(error: yaml.MarkedYAMLError) -> str:
+    mark, context = error.problem_mark, ""
+    assert mark is not None
+    if "'\\t'" in str(error.problem):
+        return f"line {mark.line + 1}: a tab; YAML indents with spaces"
+    if error.context and error.context_mark:
+        context = f"{error.context} of line {error.context_mark.line + 1}, "
+    return f"line {mark.line + 1}, column {mark.column + 1}: {context}{error.problem}"
 
 
 def _apply(tree: Any, override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise ConfigError(f"{override}: an override is written path.to.key=value")
     *parents, last = key.split(".")
     node = tree
     for parent in parents:
         node = _child(node, parent, key)
     try:
-        value = yaml.safe_load(text)
+        value = _parse(text)
     except yaml.YAMLError:
         raise ConfigError(f"{key}: {text!r} is not a YAML value") from None
     if isinstance(node, list):
@@ -96,99 +136,42 @@ def _index(node: list[Any], name: str, key: str) -> int:
     return int(name)
 
 
-def _describe(problem: Any) -> str:
-    """One pydantic problem as `path.to.key: what is wrong, what is allowed`."""
-    where = _without_union_tags(problem["loc"])
-    dotted = ".".join(str(part) for part in where) or "run"
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "extra_forbidden":
-        return f"{dotted}: no such key{_nearest(where)}"
-    if kind == "missing":
-        return f"{dotted}: is required"
-    if kind == "union_tag_invalid":
-        return f"{dotted}.type: {context['tag']!r} is not one of {context['expected_tags']}{_closest(context)}"
-    if kind == "union_tag_not_found":
-        return f"{dotted}.type: is required"
-    if kind == "model_type":
-        return f"{dotted}: must be a map of keys, got {problem['input']!r}"
-    message = problem["msg"].removeprefix("Value error, ")
-    seen = "" if isinstance(problem["input"], dict | list | BaseModel) else f", got {problem['input']!r}"
-    return f"{dotted}: {message[0].lower()}{message[1:]}{seen}" if where else message
-
-
-def _without_union_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """The path as a user writes it: pydantic puts the tag of a discriminated union between key and field."""
-    kept: list[str | int] = []
-    for part in location:
-        fields, tags = _fields_at(tuple(kept))
-        if (part in tags and part not in fields) or _is_member_of_union(part):
-            continue
-        kept.append(part)
-    return tuple(kept)
-
-
-def _is_member_of_union(part: str | int) -> bool:
-    """Whether pydantic names a member of a plain union here, like `list[str]`."""
-    return isinstance(part, str) and part.endswith("]")
-
-
-def _nearest(where: tuple[str | int, ...]) -> str:
-    """The declared key that the unknown one resembles, or all of the section's keys."""
-    *parents, last = where
-    allowed = sorted(_fields_at(tuple(parents))[0])
-    close = difflib.get_close_matches(str(last), allowed, n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else f", allowed are {', '.join(allowed)}"
-
-
-def _closest(context: dict[str, Any]) -> str:
-    tags = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-    close = difflib.get_close_matches(str(context["tag"]), tags, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
-
-
-def _fields_at(where: tuple[str | int, ...]) -> tuple[set[str], set[str]]:
-    """(keys, union tags) that are declared at a path; for a union the keys of all its members."""
-    models: list[type[BaseModel]] = [RunConfig]
-    for part in where:
-        if isinstance(part, int):
-            continue
-        annotations = [model.model_fields[part].annotation for model in models if part in model.model_fields]
-        models = [found for annotation in annotations for found in _models_in(annotation)]
-    fields = {name for model in models for name in model.model_fields}
-    tags = {str(model.model_fields["type"].default) for model in models if "type" in model.model_fields}
-    return fields, tags
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) is None and not isinstance(annotation, Union.__class__):
-        return []
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
-
-
 def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
-    """Make paths of data, reward files and a local model absolute, so that every actor finds them wherever it runs."""
+    """Make absolute what the run reads and where it writes, so that every actor finds it wherever it runs."""
     environments = [_resolve_environment(environment, folder) for environment in config.environments]
-    functions = [f.model_copy(update={"path": _absolute_code(f.path, folder)}) for f in config.reward.functions]
-    local_model = folder / config.model.path
-    model_path = str(local_model) if (local_model / "config.json").exists() else config.model.path
+    functions = [f.model_copy(update={"path": _locate_code(f.path, folder)}) for f in config.reward.functions]
+    exact_match = config.eval.exact_match and _locate_code(config.eval.exact_match, folder)
     return config.model_copy(
         update={
             "output_dir": str(config.output),
-            "model": config.model.model_copy(update={"path": model_path}),
+            "model": config.model.model_copy(update={"path": _locate_model(config.model.path, folder)}),
             "environments": environments,
             "reward": config.reward.model_copy(update={"functions": functions}),
-            "eval": config.eval.model_copy(update={"exact_match": _absolute_code(config.eval.exact_match, folder)}),
+            "eval": config.eval.model_copy(update={"exact_match": exact_match}),
         }
     )
 
 
+def _locate(path: str, folder: Path) -> Path:
+    """Where a file or folder that the run reads lies: beside the configuration, else where the command is given."""
+    given = Path(path).expanduser() if path.startswith("~/") else Path(path)
+    places = (folder / given, Path.cwd() / given)
+    return next((place for place in places if place.exists()), places[0])
+
+
+def _locate_model(path: str, folder: Path) -> str:
+    """Names on the hub stay; `a/b` is none where a folder `a` is there, or what is meant to lie in it."""
+    located = _locate(path, folder)
+    owner, slash, _ = path.partition("/")
+    is_hub_name = _HUB_NAME.fullmatch(path) and not (slash and _locate(owner, folder).is_dir())
+    return path if is_hub_name and not located.exists() else str(located)
+
+
+def _locate_code(path: str, folder: Path) -> str:
+    file, colon, function = path.rpartition(":")
+    return f"{_locate(file, folder)}:{function}" if colon and file.endswith(".py") else path
+
+
 def _resolve_environment(environment: Any, folder: Path) -> Any:
     values = {key: getattr(environment, key, None) for key in _ENVIRONMENT_PATHS}
-    return environment.model_copy(update={key: str(folder / value) for key, value in values.items() if value})
-
-
-def _absolute_code(path: str, folder: Path) -> str:
-    file, colon, function = path.rpartition(":")
-    return f"{folder / file}:{function}" if colon and file.endswith(".py") else path
+    return environment.model_copy(update={key: str(_locate(value, folder)) for key, value in values.items() if value})

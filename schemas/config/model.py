@@ -26,7 +26,7 @@ class ModelConfig(Section):
     """A Hugging Face causal LM."""
 
     path: str = Field(min_length=1)
-    """Name on the hub or a directory."""
+    """A name on the hub, or a directory: beside the configuration file, else where the command is given."""
     dtype: Dtype = "bfloat16"
     """Precision of weights and computation, in the trainer and the embedded engine."""
     trust_remote_code: bool = False

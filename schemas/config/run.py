@@ -30,18 +30,31 @@ class RunConfig(Section):
     output_dir: str = "outputs/run"
     """What the run leaves behind (relative to where the command is given)."""
     model: ModelConfig
+    """Which policy is trained."""
     environments: list[EnvironmentConfig] = Field(min_length=1)
+    """What is sampled from; train groups are shared out by `weight`."""
     rollout: RolloutConfig = RolloutConfig()
+    """How groups are sampled."""
     reward: RewardConfig
+    """How groups are scored, and what becomes of the scores."""
     packer: PackerConfig = PackerConfig()
+    """How many groups make a step, in which order, and how far sampling may run ahead."""
     trainer: TrainerConfig
+    """How long and how the policy is optimised, and when it is saved."""
     inference: InferenceConfig = InferenceConfig()
+    """What serves the policy, and where."""
     weights: WeightsConfig = WeightsConfig()
+    """How a new version of the policy reaches the engines."""
     eval: EvalConfig = EvalConfig()
+    """When and how the policy is measured on held-out prompts."""
     ledger: LedgerConfig = LedgerConfig()
+    """Where the record of all groups lies, and what it survives."""
     bus: BusConfig = BusConfig()
+    """How the actors reach each other, and when one counts as gone."""
     telemetry: TelemetryConfig = TelemetryConfig()
+    """What is logged, measured and kept of the completions."""
     up: UpConfig = UpConfig()
+    """How many processes `actors up` starts on this machine."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
@@ -106,16 +119,21 @@ def _weights_set_for_all_or_none(config: RunConfig) -> list[str]:
 
 
 def _plaintext_stays_on_loopback(config: RunConfig) -> list[str]:
-    bus = config.bus
-    if not bus.control.startswith("tcp://") or bus.allow_plaintext:
+    bus, control_host = config.bus, _control_host(config)
+    if control_host is None or bus.allow_plaintext:
         return []
-    control_host = bus.control.removeprefix("tcp://").rpartition(":")[0]
     return [
         f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; bind to 127.0.0.1, or set "
         "bus.allow_plaintext: true on a network that only you can reach"
         for key, host in (("bus.control", control_host), ("bus.host", bus.host))
         if not _is_loopback(host)
     ]
+
+
+def _control_host(config: RunConfig) -> str | None:
+    """The host of the packer's address; None where the bus does not leave this machine's kernel."""
+    scheme, _, address = config.bus.control.partition("://")
+    return address.rpartition(":")[0] if scheme == "tcp" else None
 
 
 def _is_loopback(host: str) -> bool:
@@ -153,4 +171,17 @@ def warnings(config: RunConfig) -> list[str]:
         found.append(
             f"environments[].eval_path: not set for {needs_file[0].label}, so nothing of it is held out for eval"
         )
-    return found
+    return found + _reached_by_nobody(config)
+
+
+def _reached_by_nobody(config: RunConfig) -> list[str]:
+    """Addresses on loopback in a run that has been opened to other machines."""
+    control_host = _control_host(config)
+    if control_host is None or _is_loopback(control_host):
+        return []
+    return [
+        f"{key}.host: {section.host!r} can't be reached from other machines, which bus.control {config.bus.control} is "
+        f"for; set it to an address of each machine's network, or 0.0.0.0 and {key}.advertise_host"
+        for key, section in (("bus", config.bus), ("inference", config.inference))
+        if _is_loopback(section.host) and section.advertise_host is None
+    ]

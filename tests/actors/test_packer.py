@@ -26,21 +26,30 @@ def test_facts_of_a_group_are_its_oldest_version_and_its_longest_sample():
     assert facts.policies == {Policy(lineage=1, version=6), Policy(lineage=1, version=4)}
 
 
-def test_evaluation_whose_record_a_crash_has_lost_is_recorded_again(tmp_path):
-    """The ledger says that both evaluations are done, but not what came out: it is read from their groups again."""
-    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
+def test_evaluation_that_was_not_written_down_before_a_crash_is_so_after_it(tmp_path):
+    """The disk is full when the first one ends, and the packer dies: its groups are still there to be read."""
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 10})
+    with ring(config) as run:
+        run.start("packer-0")
+        (config.output / "evals.jsonl").symlink_to("/dev/full")
+        run.start("trainer-0", "inference-0", "reward-0", "rollout-0")
+        wait_until(lambda: stored(config, "evals_done") == [0], "the first evaluation has ended")
+        run["packer-0"].crash()
+    assert not stored(config, "evals")
+    (config.output / "evals.jsonl").unlink()
     with ring(config) as run:
         run.start().wait()
-    before = summary_of(config)
-    with contextlib.closing(sqlite3.connect(config.ledger_path, isolation_level=None)) as ledger:
-        ledger.execute("DELETE FROM meta WHERE key = 'evals'")
-    with ring(config) as run:
-        run.start().wait()
-    after = summary_of(config)
-    assert after["eval_before"] == before["eval_before"] is not None
-    assert after["eval_after"] == before["eval_after"] is not None
+    assert summary_of(config)["eval_before"]["reverse_text"]["num_prompts"] == 3
+    assert summary_of(config)["eval_after"]["reverse_text"]["num_prompts"] == 3
     lines = (config.output / "evals.jsonl").read_text().splitlines()
-    assert [json.loads(line)["version"] for line in lines] == [0, 2]
+    assert [json.loads(line)["version"] for line in lines] == [0, 10]
+
+
+def stored(config, key):
+    """A value of the ledger's file."""
+    with contextlib.closing(sqlite3.connect(config.ledger_path)) as ledger:
+        row = ledger.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return json.loads(row[0]) if row else None
 
 
 def test_finished_run_that_is_started_again_writes_the_same_summary(tmp_path):

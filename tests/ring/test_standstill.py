@@ -29,7 +29,7 @@ def start(ring: Ring) -> StandingLearner:
     """The whole ring with a learner that will stand still."""
     learner = StandingLearner()
     ring.start("packer-0", "inference-0", "reward-0", "rollout-0")
-    ring.start("trainer-0", make_learner=lambda: learner)
+    ring.start("trainer-0", learner=lambda: learner)
     return learner
 
 

@@ -7,10 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.telemetry.metrics import BUS_SPECS, SPECS
+from bus.topology import Addresses
+from schemas.config import RunConfig
+from tests.ports import free_port
 from tests.ring.harness import (
     ALL,
     check_promise,
@@ -42,6 +46,12 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def told(config: RunConfig, event: str) -> list[dict[str, Any]]:
+    """Lines of up.log about an event."""
+    lines = [json.loads(line) for line in (config.output / "logs" / "up.log").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
 
 
 def test_up_runs_to_the_end_and_leaves_what_it_promises(tmp_path):
@@ -89,7 +99,9 @@ def test_up_runs_to_the_end_and_leaves_what_it_promises(tmp_path):
     groups = [json.loads(line) for line in (config.output / "samples.jsonl").read_text().splitlines()]
     assert len([g for g in groups if g["purpose"] == "train"]) == 10
     assert "step 5  train ordinal" in samples
-    assert {path.name for path in (config.output / "logs").iterdir()} == {f"{name}.log" for name in NAMES}
+    assert {path.name for path in (config.output / "logs").iterdir()} == {f"{name}.log" for name in {*NAMES, "up"}}
+    assert not Addresses(config).folder.exists()
+    assert not Path(config.weights.directory).exists()
     assert (config.output / "config.resolved.yaml").exists()
     assert [path.name for path in sorted((config.output / "checkpoints").glob("step_*"))] == ["step_3", "step_5"]
 
@@ -128,7 +140,12 @@ def test_up_survives_the_death_of_every_actor(tmp_path):
         wait_until(lambda: steps_recorded(config) >= 7, "step 7")
         kill("packer-0", signal.SIGTERM)
         assert up.wait(60.0) == 0, started.text("up")
+        text = started.text("up")
     assert check_promise(config).dropped == {}
+    assert {f"{name} ended by SIGKILL, started again" for name in NAMES} <= set(text.splitlines())
+    assert "packer-0 ended with exit code 0, started again" in text
+    assert {(line["child"], line["how"]) for line in told(config, "ended")} >= {(name, "by SIGKILL") for name in NAMES}
+    assert len(told(config, "started")) == len(NAMES) + 6
 
 
 @pytest.mark.slow
@@ -151,12 +168,79 @@ def test_sigterm_stops_a_run_softly_and_the_same_command_goes_on(tmp_path):
         stopped_at = int(next((config.output / "checkpoints").glob("step_*")).name.removeprefix("step_"))
         assert stopped_at >= 2
         assert not (config.output / "summary.json").exists()
+        assert started.text("up").endswith(f"\nsaved step {stopped_at}; the same command goes on\n")
         assert started.up().wait(60.0) == 0
-        began = time.monotonic()
-        assert started.up().wait(60.0) == 0, "a run that is done is done again"
-        assert time.monotonic() - began < 20.0
+        assert f"continuing run ring from step {stopped_at}\n" in started.text("up")
     assert check_promise(config).dropped == {}
     assert summary_of(config)["ledger"]["reissued"] == 0
+
+
+@pytest.mark.slow
+def test_run_that_is_done_starts_nothing_and_goes_on_when_max_steps_is_raised(tmp_path):
+    """The same command says that there is nothing to do; with trainer.max_steps=4 it trains two more."""
+    config = ring_config(tmp_path, trainer={"max_steps": 2}, eval={"num_prompts": 0})
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(60.0) == 0
+        starts = len(told(config, "started"))
+        assert started.up().wait(60.0) == 0
+        assert started.text("up").endswith(f"run ring: {config.output}\nnothing to do: done at step 2\n")
+        assert len(told(config, "started")) == starts
+        assert started.up("trainer.max_steps=4").wait(60.0) == 0
+        assert "continuing run ring from step 2\n" in started.text("up")
+    check_promise(ring_config(tmp_path, trainer={"max_steps": 4}))
+
+
+@pytest.mark.slow
+def test_second_up_on_the_same_output_is_refused_and_does_the_first_no_harm(tmp_path):
+    """Exit 2 with the pid of the one that runs; its configuration and its actors stay as they are."""
+    config = ring_config(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.03}})
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 1, "step 1")
+        pids, resolved = children(up.pid), (config.output / "config.resolved.yaml").read_text()
+        second = started.spawn("second", "up", str(started.config_path), "trainer.learning_rate=1")
+        assert second.wait(30.0) == 2
+        assert started.text("second").startswith(
+            f"output_dir: {config.output}: a run is going on here (actors up, pid {up.pid}); "
+        )
+        assert (config.output / "config.resolved.yaml").read_text() == resolved
+        assert children(up.pid) == pids
+        assert up.wait(60.0) == 0
+    assert check_promise(config).dropped == {}
+    assert "started again" not in started.text("up")
+
+
+@pytest.mark.slow
+def test_up_is_killed_and_started_again_at_once_five_times(tmp_path):
+    """Whatever its actors are at: they are waited for, no new one fails, and the run completes as promised."""
+    config = ring_config(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.03}},
+        trainer={"max_steps": 10, "checkpoint": {"interval": 2}},
+        eval={"num_prompts": 0},
+        telemetry={"metrics_port": free_port()},
+    )
+    moments = [
+        lambda up: children(up.pid),
+        lambda up: len(children(up.pid)) == len(NAMES),
+        lambda up: held_by(config, "rollout-0"),
+        lambda up: steps_recorded(config) >= 3,
+        lambda up: steps_recorded(config) >= 6,
+    ]
+    with processes(config, tmp_path) as started:
+        killed = []
+        for moment in moments:
+            up = started.up()
+            wait_until(lambda moment=moment, up=up: moment(up), "the moment to kill")
+            up.kill()
+            killed.append(up)
+        assert started.up().wait(60.0) == 0, started.text("up")
+        for up in killed:
+            up.wait()
+        text = started.text("up")
+    assert check_promise(config).dropped == {}
+    assert "started again" not in text
+    assert "still held" not in text
 
 
 @pytest.mark.slow
@@ -202,6 +286,7 @@ def test_reward_that_always_raises_fails_the_run_with_its_words(tmp_path):
     config = ring_config(tmp_path, reward=own_reward("failing"), eval={"num_prompts": 0})
     with processes(config, tmp_path) as started:
         assert started.up().wait(60.0) == 1
+        assert not Path(config.weights.directory).exists()
         assert "run failed: 32 groups in a row were dropped as poison" in started.text("up")
         assert "failing raised RuntimeError: the judge is out of order" in started.text("up")
 
@@ -213,14 +298,19 @@ def test_actor_in_a_crash_loop_fails_the_run_by_name(tmp_path):
     with processes(config, tmp_path) as started:
         assert started.up().wait(60.0) == 1
         text = started.text("up")
+    assert "reward-0 ended with exit code 5, started again" in text
     assert "reward-0 ended 2 times within 60 s of its start, last with exit code 5 (up.max_restarts 1)" in text
     assert str(config.output / "logs" / "reward-0.log") in text
 
 
-def test_up_with_a_wrong_reward_ends_with_2_lines_that_say_what_to_change(tmp_path):
+def test_up_with_a_reward_that_can_not_be_imported_ends_with_2_and_plain_words(tmp_path):
     """What only an actor can find out ends the run at once, with the actor's words, without restarts."""
-    config = ring_config(tmp_path, reward={"functions": [{"path": "exact_macth"}]})
+    config = ring_config(tmp_path, reward={"functions": [{"path": "no_such_package:function"}]})
     with processes(config, tmp_path) as started:
         assert started.up().wait(60.0) == 2
-        assert "reward-0: its configuration can't be used" in started.text("up")
-        assert "no built-in reward 'exact_macth', did you mean 'exact_match'?" in started.text("up")
+        lines = started.text("up").splitlines()
+    said = lines[lines.index("reward-0: its configuration can't be used") + 1 :]
+    assert len(said) == 2
+    assert said[0].startswith("reward.functions.0.path: ")
+    assert "no_such_package" in said[0]
+    assert said[1] == f"log: {config.output / 'logs' / 'reward-0.log'}"

@@ -294,9 +294,7 @@ class Ring:
     Steps fold only where a test asks for it: all others look at every step.
     """
 
-    def __init__(
-        self, settings: Settings, num_evals: int = 0, store: Store | None = None, fold: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, num_evals: int = 0, store: Store | None = None, fold: bool = False) -> None:
         self.settings = settings if fold else replace(settings, keep_steps=sys.maxsize)
         self.now, self.store = 100.0, store or Store(":memory:")
         self.doubles: list[Double] = []

@@ -112,7 +112,9 @@ def test_a_step_saved_again_replaces_the_old_one(folder: CheckpointFolder) -> No
 def test_checkpoints_of_a_dead_history_neither_count_nor_push_out_the_live_one(folder: CheckpointFolder) -> None:
     """The gang went back to step 20, so 30 and 40 are dead as soon as 25 is saved; both newest ones are alive."""
     for step in (20, 30, 40):
-        CheckpointFolder(folder.path(step).parent, CheckpointConfig(keep_last=9)).save(step, "old", 0, [], RUN, FakeLearner().snapshot())
+        CheckpointFolder(folder.path(step).parent, CheckpointConfig(keep_last=9)).save(
+            step, "old", 0, [], RUN, FakeLearner().snapshot()
+        )
     save(folder, 25)
     assert [(info.step, info.chain) for info in folder.good(RUN)] == [(20, "old"), (25, "chain25")]
     dead = folder.path(25).parent / "dead"

@@ -1,0 +1,151 @@
+"""What else can be wrong with a run than its configuration: folders, files and functions that it names.
+
+Found before anything starts, without GPU, model and network. No code of the user's runs here: where it is imported is
+the reward actor's affair (DESIGN §7), so a function in a file is looked for in its syntax tree, and one of a package
+not at all.
+"""
+
+import ast
+import difflib
+import inspect
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from actors.rewards.builtin import BUILTIN
+from actors.rewards.load import load_function
+from schemas.config import RunConfig
+from schemas.config.actors import FakeEngineConfig
+from schemas.config.data import JsonlConfig, RewardFunctionConfig, Split
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from actors.environments.jsonl import Jsonl
+
+MODEL_FILES = ("config.json", "tokenizer.json")
+"""Of a model's directory: those without which no actor can begin."""
+EXACT_MATCH = "eval.exact_match"
+
+
+def preflight(config: RunConfig) -> None:
+    """Look at everything outside the configuration that it relies on.
+
+    Raises:
+        ConfigError: every problem found, each as `path.to.key: what is wrong, what is allowed`.
+    """
+    problems = [*_model(config), *_folders(config), *_functions(config), *_rows(config)]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    """A directory must hold a model; whether the hub knows a name is not asked."""
+    folder = Path(config.model.path)
+    if isinstance(config.inference.engine, FakeEngineConfig) or not folder.is_absolute():
+        return
+    if not folder.is_dir():
+        yield (
+            f"model.path: there is no folder {folder}; a relative path is looked for beside the configuration file, "
+            "then where the command is given; a name on the hub reads organisation/model"
+        )
+    else:
+        yield from (f"model.path: {folder} has no {name}" for name in MODEL_FILES if not (folder / name).is_file())
+
+
+def _folders(config: RunConfig) -> Iterator[str]:
+    """Those that the run writes to must be there, or there must be a place to make them."""
+    folders = {"output_dir": config.output}
+    if config.ledger.path:
+        folders["ledger.path"] = config.ledger_path.parent
+    if config.weights.directory:
+        folders["weights.directory"] = Path(config.weights.directory).absolute()
+    for key, folder in folders.items():
+        nearest = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
+        if not nearest.is_dir():
+            yield f"{key}: {folder} can't be made, since {nearest} is no folder"
+        elif not os.access(nearest, os.W_OK | os.X_OK):
+            yield f"{key}: {folder} can't be written to, since {nearest} may not be"
+
+
+def _functions(config: RunConfig) -> Iterator[str]:
+    for key, function in _configured(config):
+        place, colon, name = function.path.rpartition(":")
+        if not colon:
+            try:
+                load_function(function.path, key)  # one of ours
+            except ConfigError as error:
+                yield from error.problems
+        elif place.endswith(".py"):
+            yield from (f"{key}: {problem}" for problem in _in_file(Path(place), name))
+        elif not re.fullmatch(r"\w+(\.\w+)*:\w+", function.path):
+            yield f"{key}: {function.path!r} must be a built-in name, package.module:function or file.py:function"
+
+
+def _configured(config: RunConfig) -> list[tuple[str, RewardFunctionConfig]]:
+    """All functions by key; those of the reward score train and eval groups."""
+    found = [(f"reward.functions.{i}.path", function) for i, function in enumerate(config.reward.functions)]
+    exact_match = config.eval.exact_match
+    return [*found, *([(EXACT_MATCH, RewardFunctionConfig(path=exact_match))] if exact_match else [])]
+
+
+def _in_file(file: Path, name: str) -> Iterator[str]:
+    try:
+        names = _bound(ast.parse(file.read_bytes(), str(file)))
+    except OSError as error:
+        yield f"{file} can't be read: {error.strerror}"
+    except (SyntaxError, ValueError) as error:
+        yield f"{file} is not Python: {error}"
+    else:
+        if name not in names and "*" not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            yield f"{file} has no function {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Names that a module binds: by def, class, assignment and import; `*` where it imports what can't be known."""
+    found, rest = set[str](), list[ast.AST]([tree])
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        if isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        rest += ast.iter_child_nodes(node)
+    return found
+
+
+def _rows(config: RunConfig) -> Iterator[str]:
+    """Every row must be an example, and have the columns that built-in functions ask for."""
+    files = [environment for environment in config.environments if isinstance(environment, JsonlConfig)]
+    if not files:
+        return
+    from actors.environments.jsonl import Jsonl  # here: it loads numpy
+
+    for environment, split in itertools.product(files, get_args(Split)):
+        try:
+            rows = Jsonl(environment, split)
+        except ConfigError as error:
+            yield from error.problems
+            continue
+        if rows.num_examples and (split == "train" or config.eval.num_prompts):
+            yield from _lacking(config, split, rows)
+
+
+def _lacking(config: RunConfig, split: Split, rows: "Jsonl") -> Iterator[str]:
+    for key, function in _configured(config):
+        if function.path not in BUILTIN or (split == "train" and key == EXACT_MATCH):
+            continue
+        parameters = list(inspect.signature(BUILTIN[function.path]).parameters.values())[2:]
+        needed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - function.kwargs.keys()
+        for column in sorted(needed - rows.columns):
+            hint = "; name another function, or null to measure none" if key == EXACT_MATCH else ""
+            yield (
+                f"{key}: {function.path} needs a column {column!r}, which not every row of {rows.path} has; all rows "
+                f"have {', '.join(sorted(rows.columns)) or 'no column but the prompt'}{hint}"
+            )

@@ -1,0 +1,190 @@
+"""Runs that are stopped, killed, rewound, forked and replayed (P18, P19, P22, P23): nothing lost, the same bits."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from actors.assembly import make_learner
+from actors.replay import replay
+from actors.resume import compare, rewind
+from schemas.config import RunConfig, dump_config
+from schemas.errors import ConfigError
+from tests.ring.harness import ALL, check_promise, ring, ring_config, steps_recorded, summary_of, wait_until
+from tests.ring.witness_checker import check_witnesses
+
+TWO_RANKS = ("packer-0", "trainer-0", "trainer-1", "inference-0", "reward-0", "rollout-0")
+
+
+def level_0(folder: Path, steps: int = 9, **sections) -> RunConfig:
+    """A run whose result is a function of its configuration: tokens depend on the weights' digest, lag is 0."""
+    sections["trainer"] = {"max_steps": steps, "checkpoint": {"interval": 3}} | sections.get("trainer", {})
+    return ring_config(
+        folder, "ipc", packer={"groups_per_step": 3, "sequence_len": 64, "max_async_level": 0},
+        eval={"num_prompts": 0}, **sections,
+    )  # fmt: skip
+
+
+def resolved(config: RunConfig) -> None:
+    """What `actors up` leaves for the commands that are given a directory."""
+    (config.output / "config.resolved.yaml").write_text(dump_config(config), encoding="utf-8")
+
+
+def weights_of(config: RunConfig) -> str:
+    """The digest that stands for the weights of the last checkpoint."""
+    step = config.trainer.max_steps
+    return json.loads((config.output / "checkpoints" / f"step_{step}" / "trainer" / "fake.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> str:
+    """The weights that a run of this configuration reaches when nothing happens to it."""
+    config = level_0(tmp_path_factory.mktemp("undisturbed"))
+    with ring(config) as run:
+        run.start().wait()
+    return weights_of(config)
+
+
+def test_a_run_whose_actors_are_killed_reaches_the_same_weights(tmp_path, undisturbed):
+    """Packer, rollout, trainer, reward and engine crash one after the other; bit for bit the same result."""
+    config = level_0(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    with ring(config) as run:
+        run.start()
+        for step, kind in enumerate(("packer", "rollout", "trainer", "reward", "inference"), start=1):
+            wait_until(lambda step=step: steps_recorded(config) >= step, f"step {step}")
+            run[f"{kind}-0"].crash()
+            run.start(f"{kind}-0")
+        run.wait(60.0)
+    assert check_promise(config).dropped == {}
+    assert weights_of(config) == undisturbed
+
+
+def test_a_run_that_is_stopped_and_goes_on_reaches_the_same_weights(tmp_path, undisturbed):
+    """All actors drain at step 4, which no interval asks to be saved, and are started again."""
+    config = level_0(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    with ring(config) as run:
+        run.start()
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4")
+        for kind in ("rollout", "reward", "trainer", "inference", "packer"):
+            run[f"{kind}-0"].actor.drain()
+            run[f"{kind}-0"].thread.join(10.0)
+    stopped_at = max(int(p.name.removeprefix("step_")) for p in (config.output / "checkpoints").glob("step_*"))
+    assert 4 <= stopped_at < 9
+    with ring(config) as run:
+        run.start().wait()
+    assert check_promise(config).dropped == {}
+    assert weights_of(config) == undisturbed
+
+
+@pytest.mark.parametrize("victim", ["trainer-0", "trainer-1"])
+def test_two_ranks_lose_one_and_both_start_anew(tmp_path, victim):
+    """The gang breaks when either rank crashes; the other is told to exit, and the next incarnation trains the rest."""
+    config = level_0(tmp_path, trainer={"num_ranks": 2}, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    other = "trainer-1" if victim == "trainer-0" else "trainer-0"
+    with ring(config) as run:
+        run.start(*TWO_RANKS)
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4")
+        run[victim].crash()
+        run.start(victim)
+        wait_until(lambda: not run[other].thread.is_alive(), "the other rank is told to exit")
+        assert type(run[other].error).__name__ == "StartOverError"
+        run.start(other).wait(60.0)
+    assert check_promise(config).dropped == {}
+
+
+def test_a_bad_newest_checkpoint_falls_back_to_the_one_before(tmp_path, undisturbed):
+    """step_6 is damaged: the run goes on from step_3, by name in the log, and ends with the same weights."""
+    config = level_0(tmp_path)
+    with ring(config) as run:
+        run.start().wait()
+    folder = config.output / "checkpoints"
+    shutil.rmtree(folder / "step_9")
+    (folder / "step_6" / "trainer" / "fake.json").write_text('"damaged"')
+    with ring(config) as run:
+        run.start().wait()
+    assert check_promise(config).dropped == {}
+    assert weights_of(config) == undisturbed
+
+
+def test_a_rewound_run_trains_the_same_steps_again(tmp_path, undisturbed):
+    """Back from step 9 to step 6: checkpoints after it are moved away, the result is the same, nothing is new."""
+    config = level_0(tmp_path)
+    with ring(config) as run:
+        run.start().wait()
+    resolved(config)
+    assert rewind(config.output, 6) == "the run goes on from step 6; moved to checkpoints/dead: step_9"
+    with ring(config) as run:
+        run.start().wait()
+    assert summary_of(config)["ledger"]["issued"] == 27
+    assert check_promise(config).dropped == {}
+    assert weights_of(config) == undisturbed
+
+
+def test_a_rewind_that_is_not_possible_says_why(tmp_path):
+    """No such checkpoint; a packer at work; no run."""
+    config = level_0(tmp_path, steps=6)
+    with ring(config) as run:
+        run.start()
+        wait_until(lambda: steps_recorded(config) >= 1, "step 1")
+        resolved(config)
+        with pytest.raises(ConfigError, match="another packer holds"):
+            rewind(config.output, 3)
+        run.wait()
+    with pytest.raises(ConfigError, match=r"--step 4: .*step_4 is no good checkpoint .*there are 3, 6"):
+        rewind(config.output, 4)
+    with pytest.raises(ConfigError, match=r"there is no run \(config.resolved.yaml is missing\)"):
+        rewind(tmp_path / "elsewhere", 3)
+
+
+def test_another_identity_is_refused_by_key_and_forked_on_request(tmp_path):
+    """A new seed: refused; with fork what came after the newest durable step is given up and its examples come again."""
+    config = level_0(tmp_path, steps=6, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    with ring(config) as run:
+        run.start()
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4")
+        for name in (f"{kind}-0" for kind in ALL):
+            run[name].crash()
+    changed = level_0(tmp_path, steps=6, rollout={"group_size": 4, "max_tokens": 12})
+    resolved(config)
+    text, allowed = compare(changed, config.output)
+    assert not allowed
+    assert "identity  rollout.group_size: 2 so far, 4 now" in text
+    with ring(changed) as run, pytest.raises(ConfigError, match=r"rollout\.group_size: 2 so far, 4 now; .*--fork"):
+        run.start("packer-0")
+    with ring(changed) as run:
+        run.start("packer-0", fork=True).start(*(f"{kind}-0" for kind in ALL if kind != "packer")).wait()
+    said, ledger = check_witnesses(config.output), summary_of(config)["ledger"]
+    assert said.steps == 6
+    assert set(said.dropped.values()) == {"forked"}
+    assert ledger["issued"] == ledger["trained"] + ledger["dropped"]["forked"]
+    assert ledger["in_flight"] == ledger["trained_twice"] == 0
+    assert len(said.trained) == 18
+    kept = [group for group in said.trained if group < 9]
+    assert kept == list(range(9)), "the three steps that were durable stand"
+
+
+def test_a_step_is_replayed_to_the_bit(tmp_path):
+    """Loss, gradient norm and weights of steps with and without a checkpoint before them; a changed line is seen."""
+    config = level_0(tmp_path, trainer={"num_ranks": 2}, ledger={"keep_steps": 100})
+    with ring(config) as run:
+        run.start(*TWO_RANKS).wait()
+    for step, start in ((1, 0), (5, 3), (9, 6)):
+        result = replay(config, step, make_learner(config))
+        assert (result.start, set(result.same.values())) == (start, {True}), str(result)
+    path = config.output / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"grad_norm": 1.0', '"grad_norm": 2.0'))
+    result = replay(config, 5, make_learner(config))
+    assert result.same == {"loss": True, "grad_norm": False, "weights": True}
+    assert "grad_norm  2.0                      1.0                      DIFFERENT" in str(result)
+    with pytest.raises(ConfigError, match=r"--step 99: .* has no line of this step; it has 1 to 9"):
+        replay(config, 99, make_learner(config))
+
+
+def test_a_step_whose_groups_are_gone_is_not_replayed_but_named(tmp_path):
+    """The ledger keeps groups back to the oldest checkpoint; what is before says which key keeps more."""
+    config = level_0(tmp_path, steps=12, trainer={"checkpoint": {"interval": 2, "keep_last": 2}})
+    with ring(config) as run:
+        run.start().wait()
+    with pytest.raises(ConfigError, match=r"--step 2: the ledger has the groups of steps from \d+ on.*keep_steps"):
+        replay(config, 2, make_learner(config))
