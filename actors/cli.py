@@ -143,7 +143,7 @@ def _check_resume(config: "RunConfig", output_dir: Path) -> int:
 
 
 def _default_name(actor: str) -> str:
-    """torchrun tells each of its processes a rank."""
+    """The actor's kind and a number: 0, or the rank that torchrun tells each of its processes."""
     return f"{actor}-{os.environ.get('RANK', 0) if actor == 'trainer' else 0}"
 
 

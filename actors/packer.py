@@ -170,7 +170,7 @@ class PackerActor:
             while not self._draining and not self._over:
                 self._round(self._inflow.take(ROUND_SECONDS))
             self._see_off(self._config.bus.lease if was_over else 0.0)
-        except ProtocolError as error:
+        except (ProtocolError, RunFailedError) as error:
             self._refuse_everybody(str(error))
             raise
         if self._machine.failure:

@@ -45,7 +45,7 @@ EVAL_SAMPLES = 3
 BEST_EFFORT = ("samples.jsonl", "metrics_targets.json")
 """Files that no run waits for at its end."""
 EvalGroups = tuple[int, list[ScoredGroup]]
-EvalResults = dict[str, dict[str, float]]
+EvalResults = dict[str, dict[str, float | None]]
 
 
 class RunRecord:
@@ -217,7 +217,11 @@ class RunRecord:
         self._values["evals"][str(version)] = results
         self._dirty.add("evals")
         self._samples.extend((version, group) for group in samples)
-        log.info("evaluated", version=version, **{label: round(r["exact_match"], 4) for label, r in results.items()})
+        log.info(
+            "evaluated",
+            version=version,
+            **{label: r["exact_match"] and round(r["exact_match"], 4) for label, r in results.items()},
+        )
 
     def _wait_for_room(self) -> None:
         self._give_up_when_stuck()
@@ -402,17 +406,18 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
 def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
     """Results per environment; unscorable completions count as no match and stay out of the mean reward.
 
-    The last function of an evaluation group is `eval.exact_match` (see `actors.reward`).
+    The last function of an evaluation group is `eval.exact_match` (see `actors.reward`). A value is None where no
+    completion could be scored: 0 would be a score.
     """
-    results = {}
+    results: EvalResults = {}
     for label in dict.fromkeys(group.environment for group in groups):
         mine = [group for group in groups if group.environment == label]
         matches = np.concatenate([group.rewards_FG[-1] for group in mine])
         rewards = np.concatenate([group.rewards_G for group in mine])
         scored = rewards[~np.isnan(rewards)]
         results[label] = {
-            "exact_match": float((matches == 1.0).mean()),
-            "mean_reward": float(scored.mean()) if scored.size else 0.0,
+            "exact_match": None if np.isnan(matches).all() else float((matches == 1.0).mean()),
+            "mean_reward": float(scored.mean()) if scored.size else None,
             "num_prompts": len(mine),
         }
     return results

@@ -1,8 +1,8 @@
 """`actors replay`: a recorded step again, from what the run has left on disk, compared bit by bit.
 
 It reads the newest checkpoint before the step, the groups of the steps after it from the ledger, and the line that the
-reporter wrote; it writes nothing and may run beside the run. Loss, gradient norm and the digest of the resulting weights
-either have the same bits or the machine, the build or the files are not what they were.
+reporter wrote; it writes nothing and may run beside the run. Loss, gradient norm and the digest of the weights that the
+step made either have the same bits, or the machine, the build or the files are not what they were.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
 
 
 def recorded_threads(config: RunConfig, step: int) -> int | None:
-    """torch's threads in the recorded step, on which the order of sums depends; None where they are not known."""
+    """Threads of torch in the recorded step, on which the order of sums depends; None where they are not known."""
     threads = _recorded(config.output / "metrics.jsonl", step).get("torch_threads")
     return int(threads) if threads else None
 

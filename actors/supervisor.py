@@ -87,7 +87,8 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
             return supervisor.run()
         except (RunFailedError, PeerRefusedError) as error:
             log.error("run failed", reason=str(error))
-            print(f"\nrun failed: {error}\nlogs: {output / 'logs'}", file=sys.stderr)
+            where = "" if isinstance(error, RunFailedError) else f"\nlogs: {output / 'logs'}"  # it names the one log
+            print(f"\nrun failed: {error}{where}", file=sys.stderr)
             return EXIT_FAILED
         finally:
             supervisor.stop()

@@ -8,6 +8,7 @@ nothing here can block. Rank 0 alone publishes, reports and saves; the ranks sha
     order wait ──run──▶ restore, meet, publish version c ──▶ step c+1 … max_steps ──▶ finish: wait until the run is done
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -27,7 +28,7 @@ from bus.counts import EdgeCounts
 from bus.data import Inbox
 from bus.weights import WeightPublisher
 from schemas.config import RunConfig
-from schemas.errors import RunFailedError
+from schemas.errors import PeerRefusedError, RunFailedError
 from schemas.messages import Manifest, Policy, StepBatch, StepReport, TrainerBeat, TrainerState
 
 if TYPE_CHECKING:
@@ -154,6 +155,9 @@ class TrainerActor:
         self._batches.start()
         try:
             self._train()
+        except RunFailedError as error:
+            self._tell_everybody(error)
+            raise
         finally:
             self._saver.close()
             self._batches.close()
@@ -210,6 +214,14 @@ class TrainerActor:
             self._follow()
             self.membership.wait(POLL_SECONDS)
         raise error
+
+    def _tell_everybody(self, error: RunFailedError) -> None:
+        """The packer tells all others that the run has failed; who starts again later does not know of it."""
+        self.membership.report(failure=str(error))
+        deadline = time.monotonic() + 2 * self._config.bus.lease
+        with contextlib.suppress(PeerRefusedError):  # which is how we are told
+            while time.monotonic() < deadline:
+                self.membership.wait(POLL_SECONDS)
 
     def _join(self, learner: "Learner") -> int | None:
         """Wait for the gang's incarnation and go to its checkpoint; returns the step of it, None when drained."""

@@ -4,9 +4,12 @@ Only the packer's control address is configured (P0). Every other address is mad
 travels in its beats, so peers join, leave and move while the run goes on.
 """
 
+import contextlib
+import errno
 import hashlib
 import math
 import os
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +55,8 @@ class Addresses:
         self._bus = config.bus
         self._tag = hashlib.sha256(str(config.output).encode()).hexdigest()[:10]
         self.transport = self._bus.control.partition(":")[0]
+        self.folder = Path(tempfile.gettempdir()) / f"grpo-actors-{os.getuid()}" / self._tag
+        """Of the sockets, with ipc."""
 
     @property
     def control(self) -> str:
@@ -70,17 +75,25 @@ class Addresses:
             return f"tcp://{self._bus.advertise_host}:{bound.rpartition(':')[2]}"
         return bound
 
+    def remove(self) -> None:
+        """Remove the sockets that nobody listens on any more, and their folder unless somebody is still there."""
+        for path in self.folder.glob("*"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
     def _local(self, name: str) -> str:
         if self.transport == "inproc":
             return f"inproc://{self._tag}/{name}"
-        folder = Path(tempfile.gettempdir()) / f"grpo-actors-{os.getuid()}" / self._tag
-        path = str(folder / name)
+        path = str(self.folder / name)
         if len(path.encode()) > MAX_IPC_PATH:
             raise ConfigError(
                 f"bus.control: the socket path {path} is longer than {MAX_IPC_PATH} bytes; set TMPDIR shorter"
             )
-        _make_private(folder.parent)
-        _make_private(folder)
+        _make_private(self.folder.parent)
+        _make_private(self.folder)
         return f"ipc://{path}"
 
 

@@ -1,7 +1,9 @@
 """What the README and the examples promise is executed here."""
 
+import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from actors.claim import claimed
 from schemas.config import load_config, warnings
 
 ROOT = Path(__file__).parent.parent
@@ -26,9 +29,17 @@ def test_every_example_configuration_is_good(path: Path) -> None:
     assert warnings(load_config(path)) == []
 
 
-def test_actors_check_accepts_gsm8k_offline() -> None:
-    """The model is a name on the hub and the data is not there; checking needs neither."""
-    completed = _actors("check", ROOT / "examples/gsm8k/run.yaml")
+def test_actors_check_accepts_gsm8k_offline_once_its_data_is_there(tmp_path: Path) -> None:
+    """The model is a name on the hub and not asked for; the files that the reader puts beside the example are."""
+    folder = shutil.copytree(ROOT / "examples/gsm8k", tmp_path / "gsm8k")
+    completed = _actors("check", folder / "run.yaml")
+    assert completed.returncode == 2
+    assert [line.split()[1] for line in completed.stderr.splitlines()] == [
+        str(folder / name) for name in ("train.jsonl", "test.jsonl")
+    ]
+    for name in ("train.jsonl", "test.jsonl"):
+        (folder / name).write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}))
+    completed = _actors("check", folder / "run.yaml")
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
@@ -75,6 +86,58 @@ def _names(block: str) -> list[str]:
         else:
             found += [folder + part for part in parts]
     return found
+
+
+def _quickstart(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> list[str]:
+    """The commands that the quickstart gives with these arguments; nothing is trained, the report is left out."""
+    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "examples/quickstart/quickstart.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    given: list[str] = []
+    monkeypatch.setattr(module, "_run", lambda *command: given.append(" ".join(map(str, command))))
+    monkeypatch.setattr(module, "report", lambda output: None)
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", *map(str, arguments)])
+    module.main()
+    return given
+
+
+def test_the_quickstart_begins_anew_unless_it_is_told_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With seed 1 after seed 0 nothing of the first is left, and it says so; `--resume` takes the run as it is."""
+    output = tmp_path / "out"
+    model, up = _quickstart(monkeypatch, "--output", output)
+    assert "--seed 0" in model
+    assert "seed=0" in up
+    assert capsys.readouterr().out.startswith("model made")
+    (output / "summary.json").write_text("{}")
+    (up,) = _quickstart(monkeypatch, "--output", output, "--resume", "trainer.max_steps=9")
+    assert up.endswith(f"up {output}/config.resolved.yaml trainer.max_steps=9")
+    assert (output / "summary.json").exists()
+    model, up = _quickstart(monkeypatch, "--output", output, "--seed", 1)
+    assert "--seed 1" in model
+    assert "seed=1" in up
+    assert f"beginning anew; the earlier quickstart in {output} has been removed" in capsys.readouterr().out
+    assert not (output / "summary.json").exists()
+
+
+def test_the_quickstart_removes_nothing_that_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 2 in a directory with other files, and in that of a quickstart that is running."""
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(SystemExit, match="2"):
+        _quickstart(monkeypatch, "--output", tmp_path)
+    assert "is not empty, and not a quickstart's" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").exists()
+    _quickstart(monkeypatch, "--output", tmp_path / "out")
+    (tmp_path / "out" / "metrics.jsonl").touch()
+    with claimed(tmp_path / "out"), pytest.raises(SystemExit, match="2"):
+        _quickstart(monkeypatch, "--output", tmp_path / "out")
+    assert "a run is going on here" in capsys.readouterr().err
+    assert (tmp_path / "out" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow

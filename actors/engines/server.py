@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SampleRequest
+from actors.faults import point
 
 log = structlog.get_logger("engine.http")
 
@@ -122,6 +123,7 @@ class CompletionServer:
         try:
             for prompt in prompts:
                 futures.append(self._submit(asked, prompt))
+            point("inference.request")
             async with asyncio.timeout(self._request_timeout):
                 groups = [await asyncio.wrap_future(future) for future in futures]
         except TimeoutError:

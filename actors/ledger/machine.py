@@ -299,6 +299,7 @@ class Machine:
             self.groups.scoring(ordinal, attempt, now)
 
     def _heard_trainer(self, beat: TrainerBeat) -> None:
+        self.failure = self.failure or beat.failure
         newest = max([beat.next_step - 1, *(c.step for c in beat.checkpoints), *beat.received.tolist()])
         if newest > self.steps.last:
             raise ProtocolError(

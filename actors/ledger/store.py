@@ -152,7 +152,7 @@ class Store(LedgerReader):
         self._db.executescript(SCHEMA)
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
-            raise sqlite3.DatabaseError(found)
+            raise sqlite3.DatabaseError(found.replace("\n", " "))
         self.run = self.value("run")
         if self.run is None:
             self.run = uuid.uuid4().hex[:16]

@@ -1,8 +1,9 @@
 """Logs: structlog, for people on a terminal and JSON for machines, with actor, name, step and policy as fields."""
 
+import contextlib
 import logging
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 
@@ -25,9 +26,24 @@ def configure_logs(config: TelemetryConfig, stream: TextIO | None = None) -> Non
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[config.log_level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Tolerant(stream))),
         cache_logger_on_first_use=False,
     )
+
+
+class _Tolerant:
+    """Loses what can't be written: a full disk must not end a process that has something to say about it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def bind_everywhere(**fields: str | int) -> None:

@@ -27,7 +27,7 @@ REWARD_BUCKETS = (-1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 
 PURPOSES = ("train", "eval")
 ATTEMPT_FAILURES = ("timeout", "engine", "environment", "prompt_too_long", "internal")
 SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "internal")
-DROPS = ("poison", "stale", "eval_void")
+DROPS = ("poison", "stale", "eval_void", "forked")
 GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
 
 
@@ -74,6 +74,12 @@ SPECS = (
     ),
     Spec("grpo_reward_groups_total", "counter", "Groups scored.", _labels(purpose=PURPOSES)),
     Spec("grpo_reward_failures_total", "counter", "Groups that could not be scored.", _labels(reason=SCORE_FAILURES)),
+    Spec(
+        "grpo_reward_unscorable_completions_total",
+        "counter",
+        "Completions for which every reward function returned None.",
+        _labels(purpose=PURPOSES),
+    ),
     Spec("grpo_reward_held_groups", "gauge", "Groups read or scored and not yet released by the packer."),
     Spec("grpo_reward_queue_groups", "gauge", "Groups read and not yet scored."),
     Spec("grpo_reward_score_seconds", "histogram", "Time to score one group.", (), SLOW_BUCKETS),
@@ -106,6 +112,11 @@ SPECS = (
     Spec("grpo_packer_commit_seconds", "histogram", "Time of one ledger commit.", (), FAST_BUCKETS),
     Spec("grpo_packer_ledger_bytes", "gauge", "Size of the ledger's file."),
     Spec("grpo_packer_pending_batches", "gauge", "Batches that wait for room in a trainer rank's queue."),
+    Spec(
+        "grpo_packer_record_failures_total",
+        "counter",
+        "Writes to the run's files that failed, as on a full disk; each is tried again about every second.",
+    ),
     Spec("grpo_trainer_steps_total", "counter", "Steps trained."),
     Spec("grpo_trainer_tokens_total", "counter", "Loss-mask tokens trained."),
     Spec(

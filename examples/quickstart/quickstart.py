@@ -1,13 +1,15 @@
 """The quickstart: make a tiny model, train it with `actors up`, show what it has learned.
 
-    python examples/quickstart/quickstart.py [--seed N] [--output DIR] [key=value ...]
+    python examples/quickstart/quickstart.py [--seed N] [--output DIR] [--resume] [key=value ...]
 
 Everything it leaves behind is under the output directory (default outputs/quickstart): the run's own files (see README,
-"What a run leaves behind"), `model/`, and `report.png`.
+"What a run leaves behind"), `model/`, and `report.png`. It is a demonstration: without `--resume` it removes what an
+earlier quickstart has left there, and begins anew.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +21,9 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from actors.claim import claimed
+from schemas.errors import ConfigError
+
 HERE = Path(__file__).parent
 
 
@@ -28,26 +33,69 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs/quickstart"))
     parser.add_argument("--config", type=Path, default=HERE / "run.yaml")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the output directory, as it was")
     parser.add_argument("overrides", nargs="*", help="dotted overrides of run.yaml")
     arguments = parser.parse_args()
     started = time.monotonic()
-    output = arguments.output.absolute()
-    model = output / "model"
-    _run(sys.executable, HERE / "model.py", model, "--seed", arguments.seed)
-    print(f"model made after {time.monotonic() - started:.0f} s\n")
-    places = (f"output_dir={output}", f"model.path={model}", f"seed={arguments.seed}")
-    _run(sys.executable, "-m", "actors", "up", arguments.config, *places, *arguments.overrides)
-    lines = _records(output / "metrics.jsonl")
-    draw(lines, output / "report.png")
-    print(describe(json.loads((output / "summary.json").read_text()), lines, _records(output / "samples.jsonl")))
+    output = arguments.output.resolve()
+    train(arguments, output)
+    report(output)
     print(f"\n{output}/report.png shows reward, lag and loss; all of this took {time.monotonic() - started:.0f} s")
     return 0
 
 
+def train(arguments: argparse.Namespace, output: Path) -> None:
+    """Make a model and train it, or go on with the run that was begun with all its settings."""
+    up = (sys.executable, "-m", "actors", "up")
+    if arguments.resume:
+        _run(*up, output / "config.resolved.yaml", *arguments.overrides)
+        return
+    try:
+        make_room(output)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    started, model = time.monotonic(), output / "model"
+    _run(sys.executable, HERE / "model.py", model, "--seed", arguments.seed)
+    print(f"model made after {time.monotonic() - started:.0f} s\n")
+    places = (f"output_dir={output}", f"model.path={model}", f"seed={arguments.seed}")
+    _run(*up, arguments.config, *places, *arguments.overrides)
+
+
+def report(output: Path) -> None:
+    """Draw and print what has come of it."""
+    lines = _records(output / "metrics.jsonl")
+    draw(lines, output / "report.png")
+    print(describe(json.loads((output / "summary.json").read_text()), lines, _records(output / "samples.jsonl")))
+
+
+def make_room(output: Path) -> None:
+    """Remove what an earlier quickstart has left in this directory, and what anybody else has not.
+
+    Raises:
+        ConfigError: it is not a quickstart's, or one is running there.
+    """
+    mark = output / ".quickstart"
+    if mark.exists():
+        with claimed(output):
+            shutil.rmtree(output)
+        print(f"beginning anew; the earlier quickstart in {output} has been removed (--resume would have gone on)")
+    elif output.exists() and any(output.iterdir()):
+        raise ConfigError(f"{output}: is not empty, and not a quickstart's; remove it, or give another --output")
+    output.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
 def _run(*command: object) -> None:
-    completed = subprocess.run([str(part) for part in command], check=False)
-    if completed.returncode:
-        sys.exit(completed.returncode)
+    process = subprocess.Popen([str(part) for part in command])
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # the terminal has sent it to the command too, which stops softly
+        code = process.wait()
+    if code > 128:
+        print("the quickstart goes on with --resume; without it, it begins anew", file=sys.stderr)
+    if code:
+        sys.exit(code)
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

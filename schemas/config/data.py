@@ -72,8 +72,8 @@ class RewardFunctionConfig(Section):
     """A function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature)."""
 
     path: str = Field(min_length=1)
-    """A built-in name, `package.module:function`, or `path/to/file.py:function`: the file beside the configuration, else
-    where the command is given."""
+    """A built-in name, `package.module:function`, or `path/to/file.py:function`; the file is looked for beside the
+    configuration file, else where the command is given."""
     weight: float = 1.0
     """Factor in the sum; 0 only measures."""
     kwargs: dict[str, Any] = {}
@@ -95,5 +95,5 @@ class EvalConfig(Section):
     """Completions of each prompt."""
     temperature: float = Field(0.0, ge=0)
     """0 is greedy."""
-    exact_match: str | None = "exact_match"
+    exact_match: str | None = Field("exact_match", min_length=1)
     """Reward function whose value 1.0 counts as an exact match, named as in `reward.functions`; null measures none."""

@@ -66,7 +66,7 @@ def _unknown_key(location: Location) -> str:
 def _at(location: Location) -> tuple[list[str | int], Models, Models]:
     """A location as keys of the file, the sections that may stand there, and those of them that do.
 
-    Pydantic puts the tag of a discriminated union between key and field, and names members of plain unions, `list[str]`.
+    Pydantic puts the tag of a discriminated union between key and field, and the member of a plain one, `list[str]`.
     """
     keys: list[str | int] = []
     members: Models = [RunConfig]

@@ -141,6 +141,8 @@ class TrainerBeat(Beat):
     reports: list[StepReport]
     """Of steps that State has not yet confirmed as recorded."""
     received: arrays.Int64_K
+    failure: str = ""
+    """Not empty: why the run can't go on, for everybody to be told."""
 
 
 class InferenceBeat(Beat):

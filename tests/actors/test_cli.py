@@ -50,6 +50,21 @@ def test_unknown_arguments_are_refused(config_path, capsys, words):
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
+def test_missing_configuration_is_all_that_is_asked_for(capsys):
+    """Overrides are not required."""
+    with pytest.raises(SystemExit):
+        main(["check"])
+    assert "required: config\n" in capsys.readouterr().err
+
+
+def test_check_says_what_is_not_there(config_path, capsys):
+    """What the run relies on outside its configuration is looked at too."""
+    assert main(["check", str(config_path), "eval.exact_match=exact_mach"]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("eval.exact_match: no built-in reward 'exact_mach', did you mean 'exact_match'?")
+    assert out == ""
+
+
 def test_samples_of_a_directory_without_a_run_says_so(tmp_path, capsys):
     """Exit 2, naming the file that is not there."""
     assert main(["samples", str(tmp_path)]) == 2

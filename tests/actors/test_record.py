@@ -1,19 +1,26 @@
-"""What a step and an evaluation are summed up to, by hand."""
+"""What a step and an evaluation are summed up to, by hand; and what becomes of a record that can't be written."""
 
+import contextlib
+import json
 import math
 
 import numpy as np
+import pytest
 
-from actors.ledger import Changes, Machine, Store
+from actors import record as record_module
+from actors.ledger import Changes, Machine, Step, Store
 from actors.packer import settings_of
 from actors.record import RunRecord, evaluate, step_values
+from actors.telemetry import attempts
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
-from schemas.messages import InferenceBeat, Policy, ScoredGroup
+from schemas.errors import RunFailedError
+from schemas.messages import InferenceBeat, Policy, ScoredGroup, StepReport, TrainerBeat
 from tests.actors.test_reward import group
-from tests.ring.harness import ring_config
+from tests.ring.harness import check_promise, ring, ring_config, summary_of, wait_until, watching
 
 NAN = math.nan
+FAILURES = "grpo_packer_record_failures_total"
 
 
 def scored(rewards: list[float], advantages: list[float], version: int = 0, last: list[float] | None = None):
@@ -72,3 +79,298 @@ def test_generated_tokens_are_counted_once_over_restarts_of_engine_and_packer(tm
     second.heard("inference-0/c", beat(20, "c"))
     assert second.take_values()["tokens"]["generated"] == 200
     store.close()
+
+
+class Told:
+    """A record of a run of three steps, one group each, and the machine and folder that it is about."""
+
+    def __init__(self, folder, store=None):
+        config = ring_config(folder, "inproc", trainer={"max_steps": 3}, telemetry={"sample_groups_per_step": 1})
+        self.output, self.store = config.output, store or Store(":memory:")
+        self.machine = Machine(settings_of(config), self.store.run, self.store.term, 0.0, draw=lambda: None)
+        self.machine.steps.composed = {step: Step(step, (step,), (), ("",), "") for step in (1, 2, 3)}
+        self.machine.groups.num_issued["train"] = 3
+        values = self.store.values()
+        self.machine.recorded_step = values.get("recorded_step", 0)
+        self.metrics = Metrics("packer")
+        reporter, load = Reporter(self.output), lambda ordinal: scored([0.0, float(ordinal)], [-1, 1])
+        self.record = RunRecord(config, self.store, self.machine, self.metrics, reporter, load, 0.0)
+
+    def train(self, *steps, **values):
+        """Rank 0 has trained and reported these steps."""
+        self.report(*steps, **values)
+        self.machine.trained_step = steps[-1]
+
+    def report(self, *steps, incarnation=0, weights="", **values):
+        """Rank 0 says what it measured."""
+        reports = [StepReport(step=step, values={"tokens": 3.0} | values, weights=weights) for step in steps]
+        self.record.heard("trainer-0/t", trainer(incarnation, reports))
+
+    def turn(self, evals=()):
+        """One round of the packer."""
+        self.record.follow(evals)
+        self.store.commit(Changes(values=self.machine.take_changes().values | self.record.take_values()), {})
+        self.record.conclude()
+
+    def finish(self):
+        """All is done but the record."""
+        self.machine.durable_step = 3
+
+    def lines(self, name="metrics.jsonl"):
+        """What stands in a file."""
+        path = self.output / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    @contextlib.contextmanager
+    def full(self, *names):
+        """These files are on a disk without room."""
+        for name in names:
+            path = self.output / name
+            if path.exists():
+                path.rename(path.with_suffix(".aside"))
+            path.symlink_to("/dev/full")
+        yield
+        for name in names:
+            path = self.output / name
+            path.unlink()
+            if path.with_suffix(".aside").exists():
+                path.with_suffix(".aside").rename(path)
+
+    @property
+    def num_failures(self):
+        """As Prometheus sees it."""
+        return self.metrics.registry.get_sample_value(FAILURES)
+
+
+def trainer(incarnation, reports):
+    """A beat of rank 0."""
+    return TrainerBeat(
+        run="r", name="trainer-0", boot_id="t", sequence=1, phase="running", rank=0, num_ranks=1, address="",
+        incarnation=incarnation, next_step=1, checkpoints=[], published=[], reports=reports,
+        received=np.zeros(0, np.int64),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """A record that tries again at once."""
+    monkeypatch.setattr(attempts, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(record_module, "RETRY_SECONDS", 0.0)
+    made = Told(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_step_that_can_t_be_written_is_written_later_once(told):
+    """No room for steps 1 and 2, in three rounds; then there is, and step 3 comes: three lines, in order."""
+    with told.full("metrics.jsonl"):
+        told.train(1, 2)
+        for _ in range(3):
+            told.turn()
+        assert told.machine.recorded_step == 0
+        assert told.num_failures == 3
+    told.train(2, 3)  # said again until State confirms it
+    told.turn()
+    told.turn()
+    assert [line["step"] for line in told.lines()] == [1, 2, 3]
+    assert [line["step"] for line in told.lines("samples.jsonl")] == [1, 2, 3]
+    assert told.machine.recorded_step == 3
+    assert told.record.progress()["reward"] == 1.5
+
+
+def test_line_carries_the_time_at_which_its_step_was_reported(told, monkeypatch):
+    """Not that at which there was room: the times of an hour without room would all be the same."""
+    monkeypatch.setattr(record_module.time, "time", lambda: 1000.0)
+    with told.full("metrics.jsonl"):
+        told.train(1)
+        told.turn()
+    monkeypatch.setattr(record_module.time, "time", lambda: 5000.0)
+    told.train(1)
+    told.turn()
+    assert told.lines()[0]["time"] == 1000.0
+
+
+def test_evaluation_that_can_t_be_written_is_kept_until_it_is(told):
+    """Neither the ledger's values nor the machine hear of it before; the steps go on."""
+    groups = [scored([1.0, 0.0], [0, 0]).model_copy(update={"purpose": "eval"})]
+    with told.full("evals.jsonl"):
+        told.train(1)
+        told.turn([(0, groups)])
+        told.turn()
+        assert told.store.value("evals") == {}
+        assert told.record.evaluated == []
+        assert [line["step"] for line in told.lines()] == [1]
+    told.turn()
+    results = {"e": {"exact_match": 0.5, "mean_reward": 0.5, "num_prompts": 1}}
+    assert told.lines("evals.jsonl") == [{"version": 0, "environments": results}]
+    assert told.store.value("evals") == {"0": results}
+    assert told.record.evaluated == [0]
+
+
+def test_samples_without_room_hold_nothing_up_and_come_later(told):
+    """All steps are recorded meanwhile, and the summary is written at the end."""
+    with told.full("samples.jsonl"):
+        told.train(1, 2, 3)
+        told.finish()
+        told.turn()
+        told.turn()
+        assert told.machine.phase == "done"
+        assert json.loads((told.output / "summary.json").read_text())["steps"] == 3
+        assert told.num_failures >= 1
+    told.turn()
+    assert [line["step"] for line in told.lines("samples.jsonl")] == [1, 2, 3]
+
+
+def test_addresses_of_metrics_without_room_hold_nothing_up(told):
+    """metrics_targets.json is for Prometheus, and is written when there is room."""
+    told.record.metrics_target = ("packer", "packer-0", "http://127.0.0.1:9100/metrics")
+    with told.full(".metrics_targets.json"):
+        told.train(1)
+        told.turn()
+        assert told.num_failures == 1
+    told.record._next_gauges = 0.0
+    told.turn()
+    assert json.loads((told.output / "metrics_targets.json").read_text())[0]["labels"]["name"] == "packer-0"
+
+
+def test_run_whose_last_step_finds_no_room_ends_with_words_after_its_patience(told, monkeypatch):
+    """Not while training or a checkpoint is still to come; then with the path, the reason, and what to do."""
+    monkeypatch.setattr(record_module, "RECORD_PATIENCE_SECONDS", 0.0)
+    with told.full("metrics.jsonl"):
+        told.train(1, 2, 3)
+        told.turn()
+        told.finish()
+        assert told.machine.phase == "finishing"
+        with pytest.raises(
+            RunFailedError, match=r"metrics.jsonl: No space left on device. Free space and start the same"
+        ):
+            told.turn()
+
+
+def test_summary_waits_for_room_before_anybody_is_told_of_the_end(told, monkeypatch):
+    """`conclude` returns when it is written: here there is room after the third attempt."""
+    told.train(1, 2, 3)
+    told.finish()
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            (told.output / ".summary.json").unlink()
+
+    monkeypatch.setattr(record_module.time, "sleep", nap)
+    (told.output / ".summary.json").symlink_to("/dev/full")
+    told.turn()
+    assert len(naps) == 3
+    assert json.loads((told.output / "summary.json").read_text())["steps"] == 3
+
+
+def test_run_whose_summary_finds_no_room_ends_with_words_after_its_patience(told, monkeypatch):
+    """Nobody has been told of the end, so it is a failed run, and the same command goes on."""
+    monkeypatch.setattr(record_module, "RECORD_PATIENCE_SECONDS", 0.0)
+    told.train(1, 2, 3)
+    told.finish()
+    with told.full(".summary.json"), pytest.raises(RunFailedError, match=r"summary.json: No space left on device"):
+        told.turn()
+
+
+def test_restarted_packer_writes_what_was_not_committed_and_the_same_summary(told, tmp_path):
+    """The line of step 2 is there, its commit is not: it is cut off, reported again, and stands there once."""
+    told.train(1, loss=0.5)
+    told.turn()
+    told.train(2, loss=0.25)
+    told.record.follow([])  # and the process dies before the commit
+    again = Told(tmp_path, told.store)
+    assert [line["step"] for line in again.lines()] == [1]
+    assert again.record.progress()["loss"] == 0.5
+    again.train(2, 3, loss=0.25)
+    again.finish()
+    again.turn()
+    before = json.loads((told.output / "summary.json").read_text())
+    assert (before["steps"], before["trained_tokens"], before["reward_first"]) == (3, 9, 1.0)
+    once_more = Told(tmp_path, told.store)
+    assert not (told.output / "summary.json").exists(), "a run under way has no summary"
+    once_more.machine.trained_step = 3
+    once_more.finish()
+    once_more.turn()
+    after = json.loads((told.output / "summary.json").read_text())
+    assert after | {"wall_seconds": 0} == before | {"wall_seconds": 0}
+    assert [line["step"] for line in once_more.lines()] == [1, 2, 3]
+
+
+def test_reports_of_recorded_steps_are_not_kept(told):
+    """The trainer says them until it has heard that they are recorded; a run of weeks has many."""
+    told.train(1)
+    told.turn()
+    told.train(1)
+    told.train(1)
+    assert told.record._reports == {}
+
+
+def test_reports_of_a_dead_history_are_not_taken_for_those_of_the_next(told):
+    """Step 2 is trained again, by a gang that goes on from step 1; its report of it counts, not that of before."""
+    told.train(1, loss=1.0)
+    told.report(2, loss=2.0)
+    told.machine.gang.incarnation, told.machine.gang.checkpoint = 1, 1
+    told.turn()
+    told.machine.trained_step = 2
+    told.turn()
+    assert [line["loss"] for line in told.lines()] == [1.0]
+    told.report(2, incarnation=1, loss=2.5)
+    told.turn()
+    assert [line["loss"] for line in told.lines()] == [1.0, 2.5]
+
+
+def test_step_whose_report_died_with_packer_and_trainer_is_recorded_without(told):
+    """Both were killed when step 1 was in a checkpoint and not in the ledger's record: nobody will report it again."""
+    told.machine.trained_step = 1
+    gang = told.machine.gang
+    gang.incarnation, gang.checkpoint, gang.members = 2, 1, {0: "trainer-0/t"}
+    told.turn()
+    assert told.lines() == [], "the gang has not entered yet, and may still tell"
+    told.machine.peers.heard(0.0, "trainer-0/t", trainer(2, []))
+    told.turn()
+    assert [(line["step"], "loss" in line) for line in told.lines()] == [(1, False)]
+    told.report(2, incarnation=2, loss=0.5)
+    told.machine.trained_step = 2
+    told.turn()
+    assert told.machine.recorded_step == 2
+    assert told.record._totals["tokens"].sum == 3.0
+
+
+def test_digest_of_the_weights_is_in_the_line_and_in_no_sum(told):
+    """What was published after the step."""
+    told.train(1, weights="5e5e")
+    told.turn()
+    assert told.lines()[0]["weights"] == "5e5e"
+    assert told.record.progress()["step"] == 1
+
+
+def test_backlog_is_written_in_parts_so_that_the_round_goes_on(told, monkeypatch):
+    """Three steps, two a round."""
+    monkeypatch.setattr(record_module, "STEPS_PER_ROUND", 2)
+    told.train(1, 2, 3)
+    told.turn()
+    assert told.machine.recorded_step == 2
+    told.turn()
+    assert told.machine.recorded_step == 3
+
+
+def test_training_goes_on_while_the_disk_is_full_and_the_record_is_whole_in_the_end(tmp_path):
+    """A run of real actors that has no room for metrics.jsonl and evals.jsonl until all steps are trained."""
+    config = ring_config(tmp_path, "inproc")
+    config.output.mkdir()
+    files = [config.output / "metrics.jsonl", config.output / "evals.jsonl"]
+    for file in files:
+        file.symlink_to("/dev/full")
+    with ring(config) as run, watching(config) as watcher:
+        run.start()
+        wait_until(lambda: watcher.progress().get("step") == config.trainer.max_steps, "all steps trained")
+        wait_until(lambda: run["packer-0"].value(FAILURES) >= 3, "tried again")
+        assert watcher.progress()["phase"] == "finishing"
+        for file in files:
+            file.unlink()
+        run.wait()
+    check_promise(config)
+    assert summary_of(config)["eval_before"] is not None
+    assert [json.loads(line)["version"] for line in files[1].read_text().splitlines()] == [0, 8]

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from actors.reward import RewardActor
 from actors.rewards.score import NamedReward
 from actors.telemetry.metrics import Metrics
+from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 from tests.ring.harness import ring_config, wait_until
 
@@ -33,16 +35,26 @@ def ones(prompts, completions, **_):
 
 
 @pytest.fixture
-def actor(tmp_path):
+def make_actor(tmp_path):
+    """Reward actors that talk to nobody."""
+    made = []
+
+    def make(*rewards: NamedReward) -> RewardActor:
+        config, exact_match = ring_config(tmp_path, "inproc"), NamedReward("exact_match", 0.0, {}, ones)
+        made.append(RewardActor(config, "reward-0", Metrics("reward"), list(rewards), exact_match))
+        return made[-1]
+
+    yield make
+    for actor in made:
+        actor._pool.shutdown()
+        actor._scorer.close()
+        actor._inbox.close()
+
+
+@pytest.fixture
+def actor(make_actor):
     """Weighs lengths by 2 and only measures ones."""
-    config = ring_config(tmp_path, "inproc")
-    rewards = [NamedReward("lengths", 2.0, {}, lengths), NamedReward("ones", 0.0, {}, ones)]
-    made = RewardActor(config, "reward-0", Metrics("reward"), rewards, NamedReward("exact_match", 0.0, {}, ones))
-    yield made
-    made._pool.shutdown()
-    for scorer in made._scorers.values():
-        scorer.close()
-    made._inbox.close()
+    return make_actor(NamedReward("lengths", 2.0, {}, lengths), NamedReward("ones", 0.0, {}, ones))
 
 
 def test_train_group_gets_weighted_rewards_and_advantages(actor):
@@ -81,3 +93,44 @@ def test_message_of_another_kind_is_dropped(actor):
     actor._held.clear()
     actor._take(scored)
     assert actor._held == {}
+
+
+def test_each_distinct_error_of_a_function_is_logged_with_its_traceback_once(make_actor):
+    """Four groups: two fail at one line with different messages, two at another; each line's traceback comes once."""
+
+    def judge(prompts, completions, answer, **_):
+        if answer[0] < 2:
+            raise KeyError(answer[0])
+        raise KeyError(answer[0])
+
+    actor = make_actor(NamedReward("judge", 1.0, {}, judge))
+    with capture_logs() as lines:
+        for i in range(4):
+            actor._take(group().model_copy(update={"ordinal": i, "columns": {"answer": i}}))
+            wait_until(lambda i=i: actor._held[i, 1].failure, "failed")
+    assert [line["detail"].partition(" (")[0] for line in lines] == [f"judge raised KeyError: {i}" for i in range(4)]
+    assert [isinstance(line["exc_info"], KeyError) for line in lines] == [True, False, True, False]
+
+
+def test_group_that_no_function_scores_is_counted_and_said_but_not_each_time(make_actor):
+    """Of three groups with 2 completions, the first has one that is scored; the second and third are said once."""
+
+    def picky(prompts, completions, answer, **_):
+        return [1.0 if answer[0] == 0 and i == 0 else None for i in range(len(completions))]
+
+    actor = make_actor(NamedReward("picky", 1.0, {}, picky))
+    with capture_logs() as lines:
+        for i in range(3):
+            actor._take(group().model_copy(update={"ordinal": i, "columns": {"answer": i}}))
+            wait_until(lambda i=i: actor._held[i, 1].scored, "scored")
+    assert [(line["ordinal"], line["environment"], line["functions"]) for line in lines] == [(1, "e", ["picky"])]
+    sample = "grpo_reward_unscorable_completions_total"
+    assert actor._metrics.registry.get_sample_value(sample, {"purpose": "train"}) == 5.0
+
+
+def test_column_that_would_replace_what_was_sampled_ends_the_actor_in_words(actor):
+    """The mistake is in the data's layout, so no other group would fare better."""
+    actor._take(group().model_copy(update={"columns": {"answer": "bb", "completions": "of the data"}}))
+    wait_until(lambda: actor._unusable, "refused")
+    with pytest.raises(ConfigError, match=r"environments\[\].path: e has a column 'completions'.*rename the column"):
+        actor._follow()

@@ -9,6 +9,8 @@ from actors.engines.client import EngineError, RequestRefusedError, SampledCompl
 from actors.environments import Example
 from actors.rollout import AttemptError, RolloutActor, _Held, _Peers, build_group, may_sample
 from actors.telemetry.metrics import Metrics
+from schemas.config.actors import EmbeddedEngineConfig, FakeEngineConfig
+from schemas.errors import ConfigError
 from schemas.messages import EnginePeer, Policy, RewardPeer, Ticket
 from tests.ring.harness import ring_config
 
@@ -39,8 +41,11 @@ def completion(tokens: list[int], segments: list[tuple[int, int, int]]) -> Sampl
 class Client:
     """Fails where it is told to, and remembers whom it asked."""
 
+    ANSWER = [completion([5, 6], [(0, 1, 3)]), completion([7], [(0, 1, 3)])]
+
     def __init__(self, failing: dict[str, Exception]) -> None:
         self.failing, self.asked = failing, []
+        self.answers: dict[str, list[SampledCompletion]] = {}
 
     async def sample(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
         """Two completions of version 3."""
@@ -48,7 +53,7 @@ class Client:
         await asyncio.sleep(0)
         if engine.name in self.failing:
             raise self.failing[engine.name]
-        return [completion([5, 6], [(0, 1, 3)]), completion([7], [(0, 1, 3)])]
+        return self.answers.get(engine.name, self.ANSWER)
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -64,6 +69,12 @@ def actor(tmp_path):
     )
     yield made
     made.membership.close()
+
+
+def configure(actor: RolloutActor, section: str, **values: object) -> None:
+    """Give it a configuration that differs in these keys of a section."""
+    changed = getattr(actor._config, section).model_copy(update=values)
+    actor._config = actor._config.model_copy(update={section: changed})
 
 
 def test_ticket_names_the_oldest_version_or_exactly_one_policy():
@@ -103,10 +114,17 @@ def test_group_joins_completions_with_offsets_and_segments():
     ],
     ids=["one too few", "an empty one", "no policy", "a logprob missing"],
 )
-def test_engine_answer_that_was_not_asked_for_fails_the_attempt(completions):
-    """Two full completions with logprobs and policies, or none at all."""
-    with pytest.raises(AttemptError):
-        build_group("r", "rollout-0", ticket(), EXAMPLE, [1], completions)
+async def test_answer_that_lacks_something_is_asked_for_again_in_place(actor, completions):
+    """Two full completions with logprobs and policies from another engine; none is taken from the first answer."""
+    actor._client = Client({})
+    actor._client.answers["a"] = completions
+    actor._peers = _Peers(engines=[engine("a", load=0), engine("b", load=9)])
+    assert await actor._ask_engines(ticket(), [1]) == Client.ANSWER
+    assert actor._client.asked == ["a", "b"]
+    actor._peers = _Peers(engines=[engine("a")])
+    with pytest.raises(AttemptError, match=r"a at http://a: .* (completions for 2|lacks logprobs)") as caught:
+        await actor._ask_engines(ticket(), [1])
+    assert caught.value.reason == "engine"
 
 
 async def test_requests_under_way_count_into_an_engines_load(actor):
@@ -148,12 +166,57 @@ async def test_example_that_differs_from_the_packers_fails_the_attempt(actor):
         await actor._sample(ticket(example_key="0123456789abcdef"))
 
 
-async def test_prompt_that_leaves_no_room_fails_the_attempt_by_name(actor):
-    """60 prompt tokens and 8 new ones exceed packer.sequence_len 64."""
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (FakeEngineConfig(), "packer.sequence_len 64"),
+        (EmbeddedEngineConfig(max_sequence_len=50), "inference.engine.max_sequence_len 50"),
+    ],
+)
+async def test_prompt_that_leaves_no_room_fails_the_attempt_by_name(actor, engine, words):
+    """60 prompt tokens and 8 new ones exceed packer.sequence_len, or what the engine takes where that is less."""
+    configure(actor, "inference", engine=engine)
     actor._encode = lambda prompt: [1] * 60
-    with pytest.raises(AttemptError, match=r"packer.sequence_len 64") as caught:
+    with pytest.raises(AttemptError, match=f"60 prompt tokens and rollout.max_tokens 8 exceed {words}") as caught:
         await actor._sample(ticket())
     assert caught.value.reason == "prompt_too_long"
+
+
+async def test_prompts_that_can_not_be_encoded_end_the_actor_in_words(actor):
+    """No chat template, say: no other example would fare better, so no attempt fails and no group is poisoned."""
+
+    def encode(prompt):
+        raise ConfigError("model.path: m has no chat template, but a prompt is a list of messages")
+
+    actor._encode = encode
+    held = actor._held[0, 1] = _Held(ticket())
+    await actor._attempt(held)
+    assert held.failure is None
+    with pytest.raises(ConfigError, match="no chat template"):
+        actor._follow()
+
+
+@pytest.mark.parametrize(
+    ("engines", "words"),
+    [([], ": no engine serves version 3 or newer"), (["a"], ": a at http://a has not answered")],
+    ids=["no engine", "one that hangs"],
+)
+async def test_timeout_says_what_was_waited_for(actor, engines, words):
+    """The key, and the engine that does not answer, or what none of them serves."""
+
+    async def hang(*_):
+        await asyncio.sleep(60)
+
+    configure(actor, "rollout", group_timeout=0.05)
+    actor._client = Client({})
+    actor._client.sample = hang
+    actor._peers = _Peers(engines=[engine(name) for name in engines])
+    held = actor._held[0, 1] = _Held(ticket())
+    await actor._attempt(held)
+    assert (held.failure.reason, held.failure.detail) == (
+        "timeout",
+        f"not sampled within 0.05 s (rollout.group_timeout){words}",
+    )
 
 
 def test_resend_time_doubles_with_each_sending_and_not_with_each_try(actor, monkeypatch):

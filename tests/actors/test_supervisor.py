@@ -1,11 +1,17 @@
 """What `actors up` decides about a child that has ended; real children are tested in tests/ring/test_up.py."""
 
+import io
+import json
+import sys
 import time
 
 import pytest
 
-from actors.screen import describe
-from actors.supervisor import Supervisor, _plan
+from actors.children import Child, plan
+from actors.screen import Screen
+from actors.supervisor import Supervisor, clean_up, supervise
+from bus.topology import Addresses
+from schemas.config import dump_config
 from schemas.errors import ConfigError, RunFailedError
 from tests.ring.harness import ring_config
 
@@ -70,6 +76,86 @@ def test_final_codes_end_the_run_at_once(supervisor):
         supervisor._ended(supervisor.children[0], 3)
 
 
+def test_actor_that_ends_by_itself_is_quoted_in_plain_words(supervisor):
+    """Of JSON lines the text of the last one is shown, as lines, with the name of the log; no JSON."""
+    packer, reward = supervisor.children[0], next(c for c in supervisor.children if c.kind == "reward")
+    problems = ["reward.functions.0.path: no built-in reward 'x'", "eval.exact_match: no built-in reward 'y'"]
+    reward.log.write_text(json.dumps({"event": "up", "level": "info"}) + "\n" + _error(problems=problems))
+    with pytest.raises(ConfigError) as caught:
+        supervisor._ended(reward, 2)
+    assert caught.value.problems == ["reward-0: its configuration can't be used", *problems, f"log: {reward.log}"]
+    packer.log.write_text(_error(reason="the ledger is of another run"))
+    with pytest.raises(RunFailedError) as failed:
+        supervisor._ended(packer, 3)
+    assert str(failed.value).splitlines()[1:] == ["the ledger is of another run", f"log: {packer.log}"]
+
+
+def test_last_words_are_those_of_the_last_life(supervisor):
+    """What an earlier process wrote to the same log is not why this one has ended; a traceback keeps its lines."""
+    child = supervisor.children[1]
+    child.log.write_text(_error(reason="long ago"))
+    child.start([sys.executable, "-c", "print('nothing in JSON')"], ())
+    child.process.wait()
+    assert child.last_words() == ["nothing in JSON"]
+    child.log_start = child.log.stat().st_size
+    assert child.last_words() == []
+    with child.log.open("a") as log:
+        log.write(_error(exception="Traceback\n  File\nKeyError: 1"))
+    assert child.last_words() == ["Traceback", "  File", "KeyError: 1"]
+
+
+def _error(**fields):
+    return json.dumps({"event": "the end", "level": "error", **fields}) + "\n"
+
+
+def test_restart_is_told_on_the_screen_with_the_reason(supervisor, monkeypatch):
+    """Once it has been started again, and not at its first start."""
+    child, stream = supervisor.children[-1], io.StringIO()
+    supervisor._screen = Screen(stream, supervisor._config)
+    monkeypatch.setattr(Child, "start", lambda self, command, inherited: 1)
+    supervisor._start(child)
+    supervisor._ended(child, -9)
+    assert "started again" not in stream.getvalue()
+    supervisor._start(child)
+    assert stream.getvalue().splitlines()[1:] == ["rollout-0 ended by SIGKILL, started again"]
+
+
+def test_configuration_of_another_run_is_refused_before_it_is_written_down(tmp_path):
+    """Else the next start would compare with what was refused."""
+    config = ring_config(tmp_path)
+    config.output.mkdir()
+    config.ledger_path.touch()
+    resolved = config.output / "config.resolved.yaml"
+    resolved.write_text(dump_config(config))
+    with pytest.raises(ConfigError) as caught:
+        supervise(config.model_copy(update={"seed": 1}))
+    assert caught.value.problems == ["seed: 0 so far, 1 now; this makes another run (--fork, or another output_dir)"]
+    assert resolved.read_text() == dump_config(config)
+
+
+def test_only_the_packer_is_told_to_fork(tmp_path, monkeypatch):
+    """It owns the ledger."""
+    config = ring_config(tmp_path)
+    commands = {}
+    monkeypatch.setattr(Child, "start", lambda self, command, _: commands.update({self.name: command}))
+    made = Supervisor(config, tmp_path / "run.yaml", fork=True)
+    for child in made.children:
+        made._start(child)
+    assert [name for name, command in commands.items() if "--fork" in command] == ["packer-0"]
+
+
+def test_weights_and_sockets_of_an_ended_run_are_removed(tmp_path):
+    """Also those that a failed run has left in shared memory."""
+    config = ring_config(tmp_path)
+    (tmp_path / "weights" / "1.4").mkdir(parents=True)
+    assert Addresses(config).control.startswith("ipc://")
+    assert Addresses(config).folder.is_dir()
+    clean_up(config)
+    assert not Addresses(config).folder.exists()
+    assert not (tmp_path / "weights").exists()
+    clean_up(config)
+
+
 def test_each_child_has_a_metrics_port_of_its_own(supervisor):
     """telemetry.metrics_port 9100 is the packer's; the others take 9101 to 9104."""
     ports = [supervisor._port_of(child)[0] for child in supervisor.children]
@@ -80,19 +166,7 @@ def test_threads_of_computing_processes_share_the_cores(tmp_path, monkeypatch):
     """8 cores, a trainer and 3 engines: 2 threads each; all others 1; up.torch_threads wins."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     config = ring_config(tmp_path, up={"inference": 3, "torch_threads": {"trainer": 5}})
-    threads = {(kind, i): environment["OMP_NUM_THREADS"] for kind, i, environment in _plan(config)}
-    assert threads["trainer", 0] == "5"
-    assert {threads["inference", i] for i in range(3)} == {"2"}
-    assert threads["rollout", 0] == threads["reward", 0] == threads["packer", 0] == "1"
-
-
-def test_progress_line_says_what_is_known_and_leaves_out_what_is_not():
-    """Before the first step there is no reward to show; a restarted actor is named."""
-    progress = {
-        "phase": "starting", "step": 0, "max_steps": 9, "reward": None, "issued": 4, "settled": 0, "composed": 0,
-        "peers": {"rollout": 1}, "restarts": {"rollout-0": 2},
-    }  # fmt: skip
-    assert describe(progress, 65.0) == (
-        "01:05  starting  step 0/9  groups sampling 4 settled 0 packed 0  peers rollout 1  restarted rollout-0 ×2"
-    )
-    assert describe({}, 1.0) == "00:01  waiting for the packer"
+    threads = {child.name: child.environment["OMP_NUM_THREADS"] for child in plan(config)}
+    assert threads["trainer-0"] == "5"
+    assert {threads[f"inference-{i}"] for i in range(3)} == {"2"}
+    assert threads["rollout-0"] == threads["reward-0"] == threads["packer-0"] == "1"

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,26 @@ def test_socket_folder_that_leads_elsewhere_is_refused(monkeypatch: pytest.Monke
     (base / "elsewhere").mkdir()
     (base / f"grpo-actors-{os.getuid()}").symlink_to(base / "elsewhere")
     assert "belongs to another user; set TMPDIR" in _problem(lambda: Addresses(_config()).control)
+    shutil.rmtree(base)
+
+
+def test_dead_sockets_are_removed_and_living_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor that was killed leaves its socket's file; one that still listens is not cut off."""
+    base = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(base))
+    addresses = Addresses(_config())
+    paths = [addresses.to_bind(name, "boot").removeprefix("ipc://") for name in ("reward-0", "reward-7")]
+    dead, living = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    for made, path in zip((dead, living), paths, strict=True):
+        made.bind(path)
+        made.listen()
+    dead.close()
+    addresses.remove()
+    assert [str(path) for path in addresses.folder.iterdir()] == paths[1:]
+    living.close()
+    addresses.remove()
+    assert not addresses.folder.exists()
+    Addresses(_config(control="tcp://127.0.0.1:5000")).remove()
     shutil.rmtree(base)
 
 

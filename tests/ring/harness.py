@@ -21,6 +21,7 @@ from typing import Any
 from actors.assembly import MAKERS, Actor
 from actors.membership import Membership
 from actors.telemetry.metrics import Metrics
+from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config
 from schemas.config.load import check_tree
 from schemas.errors import PeerRefusedError
@@ -172,6 +173,7 @@ def ring(config: RunConfig, lose: Callable[[str], bool] | None = None) -> Iterat
         yield made
     finally:
         made.stop()
+        Addresses(config).remove()
 
 
 class Watcher:
@@ -246,6 +248,7 @@ class Processes:
                     process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait(10.0)
+        Addresses(self.config).remove()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Reward functions for ring tests, named in configurations by this file's path."""
 
+import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -45,3 +47,43 @@ def not_a_number(prompts, completions, **_):
 def ending(prompts, completions, **_):
     """Ends the process, as a crash in native code does."""
     os._exit(5)
+
+
+def infinite(prompts, completions, **_):
+    """No number to learn from."""
+    return [float("inf")] * len(completions)
+
+
+def text(prompts, completions, **_):
+    """A number in words."""
+    return ["1"] * len(completions)
+
+
+def unscorable(prompts, completions, **_):
+    """Applies to nothing."""
+    return [None] * len(completions)
+
+
+def hanging_at_first(prompts, completions, folder, calls, **_):
+    """1 for all, but the first calls of all processes never return."""
+    for number in range(calls):
+        try:
+            Path(folder, str(number)).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        time.sleep(3600.0)
+    return [1.0] * len(completions)
+
+
+async def blocking(prompts, completions, gate, **_):
+    """1 for all; the first group that comes while the file `gate` is there blocks the event loop until it is gone."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while Path(gate).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [1.0] * len(completions)
+
+
+async def ending_the_loop(prompts, completions, **_):
+    """Never scores; what it leaves on the event loop ends that."""
+    asyncio.get_running_loop().call_soon(sys.exit, 3)
+    await asyncio.sleep(3600.0)

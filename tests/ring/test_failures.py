@@ -1,14 +1,33 @@
 """What goes wrong for good ends the run, at every actor, with the cause in words."""
 
+import json
+import re
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
+import actors.membership
 import actors.reward
 import actors.rollout
-from actors.membership import Drain, PackerSilentError
+from actors.engines.fake import FakeEngine
+from actors.engines.protocol import Completion, RequestError, SampleRequest
+from actors.environments import Example
+from actors.environments.generated import ReverseText
+from actors.membership import Drain, PackerSilentError, StartOverError
+from actors.runtime import EXIT_ERROR, EXIT_START_OVER
 from schemas.errors import PeerRefusedError, RunFailedError
-from tests.ring.harness import Ring, own_reward, ring, ring_config, wait_until
+from tests.ring.harness import (
+    Ring,
+    check_promise,
+    own_reward,
+    processes,
+    ring,
+    ring_config,
+    summary_of,
+    wait_until,
+)
 
 PEERS = ("rollout-0", "reward-0", "inference-0", "trainer-0")
 
@@ -26,6 +45,8 @@ def join(run: Ring, *names: str, timeout: float = 20.0) -> None:
         ("failing", "reward_raised: failing raised RuntimeError: the judge is out of order"),
         ("too_few", "reward_invalid: too_few returned 1 values for 2 completions"),
         ("not_a_number", "reward_invalid: not_a_number returned nan for completion 0"),
+        ("infinite", "reward_invalid: infinite returned inf for completion 0"),
+        ("text", "reward_invalid: text returned '1' for completion 0"),
     ],
 )
 def test_reward_that_never_scores_fails_the_run_for_everybody(tmp_path, function, cause):
@@ -50,21 +71,201 @@ def test_reward_that_never_scores_fails_the_run_for_everybody(tmp_path, function
     assert not (config.output / "summary.json").exists()
 
 
-def test_reward_calls_that_do_not_return_end_the_actor_and_name_the_timeout(tmp_path):
-    """Calls beyond reward.timeout fail their groups; when they hold all threads, the process has to start anew."""
+def test_reward_that_always_hangs_fails_the_run_in_words_and_not_by_restarts(tmp_path, monkeypatch):
+    """Each attempt fails with the function's name; a reward actor that has lost 16 threads starts over every time."""
+    monkeypatch.setattr(actors.membership, "FAREWELL_SECONDS", 0.05)
     config = ring_config(
         tmp_path,
         "inproc",
-        reward=own_reward("slow", seconds=3.0) | {"timeout": 0.1, "max_concurrent_groups": 2},
+        reward=own_reward("slow", seconds=4.0) | {"timeout": 0.05, "max_concurrent_groups": 16},
+        packer={"groups_per_step": 8},
+        rollout={"max_concurrent_groups": 16},
+        eval={"num_prompts": 0},
+    )
+    lives = 1
+    with ring(config) as run:
+        run.start()
+        while True:
+            join(run, "reward-0")
+            error = run["reward-0"].error
+            if not isinstance(error, StartOverError):
+                break
+            assert "calls of slow (16) have not returned within reward.timeout 0.05 s" in str(error)
+            run.start("reward-0")
+            lives += 1
+        join(run, "packer-0", *PEERS)
+        words = "reward_timeout: slow took more than 0.05 s (reward.timeout)"
+        assert "32 groups in a row were dropped as poison after three failed attempts each" in str(
+            run["packer-0"].error
+        )
+        assert words in str(run["packer-0"].error)
+    assert lives > 2
+
+
+def test_async_reward_that_blocks_fails_its_group_by_name_and_costs_no_other_an_attempt(tmp_path):
+    """The reward actor starts over with a loop that runs; of all groups only the one that blocked is sampled again."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    config = ring_config(
+        tmp_path,
+        "inproc",
+        reward=own_reward("blocking", gate=str(gate)) | {"timeout": 0.3},
+        trainer={"max_steps": 3},
+        bus={"lease": 5.0},
         eval={"num_prompts": 0},
     )
     with ring(config) as run:
         run.start()
         join(run, "reward-0")
         error = run["reward-0"].error
-        assert isinstance(error, RuntimeError)
-        assert "2 reward calls have not returned within reward.timeout 0.1 s" in str(error)
-        assert run["reward-0"].value("grpo_reward_failures_total", reason="reward_timeout") >= 2
+        assert isinstance(error, StartOverError)
+        assert "blocking blocks the event loop of all async reward functions; make it a plain def" in str(error)
+        assert run["reward-0"].value("grpo_reward_failures_total", reason="reward_timeout") == 1
+        gate.unlink()
+        run.start("reward-0").wait()
+        assert "blocking took more than 0.3 s (reward.timeout); blocking blocks" in last_failure(run)
+    assert check_promise(config).dropped == {}
+    assert summary_of(config)["ledger"]["reissued"] == 1
+
+
+def test_reward_that_hangs_sometimes_costs_attempts_and_not_the_run(tmp_path):
+    """Sixteen calls never return: the process ends with 75, which no limit counts, and the next completes the run."""
+    config = ring_config(
+        tmp_path,
+        reward=own_reward("hanging_at_first", folder=str(tmp_path), calls=16)
+        | {"timeout": 0.2, "max_concurrent_groups": 16},
+        packer={"groups_per_step": 8},
+        rollout={"max_concurrent_groups": 16},
+        inference={"engine": {"type": "fake", "token_seconds": 0.02}},
+        trainer={"max_steps": 12},
+        eval={"num_prompts": 0},
+    )
+    with ring(config) as run, processes(config, tmp_path) as started:
+        run.start("packer-0", "trainer-0", "inference-0", "rollout-0")
+        assert started.run("reward-0").wait(20.0) == EXIT_START_OVER
+        run.start("reward-0").wait()
+    assert "hanging_at_first took more than 0.2 s (reward.timeout)" in started.text("reward-0")
+    assert "calls of hanging_at_first (16) have not returned within reward.timeout 0.2 s" in started.text("reward-0")
+    assert check_promise(config).dropped == {}
+    assert summary_of(config)["ledger"]["reissued"] == 16
+
+
+def test_reward_actor_whose_event_loop_user_code_has_ended_does_not_live_on(tmp_path):
+    """Exit 1 with the thread's name and the traceback, so that a supervisor starts it again."""
+    config = ring_config(tmp_path, reward=own_reward("ending_the_loop"), eval={"num_prompts": 0})
+    with ring(config) as run, processes(config, tmp_path) as started:
+        run.start("packer-0", "trainer-0", "inference-0", "rollout-0")
+        assert started.run("reward-0").wait(20.0) == EXIT_ERROR
+        log = started.text("reward-0")
+    assert "thread failed" in log
+    assert "reward-async" in log
+    assert "SystemExit: 3" in log
+
+
+def test_groups_that_no_function_scores_are_trained_with_nothing_and_counted(tmp_path):
+    """None for all is no 0: no reward is recorded, all advantages are 0, and the share is in every line."""
+    config = ring_config(tmp_path, "inproc", reward=own_reward("unscorable"), trainer={"max_steps": 2})
+    with ring(config) as run:
+        run.start().wait()
+        assert run["reward-0"].value("grpo_reward_unscorable_completions_total", purpose="train") == 12
+    lines = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["reward_mean"], line["reward_unscorable"]) for line in lines] == [(None, 1.0)] * 2
+
+
+# --- sampling ----------------------------------------------------------------------------------------------------
+
+
+def last_failure(run: Ring) -> str:
+    """What the packer would say if the run failed now."""
+    return run["packer-0"].actor._machine.groups.last_failure
+
+
+def empty_completion(engine: FakeEngine, request: SampleRequest) -> "Future[list[Completion]]":
+    """One completion is whole and one has no tokens."""
+    answer: Future[list[Completion]] = Future()
+    answer.set_result([Completion([5], [-1.0], [(0, 1, 0)], "stop"), Completion([], [], [(0, 1, 0)], "stop")])
+    return answer
+
+
+def failing(error: Exception):
+    """An engine that raises it."""
+
+    def submit(engine: FakeEngine, request: SampleRequest) -> "Future[list[Completion]]":
+        raise error
+
+    return submit
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "words"),
+    [
+        (failing(RuntimeError("out of memory")), "engine", r"HTTP 500: .*RuntimeError: out of memory"),
+        (failing(RequestError("n: 2 exceeds 1")), "engine", "HTTP 400: .*n: 2 exceeds 1"),
+        (lambda *_: Future(), "timeout", r"not sampled within 0.5 s \(rollout.group_timeout\): .* has not answered"),
+        (empty_completion, "engine", "2 completions for 2, or an empty one"),
+    ],
+    ids=["HTTP 500", "HTTP 400", "hangs", "one completion fails"],
+)
+def test_group_that_the_engine_never_answers_is_dropped_after_three_attempts(
+    tmp_path, monkeypatch, answer, reason, words
+):
+    """One group of the run fails three times, by name; nothing of it is scored, and all others are trained."""
+    original, chosen = FakeEngine.submit, []
+
+    def submit(self: FakeEngine, request: SampleRequest) -> "Future[list[Completion]]":
+        chosen[:] = chosen or [request.seed]  # a group keeps its seed over attempts
+        return (answer if request.seed == chosen[0] else original)(self, request)
+
+    monkeypatch.setattr(FakeEngine, "submit", submit)
+    config = ring_config(
+        tmp_path,
+        "inproc",
+        rollout={"group_timeout": 0.5 if reason == "timeout" else 60.0, "completion_retries": 1},
+        trainer={"max_steps": 3},
+        bus={"lease": 0.6, "beat_interval": 0.1},
+        eval={"num_prompts": 0},
+    )
+    with capture_logs() as lines, ring(config) as run:
+        run.start().wait()
+        assert run["reward-0"].value("grpo_reward_groups_total", purpose="train") == 9
+        assert re.search(rf"reverse_text example \d+ \(\w+\): {reason}: .*{words}", last_failure(run))
+    failed = [line for line in lines if line["event"] == "attempt failed"]
+    assert [(line["attempt"], line["reason"]) for line in failed] == [(1, reason), (2, reason), (3, reason)]
+    assert all(re.search(words, line["detail"]) for line in failed)
+    assert list(check_promise(config).dropped.values()) == ["poison"]
+
+
+class BrokenEnvironment(ReverseText):
+    """Cannot give its first example."""
+
+    def example(self, index: int) -> Example:
+        """The generated word, but for the first."""
+        if index == 0:
+            raise ValueError("row 0 is damaged")
+        return super().example(index)
+
+
+@pytest.mark.parametrize("purpose", ["train", "eval"])
+def test_example_that_the_environment_can_not_give_is_dropped_after_three_attempts(tmp_path, purpose):
+    """Its group is poison, by name; training goes on, and an evaluation is of the prompts that there are."""
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 3})
+    with ring(config) as run:
+        run.start("rollout-0")
+        run["rollout-0"].actor._environments[purpose, "reverse_text"] = BrokenEnvironment(
+            config.environments[0], purpose, config.seed
+        )
+        run.start("packer-0", "trainer-0", "inference-0", "reward-0").wait()
+        assert "environment: reverse_text example 0: ValueError: row 0 is damaged" in last_failure(run)
+    dropped = check_promise(config).dropped
+    summary = summary_of(config)
+    prompts = [summary[key]["reverse_text"]["num_prompts"] for key in ("eval_before", "eval_after")]
+    if purpose == "train":
+        assert (list(dropped.values()), prompts) == (["poison"], [3, 3])
+    else:
+        assert (dropped, prompts, summary["eval_ledger"]["dropped"]) == ({}, [2, 2], {"poison": 2})
+
+
+# --- peers -------------------------------------------------------------------------------------------------------
 
 
 def test_peers_of_a_packer_that_never_comes_give_up(tmp_path):

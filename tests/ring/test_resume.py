@@ -138,7 +138,7 @@ def test_a_rewind_that_is_not_possible_says_why(tmp_path):
 
 
 def test_another_identity_is_refused_by_key_and_forked_on_request(tmp_path):
-    """A new seed: refused; with fork what came after the newest durable step is given up and its examples come again."""
+    """Refused by key; with fork what came after the newest durable step is given up, and its examples come again."""
     config = level_0(tmp_path, steps=6, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
     with ring(config) as run:
         run.start()

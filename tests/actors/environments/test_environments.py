@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from actors.environments import make_environment
-from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig
+from actors.environments.jsonl import Jsonl
+from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig, Split
 from schemas.errors import ConfigError
 
 
@@ -96,14 +98,37 @@ def test_jsonl_without_an_eval_file_holds_nothing_out(tmp_path: Path) -> None:
         (["not json"], r"line 1: not JSON"),
         ([{"prompt": "fine"}, {"text": "x"}], r"line 2: no column 'prompt' \(prompt_column\); its columns are text"),
         ([[1, 2]], r"line 1: no column 'prompt'.*not an object"),
-        ([{"prompt": 3}], r"the prompt must be text or a list of messages"),
+        ([{"prompt": 3}], r"line 1: the prompt must be text, or a list of messages"),
+        ([{"prompt": []}], r"line 1: the prompt must be"),
+        ([{"prompt": [{"role": "user"}]}], r"line 1: the prompt must be"),
+        ([{"prompt": [{"role": "user", "content": None}]}], r"line 1: the prompt must be"),
+        ([{"prompt": [{"role": "user", "content": ["part"]}]}, "", {"prompt": 3}], r"line 3: the prompt must be"),
     ],
 )
-def test_jsonl_names_file_and_line_of_a_bad_row(tmp_path: Path, rows: list[object], words: str) -> None:
-    """The error tells where and what, and what is there instead."""
-    environment = make_environment(JsonlConfig(path=_write(tmp_path / "rows.jsonl", rows)), "train", 0)
-    with pytest.raises(ConfigError, match=words):
-        environment.example(len(rows) - 1)
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_jsonl_names_file_and_line_of_a_bad_row(tmp_path: Path, split: Split, rows: list[object], words: str) -> None:
+    """The environment is not even made: the error tells where and what, and what is there instead."""
+    good = _write(tmp_path / "good.jsonl", [{"prompt": "a"}])
+    bad = _write(tmp_path / "bad.jsonl", rows)
+    path, eval_path = (bad, good) if split == "train" else (good, bad)
+    key = "path" if split == "train" else "eval_path"
+    with pytest.raises(ConfigError, match=rf"environments\[\]\.{key}: {bad}, {words}"):
+        make_environment(JsonlConfig(path=path, eval_path=eval_path), split, 0)
+
+
+def test_jsonl_knows_the_columns_that_every_row_has(tmp_path: Path) -> None:
+    """Functions can count on those alone; the prompt is none of them."""
+    path = _write(tmp_path / "rows.jsonl", [{"prompt": "a", "x": 1, "y": 2}, {"prompt": "b", "y": 3, "z": 4}])
+    assert Jsonl(JsonlConfig(path=path), "train").columns == {"y"}
+
+
+def test_jsonl_says_when_a_file_was_changed_under_it(tmp_path: Path) -> None:
+    """A row that was good and is not any more."""
+    path = _write(tmp_path / "rows.jsonl", [{"prompt": "a"}])
+    environment = make_environment(JsonlConfig(path=path), "train", 0)
+    _write(Path(path), ["changed"])
+    with pytest.raises(ConfigError, match="row 1 is not what it was when the file was read first: not JSON"):
+        environment.example(0)
 
 
 def test_jsonl_says_when_the_file_is_missing_or_empty(tmp_path: Path) -> None:
@@ -111,8 +136,10 @@ def test_jsonl_says_when_the_file_is_missing_or_empty(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"environments\[\].path: .*nothing.jsonl can't be read"):
         make_environment(JsonlConfig(path=str(tmp_path / "nothing.jsonl")), "train", 0)
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(ConfigError, match="has no rows"):
-        make_environment(JsonlConfig(path=str(tmp_path / "empty.jsonl")), "train", 0)
+    for split in get_args(Split):
+        config = JsonlConfig(path=str(tmp_path / "empty.jsonl"), eval_path=str(tmp_path / "empty.jsonl"))
+        with pytest.raises(ConfigError, match="has no rows"):
+            make_environment(config, split, 0)
 
 
 def test_the_key_of_an_example_is_its_content() -> None:

@@ -85,7 +85,7 @@ def test_steps_up_to_the_oldest_kept_checkpoint_fold(ring: Ring) -> None:
     assert min(machine.steps.composed) == oldest + 1
     assert min(machine.steps.chains) == oldest
     assert min(machine.groups.rows) == 2 * oldest
-    assert [step.step for step in store.steps()][0] == oldest + 1
+    assert store.steps()[0].step == oldest + 1
     assert min(group.ordinal for group in store.groups()) == 2 * oldest
     counts = machine.groups.counts("train")
     assert counts.total() == machine.groups.num_issued["train"]

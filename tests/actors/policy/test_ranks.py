@@ -69,13 +69,13 @@ def test_ranks_that_do_not_meet_say_which_key_bounds_the_wait(tmp_path: Path) ->
 def test_waiting_for_the_others_ends_when_the_gang_shall_not_wait(tmp_path: Path) -> None:
     """`check` raises: the meeting is given up at once."""
 
-    class ToldToExit(Exception):
+    class ToldToExitError(Exception):
         pass
 
     def check() -> None:
-        raise ToldToExit
+        raise ToldToExitError
 
-    with pytest.raises(ToldToExit):
+    with pytest.raises(ToldToExitError):
         GlooRanks(0, 2, tmp_path / "1", "127.0.0.1", check, 60.0)
 
 
@@ -98,7 +98,7 @@ def test_one_process_replays_what_two_ranks_summed() -> None:
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
 def test_two_ranks_make_the_step_of_one(model_folder: ModelFolder, tmp_path: Path, lora: Any) -> None:
-    """The samples of a step dealt to two ranks: weights within 1e-5 of those of one rank, and on both ranks the same."""
+    """The samples of a step dealt to two ranks: weights within 1e-5 of one rank's, and the same on both ranks."""
     samples = random_samples()
     config = run_config(model_folder(), lora=lora)
     alone = TorchLearner(config)

@@ -1,6 +1,6 @@
 import pytest
 
-from actors.rewards.builtin import characters_in_place, exact_match, final_number, last_number
+from actors.rewards.builtin import characters_in_place, exact_match, final_number, last_number, unmeasured
 
 
 def test_exact_match_ignores_surrounding_space_only() -> None:
@@ -38,3 +38,8 @@ def test_final_number_scores_gsm8k_and_does_not_apply_without_a_number() -> None
 def test_chat_completions_are_read_by_their_text() -> None:
     """A list of messages counts as what the assistant said."""
     assert exact_match([[]], [[{"role": "assistant", "content": "42"}]], answer=["42"]) == [1.0]
+
+
+def test_unmeasured_applies_to_nothing() -> None:
+    """`eval.exact_match: null` gives no value for any completion, whatever the columns."""
+    assert unmeasured(["p"] * 2, ["a", "b"], anything=[1, 2]) == [None, None]

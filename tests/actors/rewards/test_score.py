@@ -1,31 +1,60 @@
 import asyncio
+import json
 import math
+import sys
 import threading
-import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from actors.rewards.load import load_function
-from actors.rewards.score import NamedReward, RewardError, Scorer, load_rewards
+from actors.rewards.score import MAX_STUCK_CALLS, NamedReward, RewardError, Scorer, load_rewards
 from schemas.config.data import RewardFunctionConfig
 from schemas.errors import ConfigError
+from schemas.messages import RolloutGroup
+from tests.actors.test_reward import group as sampled_group
+from tests.ring.harness import wait_until
 
 
 def _reward(function: Any, name: str = "mine", **kwargs: Any) -> NamedReward:
     return NamedReward(name, 1.0, kwargs, function)
 
 
-@pytest.fixture
-def make_scorer() -> Iterator[Any]:
-    """Scorers that are closed at the end."""
-    made: list[Scorer] = []
+def _group(completions: list[str], prompt: Any = "p", columns: dict[str, Any] | None = None) -> RolloutGroup:
+    """A sampled group; completion i has i + 1 tokens, counted through the group."""
+    offsets = np.cumsum([0, *range(1, len(completions) + 1)])
+    return sampled_group().model_copy(
+        update={
+            "prompt": prompt, "columns": columns or {}, "completions": completions,
+            "completion_offsets": offsets, "token_ids": np.arange(offsets[-1], dtype=np.int32),
+        }
+    )  # fmt: skip
 
-    def make(*functions: Any, timeout: float = 5.0) -> Scorer:
-        made.append(Scorer([_reward(f, f"f{i}") for i, f in enumerate(functions)], timeout, num_threads=2))
+
+class _Scorer(Scorer):
+    """A scorer with functions f0, f1, … that scores completions."""
+
+    def __init__(self, functions: tuple[Any, ...], timeout: float) -> None:
+        super().__init__(timeout, 2 * len(functions))
+        self.rewards = [_reward(function, f"f{i}") for i, function in enumerate(functions)]
+
+    def scored(self, *completions: str, **columns: Any) -> list[list[float]]:
+        """Rewards by function and completion."""
+        return cast(list[list[float]], self.score(self.rewards, _group(list(completions), columns=columns)).tolist())
+
+
+@pytest.fixture
+def make_scorer() -> Iterator[Callable[..., _Scorer]]:
+    """Scorers that are closed at the end."""
+    made: list[_Scorer] = []
+
+    def make(*functions: Any, timeout: float = 5.0) -> _Scorer:
+        made.append(_Scorer(functions, timeout))
         return made[-1]
 
     yield make
@@ -34,25 +63,33 @@ def make_scorer() -> Iterator[Any]:
 
 
 def test_functions_are_called_as_trl_calls_them(make_scorer: Any) -> None:
-    """Lists of prompts, completions and columns with one item per completion, by keyword."""
+    """Lists of prompts, completions, token ids and columns with one item per completion, by keyword."""
     seen = {}
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
         seen.update(columns, prompts=prompts, completions=completions)
         return [0.5, 1.5]
 
-    rewards_FG = make_scorer(reward).score("say", ["a", "b"], {"answer": "x", "level": 3})
-    assert seen == {"prompts": ["say"] * 2, "completions": ["a", "b"], "answer": ["x"] * 2, "level": [3, 3]}
-    np.testing.assert_array_equal(rewards_FG, [[0.5, 1.5]])
+    assert make_scorer(reward).scored("a", "b", answer="x", level=3) == [[0.5, 1.5]]
+    assert seen == {
+        "prompts": ["p", "p"], "completions": ["a", "b"], "completion_ids": [[0], [1, 2]], "answer": ["x", "x"],
+        "level": [3, 3],
+    }  # fmt: skip
+
+
+def test_token_ids_go_to_functions_that_name_them_and_to_no_other_that_would_refuse_them(make_scorer: Any) -> None:
+    """One counts tokens; one takes prompts and completions, and nothing else."""
+    rows = make_scorer(
+        lambda prompts, completions, completion_ids: [len(ids) for ids in completion_ids],
+        lambda prompts, completions: [9.0, 9.0],
+    ).scored("a", "b")
+    assert rows == [[1.0, 2.0], [9.0, 9.0]]
 
 
 def test_chat_prompts_get_chat_completions(make_scorer: Any) -> None:
     """As TRL does: a completion of a list of messages is a list with the assistant's message."""
-    messages = [{"role": "user", "content": "hi"}]
-    rewards_FG = make_scorer(lambda prompts, completions: [len(c[0]["content"]) for c in completions]).score(
-        messages, ["abc"], {}
-    )
-    assert rewards_FG.tolist() == [[3.0]]
+    scorer = make_scorer(lambda prompts, completions: [len(c[0]["content"]) for c in completions])
+    assert scorer.score(scorer.rewards, _group(["abc"], [{"role": "user", "content": "hi"}])).tolist() == [[3.0]]
 
 
 def test_sync_and_async_functions_run_side_by_side(make_scorer: Any) -> None:
@@ -67,37 +104,102 @@ def test_sync_and_async_functions_run_side_by_side(make_scorer: Any) -> None:
         await asyncio.to_thread(met.wait)
         return [2.0]
 
-    assert make_scorer(sync, asynchronous).score("p", ["c"], {}).tolist() == [[1.0], [2.0]]
+    assert make_scorer(sync, asynchronous).scored("c") == [[1.0], [2.0]]
 
 
 def test_none_means_not_applicable(make_scorer: Any) -> None:
     """None arrives as NaN, and only there."""
-    row = make_scorer(lambda prompts, completions: [None, 0.0]).score("p", ["a", "b"], {})[0]
-    assert math.isnan(row[0])
-    assert row[1] == 0.0
+    [[first, second]] = make_scorer(lambda prompts, completions: [None, 0.0]).scored("a", "b")
+    assert math.isnan(first)
+    assert second == 0.0
+
+
+def test_kwargs_win_over_columns_of_the_data(make_scorer: Any) -> None:
+    """The configuration says level 1, a column says 7."""
+    reward = _reward(lambda prompts, completions, level: [level], level=1.0)
+    assert make_scorer().score([reward], _group(["a"], columns={"level": 7.0})).tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("name", ["prompts", "completions", "completion_ids"])
+def test_a_column_never_replaces_what_was_sampled(make_scorer: Any, name: str) -> None:
+    """It is refused by name, as is one of `kwargs`."""
+    with pytest.raises(ConfigError, match=f"has a column '{name}'.*rename the column"):
+        make_scorer(lambda **arguments: [1.0]).scored("a", **{name: "of the data"})
+    with pytest.raises(ConfigError, match=f"reward.functions.0.kwargs.{name}: "):
+        load_rewards([RewardFunctionConfig(path="exact_match", kwargs={name: []})])
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
 
 
 @pytest.mark.parametrize(
     ("function", "reason", "words"),
     [
-        (lambda prompts, completions: 1 / 0, "reward_raised", "f0 raised ZeroDivisionError: division by zero"),
-        (lambda prompts, completions: [1.0], "reward_invalid", "f0 returned 1 values for 2 completions"),
-        (lambda prompts, completions: 3, "reward_invalid", "f0 returned int, expected a list of 2"),
-        (lambda prompts, completions: [1.0, "x"], "reward_invalid", "f0 returned 'x' for completion 1"),
-        (lambda prompts, completions: [math.nan, 1.0], "reward_invalid", "f0 returned nan for completion 0"),
-        (lambda prompts, completions: [1.0, math.inf], "reward_invalid", "f0 returned inf for completion 1"),
+        (
+            lambda **_: 1 / 0,
+            "reward_raised",
+            r"f0 raised ZeroDivisionError: division by zero \(test_score.py, line \d+",
+        ),
+        (lambda **_: json.loads("x"), "reward_raised", r"f0 raised JSONDecodeError.*\(test_score.py, line \d+"),
+        (lambda **_: (_raise(ValueError("late")) for _ in "ab"), "reward_raised", r"f0 raised ValueError: late"),
+        (lambda **_: [1.0], "reward_invalid", "f0 returned 1 values for 2 completions"),
+        (lambda **_: 3, "reward_invalid", "f0 returned int, expected a list of 2"),
+        (lambda **_: "10", "reward_invalid", "f0 returned str, expected a list of 2"),
+        (lambda **_: {0: 1.0, 1: 2.0}, "reward_invalid", "f0 returned dict, expected a list of 2"),
+        (lambda **_: [1.0, "1"], "reward_invalid", "f0 returned '1' for completion 1"),
+        (lambda **_: [[1.0], 1.0], "reward_invalid", r"f0 returned \[1.0\] for completion 0"),
+        (lambda **_: [math.nan, 1.0], "reward_invalid", "f0 returned nan for completion 0"),
+        (lambda **_: [1.0, math.inf], "reward_invalid", "f0 returned inf for completion 1"),
         (lambda prompts: [1.0, 1.0], "reward_raised", "unexpected keyword argument 'completions'"),
     ],
 )
 def test_a_bad_function_fails_the_group_by_name(make_scorer: Any, function: Any, reason: str, words: str) -> None:
     """Nothing is scored 0 instead: the group fails with a countable reason and words that name the function."""
     with pytest.raises(RewardError, match=words) as caught:
-        make_scorer(function).score("p", ["a", "b"], {})
+        make_scorer(function).scored("a", "b")
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
+def test_a_function_that_raises_to_end_the_process_fails_its_group_and_nothing_else(
+    make_scorer: Any, error: BaseException
+) -> None:
+    """Sync and async alike: the error names the function, and the next group is scored."""
+
+    def sync(prompts: Any, completions: list[str]) -> list[float]:
+        return [1.0] if completions == ["fine"] else _raise(error)
+
+    async def asynchronous(prompts: Any, completions: list[str]) -> list[float]:
+        return sync(prompts, completions)
+
+    for function in (sync, asynchronous):
+        scorer = make_scorer(function)
+        with pytest.raises(RewardError, match=f"f0 raised {type(error).__name__}"):
+            scorer.scored("bad")
+        assert scorer.scored("fine") == [[1.0]]
+
+
+def test_a_raising_function_is_told_apart_by_type_and_line_and_shows_its_own_frames(make_scorer: Any) -> None:
+    """Two messages from one line are one error; the traceback begins in the function."""
+
+    def reward(prompts: Any, completions: list[str]) -> list[float]:
+        raise KeyError(completions[0])
+
+    caught = []
+    for completion in ("a", "b"):
+        with pytest.raises(RewardError) as error:
+            make_scorer(reward).scored(completion)
+        caught.append(error.value)
+    assert caught[0].origin == caught[1].origin
+    assert str(caught[0]) != str(caught[1])
+    cause = caught[0].__cause__
+    assert cause is not None
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == ["reward"]
+
+
 def test_a_slow_sync_function_is_given_up_and_named(make_scorer: Any) -> None:
-    """Its thread can't be killed, so it is counted as stuck; other groups go on."""
+    """Its thread can't be killed; others take its place until a new process is due, which is said by name."""
     release = threading.Event()
 
     def slow(prompts: Any, completions: list[str]) -> list[float]:
@@ -105,12 +207,17 @@ def test_a_slow_sync_function_is_given_up_and_named(make_scorer: Any) -> None:
             release.wait(10)
         return [1.0]
 
-    scorer = make_scorer(slow, timeout=0.1)
-    with pytest.raises(RewardError, match=r"f0 took more than 0.1 s \(reward.timeout\)") as caught:
-        scorer.score("p", ["hang"], {})
-    assert (caught.value.reason, scorer.num_stuck) == ("reward_timeout", 1)
-    assert scorer.score("p", ["fine"], {}).tolist() == [[1.0]]
+    scorer = make_scorer(slow, timeout=0.02)
+    for _ in range(MAX_STUCK_CALLS):
+        assert scorer.worn_out == ""
+        with pytest.raises(RewardError, match=r"f0 took more than 0.02 s \(reward.timeout\)") as caught:
+            scorer.scored("hang")
+        assert caught.value.reason == "reward_timeout"
+    assert f"calls of f0 ({MAX_STUCK_CALLS}) have not returned within reward.timeout 0.02 s" in scorer.worn_out
+    scorer._timeout = 5.0
+    assert scorer.scored("fine") == [[1.0]]
     release.set()
+    wait_until(lambda: not scorer.worn_out, "a call that returns after all gives its thread back")
 
 
 def test_a_slow_async_function_is_cancelled(make_scorer: Any) -> None:
@@ -125,11 +232,45 @@ def test_a_slow_async_function_is_cancelled(make_scorer: Any) -> None:
             raise
         return [1.0]
 
-    started = time.monotonic()
-    with pytest.raises(RewardError):
-        make_scorer(slow, timeout=0.1).score("p", ["c"], {})
+    scorer = make_scorer(slow, timeout=0.1)
+    with pytest.raises(RewardError, match=r"f0 took more than 0.1 s \(reward.timeout\)$"):
+        scorer.scored("c")
     assert cancelled.wait(2)
-    assert time.monotonic() - started < 5
+    assert scorer.worn_out == ""
+
+
+def test_an_async_function_that_blocks_is_named_and_fails_only_its_own_group(make_scorer: Any) -> None:
+    """What waits for the loop behind it is not blamed; a blocked loop calls for a new process."""
+    release, entered = threading.Event(), threading.Event()
+
+    async def blocking(prompts: Any, completions: list[str]) -> list[float]:
+        if completions == ["block"]:
+            entered.set()
+            release.wait(10)
+        await asyncio.sleep(0)
+        return [1.0]
+
+    scorer = make_scorer(blocking, timeout=0.5)
+    with ThreadPoolExecutor(2) as threads:
+        blocked = threads.submit(scorer.scored, "block")
+        assert entered.wait(5)
+        innocent = threads.submit(scorer.scored, "fine")
+        with pytest.raises(
+            RewardError, match=r"f0 took more than 0.5 s.*; f0 blocks the event loop.*make it a plain def"
+        ):
+            blocked.result(5)
+        wait_until(lambda: "f0 blocks the event loop" in scorer.worn_out, "a new process is asked for")
+        assert not innocent.done()
+        release.set()
+        assert innocent.result(5) == [[1.0]]
+
+
+@pytest.fixture
+def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loading adds to sys.path goes with the test, and modules of an earlier one are forgotten."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("mine", "one_helper", "late_helper"):
+        sys.modules.pop(name, None)
 
 
 def test_functions_load_from_name_module_and_file(tmp_path: Path) -> None:
@@ -138,6 +279,23 @@ def test_functions_load_from_name_module_and_file(tmp_path: Path) -> None:
     assert load_function("exact_match", "k").__name__ == "exact_match"
     assert load_function("actors.rewards.builtin:exact_match", "k").__name__ == "exact_match"
     assert load_function(f"{tmp_path}/mine.py:f", "k")([], []) == [7.0]
+
+
+@pytest.mark.usefixtures("search_path")
+@pytest.mark.parametrize("path", ["{folder}/mine.py:f", "mine:f"])
+def test_a_function_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: Any, path: str) -> None:
+    """A helper, when it is loaded and when it is called; modules are found from the working directory."""
+    (tmp_path / "one_helper.py").write_text("WORTH = 3.0\n")
+    (tmp_path / "late_helper.py").write_text("MORE = 4.0\n")
+    (tmp_path / "mine.py").write_text(
+        "from one_helper import WORTH\n"
+        "def f(prompts, completions):\n"
+        "    from late_helper import MORE\n"
+        "    return [WORTH + MORE]\n"
+    )
+    if path.startswith("mine"):
+        monkeypatch.chdir(tmp_path)
+    assert load_function(path.format(folder=tmp_path), "k")([], []) == [7.0]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +313,15 @@ def test_a_function_that_can_not_be_found_is_named_with_its_key(path: str, words
         load_function(path, "key")
 
 
-def test_a_file_that_fails_on_import_says_why(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("search_path")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("import not_installed_anywhere", "ModuleNotFoundError: No module"), ("exit(3)", "SystemExit: 3")],
+)
+def test_a_file_that_fails_on_import_says_why(tmp_path: Path, code: str, words: str) -> None:
     """The cause is in the words."""
-    (tmp_path / "bad.py").write_text("import not_installed_anywhere\n")
-    with pytest.raises(ConfigError, match="fails on import: ModuleNotFoundError"):
+    (tmp_path / "bad.py").write_text(code)
+    with pytest.raises(ConfigError, match=f"fails on import: {words}"):
         load_function(f"{tmp_path}/bad.py:f", "key")
 
 

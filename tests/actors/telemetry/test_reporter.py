@@ -2,10 +2,14 @@
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from actors.telemetry.reporter import Reporter
+from actors.telemetry.reporter import Reporter, WriteError
 from actors.telemetry.samples import show_samples
 from actors.telemetry.targets import TargetsFile
 from tests.actors.test_record import scored
@@ -38,7 +42,8 @@ def test_begin_keeps_what_the_ledger_knows_and_nothing_else(tmp_path):
     reporter.write_summary({"steps": 3})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
-    lines = Reporter(tmp_path).begin(2, [0])
+    lines = []
+    Reporter(tmp_path).begin(2, [0], lines.append)
     assert [line["step"] for line in lines] == [1, 2]
     assert lines_of(tmp_path / "metrics.jsonl") == lines
     assert [line["step"] for line in lines_of(tmp_path / "samples.jsonl")] == [1, 2]
@@ -54,8 +59,123 @@ def test_new_run_in_the_same_directory_starts_with_empty_files(tmp_path):
     reporter.report_samples(1, scored([0.0, 1.0], [-1, 1]))
     reporter.report_samples(0, scored([0.0, 1.0], [-1, 1]).model_copy(update={"purpose": "eval"}))
     reporter.write_summary({"steps": 1})
-    assert reporter.begin(0, []) == []
+    lines = []
+    reporter.begin(0, [], lines.append)
+    assert lines == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_begin_leaves_files_alone_that_have_nothing_to_be_cut_off(tmp_path):
+    """The same file as before, not a copy."""
+    reporter = Reporter(tmp_path)
+    reporter.report_step(1, {"loss": 0.5})
+    reporter.report_eval(0, {})
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
+    lines = []
+    reporter.begin(1, [0], lines.append)
+    assert lines == [{"step": 1, "loss": 0.5}]
+    assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == before
+
+
+def test_begin_cuts_the_end_off_without_a_second_file(tmp_path, monkeypatch):
+    """A disk may be full when the packer starts again, and there must be no room needed to go back to step 2."""
+    reporter, path = Reporter(tmp_path), tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3):
+        reporter.report_step(step, {"loss": float(step)})
+    monkeypatch.setattr(Path, "replace", None)
+    reporter.begin(2, [], lambda line: None)
+    assert [line["step"] for line in lines_of(path)] == [1, 2]
+
+
+def test_begin_drops_bad_lines_between_good_ones(tmp_path):
+    """Half a line in the middle, and a good last line without its end: three lines, and the next is one of its own."""
+    reporter, path = Reporter(tmp_path), tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo{"step": 2}\n{"step": 2}\n{"step": 7}\n{"step": 3}')
+    lines = []
+    reporter.begin(3, [], lines.append)
+    assert lines == [{"step": 1}, {"step": 2}, {"step": 3}]
+    reporter.report_step(4, {})
+    assert [line["step"] for line in lines_of(path)] == [1, 2, 3, 4]
+    assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_line_has_the_digest_of_the_weights_where_it_is_known(tmp_path):
+    """A word among numbers."""
+    reporter = Reporter(tmp_path)
+    reporter.report_step(1, {"loss": 0.5}, "5e5e")
+    reporter.report_step(2, {"loss": 0.5}, "")
+    assert lines_of(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "loss": 0.5, "weights": "5e5e"},
+        {"step": 2, "loss": 0.5},
+    ]
+
+
+def test_full_disk_is_told_with_path_and_reason_and_the_next_attempt_writes(tmp_path):
+    """Each file is /dev/full first, where every write fails with ENOSPC."""
+    reporter = Reporter(tmp_path)
+    writes = {
+        "metrics.jsonl": lambda: reporter.report_step(1, {"loss": 0.5}),
+        "evals.jsonl": lambda: reporter.report_eval(0, {}),
+        "samples.jsonl": lambda: reporter.report_samples(1, scored([0.0, 1.0], [-1, 1])),
+        "summary.json": lambda: reporter.write_summary({"steps": 1}),
+    }
+    for name, write in writes.items():
+        written = tmp_path / (".summary.json" if name == "summary.json" else name)
+        written.symlink_to("/dev/full")
+        with pytest.raises(WriteError, match=rf"{name}: No space left on device"):
+            write()
+        written.unlink()
+        write()
+        assert isinstance(json.loads((tmp_path / name).read_text()), dict)
+
+
+HALF_A_LINE = """
+import resource, sys
+from pathlib import Path
+from actors.telemetry.reporter import Reporter, WriteError
+reporter, path = Reporter(Path(sys.argv[1])), Path(sys.argv[1], "metrics.jsonl")
+reporter.report_step(1, {"loss": 0.25})
+room = path.stat().st_size + 5
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+for attempt in range(3):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, unlimited[1]))
+    try:
+        reporter.report_step(2, {"loss": 0.5})
+    except WriteError as error:
+        print(path.stat().st_size - room, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+reporter.report_step(2, {"loss": 0.5})
+reporter.report_step(3, {"loss": 0.75})
+"""
+
+
+def test_half_a_line_is_cut_off_before_the_next_attempt(tmp_path):
+    """The system itself takes five bytes of a line and refuses the rest, three times; then there is room."""
+    command = [sys.executable, "-c", HALF_A_LINE, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == [f"0 {tmp_path / 'metrics.jsonl'}: File too large"] * 3
+    assert lines_of(tmp_path / "metrics.jsonl") == [{"step": s, "loss": s / 4} for s in (1, 2, 3)]
+
+
+def test_half_a_line_is_cut_off_by_the_next_start(tmp_path):
+    """The process ends before there is room again."""
+    reporter, path = Reporter(tmp_path), tmp_path / "metrics.jsonl"
+    reporter.report_step(1, {"loss": 0.25})
+    with path.open("a") as file:
+        file.write('{"step": 2, "lo')
+    Reporter(tmp_path).begin(1, [], lambda line: None)
+    assert path.read_text() == '{"step": 1, "loss": 0.25}\n'
+
+
+def test_error_of_a_sink_is_not_one_of_the_file(tmp_path):
+    """The line is there, and must not be written a second time."""
+
+    def unreachable(step, values):
+        raise ConnectionError("no tracker")
+
+    with pytest.raises(ConnectionError):
+        Reporter(tmp_path, (unreachable,)).report_step(1, {})
+    assert len(lines_of(tmp_path / "metrics.jsonl")) == 1
 
 
 def test_samples_are_shown_with_rewards_and_advantages(tmp_path):

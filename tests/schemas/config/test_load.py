@@ -62,15 +62,33 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"environments": [{"name": "x"}]}, "environments.0.type: is required"),
         ({"inference__engine": {"type": "vlm"}},
          "inference.engine.type: 'vlm' is not one of 'embedded', 'fake'"),
+        ({"environments": [{"type": "jsonl", "path": "a", "min_letters": 3}]},
+         "environments.0.min_letters: is a key of type reverse_text, not of jsonl"),
+        ({"environments": [{"type": "jsonl", "path": "a", "operations": []}]},
+         "environments.0.operations: is a key of type arithmetic, not of jsonl"),
+        ({"reward__advantage": {"type": "mean", "eps": 1.0}},
+         "reward.advantage.eps: is a key of type zscore, not of mean"),
+        ({"reward__advantage": "zscore"}, "reward.advantage: must be a map of keys, write {type: zscore}"),
+        ({"trainer__loss": "surrogate"}, "trainer.loss: must be a map of keys, write {type: surogate}"),
+        ({"reward__advantage": 3}, "reward.advantage: must be a map of keys, got 3"),
+        ({"trainer": None}, "trainer: is empty: remove it or give a value"),
+        ({"seed": None}, "seed: is empty: remove it or give a value"),
+        ({"reward__advantage": None}, "reward.advantage: is empty: remove it or give a value"),
+        ({"seed": True}, "seed: must be a valid integer, got True"),
+        ({"trainer__learning_rate": False}, "trainer.learning_rate: must be a valid number, got False"),
+        ({"up__torch_threads": {"trainer": True}}, "up.torch_threads.trainer: must be a valid integer, got True"),
+        ({"learning_rate": 1.0}, "learning_rate: no such key, did you mean 'trainer.learning_rate'?"),
+        ({"temperature": 1.0}, "temperature: no such key, did you mean 'rollout.temperature' or 'eval.temperature'?"),
+        ({"rollout__max_steps": 5}, "rollout.max_steps: no such key, did you mean 'trainer.max_steps'?"),
         ({"environments": []}, "environments: list should have at least 1 item after validation, not 0"),
         ({"environments": [{"type": "jsonl"}]}, "environments.0.path: is required"),
         ({"trainer": {}}, "trainer.max_steps: is required"),
         ({"trainer": 5}, "trainer: must be a map of keys, got 5"),
-        ({"trainer__max_steps": 0}, "trainer.max_steps: input should be greater than or equal to 1, got 0"),
+        ({"trainer__max_steps": 0}, "trainer.max_steps: must be greater than or equal to 1, got 0"),
         ({"trainer__max_steps": "many"},
-         "trainer.max_steps: input should be a valid integer, unable to parse string as an integer, got 'many'"),
-        ({"packer__order": "random"}, "packer.order: input should be 'ordinal' or 'arrival', got 'random'"),
-        ({"rollout__top_p": 1.5}, "rollout.top_p: input should be less than or equal to 1, got 1.5"),
+         "trainer.max_steps: must be a valid integer, got 'many'"),
+        ({"packer__order": "random"}, "packer.order: must be 'ordinal' or 'arrival', got 'random'"),
+        ({"rollout__top_p": 1.5}, "rollout.top_p: must be less than or equal to 1, got 1.5"),
         ({"name": "a b"}, "name: string should match pattern '^[A-Za-z0-9_.-]+$', got 'a b'"),
         ({"environments": [{"type": "reverse_text", "min_letters": 9}]},
          "environments.0: min_letters 9 must not exceed max_letters 8"),
@@ -88,8 +106,8 @@ def test_problem_reads(changes: dict[str, Any], problem: str) -> None:
 def test_both_members_of_a_plain_union_are_named_at_the_key() -> None:
     """A value that fits neither member is told both, at the key itself."""
     assert _problems(_tree(model__lora={"target_modules": 5})) == [
-        "model.lora.target_modules: input should be 'all-linear', got 5",
-        "model.lora.target_modules: input should be a valid list, got 5",
+        "model.lora.target_modules: must be 'all-linear', got 5",
+        "model.lora.target_modules: must be a valid list, got 5",
     ]
 
 
@@ -144,19 +162,25 @@ def test_rules_that_span_keys_are_problems_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("trainer: {max_steps: 1\nmodel: [", "is not YAML: while parsing"),
-        ("a: b: c", "is not YAML: mapping values are not allowed here in"),
-        ("a: b: c", "line 1, column 5"),
-        ("\tx: 1", "is not YAML"),
+        ("a: [1\nb: 2", "line 2, column 2: while parsing a flow sequence of line 1, expected ',' or ']', but got ':'"),
+        ("a: b: c", "line 1, column 5: mapping values are not allowed here"),
+        ("a: 1\nb:\n\tc: 2", "line 3: a tab; YAML indents with spaces"),
+        ("seed: 1\nname: x\nseed: 2", "line 3, column 1: the key 'seed' stands in line 1 already"),
+        ("model:\n  path: x\n  lora: {rank: 1, rank: 2}", "line 3, column 19: the key 'rank' stands in line 3 already"),
+        ("a: \x07", "is not YAML: special characters are not allowed"),
     ],
 )
 def test_file_that_is_not_yaml(tmp_path: Path, text: str, words: str) -> None:
-    """The problem names the file and the place in it, on one line."""
+    """The problem names the file, the place in it and the cause, on one line; a key that stands twice is one."""
     path = _file(tmp_path, text)
-    (problem,) = _load_problems(path)
-    assert problem.startswith(f"{path}: ")
-    assert words in problem
-    assert "\n" not in problem
+    assert _load_problems(path) == [f"{path}: {words}"]
+
+
+def test_a_merged_key_may_be_set_again(tmp_path: Path) -> None:
+    """`<<` brings in defaults, which a key of the map itself overrides."""
+    text = yaml.safe_dump(_tree()) + "eval: {<<: {num_prompts: 3, every_steps: 2}, num_prompts: 4}"
+    config = load_config(_file(tmp_path, text))
+    assert (config.eval.num_prompts, config.eval.every_steps) == (4, 2)
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -206,6 +230,10 @@ def test_overrides_reach_sections_lists_and_what_was_not_there(tmp_path: Path) -
     ("override", "problem"),
     [
         ("trainer.max_steps", "trainer.max_steps: an override is written path.to.key=value"),
+        (".=5", ".=5: an override is written path.to.key=value"),
+        ("trainer..max_steps=5", "trainer..max_steps=5: an override is written path.to.key=value"),
+        ("learning_rate=1e-5", "learning_rate: no such key, did you mean 'trainer.learning_rate'?"),
+        ("seed={a: 1, a: 2}", "seed: '{a: 1, a: 2}' is not a YAML value"),
         ("=1", "=1: an override is written path.to.key=value"),
         ("environments.3.name=x", "environments.3.name: '3' is not an item of a list with 1 items, counted from 0"),
         ("environments.first=x", "environments.first: 'first' is not an item of a list with 1 items, counted from 0"),
@@ -253,9 +281,40 @@ def test_paths_are_relative_to_the_file_and_the_output_to_the_command(
     assert config.ledger_path == elsewhere / "out" / "ledger.sqlite"
 
 
-def test_model_name_of_the_hub_is_left_as_it_is(tmp_path: Path) -> None:
-    """Only a folder with a config.json beside run.yaml is taken for a path."""
-    assert load_config(_file(tmp_path, _tree(model__path="org/model"))).model.path == "org/model"
+def test_what_is_not_beside_the_file_is_looked_for_where_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rule for model, data and reward files; `~` is the home."""
+    folder, here = tmp_path / "project", tmp_path / "here"
+    for place in (folder, here / "models" / "tiny"):
+        place.mkdir(parents=True)
+    for place in (folder / "both.jsonl", here / "both.jsonl", here / "mine.py", here / "home.jsonl"):
+        place.touch()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(here))
+    tree = _tree(
+        model__path="models/tiny",
+        environments=[{"type": "jsonl", "path": "both.jsonl", "eval_path": "~/home.jsonl"}],
+        reward__functions=[{"path": "mine.py:score"}],
+    )
+    config = load_config(_file(folder, tree))
+    environment: Any = config.environments[0]
+    assert config.model.path == str(here / "models/tiny")
+    assert (environment.path, environment.eval_path) == (str(folder / "both.jsonl"), str(here / "home.jsonl"))
+    assert config.reward.functions[0].path == f"{here}/mine.py:score"
+
+
+def test_model_name_of_the_hub_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One or two words, of which the first is no folder's name, or else a path is meant, though nothing is there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+
+    def path(given: str) -> str:
+        return load_config(_file(tmp_path, _tree(model__path=given))).model.path
+
+    assert [path(name) for name in ("gpt2", "org/model-1.5B")] == ["gpt2", "org/model-1.5B"]
+    for missing in ("models/tiny", "./tiny", "../tiny", "a/b/c", "/nowhere"):
+        assert path(missing) == str(tmp_path / missing)
 
 
 def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
@@ -283,6 +342,10 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
         ({"rollout__top_p": 0.9}, ("rollout.top_p", "trainer.loss")),
         ({"model__lora": {"dropout": 0.1}}, ("model.lora.dropout", "engine")),
         ({"environments": [{"type": "jsonl", "path": "a"}]}, ("environments[].eval_path", "jsonl")),
+        (
+            {"bus": {"control": "tcp://10.0.0.5:5000", "host": "10.0.0.5", "allow_plaintext": True}},
+            ("inference.host", "tcp://10.0.0.5:5000"),
+        ),
     ],
 )
 def test_allowed_but_doubtful_settings_are_warned_of(changes: dict[str, Any], keys: tuple[str, str]) -> None:
@@ -293,10 +356,11 @@ def test_allowed_but_doubtful_settings_are_warned_of(changes: dict[str, Any], ke
 
 
 def test_usual_settings_are_not_warned_of() -> None:
-    """The defaults, LoRA and evaluation off give no warning."""
+    """The defaults, LoRA, evaluation off and a bus on loopback give no warning."""
     assert warnings(check_tree(_tree())) == []
     no_eval = _tree(environments=[{"type": "jsonl", "path": "a"}], eval__num_prompts=0, model__lora={})
     assert warnings(check_tree(no_eval)) == []
+    assert warnings(check_tree(_tree(bus__control="tcp://127.0.0.1:5000"))) == []
 
 
 def test_configuration_is_frozen_and_its_defaults_are_checked() -> None:
@@ -321,7 +385,7 @@ def test_json_schema_resolves_and_describes_every_key() -> None:
         if isinstance(node.get("$ref"), str):
             references.add(node["$ref"].removeprefix("#/$defs/"))
         for key, value in node.get("properties", {}).items():
-            described = "description" in value or "$ref" in value or "const" in value or path == "RunConfig"
+            described = "description" in value or "const" in value
             undescribed.extend([] if described else [f"{path}.{key}"])
         for value in node.values():
             walk(value, path)

@@ -1,0 +1,149 @@
+"""What a run relies on outside its configuration is looked at before anything starts, without running any of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.preflight import preflight
+from actors.supervisor import supervise
+from schemas.config import check_tree
+from schemas.errors import ConfigError
+from tests.ring.harness import ring_config
+
+MINE = """
+import nowhere_to_be_found
+from other import borrowed
+raise RuntimeError("this file is not to be run")
+class Judge: ...
+if True:
+    async def short(prompts, completions): ...
+weigh = Judge()
+def outer():
+    def inner(): ...
+"""
+
+
+def _problems(folder: Path, **sections: Any) -> list[str]:
+    """Those of a run that is good but for these sections."""
+    config = check_tree(ring_config(folder).model_dump() | sections)
+    try:
+        preflight(config)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _rows(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def _rewarded(path: str, **kwargs: Any) -> dict[str, Any]:
+    return {"functions": [{"path": path, "kwargs": kwargs}]}
+
+
+@pytest.mark.parametrize("name", ["borrowed", "Judge", "short", "weigh", "outer"])
+def test_function_in_a_file_is_found_without_running_it(tmp_path: Path, name: str) -> None:
+    """Whether it is defined, assigned or imported; the file raises if it is run."""
+    (tmp_path / "mine.py").write_text(MINE)
+    assert _problems(tmp_path, reward=_rewarded(f"{tmp_path}/mine.py:{name}")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("{}/mine.py:shrot", "{}/mine.py has no function 'shrot', did you mean 'short'?"),
+        ("{}/mine.py:inner", "{}/mine.py has no function 'inner'"),
+        ("{}/none.py:f", "{}/none.py can't be read: No such file or directory"),
+        ("{}/broken.py:f", "{}/broken.py is not Python: '(' was never closed (broken.py, line 1)"),
+        ("package.module", "no built-in reward 'package.module'; built in are"),
+        ("exact_macth", "no built-in reward 'exact_macth', did you mean 'exact_match'?"),
+        ("package/module:f", "'package/module:f' must be a built-in name, package.module:function or file.py:function"),
+        ("package.module:", "'package.module:' must be"),
+    ],
+)
+def test_function_that_is_not_there(tmp_path: Path, path: str, problem: str) -> None:
+    """Both keys that name functions say the same."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("f = (")
+    path, problem = path.format(tmp_path), problem.format(tmp_path)
+    (first, second) = _problems(tmp_path, reward=_rewarded(path), eval={"exact_match": path})
+    assert first.startswith(f"reward.functions.0.path: {problem}")
+    assert second.startswith(f"eval.exact_match: {problem}")
+
+
+def test_function_that_only_its_actor_can_find_passes(tmp_path: Path) -> None:
+    """Of a package nothing is imported, and what `import *` brings is not known."""
+    (tmp_path / "mine.py").write_text("from other import *")
+    assert _problems(tmp_path, reward=_rewarded("no_such.package:f")) == []
+    assert _problems(tmp_path, reward=_rewarded(f"{tmp_path}/mine.py:anything")) == []
+
+
+def test_all_bad_files_of_data_are_named(tmp_path: Path) -> None:
+    """Missing, without the prompt column, and with a bad row, each with its key."""
+    rows = _rows(tmp_path / "rows.jsonl", {"question": "a", "answer": "b"})
+    bad = _rows(tmp_path / "bad.jsonl", {"prompt": "a", "answer": "b"}, {"prompt": [{"role": "user"}]})
+    environments = [
+        {"type": "jsonl", "name": "one", "path": f"{tmp_path}/none.jsonl", "eval_path": bad},
+        {"type": "jsonl", "name": "two", "path": rows},
+        {"type": "reverse_text"},
+    ]
+    problems = _problems(tmp_path, environments=environments)
+    assert [re.split("; its| with `role`", problem)[0] for problem in problems] == [
+        f"environments[].path: {tmp_path}/none.jsonl can't be read: No such file or directory",
+        f"environments[].eval_path: {bad}, line 2: the prompt must be text, or a list of messages",
+        f"environments[].path: {rows}, line 1: no column 'prompt' (prompt_column)",
+    ]
+
+
+def test_built_in_functions_need_their_column_in_every_row(tmp_path: Path) -> None:
+    """Else each group of that file would be dropped as poison, the evaluated ones without a word."""
+    train = _rows(tmp_path / "train.jsonl", {"prompt": "a", "answer": "b"})
+    held_out = _rows(tmp_path / "eval.jsonl", {"prompt": "a", "answer": "b", "n": 1}, {"prompt": "a", "n": 1})
+    environments = [{"type": "jsonl", "path": train, "eval_path": held_out}]
+    lacks = f"needs a column 'answer', which not every row of {held_out} has; all rows have n"
+    assert _problems(tmp_path, environments=environments) == [
+        f"reward.functions.0.path: characters_in_place {lacks}",
+        f"eval.exact_match: exact_match {lacks}; name another function, or null to measure none",
+    ]
+    reward = _rewarded("characters_in_place", answer=["b"])
+    assert _problems(tmp_path, environments=environments, reward=reward, eval={"exact_match": None}) == []
+    assert _problems(tmp_path, environments=environments, eval={"num_prompts": 0}) == []
+
+
+def test_model_directory_must_hold_a_model(tmp_path: Path) -> None:
+    """A name on the hub is not asked for, and the fake engine loads none."""
+    engine = {"engine": {"type": "embedded"}}
+    assert _problems(tmp_path, model={"path": "org/model"}, inference=engine) == []
+    assert _problems(tmp_path, model={"path": f"{tmp_path}/none"}) == []
+    (problem,) = _problems(tmp_path, model={"path": f"{tmp_path}/none"}, inference=engine)
+    assert problem.startswith(f"model.path: there is no folder {tmp_path}/none; ")
+    (tmp_path / "config.json").touch()
+    assert _problems(tmp_path, model={"path": str(tmp_path)}, inference=engine) == [
+        f"model.path: {tmp_path} has no tokenizer.json"
+    ]
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is in the way of one; the other's place may not be written to."""
+    (tmp_path / "file").touch()
+    config = ring_config(tmp_path, weights={"directory": str(tmp_path / "file/weights")})
+    with pytest.raises(ConfigError) as caught:
+        preflight(config.model_copy(update={"output_dir": str(tmp_path / "file/out")}))
+    assert caught.value.problems == [
+        f"output_dir: {tmp_path}/file/out can't be made, since {tmp_path}/file is no folder",
+        f"weights.directory: {tmp_path}/file/weights can't be made, since {tmp_path}/file is no folder",
+    ]
+    monkeypatch.setattr("os.access", lambda place, mode: mode == 0 and place == tmp_path)  # root may write anywhere
+    assert _problems(tmp_path)[0] == f"output_dir: {tmp_path}/out can't be written to, since {tmp_path} may not be"
+    assert not (tmp_path / "out").exists()
+
+
+def test_up_looks_before_it_starts_anything(tmp_path: Path) -> None:
+    """Nothing is left behind by a run that can't begin."""
+    with pytest.raises(ConfigError, match="no built-in reward"):
+        supervise(ring_config(tmp_path, eval={"exact_match": "exact_macth"}))
+    assert not (tmp_path / "out").exists()

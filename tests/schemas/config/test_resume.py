@@ -1,0 +1,69 @@
+"""Which keys may change between two starts of a run (P23)."""
+
+from typing import Any
+
+import pytest
+
+from schemas.config import RunConfig
+from schemas.config.resume import IDENTITY, REPACK, as_tree, class_of, differences, refusal
+
+
+def config(**sections: Any) -> RunConfig:
+    """A run, with sections replaced."""
+    tree: dict[str, Any] = {
+        "model": {"path": "some/model"},
+        "environments": [{"type": "reverse_text"}],
+        "reward": {"functions": [{"path": "characters_in_place"}]},
+        "trainer": {"max_steps": 10},
+    }
+    return RunConfig.model_validate(tree | sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "key_class"),
+    [
+        ({"trainer": {"max_steps": 20}}, "trainer.max_steps", "free"),
+        ({"trainer": {"max_steps": 10, "learning_rate": 1e-3}}, "trainer.learning_rate", "free"),
+        ({"packer": {"max_async_level": 2}}, "packer.max_async_level", "free"),
+        ({"bus": {"lease": 9.0}}, "bus.lease", "free"),
+        ({"packer": {"sequence_len": 4096}}, "packer.sequence_len", "repack"),
+        ({"trainer": {"max_steps": 10, "num_ranks": 2}}, "trainer.num_ranks", "repack"),
+        ({"seed": 1}, "seed", "identity"),
+        ({"model": {"path": "another/model"}}, "model.path", "identity"),
+        ({"model": {"path": "some/model", "lora": {"rank": 4}}}, "model.lora", "identity"),
+        ({"environments": [{"type": "arithmetic"}]}, "environments", "identity"),
+        ({"reward": {"functions": [{"path": "exact_match"}]}}, "reward.functions", "identity"),
+        ({"packer": {"groups_per_step": 4}}, "packer.groups_per_step", "identity"),
+    ],
+)
+def test_each_change_has_one_class(sections: dict[str, Any], key: str, key_class: str) -> None:
+    """The one key that differs is named, with both values and its class."""
+    (found,) = differences(as_tree(config()), config(**sections))
+    assert (found.key, found.key_class) == (key, key_class)
+    assert refusal([found]) == (
+        [f"{found}; this makes another run (--fork, or another output_dir)"] * (key_class == "identity")
+    )
+
+
+def test_what_is_the_same_differs_in_nothing() -> None:
+    """A stored tree of this configuration, and one from before a key existed."""
+    assert differences(as_tree(config()), config()) == []
+    older = as_tree(config())
+    del older["bus"]["lease"]
+    assert differences(older, config(bus={"lease": 9.0})) == []
+
+
+def test_every_classified_key_exists() -> None:
+    """A key that is renamed is renamed here too: each leads somewhere in a configuration that has all sections."""
+    tree = as_tree(config(model={"path": "m", "lora": {"rank": 4}}))
+    for key in (*REPACK, *IDENTITY):
+        node: Any = tree
+        for part in key.split("."):
+            assert part in node, key
+            node = node[part]
+
+
+def test_a_prefix_ends_at_a_dot() -> None:
+    """`model.lora.rank` is under `model.lora`; `model.lora_b` would not be."""
+    assert class_of("model.lora.rank") == "identity"
+    assert class_of("seeds") == "free"
