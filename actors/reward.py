@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 
 from actors.algorithms.advantages import combine_rewards, compute_advantages
+from actors.faults import point
 from actors.membership import Drain, Membership, StartOverError
 from actors.rewards.score import NamedReward, RewardError, Scorer
 from actors.telemetry.metrics import Metrics
@@ -150,6 +151,7 @@ class RewardActor:
             if key in self._held:
                 return
             held = self._held[key] = _Held(message)
+        point("reward.taken")
         self._pool.submit(self._score, held)
 
     def _score(self, held: _Held) -> None:
@@ -157,6 +159,7 @@ class RewardActor:
         group, started = held.group, time.monotonic()
         try:
             held.scored = self._scored(group, self._scorer.score(self._rewards[group.purpose], group))
+            point("reward.scored")
         except ConfigError as error:
             self._unusable = error
         except RewardError as error:
@@ -225,6 +228,7 @@ class RewardActor:
             if self._packer is None or held.scored is None or (held.sent_in_term == self._term and not late):
                 return
             if self._packer.try_send(held.scored):
+                point("reward.sent")
                 held.sent_at, held.sent_in_term = now, self._term
                 held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
 

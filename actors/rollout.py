@@ -20,6 +20,7 @@ import structlog
 
 from actors.engines.client import EngineError, RequestRefusedError, SampledCompletion
 from actors.environments import Environment, Example
+from actors.faults import point
 from actors.membership import Drain, Membership
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
@@ -195,6 +196,7 @@ class RolloutActor:
         key = (ticket.ordinal, ticket.attempt)
         if key not in self._held:
             held = self._held[key] = _Held(ticket)
+            point("rollout.ticket")
             held.task = asyncio.create_task(self._attempt(held))
 
     def _report(self, starting: dict[str, str] | None = None) -> None:
@@ -222,6 +224,7 @@ class RolloutActor:
         try:
             async with asyncio.timeout(timeout):
                 held.group = await self._sample(ticket)
+            point("rollout.sampled")
             held.sampled_at = time.monotonic()
             self._metrics.count("grpo_rollout_groups_total", purpose=ticket.purpose)
             self._metrics.count("grpo_rollout_generated_tokens_total", held.group.token_ids.size)
@@ -351,6 +354,7 @@ class RolloutActor:
                 return  # no reward actor has room, so none has it for the next group
             if not held.sent_at:
                 self._metrics.count("grpo_rollout_wait_seconds_total", now - held.sampled_at, cause="reward_choice")
+            point("rollout.sent")
             held.sent_at = now
             held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
 
