@@ -184,7 +184,7 @@ def make_trainer(
         learner or (lambda: make_learner(config)),
         meet,
         FilesystemPublisher(weights_directory(config), config.weights.keep) if rank == 0 else None,
-        CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint),
+        CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint, writes=rank == 0),
         rank,
         lose,
     )

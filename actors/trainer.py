@@ -233,6 +233,8 @@ class TrainerActor:
         state = self._wait_for_order(lambda state: state.order in ("run", "finish") and state.incarnation > 0)
         if state is None:
             return None
+        if self._rank == 0:
+            self._checkpoints.begin_at(state.checkpoint)
         if state.checkpoint:
             learner.restore(self._checkpoints.path(state.checkpoint))
             self._witness = Witness(state.checkpoint, self._checkpoints.witness(state.checkpoint)["chain"])

@@ -30,10 +30,10 @@ log = structlog.get_logger("checkpoints")
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, under `output_dir/checkpoints`."""
+    """The checkpoints of one run, under `output_dir/checkpoints`. Of several ranks one `writes`."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        self._folder, self._config = folder, config
+    def __init__(self, folder: Path, config: CheckpointConfig, writes: bool = True) -> None:
+        self._folder, self._config, self._writes = folder, config, writes
         self._checked: set[int] = set()
         """Steps whose files this process has written or checked: hashing gigabytes again would find nothing new."""
 
@@ -73,7 +73,7 @@ class CheckpointFolder:
             shutil.rmtree(staging, ignore_errors=True)
             raise
         point("checkpoint.complete")
-        self._bury([other for other in self._steps() if other >= step])
+        self._bury_after(step - 1)
         staging.rename(self.path(step))
         _sync(self._folder)
         self._keep_witness(step)
@@ -96,7 +96,8 @@ class CheckpointFolder:
             self._checked.add(step)
             witness = self.witness(step)
             if witness["run"] == run:
-                self._keep_witness(step)  # a crash may have come between the two
+                if self._writes:
+                    self._keep_witness(step)  # a crash may have come between the two
                 found.append(CheckpointInfo(step=step, chain=witness["chain"]))
         return found
 
@@ -114,9 +115,13 @@ class CheckpointFolder:
         if problem:
             steps = ", ".join(map(str, self._steps())) or "none"
             raise ConfigError(f"--step {step}: {self.path(step)} is no good checkpoint ({problem}); there are {steps}")
-        later = [other for other in self._steps() if other > step]
-        self._bury(later)
-        return later
+        return self._bury_after(step)
+
+    def begin_at(self, step: int) -> None:
+        """The run goes on from this step: what a crash left half written goes, later checkpoints are dead."""
+        for half_written in self._folder.glob(".step_*"):
+            shutil.rmtree(half_written, ignore_errors=True)
+        self._bury_after(step)
 
     def _steps(self) -> list[int]:
         names = [path.name.removeprefix("step_") for path in self._folder.glob("step_*")]
@@ -139,15 +144,17 @@ class CheckpointFolder:
         shutil.copyfile(self.path(step) / "witness.json", staging)
         staging.replace(copies / f"step_{step}.json")
 
-    def _bury(self, steps: list[int]) -> None:
-        """Move checkpoints of a dead history away, where they neither count among the newest nor are lost."""
+    def _bury_after(self, step: int) -> list[int]:
+        """Move checkpoints of a dead history away, where they neither count among the newest nor are lost (P19)."""
+        later = [other for other in self._steps() if other > step]
         dead = self._folder / "dead"
-        for step in steps:
+        for other in later:
             dead.mkdir(exist_ok=True)
-            shutil.rmtree(dead / f"step_{step}", ignore_errors=True)
-            self.path(step).rename(dead / f"step_{step}")
-            self._checked.discard(step)
-            log.warning("checkpoint of a dead history moved", checkpoint=str(dead / f"step_{step}"))
+            shutil.rmtree(dead / f"step_{other}", ignore_errors=True)
+            self.path(other).rename(dead / f"step_{other}")
+            self._checked.discard(other)
+            log.warning("checkpoint of a dead history moved", checkpoint=str(dead / f"step_{other}"))
+        return later
 
     def _prune(self) -> None:
         every = self._config.keep_interval
