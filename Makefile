@@ -2,9 +2,10 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 SEED ?= 0
+N ?= 200
 BIN := .venv/bin
 
-.PHONY: quickstart quickstart-lora check test lint docs bench clean
+.PHONY: quickstart quickstart-lora check test chaos lint docs bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -19,6 +20,10 @@ check: lint
 # Everything that pip alone can run: under fifteen minutes on two cores.
 test: lint
 	$(BIN)/python -m pytest -n 4
+
+# N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
+chaos: .venv/dev.stamp
+	$(BIN)/python -m tests.chaos --faults $(N) --seed $(SEED)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

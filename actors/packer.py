@@ -225,7 +225,7 @@ class PackerActor:
         point("packer.taken")
         self._machine.decide(now)
         self.record.follow([self._eval_groups(version) for version in self._take_finished_evals()])
-        self._machine.note_evaluated(self.record.evaluated)
+        self._machine.note_evaluated(self.record.take_evaluated())
         self._commit(settled)
         point("packer.committed")
         self.record.conclude()
@@ -258,8 +258,9 @@ class PackerActor:
 
     def _send_batches(self, now: float) -> None:
         """Offer each rank the steps it should have; what finds no room is offered again in the next round."""
-        wanted = self._machine.batches_wanted()
-        pending = 0
+        wanted, pending = self._machine.batches_wanted(), 0
+        still = {(identity, step.step) for identity, _, step in wanted}
+        self._sent = {key: at for key, at in self._sent.items() if key in still}
         for identity, beat, step in wanted:
             sent = self._sent.get((identity, step.step))
             if sent is not None and now - sent < self._config.bus.resend_after:
@@ -275,7 +276,6 @@ class PackerActor:
         if identity not in self._outboxes:
             for gone in [i for i in self._outboxes if i not in self._machine.gang.members.values()]:
                 self._outboxes.pop(gone).close()
-                self._sent = {key: at for key, at in self._sent.items() if key[0] != gone}
             self._outboxes[identity] = Outbox("steps", beat.address, self._config.bus, "packer")
         return self._outboxes[identity]
 
@@ -391,14 +391,14 @@ def settings_of(config: RunConfig) -> Settings:
 
 def facts_of(group: ScoredGroup, digest: str) -> GroupFacts:
     """What the machine judges a group by."""
-    pairs = {(int(lineage), int(version)) for _, lineage, version in group.segments.tolist()}
+    pairs = {(lineage, version) for _, lineage, version in group.segments.tolist()}
     return GroupFacts(
         ordinal=group.ordinal,
         attempt=group.attempt,
         example_key=group.example_key,
         num_completions=group.num_completions,
-        oldest_version=group.oldest_version,
+        oldest_version=min(version for _, version in pairs),
         policies=frozenset(Policy(lineage=a, version=b) for a, b in pairs),
-        longest_sample=int(group.prompt_ids.size + np.max(group.lengths_G)),
+        longest_sample=group.prompt_ids.size + max(group.lengths_G.tolist()),
         digest=digest,
     )

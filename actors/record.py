@@ -92,6 +92,7 @@ class RunRecord:
         """The packer's own; those of the others are in their beats."""
         self._targets = TargetsFile(config.output, config.name)
         self._totals = StepTotals()
+        self._evaluated = self.evaluated
         reporter.begin(machine.recorded_step, self.evaluated, self._totals.add)
 
     def take_values(self) -> dict[str, Any]:
@@ -140,6 +141,11 @@ class RunRecord:
     def evaluated(self) -> list[int]:
         """Versions whose evaluation is written down."""
         return [int(version) for version in self._values["evals"]]
+
+    def take_evaluated(self) -> list[int]:
+        """Those of them that have come since the last call; at first, all."""
+        taken, self._evaluated = self._evaluated, []
+        return taken
 
     def conclude(self) -> None:
         """Once the run is done and its last round committed: write the summary, after all that it tells of.
@@ -215,6 +221,7 @@ class RunRecord:
     def _record_eval(self, version: int, results: EvalResults, samples: list[ScoredGroup]) -> None:
         self._reporter.report_eval(version, results)
         self._values["evals"][str(version)] = results
+        self._evaluated.append(version)
         self._dirty.add("evals")
         self._samples.extend((version, group) for group in samples)
         log.info(
@@ -299,7 +306,9 @@ class RunRecord:
             "idle": totals.per_second("seconds_wait_batch"),
             "peers": {role: len(beats) for role, beats in beats_by_role(machine).items()},
             "eval_open": len(machine.evaluations.open),
-            "evals": self._values["evals"],
+            "dropped": {reason: n for reason, n in machine.groups.dropped["train"].items() if n},
+            "failed_attempts": machine.groups.num_failed_attempts,
+            "last_failure": machine.groups.last_failure,
         }
 
     def _ledger(self, purpose: str) -> dict[str, Any]:
@@ -387,7 +396,7 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "reward_mean": float(scored.mean()) if scored.size else math.nan,
         "reward_std": float(scored.std()) if scored.size else math.nan,
         "reward_unscorable": float(np.isnan(rewards).mean()),
-        "groups_without_variance": float(np.mean([np.ptp(group.advantages_G) == 0 for group in groups])),
+        "groups_without_variance": float(np.mean([len(set(group.advantages_G.tolist())) == 1 for group in groups])),
         "completion_tokens_mean": float(lengths.mean()),
         "completion_tokens_max": float(lengths.max()),
         "truncated_fraction": float(

@@ -36,7 +36,7 @@ def rewind(output_dir: Path, step: int) -> str:
         ConfigError: the run is going on, there is no such checkpoint, or its groups are gone.
     """
     config = load_config(resolved_config(output_dir), [])
-    store = Store(config.ledger_path, config.ledger.sync)
+    store = Store(config.ledger_path, config.ledger.sync)  # which no packer holds now
     try:
         oldest = min((known.step for known in store.steps()), default=step + 1) - 1
         if step < oldest:
@@ -45,6 +45,7 @@ def rewind(output_dir: Path, step: int) -> str:
                 f"from an older checkpoint begin a new run with model.path at it"
             )
         later = CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint).rewind(step)
+        (config.output / "summary.json").unlink(missing_ok=True)  # the run is not done any more
     finally:
         store.close()
     moved = ", ".join(f"step_{other}" for other in later) or "nothing"

@@ -82,10 +82,9 @@ def _trouble(progress: dict[str, Any]) -> Iterator[str]:
     """What went wrong and was dealt with; nothing in a run where all is well."""
     if restarts := progress.get("restarts"):
         yield "restarted " + ", ".join(f"{name} ×{count}" for name, count in restarts.items())
-    failed, dropped = progress.get("failed_attempts"), progress.get("dropped")
-    if failed:
+    if failed := progress.get("failed_attempts"):
         yield f"failed attempts {failed}"
-    if dropped:
+    if dropped := progress.get("dropped"):
         yield f"dropped {sum(dropped.values())} ({', '.join(f'{n} {reason}' for reason, n in dropped.items())})"
-    if (failed or dropped) and progress.get("last_failure"):
-        yield f"last failure: {textwrap.shorten(progress['last_failure'], MAX_FAILURE_CHARACTERS, placeholder='…')}"
+    if failure := progress.get("last_failure"):
+        yield f"last failure: {textwrap.shorten(failure, MAX_FAILURE_CHARACTERS, placeholder='…')}"

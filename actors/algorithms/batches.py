@@ -1,7 +1,10 @@
-"""From scored groups to the batches of all ranks: a pure function, so that a step can be rebuilt on demand (P18)."""
+"""From scored groups to the batches of all ranks: a pure function, so that a step can be rebuilt on demand (P18).
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+The tokens of a step lie in one pool, first all prompts, then all completions, and a rank's batch is gathered from it by
+one array of places. So a step costs a few dozen calls of numpy, however many completions it has.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +13,7 @@ from numpy.typing import NDArray
 from actors.algorithms.packing import pack
 from schemas.messages import SEGMENT_VERSION, ScoredGroup, StepBatch
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One completion behind its prompt, as views of its group's arrays."""
-
-    group: ScoredGroup
-    completion: int
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and completion."""
-        return int(self.group.prompt_ids.size + self.group.lengths_G[self.completion])
+Ints = NDArray[np.int64]
 
 
 def build_batches(groups: Sequence[ScoredGroup], num_ranks: int, sequence_len: int, **header: Any) -> list[StepBatch]:
@@ -33,69 +25,85 @@ def build_batches(groups: Sequence[ScoredGroup], num_ranks: int, sequence_len: i
         sequence_len: tokens of a micro-batch at most.
         header: the remaining fields of StepBatch that do not depend on the rank (run, term, incarnation, step, …).
     """
-    samples = [Sample(group, g) for group in groups for g in range(group.num_completions)]
-    loss_tokens = sum(int(group.loss_mask.sum()) for group in groups)
-    ranks = pack([sample.length for sample in samples], sequence_len, num_ranks)
-    flat = [_flatten(group) for group in groups]
-    versions = [group.per_token(group.segments[:, SEGMENT_VERSION]) for group in groups]
-    position = {id(group): i for i, group in enumerate(groups)}
-    ordinals = np.array([group.ordinal for group in groups], np.int64)
-    batches = []
-    for rank, micro_batches in enumerate(ranks):
-        mine = [samples[i] for micro_batch in micro_batches for i in micro_batch]
-        parts = [_sample_arrays(s, flat[position[id(s.group)]], versions[position[id(s.group)]]) for s in mine]
-        batches.append(
-            StepBatch(
-                **header,
-                rank=rank,
-                num_ranks=num_ranks,
-                loss_tokens=max(1, loss_tokens),
-                num_completions=len(samples),
-                ordinals=ordinals,
-                micro_batch_offsets=_offsets([len(micro_batch) for micro_batch in micro_batches]),
-                sample_offsets=_offsets([sample.length for sample in mine]),
-                prompt_lengths=np.array([s.group.prompt_ids.size for s in mine], np.int64),
-                sample_ordinals=np.array([s.group.ordinal for s in mine], np.int64),
-                sample_versions=np.array([part["version"] for part in parts], np.int64),
-                token_ids=_join(parts, "token_ids", np.int32),
-                loss_mask=_join(parts, "loss_mask", np.uint8),
-                logprobs=_join(parts, "logprobs", np.float32),
-                advantages=_join(parts, "advantages", np.float32),
-                temperatures=_join(parts, "temperatures", np.float32),
-            )
+    pool = _Pool(groups)
+    ranks = pack((pool.prompt_lengths + pool.lengths).tolist(), sequence_len, num_ranks)
+    return [
+        StepBatch(
+            **header,
+            rank=rank,
+            num_ranks=num_ranks,
+            loss_tokens=max(1, sum(int(group.loss_mask.sum()) for group in groups)),
+            num_completions=pool.lengths.size,
+            ordinals=np.array([group.ordinal for group in groups], np.int64),
+            micro_batch_offsets=_offsets([len(micro_batch) for micro_batch in micro_batches]),
+            **pool.take(np.array([i for micro_batch in micro_batches for i in micro_batch], np.int64)),
         )
-    return batches
+        for rank, micro_batches in enumerate(ranks)
+    ]
 
 
-def _flatten(group: ScoredGroup) -> dict[str, NDArray[Any]]:
-    """Per-token arrays of all completions of a group."""
-    return {
-        "token_ids": group.token_ids,
-        "loss_mask": group.loss_mask,
-        "logprobs": group.logprobs,
-        "advantages": np.repeat(group.advantages_G, group.lengths_G),
-        "temperatures": group.per_token(group.segment_temperatures),
-    }
+class _Pool:
+    """The samples of a step: arrays per sample, one per completion of each group, and per token of the pool.
+
+    Two completions of 3 and 2 tokens behind one prompt of 4: places 0–3 are the prompt, 4–6 and 7–8 the completions.
+    """
+
+    def __init__(self, groups: Sequence[ScoredGroup]) -> None:
+        sizes = [group.num_completions for group in groups]
+        prompts = np.array([group.prompt_ids.size for group in groups], np.int64)
+        segments = _joined((_lengths(g.segments[:, 0], g.token_ids.size) for g in groups), np.int64)
+        versions = np.repeat(_joined((g.segments[:, SEGMENT_VERSION] for g in groups), np.int64), segments)
+        heats = np.repeat(_joined((g.segment_temperatures for g in groups), np.float32), segments)
+        self.lengths: Ints = _joined((group.lengths_G for group in groups), np.int64)
+        self.prompt_lengths: Ints = np.repeat(prompts, sizes)
+        self._starts = _offsets(self.lengths)[:-1]
+        self._prompt_starts = np.repeat(_offsets(prompts)[:-1], sizes)
+        self._num_prompt_tokens = int(prompts.sum())
+        self._ordinals = np.repeat(np.array([group.ordinal for group in groups], np.int64), sizes)
+        # no completion is empty, so each has an oldest token
+        self._versions = np.minimum.reduceat(versions, self._starts) if versions.size else versions
+        advantages = np.repeat(_joined((group.advantages_G for group in groups), np.float32), self.lengths)
+        self._token_ids = _joined([*(g.prompt_ids for g in groups), *(g.token_ids for g in groups)], np.int32)
+        self._per_token = {
+            "loss_mask": self._behind_prompts(0, _joined((group.loss_mask for group in groups), np.uint8)),
+            "logprobs": self._behind_prompts(0.0, _joined((group.logprobs for group in groups), np.float32)),
+            "advantages": self._behind_prompts(0.0, advantages),
+            "temperatures": self._behind_prompts(1.0, heats),
+        }
+
+    def _behind_prompts(self, fill: float, values: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([np.full(self._num_prompt_tokens, fill, values.dtype), values])
+
+    def take(self, samples: Ints) -> dict[str, Any]:
+        """The arrays of a batch of these samples, in this order: prompt and completion of each."""
+        starts = np.stack([self._prompt_starts[samples], self._num_prompt_tokens + self._starts[samples]], axis=1)
+        lengths = np.stack([self.prompt_lengths[samples], self.lengths[samples]], axis=1)
+        places = _spans(starts.ravel(), lengths.ravel())
+        return {
+            "sample_offsets": _offsets(lengths.sum(axis=1)),
+            "prompt_lengths": lengths[:, 0].copy(),
+            "sample_ordinals": self._ordinals[samples],
+            "sample_versions": self._versions[samples],
+            "token_ids": self._token_ids[places],
+        } | {name: values[places] for name, values in self._per_token.items()}
 
 
-_PROMPT_FILL = {"loss_mask": 0, "logprobs": 0.0, "advantages": 0.0, "temperatures": 1.0}
+def _spans(starts: Ints, lengths: Ints) -> Ints:
+    """The places of spans one after the other: starts [7, 0] of lengths [2, 3] are 7, 8, 0, 1, 2."""
+    offsets = _offsets(lengths)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
-def _sample_arrays(sample: Sample, flat: dict[str, NDArray[Any]], versions_N: NDArray[np.int64]) -> dict[str, Any]:
-    group = sample.group
-    start, end = group.completion_offsets[sample.completion : sample.completion + 2]
-    prompt = group.prompt_ids
-    arrays: dict[str, Any] = {"token_ids": np.concatenate([prompt, flat["token_ids"][start:end]])}
-    for name, fill in _PROMPT_FILL.items():
-        part = flat[name][start:end]
-        arrays[name] = np.concatenate([np.full(prompt.size, fill, part.dtype), part])
-    arrays["version"] = int(versions_N[start:end].min())
-    return arrays
+def _lengths(starts: Ints, end: int) -> Ints:
+    """Of parts that begin where the one before ends, the last one at `end`."""
+    return np.append(starts[1:], end) - starts
 
 
-def _join(parts: list[dict[str, Any]], name: str, dtype: type) -> NDArray[Any]:
-    return np.concatenate([part[name] for part in parts]).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+def _joined(parts: Iterable[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *parts])
 
 
-def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+def _offsets(lengths: Sequence[int] | Ints) -> Ints:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

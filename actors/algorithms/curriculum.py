@@ -28,8 +28,7 @@ class Curriculum:
 
     def draw(self) -> tuple[int, int]:
         """(environment, index of the example) of the next ordinal."""
-        rng = random.Random(f"{self._seed} {sum(self.counts)}")
-        environment = rng.choices(range(len(self._weights)), self._weights)[0]
+        environment = self._draw_environment() if len(self.counts) > 1 else 0
         count = self.counts[environment]
         self.counts[environment] += 1
         size = self._num_examples[environment]
@@ -37,6 +36,10 @@ class Curriculum:
             return environment, count
         epoch, position = divmod(count, size)
         return environment, int(_permutation(size, self._seed, environment, epoch)[position])
+
+    def _draw_environment(self) -> int:
+        rng = random.Random(f"{self._seed} {sum(self.counts)}")
+        return rng.choices(range(len(self._weights)), self._weights)[0]
 
 
 @lru_cache(maxsize=8)

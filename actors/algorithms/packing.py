@@ -74,9 +74,11 @@ def pack(lengths: Sequence[int], capacity: int, num_ranks: int = 1) -> list[list
 
 
 def lower_bound(lengths: Sequence[int], capacity: int) -> int:
-    """Number of micro-batches that no packing can undercut: the largest of three bounds, each O(n log n).
+    """Number of micro-batches that no packing can undercut: the largest of four bounds, each O(n log n).
 
     - Volume: ceil(sum / capacity).
+    - Count: at most capacity // t samples of at least t tokens fit together, for each t. It is what tells that many
+      completions cut at the same length leave a rest in each micro-batch, so that no search is made for a better fill.
     - Martello and Toth's L2 (1990). For a threshold t <= capacity / 2, samples longer than capacity - t are alone among
       those of at least t tokens; these others need at least their volume.
     - Fekete and Schepers' u^(k) (2001), k = 1..4. At most k samples longer than capacity / (k + 1) fit together;
@@ -90,8 +92,9 @@ def lower_bound(lengths: Sequence[int], capacity: int) -> int:
         return 0
     ascending = np.sort(np.asarray(lengths, dtype=np.int64))
     volume = -(-int(ascending.sum()) // capacity)
+    count = -(-np.arange(len(ascending), 0, -1) // (capacity // ascending)).min()
     rounded = (_fekete_schepers(ascending, capacity, k) for k in range(1, 5))
-    return max(volume, _martello_toth(ascending, capacity), *rounded)
+    return max(volume, int(count), _martello_toth(ascending, capacity), *rounded)
 
 
 def cost(micro_batch: Iterable[int], lengths: Sequence[int]) -> float:

@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
 
 class Groups:
-    """The table of groups. A row changes in `_change` alone, which keeps the indices true and notes it in `changes`.
+    """The table of groups. A row changes in `_change` and `move` alone: they keep the indices true and note it.
 
     So a round costs what has happened in it, however many rows there are.
     """
@@ -62,6 +62,8 @@ class Groups:
         self._ended: set[int] = set()
         self._holders: set[str] = set()
         self.last_failure = ""
+        self.num_failed_attempts = 0
+        """Since this packer's start, as is the last failure."""
         self.poison_in_a_row = 0
 
     def restore(
@@ -232,9 +234,17 @@ class Groups:
         self._change(group, state=GroupState.DROPPED, reason=reason, holder=None)
 
     def move(self, ordinals: Iterable[int], state: GroupState, step: int) -> None:
-        """Settled → composed → trained → durable, and back to composed when a gang starts from an older checkpoint."""
+        """Settled → composed → trained → durable, and back to composed when a gang starts from an older checkpoint.
+
+        Three of five changes in a group's life, and all its attempts are over: of the indices only these two know it.
+        """
         for ordinal in ordinals:
-            self._change(self.rows[ordinal], state=state, step=step)
+            group = self.rows[ordinal]
+            self.settled.pop(ordinal, None)
+            self._tally[group.purpose][group.state] -= 1
+            self._tally[group.purpose][state] += 1
+            group.state, group.step = state, step
+            self._changes.groups[ordinal] = group
 
     def fold(self, ordinals: Iterable[int]) -> list[Group]:
         """Forget rows that nothing will happen to any more; they stay in the counts. Returns them."""
@@ -296,6 +306,7 @@ class Groups:
 
     def _note_failure(self, group: Group, what: str) -> None:
         example = group.example
+        self.num_failed_attempts += 1
         self.last_failure = f"{example.environment} example {example.index} ({example.key}): {what}"
         if group.failures + 1 >= MAX_FAILURES:
             self._exhausted.append(group.ordinal)

@@ -75,7 +75,6 @@ class Machine:
         self.durable_step = 0
         self.recorded_step = 0
         self.finished_evals: list[int] = []
-        self._noted_evals: set[int] = set()
         self.failure = ""
         self._digests: dict[int, str] = {}
         """Of the payloads of settled groups, until a step takes them."""
@@ -159,10 +158,9 @@ class Machine:
 
     def note_evaluated(self, versions: Iterable[int]) -> None:
         """The reporter has written these evaluations down; the rows of their groups can go."""
-        done = set(versions) - self._noted_evals
+        done = set(versions)
         if not done:
             return
-        self._noted_evals |= done
         rows = self.groups.rows.values()
         past = [g.ordinal for g in rows if g.policy and g.policy.version in done and g.state is not GroupState.ISSUED]
         for group in self.groups.fold(past):
@@ -422,12 +420,14 @@ class Machine:
         served = self.engines.served_version(self.peers.all(InferenceBeat))
         if served is None or not self._asking:
             return
-        ready = self._ready_to_reissue(now)
+        ready, allowed = self._ready_to_reissue(now), self._allowed(served)
         emptiest = [(-slots, identity) for identity, slots in self._asking.items()]
         heapq.heapify(emptiest)
-        while emptiest and (ready or self._allowed(served)):
+        while emptiest and (ready or allowed):
             slots, identity = emptiest[0]
-            group = self._next_ticket(ready, served, alone=identity not in self.groups.held_by)
+            group = _take_ready(ready, served, alone=identity not in self.groups.held_by)
+            if group is None and allowed:
+                group, allowed = self._new_train_group(*self._next_example()), allowed - 1
             if group is None:  # what is ready is for a rollout that holds nothing, or for newer engines
                 heapq.heappop(emptiest)
                 continue
@@ -452,13 +452,6 @@ class Machine:
         """New train ordinals that may be issued (P15)."""
         s, issued, dropped = self.settings, self.groups.num_issued["train"], self.groups.num_dropped("train")
         return tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps)
-
-    def _next_ticket(self, ready: list[Group], served: int, alone: bool) -> Group | None:
-        for i in range(len(ready) - 1, -1, -1):
-            group = ready[i]
-            if group.min_version <= served and (alone or not group.alone):
-                return ready.pop(i)
-        return self._new_train_group(*self._next_example()) if self._allowed(served) else None
 
     def _next_example(self) -> tuple[ExampleRef, int | None]:
         """Of the next train ordinal, and whose example it was before."""
@@ -489,6 +482,15 @@ class Machine:
                 f"{limit} groups in a row were dropped as poison after three failed attempts each; "
                 f"the last failure: {self.groups.last_failure}"
             )
+
+
+def _take_ready(ready: list[Group], served: int, alone: bool) -> Group | None:
+    """The first waiting group, which is the last here, that engines at this version and such a rollout may have."""
+    for i in range(len(ready) - 1, -1, -1):
+        group = ready[i]
+        if group.min_version <= served and (alone or not group.alone):
+            return ready.pop(i)
+    return None
 
 
 def _refusal(beat: Beat, settings: Settings) -> str:

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -147,6 +146,8 @@ class Store(LedgerReader):
             ) from error
 
     def _open(self, sync: str) -> None:
+        # a payload of some kilobytes lies in one page, not in a chain of them; costs a small commit next to nothing
+        self._db.execute("PRAGMA page_size=8192")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'OFF'}")
         self._db.executescript(SCHEMA)
@@ -264,10 +265,13 @@ def file_system_of(folder: Path, mounts: str) -> str:
 
 
 def _group_row(g: Group) -> tuple[Any, ...]:
-    policy = (g.policy.lineage, g.policy.version) if g.policy else (None, None)
-    ticket = (g.ordinal, g.example.environment, g.example.index, g.example.key, g.seed, g.num_completions)
-    attempts = (str(g.state), g.attempt, str(g.outcome), g.failures, g.deaths, g.holder)
-    return (*ticket, g.min_version, *policy, *attempts, g.oldest_version, g.arrival, g.step, g.reason, g.origin)
+    example, policy = g.example, g.policy
+    return (
+        *(g.ordinal, example.environment, example.index, example.key, g.seed, g.num_completions, g.min_version),
+        *((None, None) if policy is None else (policy.lineage, policy.version)),
+        *(str(g.state), g.attempt, str(g.outcome), g.failures, g.deaths, g.holder),
+        *(g.oldest_version, g.arrival, g.step, g.reason, g.origin),
+    )
 
 
 def _group_of(row: tuple[Any, ...]) -> Group:
@@ -279,9 +283,8 @@ def _group_of(row: tuple[Any, ...]) -> Group:
 
 
 def _step_record(step: Step) -> str:
-    record = asdict(step)
-    record["dropped"] = [dropped.model_dump() for dropped in step.dropped]
-    return json.dumps(record)
+    dropped = [dropped.model_dump() for dropped in step.dropped]
+    return json.dumps(step.__dict__ | {"dropped": dropped})  # asdict would copy every digest
 
 
 def _step_of(text: str) -> Step:

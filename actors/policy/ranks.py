@@ -79,6 +79,8 @@ class Alone:
 
 
 ALONE = Alone()
+_abandoned: list[Any] = []
+"""Groups with a collective under way: to destroy one waits for the collective, in whatever thread collects garbage."""
 
 
 class Together:
@@ -152,6 +154,9 @@ class GlooRanks:
             work.wait()
         except RuntimeError as error:
             raise RanksBrokenError(f"rank {self.rank} of {self.size} lost another one: {error}") from error
+        except BaseException:
+            _abandoned.append(self._group)
+            raise
         return parts
 
 

@@ -93,14 +93,16 @@ class Scorer:
     """Runs functions, sync ones in threads and async ones on one event loop, each group under one timeout.
 
     User code can't be killed. A sync function that does not return keeps its thread, so there are MAX_STUCK_CALLS
-    threads more than `num_calls`, the calls at once. An async one that blocks keeps the loop from all others: it fails,
-    and they wait for the next process. `worn_out` says when it is time for that one.
+    threads more than `num_calls`, the calls at once. An async one that blocks keeps the loop from all others; where
+    it does not always do so, it fails alone, and they wait for the next process. `worn_out` says when that is due.
     """
 
     def __init__(self, timeout: float, num_calls: int) -> None:
         self._timeout = timeout
         self._pool = ThreadPoolExecutor(num_calls + MAX_STUCK_CALLS, thread_name_prefix="reward")
         self._stuck: dict[Future[list[float]], str] = {}
+        self._has_returned: set[str] = set()
+        """Async functions that do not always hang."""
         self._on_loop: dict[asyncio.Task[Any] | None, tuple[str, RolloutGroup]] = {}
         self._loop = asyncio.new_event_loop()
         self._loop.call_soon(self._tick)
@@ -158,7 +160,9 @@ class Scorer:
         task = asyncio.current_task()
         self._on_loop[task] = (reward.name, group)
         try:
-            return check_values(reward.name, await reward.function(**arguments), group.num_completions)
+            values = await reward.function(**arguments)
+            self._has_returned.add(reward.name)
+            return check_values(reward.name, values, group.num_completions)
         except RewardError:
             raise
         except BaseException as error:
@@ -171,7 +175,7 @@ class Scorer:
     def _give_up(self, late: dict[Future[list[float]], str]) -> RewardError:
         detail = f"{', '.join(late.values())} took more than {self._timeout:g} s (reward.timeout)"
         blocker = self._blocker()
-        if blocker is not None and blocker[0] in late.values():
+        if blocker is not None:
             detail += f"; {blocker[0]} blocks the event loop of all async reward functions, make it a plain def"
         for call, name in late.items():
             if not call.cancel():
@@ -182,7 +186,8 @@ class Scorer:
     def _held_up(self, group: RolloutGroup, late: Sequence[NamedReward]) -> bool:
         """Whether these calls are late only because a call for another group blocks the loop, and fails for that."""
         blocker = self._blocker()
-        return blocker is not None and blocker[1] is not group and all(reward.is_async for reward in late)
+        could_return = all(reward.is_async and reward.name in self._has_returned for reward in late)
+        return blocker is not None and blocker[1] is not group and could_return
 
     def _blocker(self) -> tuple[str, RolloutGroup] | None:
         """The call that blocks the loop; None where nothing does, or a task that a function has made."""

@@ -77,7 +77,7 @@ class RewardFunctionConfig(Section):
     weight: float = 1.0
     """Factor in the sum; 0 only measures."""
     kwargs: dict[str, Any] = {}
-    """Passed to each call."""
+    """Passed to each call; they win over columns of the same name."""
 
 
 class EvalConfig(Section):

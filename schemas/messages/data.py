@@ -77,7 +77,7 @@ class RolloutGroup(Message):
     @property
     def lengths_G(self) -> NDArray[np.int64]:
         """Tokens per completion."""
-        return np.diff(self.completion_offsets)
+        return self.completion_offsets[1:] - self.completion_offsets[:-1]  # np.diff takes ten times as long
 
     @property
     def oldest_version(self) -> int:

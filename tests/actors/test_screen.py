@@ -32,7 +32,7 @@ def test_progress_line_says_what_is_known_and_leaves_out_what_is_not():
 
 def test_progress_line_shows_trouble_when_there_is_any():
     """Failed attempts, dropped groups by reason, and what went wrong last, cut to a readable length."""
-    assert "dropped" not in describe(PROGRESS | {"dropped": {}, "failed_attempts": 0, "last_failure": "old"}, 0.0)
+    assert describe(PROGRESS | {"dropped": {}, "failed_attempts": 0, "last_failure": ""}, 0.0).endswith("packed 0")
     progress = PROGRESS | {"failed_attempts": 7, "dropped": {"poison": 2, "stale": 1}, "last_failure": "judge " * 99}
     line = describe(progress, 0.0)
     assert "  failed attempts 7  dropped 3 (2 poison, 1 stale)  last failure: judge judge" in line

@@ -82,6 +82,8 @@ class Product:
 
     machine: Callable[..., Machine] = Machine
     stages: tuple[str, ...] = ("hear", "decide", "record", "commit", "send")
+    takes_over: Callable[[Mapping[str, Any]], bool] = lambda values: values["term"] > 1
+    """Whether there is anything to restore, by what is stored."""
 
 
 def start_machine(product: Product, settings: Settings, num_evals: int, stored: Stored, now: float) -> Machine:
@@ -89,7 +91,7 @@ def start_machine(product: Product, settings: Settings, num_evals: int, stored: 
     evals = [ExampleRef("held_out", number, f"e{number}") for number in range(num_evals)]
     draw = Draw(stored.values.get("curriculum", 0))
     machine = product.machine(settings, RUN, stored.values["term"], now, draw, evals, "ipc://packer")
-    if stored.values["term"] > 1:
+    if product.takes_over(stored.values):
         rows = [clone(stored.groups[ordinal]) for ordinal in sorted(stored.groups)]
         digests = {ordinal: facts.digest for ordinal, facts in stored.payloads.items()}
         machine.restore(now, rows, list(stored.steps.values()), dict(stored.values), digests)
@@ -169,7 +171,7 @@ class Packer:
         while machine.recorded_step < machine.trained_step and self._can_record(machine.recorded_step + 1):
             machine.note_recorded(machine.recorded_step + 1)
         if machine.finished_evals:
-            evals = {str(version): {} for version in machine.finished_evals}
+            evals = {str(version): "written" for version in machine.finished_evals}
             machine._changes.values["evals"] = {**self.stored.values.get("evals", {}), **evals}
             machine.finished_evals = []
             machine.note_evaluated(map(int, machine._changes.values["evals"]))

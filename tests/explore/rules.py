@@ -27,6 +27,9 @@ MOVES = {
 """From one commit to the next (P21): a rollback takes back what is trained, nothing takes back what is durable."""
 
 
+NO_TARGET = {"manifest": {"policy": {"version": -1}}}
+
+
 class Violation(Exception):  # noqa: N818  the rule is broken, not the test
     """A rule that does not hold."""
 
@@ -59,6 +62,8 @@ def check_commit(before: "Stored", after: "Stored", settings: Settings) -> None:
         demand(after.payloads.get(ordinal, facts) == facts, "P11", f"the payload of ordinal {ordinal} is replaced")
     for number in before.steps.keys() & after.steps.keys():
         demand(before.steps[number] == after.steps[number], "P18", f"committed step {number} has changed")
+    versions = [stored.values.get("target", NO_TARGET)["manifest"]["policy"]["version"] for stored in (before, after)]
+    demand(versions[0] <= versions[1], "P22", f"engines shall go from version {versions[0]} to {versions[1]}")
     for number in range(len(before.history), len(after.history)):
         _check_step(after.history[: number + 1], after.payloads, settings)
 
@@ -88,7 +93,9 @@ def _check_step(steps: tuple[Step, ...], payloads: Mapping[int, GroupFacts], set
     limit = settings.max_async_level if settings.order == "ordinal" else settings.max_off_policy_steps
     for ordinal, digest in zip(step.ordinals, step.digests, strict=True):
         facts = payloads.get(ordinal)
-        demand(facts is not None and facts.digest == digest, "P18", f"step {step.step} lacks ordinal {ordinal}'s payload")
+        demand(
+            facts is not None and facts.digest == digest, "P18", f"step {step.step} lacks ordinal {ordinal}'s payload"
+        )
         assert facts is not None
         lag = step.step - 1 - facts.oldest_version
         demand(lag <= limit, "P16", f"ordinal {ordinal} has lag {lag} in step {step.step}")
@@ -131,7 +138,9 @@ def _check_tickets(identity: str, state: RolloutState, stored: "Stored") -> None
     for ticket in state.tickets:
         row = stored.groups.get(ticket.ordinal)
         held = row is not None and (row.holder, row.attempt) == (identity, ticket.attempt)
-        demand(held, "P9", f"{identity} gets ticket {ticket.ordinal}.{ticket.attempt}, which is not committed as its own")
+        demand(
+            held, "P9", f"{identity} gets ticket {ticket.ordinal}.{ticket.attempt}, which is not committed as its own"
+        )
         assert row is not None
         same = (row.example.key, row.seed) == (ticket.example_key, ticket.seed)
         demand(same, "P10", f"ticket {ticket.ordinal}.{ticket.attempt} names another example than its row")
@@ -151,7 +160,9 @@ def _check_gang(identity: str, state: TrainerState, values: Mapping[str, Any]) -
     gang = values.get("gang", {"incarnation": 0, "checkpoint": 0, "members": []})
     told = (state.incarnation, state.checkpoint) if state.incarnation else None
     if told is not None:
-        demand(told == (gang["incarnation"], gang["checkpoint"]), "P19", f"{identity} is told {told}, committed is {gang}")
+        demand(
+            told == (gang["incarnation"], gang["checkpoint"]), "P19", f"{identity} is told {told}, committed is {gang}"
+        )
     recorded = values.get("recorded_step", 0)
     kept = state.recorded_step <= recorded and (state.phase != "done" or recorded >= state.max_steps)
     demand(kept, "P18", f"{identity} hears that step {state.recorded_step} is recorded, committed is {recorded}")
@@ -165,13 +176,17 @@ def check_restart(stored: "Stored", machine: Machine) -> None:
     for ordinal, row in stored.groups.items():
         known = machine.groups.rows.get(ordinal)
         open_now = known is not None and known.state is S.ISSUED
-        demand(open_now == (row.state is S.ISSUED), "P11", f"after a restart ordinal {ordinal} is not {row.state} any more")
+        demand(
+            open_now == (row.state is S.ISSUED), "P11", f"after a restart ordinal {ordinal} is not {row.state} any more"
+        )
         if row.state is S.SETTLED:
             kept = known is not None and known.state is S.SETTLED
             demand(kept, "P11", f"after a restart ordinal {ordinal} is not settled any more")
     for step in stored.steps.values():
         known_step = machine.steps.composed.get(step.step, step)
-        demand(known_step == step, "P18", f"after a restart step {step.step} is {known_step.ordinals}, not {step.ordinals}")
+        demand(
+            known_step == step, "P18", f"after a restart step {step.step} is {known_step.ordinals}, not {step.ordinals}"
+        )
 
 
 def check_ranks(ranks: "list[Rank]", disk: "Disk") -> None:

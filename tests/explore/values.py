@@ -34,10 +34,10 @@ NEVER_CHANGED = (
     Frozen,
     np.ndarray,
 )
-COUNTS_ONLY = frozenset(
-    {"_settings", "settings", "counters", "dropped", "issued_at", "last_failure", "term", "_refusals"}
+LEFT_OUT = frozenset(
+    {"_settings", "settings", "term", "counters", "issued_at", "last_failure", "_refusals", "sequences", "_sequences"}
 )
-"""Attributes that decide nothing (what they count is told by the rows), or that the caller puts into the key itself."""
+"""Attributes that decide nothing, or only what becomes of a message that is late, which the world's key tells."""
 OF_ONE_MESSAGE = frozenset({"sequence", "boot_id", "url", "address", "fingerprint"})
 """Fields of a beat that tell two processes, or two beats that say the same, apart."""
 
@@ -60,10 +60,11 @@ def _clone(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
     if kind is dict:
-        copied = memo[id(value)] = {}
+        table: dict[Any, Any] = {}
+        memo[id(value)] = table
         for key, inner in value.items():
-            copied[key] = inner if _shared.get(type(inner)) else _clone(inner, memo)
-        return copied
+            table[key] = inner if _shared.get(type(inner)) else _clone(inner, memo)
+        return table
     if kind is list:
         return memo.setdefault(id(value), [_clone(inner, memo) for inner in value])
     if kind is set:
@@ -74,7 +75,8 @@ def _clone(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _clone_object(value: Any, kind: type, memo: dict[int, Any]) -> Any:
-    copied = memo[id(value)] = kind.__new__(kind)
+    copied: Any = object.__new__(kind)
+    memo[id(value)] = copied
     attributes = copied.__dict__
     for name, inner in value.__dict__.items():
         attributes[name] = inner if _shared.get(type(inner)) else _clone(inner, memo)
@@ -165,7 +167,7 @@ class _Keys:
             return None
         self._seen.add(id(value))
         of = self.of
-        return tuple([of(inner) for name, inner in value.__dict__.items() if name not in COUNTS_ONLY])
+        return tuple([of(inner) for name, inner in value.__dict__.items() if name not in LEFT_OUT])
 
 
 _PLAIN: set[type] = {bool, type(None)}

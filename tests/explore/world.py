@@ -22,7 +22,6 @@ from actors.ledger import GroupFacts, Settings
 from schemas.errors import ProtocolError
 from schemas.messages import Beat, Policy, State
 from tests.actors.ledger.driver import Hold
-from tests.actors.ledger.driver import settings as defaults
 from tests.explore import rules
 from tests.explore.packer import PACKER, Packer, Parcel, Product, Stored
 from tests.explore.peers import Disk, Rank, Sampler, Scorer, Server, Watched, identity_of
@@ -69,13 +68,6 @@ class Scenario:
     """Other doubles than the usual ones, by name: a test's bug in a peer."""
 
 
-def scenario(name: str, **given: Any) -> Scenario:
-    """Three train ordinals and two ranks; what is no field of Scenario is one of Settings."""
-    own = {key: given.pop(key) for key in list(given) if key in Scenario.__dataclass_fields__}
-    chosen = {"groups_per_step": 1, "max_steps": 3, "num_ranks": 2} | given
-    return Scenario(name, defaults(**chosen), **own)
-
-
 class World:
     """See above. `owned` are the parts that are this world's alone and may be changed while it is made."""
 
@@ -83,7 +75,7 @@ class World:
         self.scenario, self.now = scenario, START_SECONDS
         self.packer = Packer(scenario.product, scenario.settings, scenario.num_evals, Stored(), self.now)
         self.peers: dict[str, Any] = {peer.name: peer for peer in _peers(scenario)}
-        self._by_kind = {
+        self._by_kind: dict[type, list[str]] = {
             kind: [name for name, peer in self.peers.items() if isinstance(peer, kind)]
             for kind in (Sampler, Scorer, Server, Rank)
         }
@@ -167,7 +159,7 @@ class World:
                 self._arrive(parcel)
 
     def _arrive(self, parcel: Parcel) -> None:
-        label, to, content = parcel
+        _, to, content = parcel
         if to == PACKER:
             packer = self._own_packer()
             packer.inflow = (*packer.inflow, content)
@@ -184,6 +176,7 @@ class World:
             peer.receive(*content)
 
     def _take_state(self, peer: Watched, state: State) -> None:
+        rules.demand(not state.refusal, "P3", f"{peer.identity} lives and is refused: {state.refusal}")
         peer.take(state)
         if isinstance(peer, Sampler) and peer.held:
             self.highest = max(self.highest, *(ordinal for ordinal, _ in peer.held))
@@ -401,14 +394,14 @@ class World:
     @cached_property
     def names(self) -> Names:
         """How identities are called in keys: the newest process of a name is the same whatever its number."""
-        boots = tuple(peer.boot for peer in self.peers.values())
-        if boots not in _names:
-            _names[boots] = {
+        identities = tuple(peer.identity for peer in self.peers.values())
+        if identities not in _names:
+            _names[identities] = {
                 f"{name}/{boot}": f"{name}-{peer.boot - boot}"
                 for name, peer in self.peers.items()
                 for boot in range(1, peer.boot + 1)
             }
-        return _names[boots]
+        return _names[identities]
 
     @cached_property
     def key(self) -> int:
@@ -441,7 +434,7 @@ class World:
         return bool(packer.machine.peers.refusal_of(identity)) or newest >= beat.sequence
 
 
-_names: dict[tuple[int, ...], dict[str, str]] = {}
+_names: dict[tuple[str, ...], dict[str, str]] = {}
 
 
 def _peers(scenario: Scenario) -> Iterator[Watched]:

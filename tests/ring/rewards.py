@@ -76,7 +76,7 @@ def hanging_at_first(prompts, completions, folder, calls, **_):
 
 
 async def blocking(prompts, completions, gate, **_):
-    """1 for all; the first group that comes while the file `gate` is there blocks the event loop until it is gone."""
+    """1 for all; a group that comes while the file `gate` is there blocks the event loop until it is gone."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while Path(gate).exists() and time.monotonic() < deadline:
         time.sleep(0.01)

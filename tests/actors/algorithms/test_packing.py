@@ -116,10 +116,11 @@ def test_fewer_than_one_rank_is_refused() -> None:
         ([51, 51, 51], 3),  # no two fit together
         ([70, 70, 40, 40, 40], 4),  # L2 at t = 40: both 70s alone, the 40s need ceil(120 / 100)
         ([34, 34, 34, 34, 34], 3),  # u^(2): at most two of more than a third fit
+        ([15] * 13 + [1], 3),  # count: at most six of 15 fit, though 196 tokens would fit into two
     ],
 )
 def test_lower_bound_sees_volume_and_samples_that_do_not_fit_together(lengths: list[int], bound: int) -> None:
-    """Each case needs another one of the three bounds."""
+    """Each case needs another one of the bounds."""
     assert lower_bound(lengths, 100) == bound
 
 

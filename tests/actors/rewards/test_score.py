@@ -239,8 +239,11 @@ def test_a_slow_async_function_is_cancelled(make_scorer: Any) -> None:
     assert scorer.worn_out == ""
 
 
-def test_an_async_function_that_blocks_is_named_and_fails_only_its_own_group(make_scorer: Any) -> None:
-    """What waits for the loop behind it is not blamed; a blocked loop calls for a new process."""
+@pytest.mark.parametrize("always", [False, True])
+def test_an_async_function_that_blocks_fails_its_group_by_name_and_others_only_if_it_always_does(
+    make_scorer: Any, always: bool
+) -> None:
+    """A function that has returned before will do so for who waits behind; a blocked loop calls for a new process."""
     release, entered = threading.Event(), threading.Event()
 
     async def blocking(prompts: Any, completions: list[str]) -> list[float]:
@@ -251,18 +254,23 @@ def test_an_async_function_that_blocks_is_named_and_fails_only_its_own_group(mak
         return [1.0]
 
     scorer = make_scorer(blocking, timeout=0.5)
+    if not always:
+        scorer.scored("fine")
+    words = "f0 took more than 0.5 s.*; f0 blocks the event loop.*make it a plain def"
     with ThreadPoolExecutor(2) as threads:
         blocked = threads.submit(scorer.scored, "block")
         assert entered.wait(5)
-        innocent = threads.submit(scorer.scored, "fine")
-        with pytest.raises(
-            RewardError, match=r"f0 took more than 0.5 s.*; f0 blocks the event loop.*make it a plain def"
-        ):
+        waiting = threads.submit(scorer.scored, "fine")
+        with pytest.raises(RewardError, match=words):
             blocked.result(5)
         wait_until(lambda: "f0 blocks the event loop" in scorer.worn_out, "a new process is asked for")
-        assert not innocent.done()
+        if always:
+            with pytest.raises(RewardError, match=words):
+                waiting.result(5)
+        assert waiting.done() == always
         release.set()
-        assert innocent.result(5) == [[1.0]]
+        if not always:
+            assert waiting.result(5) == [[1.0]]
 
 
 @pytest.fixture

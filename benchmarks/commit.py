@@ -1,0 +1,91 @@
+"""What the ledger's commits cost in the quickstart: milliseconds of a step, and their share of it, for both syncs.
+
+    python -m benchmarks.commit [--steps 100] [--rounds 3] [--json PATH]
+
+`actors up` with the quickstart's configuration (8 groups of 16 completions a step, on a CPU), in turns with
+`ledger.sync: process` and `node`; the ledger lies under the current directory, so that its disk is the one measured. The
+packer measures each of its commits itself (`grpo_packer_commit_seconds`); this reads its /metrics while it runs.
+Figures are from the tenth step on.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import publish
+
+QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
+FIRST_STEP = 10
+Reading = tuple[int, float, float, float]
+"""(step, its time, commits so far, seconds of commits so far)."""
+
+
+def main() -> None:
+    """Run both syncs in turns and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {"process": [], "node": []}
+    with tempfile.TemporaryDirectory(prefix="commit-", dir=".") as folder:
+        model = Path(folder) / "model"
+        subprocess.run([sys.executable, QUICKSTART / "model.py", model], check=True, capture_output=True)
+        for number in range(arguments.rounds):
+            for sync, results in found.items():
+                output = Path(folder) / f"{sync}{number}"
+                results.append(costs(list(readings(model, output, sync, arguments.steps))))
+    rows: list[dict[str, Any]] = [
+        {"sync": sync} | {key: statistics.median(result[key] for result in results) for key in results[0]}
+        for sync, results in found.items()
+    ]
+    publish({"medians": rows, "rounds": found}, rows, arguments.json)
+
+
+def readings(model: Path, output: Path, sync: str, num_steps: int) -> Iterator[Reading]:
+    """One run, looked at several times a second."""
+    places = [f"model.path={model}", f"output_dir={output}", f"ledger.sync={sync}"]
+    overrides = [*places, f"trainer.max_steps={num_steps}", "eval.num_prompts=0"]
+    command = [sys.executable, "-m", "actors", "up", str(QUICKSTART / "run.yaml"), *overrides]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            time.sleep(0.2)
+            with contextlib.suppress(OSError, StopIteration, IndexError):  # not there yet, or no more
+                yield reading(output)
+
+
+def reading(output: Path) -> Reading:
+    """What the packer has recorded, and what its commits have cost up to then."""
+    targets = json.loads((output / "metrics_targets.json").read_text())
+    address = next(target["targets"][0] for target in targets if target["labels"]["actor"] == "packer")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=2.0) as answer:
+        samples = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+    last = json.loads((output / "metrics.jsonl").read_text().splitlines()[-1])
+    count, seconds = (float(samples[f"grpo_packer_commit_seconds_{part}"]) for part in ("count", "sum"))
+    return last["step"], last["time"], count, seconds
+
+
+def costs(found: list[Reading]) -> dict[str, float]:
+    """Per step, from the first reading behind FIRST_STEP to the last one."""
+    first, last = next(r for r in found if r[0] >= FIRST_STEP), found[-1]
+    steps, seconds, commits, busy = (after - before for before, after in zip(first, last, strict=True))
+    return {
+        "step ms": 1e3 * seconds / steps,
+        "commits a step": commits / steps,
+        "ms a commit": 1e3 * busy / commits,
+        "commits ms a step": 1e3 * busy / steps,
+        "share": busy / seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()

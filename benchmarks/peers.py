@@ -1,0 +1,361 @@
+"""The packer alone: the real `PackerActor` and its ledger, with peers that are a few lines each instead of processes.
+
+    with lone_packer(config) as ring:
+        ring.turn()        all peers beat, groups arrive; the packer goes one round; the peers obey its States
+
+Nothing is sent through a socket and no thread runs beside: events go straight into the packer's inflow, States and
+batches are taken from where it hands them over. A group is a copy of one per version, stamped with its ticket, so that
+the time of the peers is small; `packer_seconds` leaves it out.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from actors.assembly import make_packer
+from actors.ledger.witness import START, next_chain
+from actors.telemetry.metrics import Metrics
+from bus import codec
+from schemas.config import RunConfig
+from schemas.messages import (
+    AttemptFailure,
+    Beat,
+    CheckpointInfo,
+    InferenceBeat,
+    InferenceState,
+    Manifest,
+    Policy,
+    RewardBeat,
+    RewardState,
+    RolloutBeat,
+    RolloutState,
+    ScoredGroup,
+    State,
+    StepBatch,
+    StepReport,
+    Ticket,
+    TrainerBeat,
+    TrainerState,
+)
+
+Hold = tuple[int, int]
+EVERY_FAILURE, EVERY_COPY, EVERY_POISON, EVERY_RESTART = 997, 1009, 20011, 10007
+"""One in so many ordinals: its first attempt fails; it arrives twice; it always fails; its rollout dies with it."""
+
+
+class Peer:
+    """What all peers have: name, boot, sequence number."""
+
+    kind: type[Beat]
+
+    def __init__(self, run: str, name: str) -> None:
+        self.run, self.name, self.boot, self.sequence = run, name, 1, 0
+
+    @property
+    def identity(self) -> str:
+        """As in ZeroMQ."""
+        return f"{self.name}/{self.boot}"
+
+    def beat(self) -> Beat:
+        """What it says now."""
+        self.sequence += 1
+        said = {"name": self.name, "boot_id": str(self.boot), "sequence": self.sequence, "phase": "running"}
+        return self.kind(run=self.run, **said, **self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """The part of the beat that is of this kind."""
+        raise NotImplementedError
+
+    def obey(self, state: Any) -> None:
+        """Do what State says."""
+
+
+class Rollout(Peer):
+    """Samples a ticket in the moment it gets it, and keeps the group until it is released."""
+
+    kind = RolloutBeat
+
+    def __init__(self, run: str, name: str, slots: int) -> None:
+        super().__init__(run, name)
+        self.slots = slots
+        self.held: dict[Hold, Ticket] = {}
+        self.to_send: list[Ticket] = []
+        self.failures: dict[Hold, AttemptFailure] = {}
+
+    def fields(self) -> dict[str, Any]:
+        """Slots are busy until the group is sent; what has failed is told until it is released."""
+        free = max(0, self.slots - len(self.to_send))
+        return {"free_slots": free, "failures": list(self.failures.values()), "holds": pairs(self.held)}
+
+    def obey(self, state: RolloutState) -> None:
+        """Let released holds go, take tickets."""
+        for hold in map(tuple, state.release.tolist()):
+            self.held.pop(hold, None)
+            self.failures.pop(hold, None)
+        for ticket in state.tickets:
+            hold = ticket.ordinal, ticket.attempt
+            if hold not in self.held:
+                self.held[hold] = ticket
+                self._sample(hold, ticket)
+
+    def _sample(self, hold: Hold, ticket: Ticket) -> None:
+        number, attempt = hold
+        if number > 0 and (number % EVERY_POISON == 0 or (number % EVERY_FAILURE == 0 and attempt == 1)):
+            self.failures[hold] = AttemptFailure(ordinal=number, attempt=attempt, reason="engine", detail="it broke")
+        else:
+            self.to_send.append(ticket)
+
+    @property
+    def dies(self) -> bool:
+        """Whether its process ends with what it is about to send."""
+        return any(t.ordinal > 0 and t.ordinal % EVERY_RESTART == 0 and t.attempt == 1 for t in self.to_send)
+
+    def restart(self) -> None:
+        """A new process of the same name, which remembers nothing."""
+        self.boot, self.sequence, self.held, self.to_send, self.failures = self.boot + 1, 0, {}, [], {}
+
+
+class Reward(Peer):
+    """Names what has come through it until it is released."""
+
+    kind = RewardBeat
+
+    def __init__(self, run: str, name: str) -> None:
+        super().__init__(run, name)
+        self.held: set[Hold] = set()
+
+    def fields(self) -> dict[str, Any]:
+        """Its holds."""
+        return {"address": f"inproc://{self.name}", "load": len(self.held), "failures": [], "holds": pairs(self.held)}
+
+    def obey(self, state: RewardState) -> None:
+        """Let released holds go."""
+        self.held.difference_update(map(tuple, state.release.tolist()))
+
+
+class Engine(Peer):
+    """Serves what State names, at once."""
+
+    kind = InferenceBeat
+
+    def __init__(self, run: str, name: str) -> None:
+        super().__init__(run, name)
+        self.policy: Policy | None = None
+        self.tokens = 0
+
+    def fields(self) -> dict[str, Any]:
+        """The policy that it serves, and how many tokens it has generated."""
+        seconds = {"pause": 0.001, "gather": 0.0, "wire": 0.01, "load": 0.01}
+        rest = {"load": 0, "generated_tokens": self.tokens, "holds_two_versions": False, "update_seconds": seconds}
+        engine_state = "clean" if self.policy else "starting"
+        return {"url": "http://127.0.0.1:1", "engine_state": engine_state, "policy": self.policy} | rest
+
+    def obey(self, state: InferenceState) -> None:
+        """Switch."""
+        if state.manifest is not None:
+            self.policy = state.manifest.policy
+
+
+class Trainer(Peer):
+    """Trains a batch in the moment it has it; saves every `save_every` steps and keeps the `keep_last` newest."""
+
+    kind = TrainerBeat
+
+    def __init__(self, run: str, name: str, save_every: int, keep_last: int, max_steps: int) -> None:
+        super().__init__(run, name)
+        self.save_every, self.keep_last, self.max_steps = save_every, keep_last, max_steps
+        self.incarnation, self.next_step, self.chain = 0, 1, START
+        self.checkpoints: list[CheckpointInfo] = []
+        self.published: list[Manifest] = []
+        self.reports: list[StepReport] = []
+        self.batches: dict[int, StepBatch] = {}
+        self.keep_version = 0
+
+    def fields(self) -> dict[str, Any]:
+        """What it has, and how far it is."""
+        return {
+            "rank": 0,
+            "num_ranks": 1,
+            "address": "inproc://trainer",
+            "incarnation": self.incarnation,
+            "next_step": self.next_step,
+            "checkpoints": self.checkpoints,
+            "published": self.published,
+            "reports": self.reports,
+            "received": np.array(sorted(self.batches), np.int64),
+        }
+
+    def obey(self, state: TrainerState) -> None:
+        """Join the gang; forget reports that are recorded."""
+        self.reports = [report for report in self.reports if report.step > state.recorded_step]
+        self.keep_version = state.keep_version
+        if not self.incarnation and state.incarnation:
+            self.incarnation = state.incarnation
+            self._publish(0)
+
+    def try_send(self, batch: StepBatch) -> bool:
+        """The packer's outbox: a batch arrives, after what the packer pays to send it."""
+        codec.encode(batch)
+        self.batches[batch.step] = batch
+        return True
+
+    def close(self) -> None:
+        """As an outbox has it."""
+
+    def work(self) -> None:
+        """One step, if its batch is there."""
+        batch = self.batches.pop(self.next_step, None)
+        if batch is None:
+            return
+        step, self.next_step = batch.step, batch.step + 1
+        self.chain = next_chain(self.chain, step, batch.ordinals.tolist(), batch.dropped, batch.digests)
+        values = {"loss": 0.1, "mismatch_kl": 0.01, "tokens": float(batch.token_ids.size), "seconds_wait_batch": 0.1}
+        self.reports.append(StepReport(step=step, values=values))
+        self._publish(step)
+        if step % self.save_every == 0 or step == self.max_steps:
+            saved = [*self.checkpoints, CheckpointInfo(step=step, chain=self.chain)]
+            self.checkpoints = saved[-self.keep_last :]
+
+    def _publish(self, version: int) -> None:
+        policy = Policy(lineage=self.incarnation, version=version)
+        uri = f"/weights/{policy}"
+        made = Manifest(policy=policy, channel="filesystem", content="full", uri=uri, digest=uri, num_bytes=1)
+        kept = [m for m in self.published[:-2] if m.policy.version >= self.keep_version]
+        self.published = [*kept, *self.published[-2:], made]
+
+
+class LonePacker:
+    """A packer among its peers. `packer_seconds` and `packer_cpu_seconds` are those of its rounds alone."""
+
+    def __init__(self, config: RunConfig, num_rollouts: int = 4, num_rewards: int = 2) -> None:
+        self.config, self.metrics = config, Metrics("packer")
+        self.packer = make_packer(config, "packer-0", self.metrics)
+        self.packer_seconds = self.packer_cpu_seconds = 0.0
+        run, trainer = str(self.packer._store.run), config.trainer
+        slots = 2 * config.packer.groups_per_step
+        self.rollouts = [Rollout(run, f"rollout-{i}", slots) for i in range(num_rollouts)]
+        self.rewards = [Reward(run, f"reward-{i}") for i in range(num_rewards)]
+        self.engine = Engine(run, "inference-0")
+        saved = trainer.checkpoint
+        self.trainer = Trainer(run, "trainer-0", saved.interval, saved.keep_last, trainer.max_steps)
+        self.peers: list[Peer] = [*self.rollouts, *self.rewards, self.engine, self.trainer]
+        self._states: dict[bytes, State | None] = {}
+        self._template = template(config, run)
+        self._divert()
+
+    def _divert(self) -> None:
+        """Take States and batches where the packer would give them to its sockets, which are closed."""
+        control, outboxes = self.packer._control, self.packer._outboxes
+        control.close()
+        control.publish = self._states.update  # type: ignore[method-assign]
+        outboxes[self.trainer.identity] = self.trainer  # type: ignore[assignment]
+
+    @property
+    def num_trained(self) -> int:
+        """Groups trained so far."""
+        return self.packer._machine.trained_step * self.config.packer.groups_per_step
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.packer._over
+
+    def turn(self) -> None:
+        """The peers work and beat; the packer goes round; they obey."""
+        self.trainer.work()
+        for event in self._groups():
+            self.packer._inflow.events.put(event)
+        for peer in self.peers:
+            self.packer._inflow.events.put(("beat", (peer.identity, peer.beat())))
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        self.packer._round(self.packer._inflow.take(0.0))
+        self.packer_seconds += time.perf_counter() - started
+        self.packer_cpu_seconds += time.thread_time() - cpu_started
+        for peer in self.peers:
+            state = self._states.get(peer.identity.encode())
+            if state is not None:
+                peer.obey(state)
+        self._states.clear()
+
+    def _groups(self) -> Iterator[tuple[str, ScoredGroup]]:
+        """What all rollouts have sampled, through the reward actors; some arrive twice."""
+        for number, rollout in enumerate(self.rollouts):
+            reward = self.rewards[number % len(self.rewards)]
+            if rollout.dies:
+                rollout.restart()
+            for ticket in rollout.to_send:
+                reward.held.add((ticket.ordinal, ticket.attempt))
+                group = self._stamp(rollout.identity, reward.name, ticket)
+                yield "group", group
+                if ticket.ordinal % EVERY_COPY == 0:
+                    yield "group", group
+            self.engine.tokens += self._template.token_ids.size * len(rollout.to_send)
+            rollout.to_send = []
+
+    def _stamp(self, sender: str, scorer: str, ticket: Ticket) -> ScoredGroup:
+        group = self._template
+        policy = self.engine.policy
+        assert policy is not None
+        if (policy.lineage, policy.version) != tuple(group.segments[0, 1:]):
+            segments = group.segments.copy()
+            segments[:, 1:] = policy.lineage, policy.version
+            group = self._template = group.model_copy(update={"segments": segments})
+        stamped = {"ordinal": ticket.ordinal, "attempt": ticket.attempt, "purpose": ticket.purpose}
+        named = {"sender": sender, "scorer": scorer, "example_key": ticket.example_key}
+        return group.model_copy(update=stamped | named)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self.packer._inbox.close()
+        self.packer._store.close()
+
+
+def template(config: RunConfig, run: str) -> ScoredGroup:
+    """A group of `rollout.group_size` completions of `rollout.max_tokens` tokens each, behind a prompt of 64."""
+    rng = np.random.default_rng(0)
+    size, tokens = config.rollout.group_size, config.rollout.max_tokens
+    starts = np.arange(size) * tokens
+    rewards = rng.random(size)
+    return ScoredGroup(
+        run=run,
+        sender="",
+        ordinal=0,
+        attempt=1,
+        purpose="train",
+        environment=config.environments[0].label,
+        example_key="",
+        prompt="Natalia sold clips to 48 of her friends in April, and then half as many in May. How many altogether?",
+        columns={"answer": "72"},
+        completions=["She sold 48 / 2 = 24 clips in May, so 48 + 24 = 72 clips altogether. " * (tokens // 24)] * size,
+        finish_reasons=["stop"] * size,
+        prompt_ids=rng.integers(0, 50_000, 64).astype(np.int32),
+        completion_offsets=np.append(starts, size * tokens),
+        token_ids=rng.integers(0, 50_000, size * tokens).astype(np.int32),
+        loss_mask=np.ones(size * tokens, np.uint8),
+        logprobs=-rng.random(size * tokens).astype(np.float32),
+        segments=np.stack([starts, np.zeros_like(starts), np.zeros_like(starts)], axis=1),
+        segment_temperatures=np.ones(size, np.float32),
+        scorer="",
+        reward_names=["exact_match"],
+        rewards_FG=rewards[None],
+        rewards_G=rewards,
+        advantages_G=(rewards - rewards.mean()).astype(np.float32),
+    )
+
+
+def pairs(holds: Any) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+    """As beats carry them."""
+    return np.array(list(holds), np.int64).reshape(-1, 2)
+
+
+@contextlib.contextmanager
+def lone_packer(config: RunConfig) -> Iterator[LonePacker]:
+    """One that ends with the block."""
+    ring = LonePacker(config)
+    try:
+        yield ring
+    finally:
+        ring.close()

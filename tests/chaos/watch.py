@@ -1,0 +1,154 @@
+"""What a run under `actors up` does, seen from outside: processes, work done, steps, and the faults that are armed.
+
+Work is what an actor's own /metrics counts, at the edge by which others depend on it: groups sent, groups scored,
+tokens sampled, steps trained; of the packer, steps recorded in a term. A count begins at 0 with each process, so work
+of a new process, or more of the same one, is work after the fault.
+"""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.config import RunConfig
+from tests.ring.harness import children, steps_recorded
+
+POLL_SECONDS = 0.05
+WORK = {
+    "rollout": "grpo_rollout_groups_total",
+    "reward": "grpo_reward_groups_total",
+    "inference": "grpo_inference_generated_tokens_total",
+    "trainer": "grpo_trainer_steps_total",
+}
+
+
+class LateError(Exception):
+    """Something did not come about in time; the text names it."""
+
+
+class UpEndedError(Exception):
+    """`actors up` has ended in the middle of a run."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far an actor was: its process, and what that had done."""
+
+    pid: int
+    done: float
+    issued: int = 0
+    """Ordinals, of the packer: it works again when it admits new groups and records a step."""
+
+
+class Watch:
+    """Looks at one run.
+
+    Args:
+        config: of the run; `telemetry.metrics_port` is the first child's.
+        order: of the children, by which they get their ports.
+        host: of an actor's /metrics.
+        faults: folder of armed faults.
+    """
+
+    def __init__(self, config: RunConfig, order: list[str], host: Callable[[str], str], faults: Path) -> None:
+        self.config, self._order, self._host, self._faults = config, order, host, faults
+        self.up: subprocess.Popen[bytes] | None = None
+
+    def wait(self, condition: Callable[[], Any], what: str, timeout: float) -> Any:
+        """The condition's first true value.
+
+        Raises:
+            LateError: not within the timeout.
+            UpEndedError: `actors up` has ended.
+        """
+        deadline = time.monotonic() + timeout
+        while not (value := condition()):
+            if self.up is not None and self.up.poll() is not None:
+                raise UpEndedError(f"actors up ended with {self.up.returncode}, while waiting for: {what}")
+            if time.monotonic() > deadline:
+                raise LateError(f"not within {timeout:g} s: {what}")
+            time.sleep(POLL_SECONDS)
+        return value
+
+    def pid(self, name: str) -> int:
+        """Of an actor's process; 0 while there is none."""
+        return children(self.up.pid).get(name, 0) if self.up is not None else 0
+
+    def steps(self) -> int:
+        """Steps recorded."""
+        return steps_recorded(self.config)
+
+    def mark(self, name: str) -> Mark:
+        """How far an actor is."""
+        if name.startswith("packer"):
+            return Mark(self.pid(name), self.steps(), self.issued())
+        return Mark(self.pid(name), self._counted(name))
+
+    def has_worked_since(self, name: str, mark: Mark, *, anew: bool) -> bool:
+        """Whether an actor has done work after a mark; `anew`: in another process."""
+        pid = self.pid(name)
+        if not pid or (anew and pid == mark.pid):
+            return False
+        if name.startswith("packer"):
+            return self.steps() > mark.done and self.issued() > mark.issued
+        return self._counted(name) > (mark.done if pid == mark.pid else 0)
+
+    def term(self) -> int:
+        """The packer's, as the ledger has it; 0 where there is none yet."""
+        return self._ask("SELECT value FROM meta WHERE key = 'term'")
+
+    def issued(self) -> int:
+        """The newest ordinal in the ledger."""
+        return self._ask("SELECT max(ordinal) FROM groups")
+
+    def _ask(self, query: str) -> int:
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self.config.ledger_path}?mode=ro", uri=True)) as ledger:
+                row = ledger.execute(query).fetchone()
+                return int(row[0]) if row and row[0] else 0
+        except sqlite3.OperationalError:
+            return 0
+
+    def _counted(self, name: str) -> float:
+        kind = name.partition("-")[0]
+        port = self.config.telemetry.metrics_port + self._order.index(name)
+        try:
+            with urllib.request.urlopen(f"http://{self._host(name)}:{port}/metrics", timeout=1.0) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return 0.0
+        return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{WORK[kind]} ", f"{WORK[kind]}{{")))
+
+    # --- armed faults --------------------------------------------------------------------------------------------
+
+    def arm(self, actor: str, point: str, number: signal.Signals) -> None:
+        """Have this actor get the signal when it next passes the point."""
+        armed = self._faults / f"{actor}@{point}"
+        armed.with_name(f"{armed.name}.hit").unlink(missing_ok=True)
+        staged = armed.with_name(f".{armed.name}")
+        staged.write_text(number.name, encoding="utf-8")
+        staged.rename(armed)  # whole or not there
+
+    def hit(self, actor: str, point: str) -> float:
+        """When an armed fault was taken, as wall-clock time; 0 while it was not."""
+        try:
+            return (self._faults / f"{actor}@{point}.hit").stat().st_ctime
+        except FileNotFoundError:
+            return 0.0
+
+    def disarm(self) -> None:
+        """Nothing is armed any more."""
+        for path in self._faults.iterdir():
+            path.unlink(missing_ok=True)
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a process, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,22 @@
+"""The runs that are searched: three train ordinals, two rollouts, two reward actors, two ranks, one engine."""
+
+from typing import Any
+
+from tests.actors.ledger.driver import settings
+from tests.explore.world import Scenario
+
+
+def scenario(name: str, **given: Any) -> Scenario:
+    """Three steps of one group and two ranks; what is no field of Scenario is one of Settings."""
+    own = {key: given.pop(key) for key in list(given) if key in Scenario.__dataclass_fields__}
+    chosen = {"groups_per_step": 1, "max_steps": 3, "num_ranks": 2} | given
+    return Scenario(name, settings(**chosen), **own)
+
+
+STEPS = scenario("three steps of one group")
+ONE_STEP = scenario("one step of three groups", groups_per_step=3, max_steps=1)
+DROPS = scenario("stale and poisoned groups", order="arrival", max_off_policy_steps=1, cursed=frozenset({"k1"}))
+EVALS = scenario("evaluations before and after", num_evals=1, eval_at_start=True, eval_at_end=True)
+FOLDING = scenario("checkpoints at each step, the ledger folds", max_steps=4, save_every=1)
+DEADLINES = scenario("attempts that are late", group_timeout=1.0, reward_timeout=1.0)
+ALL = (STEPS, ONE_STEP, DROPS, EVALS, FOLDING, DEADLINES)

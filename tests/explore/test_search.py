@@ -1,0 +1,302 @@
+"""The search finds nothing in the machine as it is, and finds the mistakes that it is there for."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actors.ledger import Changes, Group, GroupFacts, GroupState, Machine, Step, Store, replies
+from actors.ledger.witness import START, next_chain
+from tests.actors.ledger.driver import Hold
+from tests.explore import scenarios
+from tests.explore.mended import MENDED
+from tests.explore.packer import Product, Stored
+from tests.explore.peers import Scorer, Server
+from tests.explore.rules import Violation
+from tests.explore.scenarios import DROPS, EVALS, FOLDING, ONE_STEP, STEPS
+from tests.explore.schedule import fair
+from tests.explore.search import FoundError, search
+from tests.explore.walks import replay, walk
+from tests.explore.world import Action, Scenario, World
+
+STATES, SLOW_STATES = 5_000, 40_000
+WALKS, SLOW_WALKS, WALK_ACTIONS = 12, 80, 150
+BUG_STATES, BUG_WALKS = 30_000, 200
+"""Within which a planted bug has to be found."""
+
+
+def found(scenario: Scenario, seed: int = 0) -> FoundError:
+    """What the search finds; printed, so that `pytest -s` shows the trace."""
+    with pytest.raises(FoundError) as caught:
+        search(scenario, BUG_STATES, seed)
+    print(f"\n{caught.value}")
+    return caught.value
+
+
+def found_by_walks(scenario: Scenario) -> FoundError:
+    """What random walks find, shrunk."""
+    try:
+        for seed in range(BUG_WALKS):
+            walk(scenario, seed, WALK_ACTIONS)
+    except FoundError as bug:
+        print(f"\n{bug}")
+        return bug
+    pytest.fail("nothing found")
+
+
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda one: one.name)
+def test_no_history_with_few_troubles_breaks_a_rule(scenario: Scenario) -> None:
+    """Crashes, losses, copies, late messages and silence, and each ends well once the trouble does."""
+    mended = replace(scenario, product=MENDED)
+    print(f"\n{search(mended, STATES)}")
+    for seed in range(WALKS):
+        walk(mended, seed, WALK_ACTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda one: one.name)
+def test_no_history_breaks_a_rule(scenario: Scenario) -> None:
+    """The same, further."""
+    mended = replace(scenario, product=MENDED)
+    print(f"\n{search(mended, SLOW_STATES, seed=1)}")
+    for seed in range(1_000, 1_000 + SLOW_WALKS):
+        walk(mended, seed, WALK_ACTIONS)
+
+
+# --- what is wrong in the machine as it is ---------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, raises=Violation, reason="Gang.blind_rank judges by a beat that may be an old one")
+def test_a_rank_is_not_blamed_for_a_checkpoint_that_came_after_its_last_beat() -> None:
+    """Its next beat is lost, rank 0 saves for the first time and dies: the whole run would end (P19)."""
+    world = World(ONE_STEP)
+    while not world.disk.checkpoints:
+        has_joined = world.peers["t1"].incarnation > 0
+        action = fair(world)
+        assert action is not None
+        if action == Action("beat", "t1") and has_joined:
+            action = action._replace(fates=(("beat of t1", "lose"),))
+        world = world.after(action)
+    world = world.after(Action("crash", "t0"))
+    while (action := fair(world)) is not None:
+        world = world.after(action)
+
+
+@pytest.mark.xfail(strict=True, reason="Peers forgets the sequence number with the lease (P3)")
+def test_an_old_beat_is_not_believed_after_the_lease_of_its_process() -> None:
+    """A gang would start from the checkpoints of long ago, which the ledger may have folded away."""
+    world = World(STEPS)
+    for action in (Action("beat", "t1", fates=(("beat of t1", "double"),)), Action("second"), Action("round")):
+        world = world.after(action)
+    newest = world.packer.machine.peers.beat_of("t1/1")
+    for action in (Action("pause"), Action("round"), Action("deliver", detail=0), Action("round")):
+        world = world.after(action)
+    assert newest is not None
+    assert world.packer.machine.peers.beat_of("t1/1") is None
+
+
+@pytest.mark.xfail(strict=True, raises=FoundError, reason="a process that has never heard the packer counts at once")
+def test_a_late_beat_of_a_dead_process_does_not_replace_a_living_one() -> None:
+    """The living one is refused, which ends the run; a peer could count once it has heard our run (P3)."""
+    for seed in range(WALKS):
+        walk(replace(STEPS, ghosts=True), seed, WALK_ACTIONS)
+
+
+# --- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+def test_search_finds_a_release_that_leaves_before_its_commit() -> None:
+    """Stands for a packer that answers beats from memory while the commit of the round is still under way."""
+    hasty = Product(stages=("hear", "decide", "record", "send", "commit"))
+    bug = found(replace(STEPS, product=hasty))
+    assert bug.violation.rule in ("P9", "P11", "P18", "P19", "P22")
+    assert [action.verb for action in bug.deviating] == ["round"]  # in which the packer dies after a word
+
+
+def test_search_finds_a_settled_group_that_is_told_before_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same mistake in one place: groups alone are committed a round late, as by a writer in a thread of its own."""
+    commit = Stored.commit
+
+    def late(self: Stored, changes: Changes, payloads: Mapping[int, GroupFacts]) -> Stored:
+        waiting = self.values.get("waiting", {})
+        settled = {o: g for o, g in changes.groups.items() if g.state is GroupState.SETTLED}
+        now = {o: g for o, g in changes.groups.items() if o not in settled} | waiting
+        values = changes.values | {"waiting": {o: replace(g) for o, g in settled.items()}}
+        return commit(self, replace(changes, groups=now, values=values), payloads)
+
+    monkeypatch.setattr(Stored, "commit", late)
+    bug = found(STEPS)
+    assert bug.violation.rule == "P11"
+
+
+class Rebuilding(Machine):
+    """Stands for a ledger without a table of steps: after a restart they are rebuilt from the rows, by ordinal."""
+
+    def restore(
+        self, now: float, groups: Iterable[Group], steps: list[Step], values: dict[str, Any], digests: Mapping[int, str]
+    ) -> None:
+        """With the ordinals of all steps in order: that of their arrival is lost."""
+        in_order = iter(sorted(ordinal for step in steps for ordinal in step.ordinals))
+        chain, rebuilt = values.get("folded", {}).get("chain", START), []
+        for step in steps:
+            ordinals = tuple(next(in_order) for _ in step.ordinals)
+            of_them = tuple(digests[ordinal] for ordinal in ordinals)
+            chain = next_chain(chain, step.step, ordinals, step.dropped, of_them)
+            rebuilt.append(Step(step.step, ordinals, step.dropped, of_them, chain))
+        super().restore(now, groups, rebuilt, values, digests)
+
+
+def test_walks_find_a_step_that_is_composed_of_other_groups_after_a_restart() -> None:
+    """P18: it takes groups that arrive in another order than theirs, and a packer that dies."""
+    bug = found_by_walks(replace(DROPS, product=Product(machine=Rebuilding)))
+    assert bug.violation.rule == "P18"
+    assert "after a restart step" in str(bug.violation)
+    assert len(bug.steps) < WALK_ACTIONS / 2
+
+
+class Forgetting(Machine):
+    """Stands for a step that is written in a later transaction than its groups: a restart finds them settled."""
+
+    def restore(self, now: float, groups: Iterable[Group], steps: list[Step], *rest: Any) -> None:
+        """Without the newest step."""
+        lost = steps[-1].step if steps else 0
+        super().restore(now, [_settled_again(row, lost) for row in groups], steps[:-1], *rest)
+
+
+def _settled_again(row: Group, lost: int) -> Group:
+    if row.state is not GroupState.COMPOSED or row.step != lost:
+        return row
+    return replace(row, state=GroupState.SETTLED, step=None)
+
+
+def test_search_finds_a_step_that_a_restart_forgets() -> None:
+    """It is composed a second time (P18), or a rank knows more than the ledger (P5)."""
+    bug = found(replace(STEPS, product=Product(machine=Forgetting)))
+    assert bug.violation.rule in ("P5", "P18")
+
+
+class SendsOnce(Scorer):
+    """Stands for a reward actor that forgets why it keeps a scored group: nobody sends it to the next packer."""
+
+    def _has_sent(self, hold: Hold) -> bool:
+        return hold in self.sent
+
+
+def test_search_finds_a_scored_group_that_is_never_sent_again() -> None:
+    """It would take the deadline of the attempt, and a new one, to get on (P13)."""
+    bug = found(replace(STEPS, peers={"Scorer": SendsOnce}))
+    assert bug.violation.rule == "liveness"
+    assert len(bug.deviating) == 1  # one lost message
+
+
+def test_walks_find_a_release_of_what_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for taking "nobody holds it" for "it is over": the rollout died, its scored group is on its way."""
+    ended = replies._Replies._ended
+
+    def too_soon(self: Any, ordinal: int, attempt: int) -> bool:
+        group = self._machine.groups.rows.get(ordinal)
+        return ended(self, ordinal, attempt) or group.holder is None
+
+    monkeypatch.setattr(replies._Replies, "_ended", too_soon)
+    bug = found_by_walks(STEPS)
+    assert bug.violation.rule == "P11"
+    assert "not settled" in str(bug.violation)
+
+
+# --- mistakes that were made -----------------------------------------------------------------------------------------
+
+
+def test_search_finds_a_record_that_is_told_before_its_commit() -> None:
+    """The packer once wrote a step down between its commit and its States; rank 0 forgot the report too early."""
+    hasty = Product(stages=("hear", "decide", "commit", "record", "send"))
+    bug = found(replace(STEPS, product=hasty))
+    assert bug.violation.rule == "P18"
+    assert "is recorded" in str(bug.violation)
+
+
+def test_search_finds_a_ledger_that_is_not_taken_over_before_its_first_ticket() -> None:
+    """Its gang has an incarnation by then, and engines a target: the next gang would have the same lineage (P4)."""
+    bug = found(replace(STEPS, product=Product(takes_over=lambda values: "num_issued" in values)))
+    assert bug.violation.rule in ("P19", "P22")
+    assert len(bug.deviating) == 1
+
+
+class Obedient(Server):
+    """Takes whatever State comes last for the newest."""
+
+    @property
+    def target(self) -> Any:
+        """Older or not."""
+        return super(Server, self).target
+
+
+def test_walks_find_an_engine_that_goes_back_when_a_state_is_late() -> None:
+    """P22: it would sample for tickets that ask for more."""
+    bug = found_by_walks(replace(STEPS, peers={"Server": Obedient}))
+    assert bug.violation.rule == "P22"
+
+
+# --- the search itself -----------------------------------------------------------------------------------------------
+
+
+def test_the_fair_schedule_alone_ends_each_run_without_a_drop() -> None:
+    """What the search finds is due to the trouble that it makes."""
+    for scenario in (STEPS, ONE_STEP, EVALS, FOLDING):
+        violation, steps = replay(World(scenario), [])
+        assert violation is None
+        world = World(scenario)
+        for action, _ in steps:
+            world = world.after(action)
+        machine = world.packer.machine
+        assert machine.phase == "done"
+        assert machine.groups.num_dropped("train") == 0
+        assert machine.groups.num_issued["train"] == scenario.settings.groups_per_step * scenario.settings.max_steps
+
+
+def test_a_world_is_not_changed_by_what_comes_after_it() -> None:
+    """Though it shares most of its parts with it."""
+    world, again = World(STEPS), World(STEPS)
+    for number in range(40):
+        action = fair(world)
+        assert action is not None
+        branch = world.after(Action("crash", ("packer", "t0", "a0", "r0")[number % 4])).after(Action("second"))
+        assert branch.key != world.key
+        world, again = world.after(action), again.after(action)
+        assert world.key == again.key
+
+
+def test_a_process_that_comes_back_the_same_makes_the_same_world() -> None:
+    """Numbers of boots and of beats are not in the key, or no two histories would ever meet."""
+    world, crashed = World(STEPS), World(STEPS)
+    for actions in ([], [Action("crash", "a0"), Action("beat", "a1"), Action("beat", "a1")]):
+        crashed = World(STEPS)
+        for action in actions:
+            crashed = crashed.after(action)
+    world = world.after(Action("beat", "a1"))
+    crashed = World(STEPS).after(Action("crash", "a0")).after(Action("beat", "a1"))
+    assert crashed.key == world.key
+
+
+def test_the_double_of_the_store_keeps_what_the_store_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same changes, through packers that die, give the same rows, steps, values and payloads."""
+    real, commit = Store(":memory:"), Stored.commit
+
+    def both(self: Stored, changes: Changes, payloads: Mapping[int, GroupFacts]) -> Stored:
+        real.commit(changes, {ordinal: (facts.digest, []) for ordinal, facts in payloads.items()})
+        return commit(self, changes, payloads)
+
+    monkeypatch.setattr(Stored, "commit", both)
+    for scenario in (DROPS, EVALS, FOLDING):
+        real, world, number = Store(":memory:"), World(scenario), 0
+        while (action := fair(world)) is not None:
+            number += 1
+            world = world.after(action if number % 17 else Action("round", detail=("send", 1)))
+        stored = world.packer.stored
+        rows = [replace(stored.groups[ordinal], issued_at=0.0) for ordinal in sorted(stored.groups)]
+        assert real.groups() == rows
+        assert real.steps() == list(stored.steps.values())
+        assert real.digests() == {ordinal: facts.digest for ordinal, facts in stored.payloads.items()}
+        kept = {name: value for name, value in stored.values.items() if name != "term"}
+        assert {name: real.value(name) for name in kept} == json.loads(json.dumps(kept))
