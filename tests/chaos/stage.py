@@ -58,6 +58,10 @@ class Outcome:
     """Of these, until the process that works again was started."""
     problem: str = ""
 
+    def __str__(self) -> str:
+        started = f", its process started after {self.restart_seconds:.1f} s" if self.restart_seconds else ""
+        return f"{self.fault}: {self.problem or f'{self.seconds:.1f} s{started}'}"
+
 
 @dataclass
 class Result:
@@ -163,16 +167,14 @@ class Stage:
             self._result.outcomes.append(outcome)
             try:
                 self._inject(outcome)
-                self._wait_for_step(f"a step after {fault}")
             except LateError as error:
                 outcome.problem = str(error)
             except UpEndedError as error:
                 outcome.problem = f"{error}; its last words: {self._last_words()}"
                 self._start()
-                self._wait_for_step("a step after actors up was started again")
             self._watch.disarm()
-            took = f"{outcome.seconds or 0:.1f} s (process started after {outcome.restart_seconds or 0:.1f} s)"
-            self._say(f"{self._plan.name} {number}/{len(faults)} {fault}: {outcome.problem or took}")
+            self._say(f"{self._plan.name} {number}/{len(faults)} {outcome}")
+            self._wait_for_step(f"a step after {fault}, fault {number} of {len(faults)}")  # else no other makes sense
 
     def _wait_for_step(self, what: str) -> None:
         steps = self._watch.steps()
@@ -200,18 +202,22 @@ class Stage:
         self._recovered(outcome, mark, began, anew=True)
 
     def _stop(self, outcome: Outcome) -> None:
-        pid, began = self._arm(outcome.fault, signal.SIGSTOP)
+        _, began = self._arm(outcome.fault, signal.SIGSTOP)
+        pid = self._watch.pid(outcome.fault.actor)
         time.sleep(self._config.bus.lease + BEYOND_LEASE_SECONDS)
         self._watch.signal(pid, signal.SIGCONT)
         self._recovered(outcome, self._watch.mark(outcome.fault.actor), began, anew=False)
 
     def _arm(self, fault: Fault, number: signal.Signals) -> tuple[int, float]:
         """Returns the victim's pid, and when it was hit."""
-        pid = self._watch.wait(lambda: self._watch.pid(fault.actor), f"a process of {fault.actor}", HIT_SECONDS)
+        pid = self._wait_for_pid(fault.actor)
         self._watch.arm(fault.actor, fault.point, number)
         what = f"{fault.actor} passes the point {fault.point}"
         began = self._watch.wait(lambda: self._watch.hit(fault.actor, fault.point), what, HIT_SECONDS)
         return pid, began
+
+    def _wait_for_pid(self, actor: str) -> int:
+        return int(self._watch.wait(lambda: self._watch.pid(actor), f"a process of {actor}", HIT_SECONDS))
 
     def _kill_up(self, outcome: Outcome) -> None:
         assert self._up is not None
@@ -227,7 +233,7 @@ class Stage:
         actor = outcome.fault.actor
         with filled(self._folder / "disk"):
             if actor != NOBODY:  # dies while there is no room, and its successor starts so
-                self._watch.signal(self._watch.pid(actor), signal.SIGKILL)
+                self._watch.signal(self._wait_for_pid(actor), signal.SIGKILL)
             time.sleep(FULL_SECONDS)
         began = time.time()
         self._wait_for_step("a step after the disk was full")

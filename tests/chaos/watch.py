@@ -6,6 +6,7 @@ of a new process, or more of the same one, is work after the fault.
 """
 
 import contextlib
+import http.client
 import os
 import signal
 import sqlite3
@@ -21,6 +22,7 @@ from schemas.config import RunConfig
 from tests.ring.harness import children, steps_recorded
 
 POLL_SECONDS = 0.05
+MARK_SECONDS = 30.0
 WORK = {
     "rollout": "grpo_rollout_groups_total",
     "reward": "grpo_reward_groups_total",
@@ -89,7 +91,7 @@ class Watch:
         """How far an actor is."""
         if name.startswith("packer"):
             return Mark(self.pid(name), self.steps(), self.issued())
-        return Mark(self.pid(name), self._counted(name))
+        return self.wait(lambda: self._mark(name), f"/metrics of {name}", MARK_SECONDS)  # type: ignore[no-any-return]
 
     def has_worked_since(self, name: str, mark: Mark, *, anew: bool) -> bool:
         """Whether an actor has done work after a mark; `anew`: in another process."""
@@ -98,7 +100,8 @@ class Watch:
             return False
         if name.startswith("packer"):
             return self.steps() > mark.done and self.issued() > mark.issued
-        return self._counted(name) > (mark.done if pid == mark.pid else 0)
+        done = self._counted(name)
+        return done is not None and done > (mark.done if pid == mark.pid else 0)
 
     def term(self) -> int:
         """The packer's, as the ledger has it; 0 where there is none yet."""
@@ -116,14 +119,19 @@ class Watch:
         except sqlite3.OperationalError:
             return 0
 
-    def _counted(self, name: str) -> float:
+    def _mark(self, name: str) -> Mark | None:
+        pid, done = self.pid(name), self._counted(name)
+        return None if done is None else Mark(pid, done)
+
+    def _counted(self, name: str) -> float | None:
+        """What an actor says of its work; None where it can't be reached."""
         kind = name.partition("-")[0]
         port = self.config.telemetry.metrics_port + self._order.index(name)
         try:
             with urllib.request.urlopen(f"http://{self._host(name)}:{port}/metrics", timeout=1.0) as answer:
                 lines = answer.read().decode().splitlines()
-        except OSError:
-            return 0.0
+        except (OSError, http.client.HTTPException):  # it may die while it answers
+            return None
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{WORK[kind]} ", f"{WORK[kind]}{{")))
 
     # --- armed faults --------------------------------------------------------------------------------------------
@@ -150,5 +158,6 @@ class Watch:
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to a process, if it is still there."""
+        assert pid > 0, "0 would be this very process and its group"
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

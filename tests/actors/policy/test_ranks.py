@@ -50,6 +50,7 @@ def test_a_lost_rank_breaks_the_exchange(tmp_path: Path) -> None:
     """Rank 1 leaves after the meeting; rank 0 is told so and does not wait."""
 
     def work(ranks: GlooRanks) -> str:
+        ranks.exchange(b"both are there")
         if ranks.rank == 1:
             ranks._group = None
             return "left"
