@@ -108,7 +108,7 @@ def make_packer(
     )
     weights = [e.weight for e in config.environments if e.weight is not None]
     curriculum = Curriculum([e.num_examples for e in train.values()], weights or None, config.seed)
-    store = Store(config.ledger_path, config.ledger.sync, patience=LEDGER_PATIENCE_SECONDS)
+    store = Store(config.ledger_path, config.ledger.sync, LEDGER_PATIENCE_SECONDS, config.ledger.commit_timeout)
     labels, counts = list(train), store.value("curriculum") or []
     if len(counts) == len(labels):  # a fork may have other environments
         curriculum.counts = counts

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import structlog
 
 from actors.algorithms.batches import build_batches
@@ -100,6 +99,7 @@ class PackerActor:
         self._draw, self._curriculum_state = draw, curriculum_state
         self._inflow = _Inflow()
         self._draining = self._reading = False
+        self._last_round = time.monotonic()
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
         extra: dict[str, Any] = {"lose": lose} if lose else {}
@@ -215,6 +215,9 @@ class PackerActor:
 
     def _round(self, events: list[tuple[str, Any]]) -> None:
         now = time.monotonic()
+        if now - self._last_round > self._config.bus.lease / 2:
+            self._machine.stood_still(now)  # this process did, and its peers' beats wait to be heard
+        self._last_round = now
         settled: dict[int, tuple[str, list[bytes]]] = {}
         for kind, event in events:
             if kind == "beat":
@@ -253,7 +256,7 @@ class PackerActor:
             if "num_issued" in changes.values:
                 changes.values["curriculum"] = self._curriculum_state()
             started = time.monotonic()
-            self._store.commit_patiently(changes, settled, self._config.ledger.commit_timeout)
+            self._store.commit_patiently(changes, settled)
             self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
 
     def _send_batches(self, now: float) -> None:
@@ -359,7 +362,7 @@ class PackerActor:
             changes["evals"] = evals
             log.warning("run forked", step=machine.trained_step, groups_given_up=len(forked))
         taken = machine.take_changes()
-        self._store.commit(replace(taken, values=taken.values | changes), {})
+        self._store.commit_patiently(replace(taken, values=taken.values | changes), {})
 
 
 def settings_of(config: RunConfig) -> Settings:

@@ -44,6 +44,7 @@ POLL_SECONDS = 0.1
 STEADY_SECONDS = 60.0
 """A process that lived this long is not in a crash loop."""
 FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
 END_SECONDS = 5.0
 """For the children to leave by themselves once the packer has; who has not heard of the end by then is told."""
 STOP_STAGES = (
@@ -219,7 +220,7 @@ class Supervisor:
                 f"{child.ended} (up.max_restarts {self._config.up.max_restarts})"
             )
             raise RunFailedError("\n".join([what, *child.last_words(), where]))
-        pause = FIRST_PAUSE_SECONDS * 2 ** max(0, child.restarts - 1)
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** max(0, child.restarts - 1))
         child.start_at = time.monotonic() + pause
         log.info("pause", child=child.name, seconds=pause)
 

@@ -3,9 +3,8 @@
     python -m benchmarks.commit [--steps 100] [--rounds 3] [--json PATH]
 
 `actors up` with the quickstart's configuration (8 groups of 16 completions a step, on a CPU), in turns with
-`ledger.sync: process` and `node`; the ledger lies under the current directory, so that its disk is the one measured. The
-packer measures each of its commits itself (`grpo_packer_commit_seconds`); this reads its /metrics while it runs.
-Figures are from the tenth step on.
+`ledger.sync: process` and `node`. The packer measures each of its commits itself (`grpo_packer_commit_seconds`); this
+reads its /metrics while it runs. Figures are from the tenth step on.
 """
 
 import argparse
@@ -14,14 +13,13 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import publish
+from benchmarks.machine import publish, scratch
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 FIRST_STEP = 10
@@ -37,13 +35,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {"process": [], "node": []}
-    with tempfile.TemporaryDirectory(prefix="commit-", dir=".") as folder:
-        model = Path(folder) / "model"
+    with scratch() as folder:
+        model = folder / "model"
         subprocess.run([sys.executable, QUICKSTART / "model.py", model], check=True, capture_output=True)
         for number in range(arguments.rounds):
             for sync, results in found.items():
-                output = Path(folder) / f"{sync}{number}"
-                results.append(costs(list(readings(model, output, sync, arguments.steps))))
+                found_there = readings(model, folder / f"{sync}{number}", sync, arguments.steps)
+                results.append(costs(list(found_there)))
     rows: list[dict[str, Any]] = [
         {"sync": sync} | {key: statistics.median(result[key] for result in results) for key in results[0]}
         for sync, results in found.items()

@@ -4,12 +4,14 @@ Benchmarks run from the repository's root as `python -m benchmarks.NAME`: run by
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,14 @@ def write(results: dict[str, Any], path: Path | None) -> None:
     """Write results and machine to a file, when one is named."""
     if path is not None:
         path.write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder under outputs/, where runs are: /tmp may be memory, and then no disk would be measured."""
+    Path("outputs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir="outputs") as folder:
+        yield Path(folder)
 
 
 def finish(

@@ -13,14 +13,15 @@ threads, which decode groups and beats and encode States; `decode us` is what a 
 """
 
 import argparse
-import tempfile
+import logging
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
-from benchmarks.machine import microseconds, table, write
+from benchmarks.machine import microseconds, scratch, table, write
 from benchmarks.peers import LonePacker, lone_packer, template
 from bus import codec
 from schemas.config import RunConfig, check_tree
@@ -92,8 +93,8 @@ def measure(num_groups: int, sync: str) -> dict[str, Any]:
     """Run to the end, printing a line now and then."""
     samples: list[dict[str, float]] = []
     every = min(SAMPLE_EVERY, max(GROUPS_PER_STEP, num_groups // 20))
-    with tempfile.TemporaryDirectory(prefix="soak-", dir=".") as folder:
-        run = config(Path(folder), num_groups // GROUPS_PER_STEP, sync)
+    with scratch() as folder:
+        run = config(folder, num_groups // GROUPS_PER_STEP, sync)
         with lone_packer(run) as ring:
             started = time.perf_counter()
             while not ring.over:
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--sync", choices=("process", "node"), default="process")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))  # no line per evaluation
     print("  ".join(f"{name:>10}" for name in HEAD))
     results = measure(arguments.groups, arguments.sync)
     grown = [["grown after warm-up", "by", "flat"]]

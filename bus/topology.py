@@ -133,6 +133,11 @@ def milliseconds(seconds: float) -> int:
     return max(0, math.ceil(seconds * 1000))
 
 
+CONNECT_MILLISECONDS, HEARTBEAT_MILLISECONDS = 2000, 5000
+"""After a network was cut for long TCP waits longer and longer before it tries again, up to minutes; so a connection
+that is silent for three heartbeats is made anew. Not sooner: what was on its way is lost with it."""
+
+
 def prepare(
     socket: "zmq.Socket[bytes]", high_water_mark: int, buffer_bytes: int | None, max_message_bytes: int
 ) -> None:
@@ -147,6 +152,9 @@ def prepare(
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MILLISECONDS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
     if buffer_bytes is not None:
         socket.setsockopt(zmq.SNDBUF, buffer_bytes)
         socket.setsockopt(zmq.RCVBUF, buffer_bytes)

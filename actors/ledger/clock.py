@@ -19,6 +19,10 @@ class Clock(Generic[KeyT]):
         self._since.pop(key, None)
         self._since[key] = now
 
+    def start_all(self, now: float) -> None:
+        """Give all keys their whole time from now on."""
+        self._since = dict.fromkeys(self._since, now)
+
     def stop(self, key: KeyT) -> None:
         """Forget a key; nothing happens where it is not known."""
         self._since.pop(key, None)

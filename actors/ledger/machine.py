@@ -131,6 +131,10 @@ class Machine:
             self._digests[facts.ordinal] = facts.digest
         return verdict
 
+    def stood_still(self, now: float) -> None:
+        """The packer itself has heard nobody for a while, stopped or starved: that ends no lease (P8)."""
+        self.peers.renew(now)
+
     def decide(self, now: float) -> None:
         """Everything that follows from what has been heard and from the time."""
         for identity in self.peers.expire(now):

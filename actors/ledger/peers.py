@@ -62,6 +62,11 @@ class Peers:
         """Whether it has beaten within a lease without counting."""
         return identity in self._visits
 
+    def renew(self, now: float) -> None:
+        """Nobody could be heard for a while: all leases begin anew."""
+        self._leases.start_all(now)
+        self._visits.start_all(now)
+
     def expire(self, now: float) -> list[str]:
         """Remove and return the peers whose lease has ended, and the visitors that have left."""
         visitors, gone = self._visits.late(now), self._leases.late(now)

@@ -10,7 +10,7 @@ import sqlite3
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -126,18 +126,27 @@ class Store(LedgerReader):
         path: the file, or ":memory:".
         sync: "process" or "node".
         patience: seconds to wait for a packer that is just going.
+        timeout: seconds for which what can't be written is tried again.
 
     Raises:
         ConfigError: another packer holds it, it lies on a network file system, or it is damaged.
+        RunFailedError: it can't be written, within `timeout` (a full disk).
     """
 
-    def __init__(self, path: Path | str, sync: Literal["process", "node"] = "process", patience: float = 0.0) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        sync: Literal["process", "node"] = "process",
+        patience: float = 0.0,
+        timeout: float = 0.0,
+    ) -> None:
+        self._timeout = timeout
         self._lock_file = None
         if path != ":memory:":
             self._lock_file = self._take(Path(path), patience)
         super().__init__(sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=5.0), path)
         try:
-            self._open(sync)
+            self._patiently(lambda: self._open(sync))
         except sqlite3.DatabaseError as error:
             self.close()
             raise ConfigError(
@@ -203,23 +212,25 @@ class Store(LedgerReader):
             self._db.rollback()
             raise
 
-    def commit_patiently(
-        self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]], timeout: float
-    ) -> None:
+    def commit_patiently(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
         """Commit, again and again while the disk is full or the file locked by somebody else.
 
         Raises:
-            RunFailedError: not within `timeout` seconds; nothing of this round has been written or said.
+            RunFailedError: not within the timeout; nothing of this round has been written or said.
         """
-        deadline = time.monotonic() + timeout
+        self._patiently(lambda: self.commit(changes, payloads))
+
+    def _patiently(self, write: Callable[[], None]) -> None:
+        deadline = time.monotonic() + self._timeout
         while True:
             try:
-                return self.commit(changes, payloads)
+                return write()
             except sqlite3.OperationalError as error:
                 if time.monotonic() >= deadline:
                     raise RunFailedError(
-                        f"the ledger {self.path} can't be written, tried for {timeout:g} s (ledger.commit_timeout): "
-                        f"{error}. Free space or let the file go, and start the same command again: nothing is lost"
+                        f"the ledger {self.path} can't be written, tried for {self._timeout:g} s "
+                        f"(ledger.commit_timeout): {error}. Free space or let the file go, and start the same command "
+                        "again: nothing is lost"
                     ) from error
                 log.error("ledger not written; trying again", path=str(self.path), detail=str(error))
                 time.sleep(COMMIT_RETRY_SECONDS)

@@ -95,9 +95,7 @@ class CheckpointFolder:
                 continue
             self._checked.add(step)
             witness = self.witness(step)
-            if witness["run"] == run:
-                if self._writes:
-                    self._keep_witness(step)  # a crash may have come between the two
+            if witness["run"] == run and self._has_witness(step):
                 found.append(CheckpointInfo(step=step, chain=witness["chain"]))
         return found
 
@@ -136,13 +134,26 @@ class CheckpointFolder:
             return f"{type(error).__name__}: {error}"
         return f"{bad[0]} is not what was written" if bad else ""
 
+    def _has_witness(self, step: int) -> bool:
+        """Whether the copy is there: a crash may have come between the two, and the disk may be full now."""
+        try:
+            if self._writes:
+                self._keep_witness(step)
+        except OSError as error:
+            log.warning("witness not copied; its checkpoint does not count yet", step=step, detail=str(error))
+            return False
+        return True
+
     def _keep_witness(self, step: int) -> None:
         """A copy that outlives the checkpoint; whoever sees the name sees all of it."""
-        copies = self._folder / "witness"
+        copies, text = self._folder / "witness", (self.path(step) / "witness.json").read_bytes()
+        copy = copies / f"step_{step}.json"
+        if copy.is_file() and copy.read_bytes() == text:
+            return
         copies.mkdir(exist_ok=True)
-        staging = copies / f".step_{step}.json"
-        shutil.copyfile(self.path(step) / "witness.json", staging)
-        staging.replace(copies / f"step_{step}.json")
+        staging = copies / f".{copy.name}"
+        staging.write_bytes(text)
+        staging.replace(copy)
 
     def _bury_after(self, step: int) -> list[int]:
         """Move checkpoints of a dead history away, where they neither count among the newest nor are lost (P19)."""

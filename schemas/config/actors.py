@@ -78,9 +78,9 @@ class CheckpointConfig(Section):
     keep_last: int = Field(3, ge=2)
     """Newest checkpoints kept; a run can go on from any of them."""
     keep_interval: int | None = Field(None, ge=1)
-    """Besides, checkpoints of each multiple of this many steps are kept for good. The ledger keeps no groups for them."""
+    """Besides, those of each multiple of this many steps are kept for good; the ledger keeps no groups for them."""
     timeout: float = Field(300.0, gt=0)
-    """Seconds for which the last checkpoint is tried again when it can't be written (full disk), until the run fails."""
+    """Seconds for which the last one is tried again when it can't be written (a full disk), until the run fails."""
 
 
 class TrainerConfig(Section):

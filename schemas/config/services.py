@@ -16,7 +16,7 @@ class LedgerConfig(Section):
     sync: Literal["process", "node"] = "process"
     """`process` survives kill -9 of the packer; `node` survives power loss (fsync at each commit)."""
     keep_steps: int = Field(0, ge=0)
-    """Newest steps whose groups are kept at least, for `actors replay`; those since the oldest checkpoint always are."""
+    """Newest steps whose groups are kept at least, for `actors replay`; since the oldest checkpoint all are."""
     commit_timeout: float = Field(60.0, gt=0)
     """Seconds for which a commit is tried again when the disk is full or the file locked, before the run fails."""
 

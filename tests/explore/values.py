@@ -35,7 +35,18 @@ NEVER_CHANGED = (
     np.ndarray,
 )
 LEFT_OUT = frozenset(
-    {"_settings", "settings", "term", "counters", "issued_at", "last_failure", "num_failed_attempts", "_refusals", "sequences", "_sequences"}
+    {
+        "_settings",
+        "settings",
+        "term",
+        "counters",
+        "issued_at",
+        "last_failure",
+        "num_failed_attempts",
+        "_refusals",
+        "sequences",
+        "_sequences",
+    }
 )
 """Attributes that decide nothing, or only what becomes of a message that is late, which the world's key tells."""
 OF_ONE_MESSAGE = frozenset({"sequence", "boot_id", "url", "address", "fingerprint"})

@@ -23,6 +23,8 @@ class Unsaved(FakeLearner):
     full = True
 
     def snapshot(self) -> Snapshot:
+        """One that can't be written now."""
+
         def write(folder):
             if self.full:
                 raise OSError(errno.ENOSPC, "No space left on device", str(folder))
