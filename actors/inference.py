@@ -51,6 +51,7 @@ class InferenceActor:
         self._drain = Drain()
         self._counted_tokens, self._counted_seconds = 0, 0.0
         self._retry_at = 0.0
+        self._update_id = 0
         self._error = ""
         metrics.set("grpo_inference_policy_version", -1)
         self.membership = Membership(config, InferenceBeat, name, lose=lose)
@@ -118,7 +119,9 @@ class InferenceActor:
     def _follow(self, engine: Engine) -> bool:
         """Do what the newest State says; True at the end."""
         state = self.membership.latest()
-        manifest = state.manifest if isinstance(state, InferenceState) else None
+        manifest = None
+        if isinstance(state, InferenceState) and state.update_id >= self._update_id:  # a late one names an old version
+            self._update_id, manifest = state.update_id, state.manifest
         if manifest is not None and manifest.policy != engine.status().policy and time.monotonic() >= self._retry_at:
             self._update(engine, manifest)
         self._report(engine)

@@ -349,7 +349,7 @@ class PackerActor:
         refused = refusal(found)
         if refused and not fork:
             raise ConfigError(*refused)
-        if "num_issued" in values:
+        if self._store.term > 1:
             stored = (self._store.groups(), self._store.steps(), values, self._store.digests())
             machine.restore(time.monotonic(), *stored)
             log.info("ledger restored", steps=machine.steps.last, term=self._store.term, changed=list(map(str, found)))

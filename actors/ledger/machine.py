@@ -331,7 +331,8 @@ class Machine:
         if event:
             self._everybody = True
         if event == "formed":
-            self.failure = self.gang.blind_rank(beats)
+            if self.durable_step:  # else a rank may have looked before there was one
+                self.failure = self.failure or self.gang.blind_rank(beats)
             self._roll_back_to(self.gang.checkpoint)
         trained = self.gang.trained_step(beats)
         if trained is not None and trained > self.trained_step:

@@ -10,7 +10,7 @@ from actors.ledger.clock import Clock
 from schemas.messages import Beat
 
 BeatT = TypeVar("BeatT", bound=Beat)
-MAX_REMEMBERED_REFUSALS = 10_000
+MAX_REMEMBERED = 10_000
 
 
 class Peers:
@@ -23,6 +23,8 @@ class Peers:
         self._by_type: dict[type[Beat], dict[str, Beat]] = {}
         self._boot_of: dict[str, str] = {}
         self._refusals: dict[str, str] = {}
+        self._sequences: dict[str, int] = {}
+        """Of the newest beat, also of peers whose lease has ended: what an older one says is true no more (P3)."""
 
     def heard(self, now: float, identity: str, beat: Beat) -> tuple[bool, str | None]:
         """Take note of a beat.
@@ -33,9 +35,11 @@ class Peers:
         if identity in self._refusals:
             self._visits.start(identity, now)
             return False, None
-        known = self._beats.get(identity)
-        if known is not None and beat.sequence <= known.sequence:
+        if beat.sequence <= self._sequences.get(identity, -1):
             return False, None
+        self._sequences[identity] = beat.sequence
+        if len(self._sequences) > MAX_REMEMBERED:
+            del self._sequences[next(iter(self._sequences))]
         replaced = self._boot_of.get(beat.name)
         if replaced == identity:
             replaced = None
@@ -50,7 +54,7 @@ class Peers:
     def refuse(self, identity: str, reason: str = "") -> None:
         """This process does not count, now or later; the oldest refusals are forgotten. Its beats are answered."""
         self._refusals[identity] = reason
-        if len(self._refusals) > MAX_REMEMBERED_REFUSALS:
+        if len(self._refusals) > MAX_REMEMBERED:
             del self._refusals[next(iter(self._refusals))]
         self._forget(identity)
 

@@ -4,7 +4,7 @@ import pytest
 
 from actors.ledger import Store, replies
 from actors.ledger.machine import MIN_POISON_IN_A_ROW
-from actors.ledger.peers import MAX_REMEMBERED_REFUSALS, Peers
+from actors.ledger.peers import MAX_REMEMBERED, Peers
 from schemas.errors import ProtocolError
 from schemas.messages import ObserverBeat, RolloutState, State
 from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, Trainer, policy, settings
@@ -248,7 +248,7 @@ def test_an_observer_sees_progress_and_is_not_waited_for() -> None:
 def test_refusals_that_are_remembered_are_bounded() -> None:
     """A process that is started again and again leaves 10 000 of them at most."""
     peers = Peers(3.0)
-    for boot in range(MAX_REMEMBERED_REFUSALS + 5):
+    for boot in range(MAX_REMEMBERED + 5):
         peers.refuse(f"a/{boot}", "no")
     assert [peers.refusal_of(f"a/{boot}") for boot in (0, 4, 5)] == ["", "", "no"]
 
