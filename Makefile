@@ -15,11 +15,11 @@ quickstart-lora: .venv/run.stamp
 
 # Lint, types and the fast tests: under two minutes.
 check: lint
-	$(BIN)/python -m pytest -n 4 -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not slow"
 
 # Everything that pip alone can run: under fifteen minutes on two cores.
 test: lint
-	$(BIN)/python -m pytest -n 4
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
 chaos: .venv/dev.stamp

@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -148,12 +150,22 @@ def test_the_quickstart_removes_nothing_that_is_not_its_own(
     assert (tmp_path / "out" / "metrics.jsonl").exists()
 
 
+def run_quickstart(command: list[Any]) -> subprocess.CompletedProcess[str]:
+    """With one thread for the warm-up: tests share the cores, and threads that wait for each other spin."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=400, env=environment
+    )
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.xdist_group("quickstart")
 def test_the_quickstart_learns(tmp_path: Path) -> None:
     """Sixty of its steps: the sampled reward rises well above where it began, nothing is lost, the report is drawn."""
     command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--output", tmp_path, "trainer.max_steps=60",
                "eval.num_prompts=40", "eval.every_steps=30"]  # fmt: skip
-    completed = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=170)
+    completed = run_quickstart(command)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["reward_first"] < 0.55
@@ -170,23 +182,27 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.xdist_group("quickstart")
 def test_level_0_has_no_lag_and_trainer_and_engine_agree(tmp_path: Path) -> None:
     """max_async_level 0: every token is sampled by the weights that the step starts from, to 1e-4 nats in fp32."""
     command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--output", tmp_path, "trainer.max_steps=10",
                "eval.num_prompts=0", "packer.max_async_level=0"]  # fmt: skip
-    completed = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=170)
+    completed = run_quickstart(command)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["lag_max"] for line in lines] == [0.0] * 10, completed.stderr
     assert max(line["mismatch_max"] for line in lines) <= 1e-4
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.xdist_group("quickstart")
 def test_the_lora_quickstart_trains_adapters_that_load_with_peft(tmp_path: Path) -> None:
     """Five of its steps: engines take adapters, and the checkpoint is a PEFT adapter and no whole model."""
     config = ROOT / "examples/quickstart/lora.yaml"
     command = [sys.executable, ROOT / "examples/quickstart/quickstart.py", "--config", config, "--output", tmp_path,
                "trainer.max_steps=5", "eval.num_prompts=4"]  # fmt: skip
-    completed = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=170)
+    completed = run_quickstart(command)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert json.loads((tmp_path / "summary.json").read_text())["ledger"]["trained"] == 40
     files = {path.name for path in (tmp_path / "checkpoints/step_5").iterdir()}
