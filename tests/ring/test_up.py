@@ -193,10 +193,12 @@ def test_run_that_is_done_starts_nothing_and_goes_on_when_max_steps_is_raised(tm
 @pytest.mark.slow
 def test_second_up_on_the_same_output_is_refused_and_does_the_first_no_harm(tmp_path):
     """Exit 2 with the pid of the one that runs; its configuration and its actors stay as they are."""
-    config = ring_config(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.03}})
+    gate = tmp_path / "gate"
+    gate.touch()
+    config = ring_config(tmp_path, reward=own_reward("gated", gate=str(gate)))
     with processes(config, tmp_path) as started:
         up = started.up()
-        wait_until(lambda: steps_recorded(config) >= 1, "step 1")
+        wait_until((tmp_path / "gate.entered").exists, "a group is being scored, and is kept so")
         pids, resolved = children(up.pid), (config.output / "config.resolved.yaml").read_text()
         second = started.spawn("second", "up", str(started.config_path), "trainer.learning_rate=1")
         assert second.wait(30.0) == 2
@@ -205,6 +207,7 @@ def test_second_up_on_the_same_output_is_refused_and_does_the_first_no_harm(tmp_
         )
         assert (config.output / "config.resolved.yaml").read_text() == resolved
         assert children(up.pid) == pids
+        gate.unlink()
         assert up.wait(60.0) == 0
     assert check_promise(config).dropped == {}
     assert "started again" not in started.text("up")
