@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Any
 
+import pytest
+
 from benchmarks.peers import LonePacker, lone_packer
 from benchmarks.soak import config
 
@@ -44,6 +46,7 @@ def most(ring: LonePacker, until: int) -> dict[str, int]:
     return greatest
 
 
+@pytest.mark.slow
 def test_nothing_grows_between_ten_and_twenty_thousand_groups(tmp_path):
     """With failures, copies, poison, evaluations and rollouts that die."""
     sections = {

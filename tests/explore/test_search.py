@@ -19,8 +19,8 @@ from tests.explore.search import FoundError, search
 from tests.explore.walks import replay, walk
 from tests.explore.world import Action, Scenario, World
 
-STATES, SLOW_STATES = 5_000, 30_000
-WALKS, SLOW_WALKS, WALK_ACTIONS = 12, 60, 150
+STATES, SLOW_STATES = 1_500, 30_000
+WALKS, SLOW_WALKS, WALK_ACTIONS = 8, 60, 150
 BUG_STATES, BUG_WALKS = 30_000, 200
 """Within which a planted bug has to be found."""
 
@@ -143,6 +143,7 @@ class Rebuilding(Machine):
         super().restore(now, groups, rebuilt, values, digests)
 
 
+@pytest.mark.slow
 def test_walks_find_a_step_that_is_composed_of_other_groups_after_a_restart() -> None:
     """P18: it takes groups that arrive in another order than theirs, and a packer that dies."""
     bug = found_by_walks(replace(DROPS, product=Product(machine=Rebuilding)))
@@ -227,6 +228,7 @@ class Obedient(Server):
         return super(Server, self).target
 
 
+@pytest.mark.slow
 def test_walks_find_an_engine_that_goes_back_when_a_state_is_late() -> None:
     """P22: it would sample for tickets that ask for more."""
     bug = found_by_walks(replace(STEPS, peers={"Server": Obedient}))
