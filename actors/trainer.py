@@ -173,11 +173,13 @@ class TrainerActor:
 
     def _train(self) -> None:
         learner = self._make_learner()
+        from actors.policy.ranks import (
+            RanksBrokenError,
+        )  # here: torch is slow to import, and a gang would be kept waiting
+
         start = self._join(learner)
         if start is None:
             return
-        from actors.policy.ranks import RanksBrokenError  # here: with the learner torch has been loaded
-
         try:
             self._run_steps(learner, start)
         except RanksBrokenError as error:

@@ -222,6 +222,7 @@ def test_up_is_killed_and_started_again_at_once_five_times(tmp_path):
         trainer={"max_steps": 10, "checkpoint": {"interval": 2}},
         eval={"num_prompts": 0},
         telemetry={"metrics_port": free_port()},
+        bus={"lease": 4.0},  # that no import of a busy machine outlasts: a lost lease would start an actor again
     )
     moments = [
         lambda up: children(up.pid),
