@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.algorithm import AdvantageConfig, ZScoreAdvantageConfig
+from schemas.config.advantages import AdvantageConfig, ZScoreAdvantageConfig
 
 Floats = NDArray[np.float64]
 

@@ -190,7 +190,7 @@ class TorchLearner:
             num_completions=last - first,
             loss_tokens=batch.loss_tokens,
         )
-        output = compute_loss(inputs, self._config.trainer.loss)
+        output = compute_loss(inputs, self._config.trainer)
         output.loss.backward()  # type: ignore[no-untyped-call]
         gap_T = (logprobs_T.detach() - inference_logprobs_T).abs().masked_fill(~mask_T, 0.0)
         measured = output.sums | {

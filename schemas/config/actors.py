@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.config.algorithm import AdvantageConfig, LossConfig, MeanAdvantageConfig, SurogateLossConfig
+from schemas.config.advantages import AdvantageConfig, MeanAdvantageConfig
 from schemas.config.base import Section
 from schemas.config.data import RewardFunctionConfig
+from schemas.config.objective import ObjectiveConfig
 
 
 class RolloutConfig(Section):
@@ -83,15 +84,13 @@ class CheckpointConfig(Section):
     """Seconds for which the last one is tried again when it can't be written (a full disk), until the run fails."""
 
 
-class TrainerConfig(Section):
-    """Optimisation."""
+class TrainerConfig(ObjectiveConfig):
+    """What is minimised, and how."""
 
     max_steps: int = Field(ge=1)
     """Training steps of the run."""
     num_ranks: int = Field(1, ge=1, le=1024)
     """Trainer processes, one gang: data-parallel, each has the whole model. They share `output_dir`."""
-    loss: LossConfig = SurogateLossConfig()
-    """The policy loss."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"

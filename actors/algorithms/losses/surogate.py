@@ -6,15 +6,15 @@ the trust region drops count in the normaliser all the same; on them the KL and 
 
 from torch import Tensor
 
-from actors.algorithms.losses.inputs import LossInputs, LossOutput
-from schemas.config.algorithm import SurogateLossConfig
+from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from schemas.config.losses import SurogateLossConfig
 
 MAX_LOG_RATIO = 10.0
 """Cap of the summed log ratio before exp; sequence_clip_high caps the result."""
 
 
-def surogate(inputs: LossInputs, config: SurogateLossConfig) -> LossOutput:
-    """Loss and metric sums of one micro-batch.
+def surogate(inputs: LossInputs, config: SurogateLossConfig) -> TokenLoss:
+    """Values per token and metric sums of one micro-batch.
 
     Source: Surogate, RL training guide, "GRPO Loss Formula".
     """
@@ -45,14 +45,9 @@ def surogate(inputs: LossInputs, config: SurogateLossConfig) -> LossOutput:
     coeff_T = weight_T * (advantages_T - config.kl_tau * log_ratio_T)
 
     # both filled before they meet: a dropped token whose ratio overflowed would give 0 · inf, forward or backward
-    kept_T = coeff_T.masked_fill(~keep_T, 0.0) * inputs.logprobs_T.masked_fill(~keep_T, 0.0)
-    loss = -kept_T.sum() / max(inputs.loss_tokens, 1)
-    return LossOutput(
-        loss,
-        _sums(
-            mask_T, keep_T, ratio_T, log_ratio_T, {"low": low_T, "high": high_T, "geo": geo_T, "sequence": sequence_T}
-        ),
-    )
+    values_T = -coeff_T.masked_fill(~keep_T, 0.0) * inputs.logprobs_T.masked_fill(~keep_T, 0.0)
+    causes = {"low": low_T, "high": high_T, "geo": geo_T, "sequence": sequence_T}
+    return TokenLoss(values_T, "step_tokens", ratio_T, _sums(mask_T, keep_T, ratio_T, log_ratio_T, causes))
 
 
 def _sums(
@@ -61,10 +56,8 @@ def _sums(
     kl_T = ratio_T - log_ratio_T - 1  # k3 of the trainer from the engine, ≥ 0 token by token
     dropped_T = mask_T & ~keep_T
     sums = {
-        "tokens": mask_T.sum(),
         "kept_tokens": keep_T.sum(),
         "masked_tokens": dropped_T.sum(),
-        "kl": kl_T[mask_T].sum(),
         "kl_kept": kl_T[keep_T].sum(),
         "kl_masked": kl_T[dropped_T].sum(),
     }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from actors.algorithms.advantages import combine_rewards, compute_advantages
-from schemas.config.algorithm import MeanAdvantageConfig, ZScoreAdvantageConfig
+from schemas.config.advantages import MeanAdvantageConfig, ZScoreAdvantageConfig
 
 NAN = float("nan")
 MEAN = MeanAdvantageConfig()

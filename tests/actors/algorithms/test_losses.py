@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from actors.algorithms.losses import LOSSES, LossInputs, compute_loss
+from actors.algorithms.losses import LOSSES, LossInputs, LossOutput, compute_loss
 from actors.algorithms.losses.metrics import DENOMINATORS, metrics_of
-from schemas.config.algorithm import SurogateLossConfig
+from schemas.config.losses import SurogateLossConfig
+from schemas.config.objective import ObjectiveConfig
 
 WIDE = {
     "token_mask_low": 0.0,
@@ -26,6 +27,11 @@ HAND = {"token_mask_low": 0.5, "token_mask_high": 1.4, "geo_mask_high": 1000.0, 
 def config(**changes: Any) -> SurogateLossConfig:
     """Wide masks unless said otherwise."""
     return SurogateLossConfig(**WIDE | changes)
+
+
+def compute(inputs: LossInputs, c: SurogateLossConfig) -> LossOutput:
+    """The loss alone, without any switch."""
+    return compute_loss(inputs, ObjectiveConfig(loss=c))
 
 
 def hand_example(**changes: Any) -> LossInputs:
@@ -98,7 +104,7 @@ def reference(inputs: LossInputs, c: SurogateLossConfig) -> tuple[float, list[fl
 def test_the_hand_check_keeps_one_token_and_costs_0_03() -> None:
     """Token 1 has ratio e^0.5 = 1.65 > 1.4; of token 0, −0.3 · −0.2 ÷ 2 is left (ALGORITHMS 1.1)."""
     inputs = hand_example()
-    output = compute_loss(inputs, config(**HAND, kl_tau=0.2))
+    output = compute(inputs, config(**HAND, kl_tau=0.2))
     assert output.loss.item() == pytest.approx(0.03, abs=1e-12)
     output.loss.backward()
     assert inputs.logprobs_T.grad.tolist() == pytest.approx([-0.15, 0.0, 0.0])
@@ -108,9 +114,7 @@ def test_the_hand_check_keeps_one_token_and_costs_0_03() -> None:
 
 def test_the_geometric_mean_of_the_hand_check_is_1_2840254() -> None:
     """e^(0.5 ÷ 2), over the two tokens in the loss: a bound just below drops it, one just above does not."""
-    loss = {
-        bound: compute_loss(hand_example(), config(geo_mask_high=bound)).loss.item() for bound in (1.284025, 1.284026)
-    }
+    loss = {bound: compute(hand_example(), config(geo_mask_high=bound)).loss.item() for bound in (1.284025, 1.284026)}
     assert loss[1.284025] == 0.0
     assert loss[1.284026] != 0.0
 
@@ -118,13 +122,13 @@ def test_the_geometric_mean_of_the_hand_check_is_1_2840254() -> None:
 def test_the_sequence_ratio_of_the_hand_check_is_1_6487213() -> None:
     """e^0.5 weighs both tokens: 1.6487213 · (0.3 · 0.2 + (1.1 − 0.2 · 0.5) · 0.7) ÷ 2 = 0.6265141."""
     c = config(ratio_type="sequence", kl_tau=0.2)
-    assert compute_loss(hand_example(), c).loss.item() == pytest.approx(1.6487213 * 0.38, abs=1e-7)
+    assert compute(hand_example(), c).loss.item() == pytest.approx(1.6487213 * 0.38, abs=1e-7)
 
 
 def test_the_sequence_ratio_is_capped() -> None:
     """At 1.5: 1.5 · 0.38 (ALGORITHMS 1.1, sequence_clip_high)."""
     c = config(ratio_type="sequence", kl_tau=0.2, sequence_clip_high=1.5)
-    assert compute_loss(hand_example(), c).loss.item() == pytest.approx(0.57, abs=1e-12)
+    assert compute(hand_example(), c).loss.item() == pytest.approx(0.57, abs=1e-12)
 
 
 def test_the_sum_of_log_ratios_is_capped_at_ten_before_the_exponential() -> None:
@@ -134,7 +138,7 @@ def test_the_sum_of_log_ratios_is_capped_at_ten_before_the_exponential() -> None
         loss_mask_T=torch.tensor([True, True, True]),
         advantages_T=torch.ones(3, dtype=torch.float64),
     )
-    loss = compute_loss(inputs, config(ratio_type="sequence", sequence_clip_high=1e9)).loss.item()
+    loss = compute(inputs, config(ratio_type="sequence", sequence_clip_high=1e9)).loss.item()
     assert loss == pytest.approx(math.exp(10) * (0.2 + 0.7 + 0.1) / 2)
 
 
@@ -144,8 +148,8 @@ def test_a_ratio_exactly_at_a_bound_is_kept(mask: str) -> None:
     inputs = hand_example(inference_logprobs_T=torch.tensor([-0.2, -0.7, -0.1], dtype=torch.float64))
     at = [{f"{mask}_low": 1.0, f"{mask}_high": 2.0}, {f"{mask}_low": 0.5, f"{mask}_high": 1.0}]
     past = [{f"{mask}_low": 1 + 1e-9, f"{mask}_high": 2.0}, {f"{mask}_low": 0.5, f"{mask}_high": 1 - 1e-9}]
-    assert [int(compute_loss(inputs, config(**bounds)).sums["kept_tokens"]) for bounds in at] == [2, 2]
-    assert [int(compute_loss(inputs, config(**bounds)).sums["kept_tokens"]) for bounds in past] == [0, 0]
+    assert [int(compute(inputs, config(**bounds)).sums["kept_tokens"]) for bounds in at] == [2, 2]
+    assert [int(compute(inputs, config(**bounds)).sums["kept_tokens"]) for bounds in past] == [0, 0]
 
 
 def test_masks_of_a_completion_do_not_touch_its_neighbour() -> None:
@@ -153,7 +157,7 @@ def test_masks_of_a_completion_do_not_touch_its_neighbour() -> None:
     inputs = hand_example(
         loss_mask_T=torch.tensor([True, True, True]), completion_of_T=torch.tensor([0, 0, 1]), num_completions=2
     )
-    output = compute_loss(inputs, config(sequence_mask_high=1.5))
+    output = compute(inputs, config(sequence_mask_high=1.5))
     output.loss.backward()
     assert inputs.logprobs_T.grad.tolist() == pytest.approx([0.0, 0.0, 0.1])
     assert int(output.sums["masked_sequence"]) == 2
@@ -163,13 +167,13 @@ def test_tokens_outside_the_loss_mask_do_not_count_anywhere() -> None:
     """The third token's ratio of e^50 neither drops the completion nor weighs in any mean."""
     wild = hand_example(inference_logprobs_T=torch.tensor([-0.2, -1.2, -50.1], dtype=torch.float64))
     c = config(sequence_mask_high=2.0, geo_mask_high=2.0)
-    assert compute_loss(wild, c).loss.item() == compute_loss(hand_example(), c).loss.item() != 0.0
-    assert compute_loss(wild, c).sums["kl"].item() == compute_loss(hand_example(), c).sums["kl"].item()
+    assert compute(wild, c).loss.item() == compute(hand_example(), c).loss.item() != 0.0
+    assert compute(wild, c).sums["kl"].item() == compute(hand_example(), c).sums["kl"].item()
 
 
 def test_a_completion_without_loss_tokens_costs_nothing() -> None:
     """Its sums are empty: no division by zero, no mask counted."""
-    output = compute_loss(hand_example(loss_mask_T=torch.zeros(3, dtype=torch.bool)), config(ratio_type="sequence"))
+    output = compute(hand_example(loss_mask_T=torch.zeros(3, dtype=torch.bool)), config(ratio_type="sequence"))
     assert output.loss.item() == 0.0
     assert {float(value) for value in output.sums.values()} == {0.0}
 
@@ -177,14 +181,14 @@ def test_a_completion_without_loss_tokens_costs_nothing() -> None:
 def test_dropped_tokens_stay_in_the_normaliser() -> None:
     """Twice the loss tokens halve the loss, whatever the trust region dropped."""
     c = config(**HAND)
-    halves = [compute_loss(hand_example(loss_tokens=n), c).loss.item() for n in (2, 4)]
+    halves = [compute(hand_example(loss_tokens=n), c).loss.item() for n in (2, 4)]
     assert halves[0] == 2 * halves[1]
 
 
 def test_the_teacher_pulls_with_its_factor() -> None:
     """Token 0: 0.3 + 0.5 · (−0.1 + 0.2) = 0.35; token 1, ratio e^0.5: 1.1 + 0.5 · (−0.9 + 0.7) = 1.0."""
     inputs = hand_example(teacher_logprobs_T=torch.tensor([-0.1, -0.9, 0.0], dtype=torch.float64))
-    compute_loss(inputs, config(teacher_tau=0.5)).loss.backward()
+    compute(inputs, config(teacher_tau=0.5)).loss.backward()
     assert inputs.logprobs_T.grad.tolist() == pytest.approx([-0.35 / 2, -math.exp(0.5) / 2, 0.0])
 
 
@@ -195,7 +199,7 @@ def test_a_dropped_token_whose_ratio_overflows_leaves_loss_and_gradient_finite()
         inference_logprobs_T=torch.tensor([-1000.0, -0.7, -0.1]),
         advantages_T=torch.tensor([1.0, 1.0, 1.0]),
     )
-    loss = compute_loss(inputs, config(token_mask_high=8.0)).loss
+    loss = compute(inputs, config(token_mask_high=8.0)).loss
     loss.backward()
     assert loss.item() == pytest.approx(0.35)
     assert inputs.logprobs_T.grad.tolist() == [0.0, -0.5, 0.0]
@@ -219,7 +223,7 @@ def test_loss_and_gradient_are_those_of_the_reference(ratio_type: str, seed: int
     """Autograd of the implementation against −coeff · keep ÷ loss_tokens, in float64."""
     inputs = random_inputs(seed, num_completions=12)
     c = config(**TIGHT, ratio_type=ratio_type, kl_tau=0.3, teacher_tau=0.2, adv_tau=0.7, sequence_clip_high=2.0)
-    output = compute_loss(inputs, c)
+    output = compute(inputs, c)
     output.loss.backward()
     loss, grads, kept = reference(inputs, c)
     assert output.loss.item() == pytest.approx(loss, abs=1e-12)
@@ -230,7 +234,7 @@ def test_loss_and_gradient_are_those_of_the_reference(ratio_type: str, seed: int
 
 def test_the_inputs_of_the_reference_meet_every_mask() -> None:
     """Otherwise the comparison above would say nothing of that mask."""
-    totals = [compute_loss(random_inputs(seed, 12), config(**TIGHT)).sums for seed in range(4)]
+    totals = [compute(random_inputs(seed, 12), config(**TIGHT)).sums for seed in range(4)]
     for cause in ("low", "high", "geo", "sequence"):
         assert sum(int(sums[f"masked_{cause}"]) for sums in totals) > 0
 
@@ -240,8 +244,8 @@ def test_splitting_and_reordering_completions_changes_nothing(ratio_type: str) -
     """Shares of micro-batches add up to the loss of the step, and so do all metric sums, in whatever order."""
     inputs = random_inputs(9, num_completions=8)
     c = config(**TIGHT, ratio_type=ratio_type, kl_tau=0.1)
-    whole = compute_loss(inputs, c)
-    shares = [compute_loss(part_of(inputs, picked), c) for picked in ([5, 2], [7, 0, 3], [6], [1, 4])]
+    whole = compute(inputs, c)
+    shares = [compute(part_of(inputs, picked), c) for picked in ([5, 2], [7, 0, 3], [6], [1, 4])]
     assert sum(share.loss.item() for share in shares) == pytest.approx(whole.loss.item(), abs=1e-12)
     for name, value in whole.sums.items():
         assert sum(float(share.sums[name]) for share in shares) == pytest.approx(float(value), abs=1e-9)
@@ -266,7 +270,7 @@ def part_of(inputs: LossInputs, completions: list[int]) -> LossInputs:
 def test_the_coefficient_carries_no_gradient() -> None:
     """The gradient is −coeff alone; a coefficient that were differentiated too would add −logp · d coeff."""
     inputs = hand_example()
-    compute_loss(inputs, config()).loss.backward()
+    compute(inputs, config()).loss.backward()
     assert inputs.logprobs_T.grad.tolist() == pytest.approx([-0.15, -1.1 * math.exp(0.5) / 2, 0.0])
 
 
@@ -275,7 +279,7 @@ def test_the_coefficient_carries_no_gradient() -> None:
 
 def test_mismatch_kl_of_the_hand_check() -> None:
     """r − lr − 1 is 0 and e^0.5 − 1.5 = 0.1487213: mean 0.0743606, kept 0, dropped 0.1487213."""
-    sums = compute_loss(hand_example(), config(**HAND)).sums
+    sums = compute(hand_example(), config(**HAND)).sums
     metrics = metrics_of({name: float(value) for name, value in sums.items()})
     assert metrics["mismatch_kl"] == pytest.approx(0.0743606, abs=1e-7)
     assert metrics["mismatch_kl_kept"] == 0.0
@@ -295,7 +299,7 @@ def test_a_metric_without_a_denominator_is_zero() -> None:
 def test_every_sum_of_the_loss_has_its_place_in_the_metrics() -> None:
     """No number is computed for nobody."""
     used = {name for pair in DENOMINATORS.values() for name in pair}
-    assert set(compute_loss(hand_example(), config()).sums) <= used
+    assert set(compute(hand_example(), config()).sums) <= used
 
 
 def test_every_configured_loss_has_a_function() -> None:
