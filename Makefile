@@ -35,7 +35,7 @@ docs: .venv/run.stamp
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
 bench: .venv/dev.stamp
-	for name in codec bus packing startup end_to_end order soak commit; do \
+	for name in codec bus curve packing startup end_to_end order soak commit deterministic losses; do \
 		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; done
 
 .venv/bin/python:

@@ -7,7 +7,8 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,14 +16,19 @@ from actors.telemetry.metrics import Metrics
 from bus.control import Lossy
 from bus.counts import EdgeCounts
 from schemas.config import RunConfig
+from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from actors.algorithms.pools import Keys, Pools
+    from actors.environments import Environment
     from actors.inference import InferenceActor
+    from actors.ledger import Store
     from actors.packer import PackerActor
     from actors.policy.learner import Learner
     from actors.reward import RewardActor
     from actors.rollout import RolloutActor
     from actors.trainer import TrainerActor
+    from bus.weights import WeightPublisher, WeightReceiver
 
 
 LEDGER_PATIENCE_SECONDS = 5.0
@@ -48,6 +54,7 @@ class Actor(Protocol):
 
 def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RolloutActor":
     """The rollout actor with HTTP client, environments and tokenizer."""
+    from actors.engines.access import api_key, client_tls
     from actors.engines.client import CompletionClient
     from actors.environments import make_environment
     from actors.environments.prompts import Tokenizer
@@ -64,10 +71,11 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | N
     else:
         encode = Tokenizer(config.model).encode
 
+    engine, key, tls = config.inference, api_key(config.inference), client_tls(config.inference)
+
     def client() -> CompletionClient:
-        return CompletionClient(
-            config.model.path, config.inference.request_timeout, config.rollout.max_concurrent_groups
-        )
+        slots = config.rollout.max_concurrent_groups
+        return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
     return RolloutActor(config, name, metrics, environments, encode, client, lose)
 
@@ -77,11 +85,26 @@ def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | No
     from actors.reward import RewardActor
     from actors.rewards.builtin import unmeasured
     from actors.rewards.load import load_function
-    from actors.rewards.score import NamedReward, load_rewards
+    from actors.rewards.score import NamedReward, load_advantage, load_rewards, load_steps
+    from schemas.config.advantages import CustomAdvantageConfig
 
-    path = config.eval.exact_match
+    path, advantage = config.eval.exact_match, config.reward.advantage
     exact_match = NamedReward("exact_match", 0.0, {}, load_function(path, "eval.exact_match") if path else unmeasured)
-    return RewardActor(config, name, metrics, load_rewards(config.reward.functions), exact_match, lose)
+    functions = load_rewards(config.reward.functions)
+    steps = load_steps(config.reward.steps) if config.reward.steps else None
+    custom = load_advantage(advantage) if isinstance(advantage, CustomAdvantageConfig) else None
+    return RewardActor(config, name, metrics, functions, exact_match, lose, _vocab_size(config), steps, custom)
+
+
+def _vocab_size(config: RunConfig) -> int:
+    """Of the policy, where a filter asks for it: a tokenizer is read for it."""
+    from actors.environments.prompts import vocabulary
+    from schemas.config.actors import FakeEngineConfig
+
+    if not any(one.type == "gibberish" for one in config.reward.filters):
+        return 0
+    engine = config.inference.engine
+    return engine.vocab_size if isinstance(engine, FakeEngineConfig) else len(vocabulary(config.model))
 
 
 def make_packer(
@@ -107,25 +130,20 @@ def make_packer(
         else {}
     )
     weights = [e.weight for e in config.environments if e.weight is not None]
-    curriculum = Curriculum([e.num_examples for e in train.values()], weights or None, config.seed)
     store = Store(config.ledger_path, config.ledger.sync, LEDGER_PATIENCE_SECONDS, config.ledger.commit_timeout)
-    labels, counts = list(train), store.value("curriculum") or []
-    if len(counts) == len(labels):  # a fork may have other environments
-        curriculum.counts = counts
-
-    def draw() -> tuple[str, int]:
-        environment, index = curriculum.draw()
-        return labels[environment], index
-
     try:
+        sizes = [e.num_examples for e in train.values()]
+        curriculum = Curriculum(sizes, weights or None, config.seed, make_pools(config, train, store))
+        counts = store.value("curriculum") or []
+        if len(counts) == len(train):  # a fork may have other environments
+            curriculum.counts = counts
         return PackerActor(
             config,
             name,
             metrics,
             train,
             held_out,
-            draw,
-            lambda: list(curriculum.counts),
+            curriculum,
             store,
             Reporter(config.output),
             started_at,
@@ -135,6 +153,39 @@ def make_packer(
     except BaseException:
         store.close()
         raise
+
+
+def make_pools(config: RunConfig, train: Mapping[str, "Environment"], store: "Store") -> "Pools | None":
+    """The difficulty pools as the ledger has them. Every example is read for its key: seconds for 100 000.
+
+    Raises:
+        ConfigError: an example lacks a column of `packer.pools.hash_keys`.
+    """
+    if config.packer.pools is None:
+        return None
+    from actors.algorithms.pools import Pools
+
+    keys = [pool_keys(label, environment, config.packer.pools.hash_keys) for label, environment in train.items()]
+    return Pools(config.packer.pools, keys, store.pools())
+
+
+def pool_keys(label: str, environment: "Environment", hash_keys: list[str]) -> "Keys | None":
+    """By which the pools know the examples of an environment; None where it never ends.
+
+    Raises:
+        ConfigError: an example lacks a column.
+    """
+    import numpy as np
+
+    from actors.algorithms.pools import pool_key
+
+    if environment.num_examples is None:
+        return None
+    examples = (environment.example(index) for index in range(environment.num_examples))
+    try:
+        return np.array([pool_key(label, one.prompt, one.columns, hash_keys) for one in examples], np.uint64)
+    except KeyError as error:
+        raise ConfigError(f"packer.pools.hash_keys: not every example of {label} has a column {error}") from None
 
 
 def make_learner(config: RunConfig, threads: int | None = None) -> "Learner":
@@ -165,7 +216,6 @@ def make_trainer(
     """One rank of the trainer with learner, weight channel and checkpoints; torch is imported after the first beat."""
     from actors.policy.checkpoints import CheckpointFolder
     from actors.trainer import TrainerActor
-    from bus.weights.filesystem import FilesystemPublisher
 
     rank, size = ordinal_of(name), config.trainer.num_ranks
 
@@ -183,11 +233,34 @@ def make_trainer(
         metrics,
         learner or (lambda: make_learner(config)),
         meet,
-        FilesystemPublisher(weights_directory(config), config.weights.keep) if rank == 0 else None,
+        make_publisher(config) if rank == 0 else None,
         CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint, writes=rank == 0),
         rank,
         lose,
     )
+
+
+def make_publisher(config: RunConfig) -> "WeightPublisher":
+    """The trainer's end of the configured weight channel."""
+    if config.weights.channel == "rendezvous":
+        from bus.weights.rendezvous import RendezvousPublisher
+
+        settings = config.weights
+        return RendezvousPublisher(reachable_host(config), settings.bucket_bytes, settings.keep, settings.timeout)
+    from bus.weights.filesystem import FilesystemPublisher
+
+    return FilesystemPublisher(weights_directory(config), config.weights.keep)
+
+
+def make_receiver(config: RunConfig, boot_id: str) -> "WeightReceiver":
+    """An inference actor's end of it."""
+    if config.weights.channel == "rendezvous":
+        from bus.weights.rendezvous import RendezvousReceiver
+
+        return RendezvousReceiver(boot_id, reachable_host(config), config.weights.timeout)
+    from bus.weights.filesystem import FilesystemReceiver
+
+    return FilesystemReceiver()
 
 
 def reachable_host(config: RunConfig) -> str:
@@ -203,8 +276,8 @@ def make_inference(
 ) -> "InferenceActor":
     """The inference actor with its engine; torch is imported after the first beat."""
     from actors.inference import InferenceActor
-    from bus.weights.filesystem import FilesystemReceiver
     from schemas.config.actors import FakeEngineConfig
+    from schemas.config.engines import VllmEngineConfig
 
     def engine() -> Any:
         settings = config.inference.engine
@@ -212,12 +285,17 @@ def make_inference(
             from actors.engines.fake import FakeEngine
 
             return FakeEngine(settings)
+        if isinstance(settings, VllmEngineConfig):
+            from actors.engines.vllm.engine import VllmEngine
+
+            paths = config.output / "logs" / f"{name}.vllm.log", config.output / "engines" / name
+            return VllmEngine(config.model, settings, config.weights.update_mode, *paths, ordinal_of(name))
         from actors.engines.embedded.engine import EmbeddedEngine
 
         return EmbeddedEngine(config.model, settings, config.weights.update_mode)
 
     port = config.inference.port and config.inference.port + ordinal_of(name)
-    return InferenceActor(config, name, metrics, engine, FilesystemReceiver(), port, lose)
+    return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port, lose)
 
 
 MAKERS: dict[str, Callable[..., Actor]] = {

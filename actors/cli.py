@@ -80,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     replay = add("replay", _replay, "Train a recorded step again and compare bit by bit.", config=False)
     replay.add_argument("output_dir", type=Path, help="a run's output_dir")
     replay.add_argument("--step", type=int, required=True, help="the step to compare")
+    keys = add("keys", _keys, "Make, rotate or show the keys of the bus.", config=False)
+    keys.add_argument("action", choices=("new", "rotate", "show"))
+    keys.add_argument("folder", type=Path, metavar="DIR", help="the folder that bus.keys names")
+    keys.add_argument("--finish", action="store_true", help="with rotate: the older keys are good no more")
     add("schema", _schema, "Print the JSON Schema of run.yaml, for editors.", config=False)
     return parser
 
@@ -184,6 +188,13 @@ def _samples(arguments: argparse.Namespace) -> int:
             f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"
         )
     print(show_samples(path, arguments.step, arguments.num))
+    return 0
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    from actors.keys import keys
+
+    print(keys(arguments.action, arguments.folder, arguments.finish))
     return 0
 
 

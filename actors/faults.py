@@ -32,6 +32,7 @@ POINTS = {
     "checkpoint.complete": "checkpoint whole and not renamed",
     "checkpoint.renamed": "checkpoint named and not yet told",
     "inference.request": "has taken a request",
+    "inference.receiving": "inside a weight update of the rendezvous channel",
     "inference.received": "inside a weight load: weights received and not switched",
     "inference.loaded": "weights switched and not yet told",
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
+from actors.engines.access import api_key, server_tls
 from actors.engines.protocol import Engine
 from actors.engines.server import CompletionServer
 from actors.faults import point
@@ -17,10 +18,10 @@ from actors.membership import Drain, Membership
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
-from bus.weights import WeightReceiver
+from bus.weights import UpdateAbandonedError, WeightReceiver
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
-from schemas.messages import InferenceBeat, InferenceState, Manifest
+from schemas.messages import InferenceBeat, InferenceState, Manifest, UpdateFailure, WeightUpdate
 
 log = structlog.get_logger("inference")
 
@@ -33,6 +34,7 @@ class InferenceActor:
 
     Args:
         make_engine: called after the first beat, since loading takes long.
+        make_receiver: the end of the weight channel for a boot id.
         port: of HTTP; 0: any free one.
     """
 
@@ -42,19 +44,22 @@ class InferenceActor:
         name: str,
         metrics: Metrics,
         make_engine: Callable[[], Engine],
-        receiver: WeightReceiver,
+        make_receiver: Callable[[str], WeightReceiver],
         port: int = 0,
         lose: Callable[[str], bool] | None = None,
     ) -> None:
         self._config, self._metrics = config, metrics
-        self._make_engine, self._receiver, self._port = make_engine, receiver, port
+        self._make_engine, self._port = make_engine, port
         self._drain = Drain()
         self._counted_tokens, self._counted_seconds = 0, 0.0
         self._retry_at = 0.0
         self._update_id = 0
+        self._entered = ""
+        """The update that was entered last."""
         self._error = ""
         metrics.set("grpo_inference_policy_version", -1)
         self.membership = Membership(config, InferenceBeat, name, lose=lose)
+        self._receiver = make_receiver(self.membership.boot_id)
 
     @property
     def edges(self) -> list[EdgeCounts]:
@@ -72,6 +77,7 @@ class InferenceActor:
             generated_tokens=0,
             holds_two_versions=False,
             update_seconds={},
+            weight_ranks=int(self._config.weights.channel == "rendezvous"),
         )
         try:
             engine = self._make_engine()
@@ -89,7 +95,8 @@ class InferenceActor:
     def _serve(self, engine: Engine) -> None:
         server = self._listen(engine)
         settings = self._config.inference
-        url = f"http://{settings.advertise_host or settings.host}:{server.port}"
+        scheme = "https" if settings.tls_cert else "http"
+        url = f"{scheme}://{settings.advertise_host or settings.host}:{server.port}"
         self.membership.report(phase="running", url=url, holds_two_versions=engine.holds_two_versions)
         log.info("engine serves", url=url)
         try:
@@ -109,6 +116,8 @@ class InferenceActor:
                 self._port,
                 settings.request_timeout,
                 registry=self._metrics.registry,
+                api_key=api_key(settings),
+                tls=server_tls(settings),
             )
         except OSError as error:
             raise ConfigError(
@@ -119,27 +128,43 @@ class InferenceActor:
     def _follow(self, engine: Engine) -> bool:
         """Do what the newest State says; True at the end."""
         state = self.membership.latest()
-        manifest = None
         if isinstance(state, InferenceState) and state.update_id >= self._update_id:  # a late one names an old version
-            self._update_id, manifest = state.update_id, state.manifest
-        if manifest is not None and manifest.policy != engine.status().policy and time.monotonic() >= self._retry_at:
-            self._update(engine, manifest)
+            self._update_id = state.update_id
+            manifest = state.manifest
+            if manifest is not None and manifest.policy != engine.status().policy and self._may_enter(state):
+                self._update(engine, manifest, state.update)
         self._report(engine)
         status = engine.status()
         done = state is not None and state.phase == "done"
         return done or self._drain.may_leave(holds_work=status.num_running + status.num_waiting > 0)
 
-    def _update(self, engine: Engine, manifest: Manifest) -> None:
+    def _may_enter(self, state: InferenceState) -> bool:
+        """A file can be read at any time; an update is entered once, and only by those whom it names (P24)."""
+        if self._config.weights.channel == "filesystem":
+            return time.monotonic() >= self._retry_at
+        update = state.update
+        named = update is not None and update.names(self.membership.boot_id) and update.update != self._entered
+        return named and state.manifest is not None and update is not None and update.policy == state.manifest.policy
+
+    def _update(self, engine: Engine, manifest: Manifest, update: WeightUpdate | None) -> None:
         started = time.monotonic()
+        self._entered = update.update if update else ""
         try:
-            weights = self._receiver.receive(manifest)
+            weights = self._receiver.receive(manifest, update, self._check_still_named)
             received = time.monotonic()
             point("inference.received")
             pause = engine.load(manifest.policy, weights, self._config.weights.timeout)
+        except UpdateAbandonedError as error:  # no fault of this engine's: the packer names another update
+            log.warning("weight update given up", policy=str(manifest.policy), detail=str(error))
+            self._metrics.count("grpo_inference_weight_updates_total", outcome="abandoned")
+            return
         except (OSError, ValueError, TimeoutError) as error:
             log.warning("weights not loaded", policy=str(manifest.policy), detail=str(error))
             self._metrics.count("grpo_inference_weight_updates_total", outcome="failed")
             self._retry_at, self._error = time.monotonic() + RETRY_UPDATE_SECONDS, str(error)
+            if update is not None:
+                failure = UpdateFailure(update=update.update, missed=[], detail=str(error))
+                self.membership.report(failed_update=failure, error=str(error))
             return
         point("inference.loaded")
         parts = {"pause": pause, "wire": received - started, "load": time.monotonic() - received}
@@ -151,6 +176,17 @@ class InferenceActor:
         bind_everywhere(policy=str(manifest.policy))
         self.membership.report(policy=manifest.policy, engine_state="clean", update_seconds=parts)
 
+    def _check_still_named(self) -> None:
+        """Give up an update when State names another one.
+
+        Raises:
+            UpdateAbandonedError: it does.
+        """
+        point("inference.receiving")
+        state = self.membership.latest()
+        if isinstance(state, InferenceState) and state.update is not None and state.update.update != self._entered:
+            raise UpdateAbandonedError("the packer names another update")
+
     def _report(self, engine: Engine) -> None:
         status = engine.status()
         self._metrics.set("grpo_inference_running_completions", status.num_running)
@@ -158,6 +194,8 @@ class InferenceActor:
         self._metrics.count("grpo_inference_generated_tokens_total", status.generated_tokens - self._counted_tokens)
         self._metrics.count("grpo_inference_busy_seconds_total", status.busy_seconds - self._counted_seconds)
         self._counted_tokens, self._counted_seconds = status.generated_tokens, status.busy_seconds
+        if status.state != "clean":  # it is again when a version has been loaded
+            self.membership.report(engine_state=status.state)
         self.membership.report(
             urgent=False,
             phase=self._drain.phase,

@@ -82,7 +82,7 @@ class Membership:
         config: RunConfig,
         beat_type: type[Beat],
         name: str,
-        on_state: Callable[[], None] = lambda: None,
+        on_state: Callable[[State], None] = lambda state: None,
         lose: Callable[[str], bool] | None = None,
     ) -> None:
         self.name, self.boot_id = name, new_boot_id()
@@ -95,7 +95,14 @@ class Membership:
         self._said_silent_at = 0.0
         extra: dict[str, Any] = {"lose": lose} if lose else {}
         self._client = ControlClient(
-            self.addresses.control, beat_type, name, self.boot_id, self._take, config.bus.beat_interval, **extra
+            self.addresses.control,
+            beat_type,
+            name,
+            self.boot_id,
+            self._take,
+            config.bus.beat_interval,
+            bus=config.bus,
+            **extra,
         )
 
     def start(self, **fields: Any) -> None:
@@ -149,7 +156,7 @@ class Membership:
     def _take(self, state: State) -> None:
         self._state = state
         self._news.set()
-        self._on_state()
+        self._on_state(state)
 
     def _check_silence(self) -> None:
         silent = self.silent_seconds

@@ -17,9 +17,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import structlog
 
+from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.batches import build_batches
+from actors.algorithms.curriculum import Curriculum
+from actors.algorithms.filters import rejected_as
+from actors.algorithms.lag import surplus_groups
+from actors.algorithms.pools import ASIDE
 from actors.environments import Environment
 from actors.faults import point
 from actors.ledger import Changes, ExampleRef, GroupFacts, GroupState, Machine, Settings, Step, Store, Verdict, replies
@@ -68,8 +74,7 @@ class PackerActor:
 
     Args:
         train, evaluation: environments by label.
-        draw: the next train example, as (label, index); its state is saved with each commit.
-        curriculum_state: reads the state that `draw` would go on from.
+        curriculum: draws the next train example; its state is saved with each commit that issues something.
         store: the ledger.
         reporter: what the run leaves behind.
         started_at: wall-clock time of the command, for summary.json.
@@ -86,8 +91,7 @@ class PackerActor:
         metrics: Metrics,
         train: Mapping[str, Environment],
         evaluation: Mapping[str, Environment],
-        draw: Callable[[], tuple[str, int]],
-        curriculum_state: Callable[[], Any],
+        curriculum: Curriculum,
         store: Store,
         reporter: Reporter,
         started_at: float | None = None,
@@ -96,14 +100,14 @@ class PackerActor:
     ) -> None:
         self._config, self._name, self._metrics, self._store = config, name, metrics, store
         self._train, self._evaluation = train, evaluation
-        self._draw, self._curriculum_state = draw, curriculum_state
+        self._labels, self._curriculum = list(train), curriculum
         self._inflow = _Inflow()
         self._draining = self._reading = False
         self._last_round = time.monotonic()
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
         extra: dict[str, Any] = {"lose": lose} if lose else {}
-        self._control = ControlServer(addresses.control, self._heard, **extra)
+        self._control = ControlServer(addresses.control, self._heard, bus=config.bus, **extra)
         self._outboxes: dict[str, Outbox] = {}
         self._sent: dict[tuple[str, int], float] = {}
         self._payloads: dict[int, ScoredGroup] = {}
@@ -117,7 +121,7 @@ class PackerActor:
             self._eval_examples(),
             self._inbox.address,
         )
-        self._restore(fork)
+        self._restore(fork, started_at)
         self.record = RunRecord(config, store, self._machine, metrics, reporter, self._payload, started_at)
 
     @property
@@ -244,20 +248,40 @@ class PackerActor:
             return
         frames = [bytes(frame) for frame in codec.encode(message)]
         digest = hashlib.sha256(b"".join(frames)).hexdigest()
-        if self._machine.scored(facts_of(message, digest)) is Verdict.SETTLED:
+        facts = facts_of(message, digest, rejected_as(message.rewards_G, self._config.packer))
+        verdict = self._machine.scored(facts)
+        if verdict is Verdict.SETTLED:
             settled[message.ordinal] = (digest, frames)
             self._payloads[message.ordinal] = message
+        if verdict in (Verdict.SETTLED, Verdict.FILTERED):
             self.record.settled(message)
+            self._note_difficulty(message)
+
+    def _note_difficulty(self, group: ScoredGroup) -> None:
+        """What its rewards say of the example; in the same commit as the verdict."""
+        scores = group.rewards_G[~np.isnan(group.rewards_G)]
+        if self._curriculum.pools is not None and group.purpose == "train" and scores.size:
+            example = self._machine.groups.rows[group.ordinal].example
+            self._curriculum.pools.note(self._labels.index(example.environment), example.index, float(scores.mean()))
 
     def _commit(self, settled: dict[int, tuple[str, list[bytes]]]) -> None:
         changes: Changes = self._machine.take_changes()
         changes.values.update(self.record.take_values())
+        changes.pools = self._moved_in_pools()
         if changes or settled:
             if "num_issued" in changes.values:
-                changes.values["curriculum"] = self._curriculum_state()
+                changes.values["curriculum"] = list(self._curriculum.counts)
             started = time.monotonic()
             self._store.commit_patiently(changes, settled)
             self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
+
+    def _moved_in_pools(self) -> dict[str, str]:
+        pools = self._curriculum.pools
+        if pools is None:
+            return {}
+        for pool in ASIDE:
+            self._metrics.set("grpo_packer_pool_examples", pools.sizes[pool], pool=pool)
+        return pools.take_changes()
 
     def _send_batches(self, now: float) -> None:
         """Offer each rank the steps it should have; what finds no room is offered again in the next round."""
@@ -287,11 +311,13 @@ class PackerActor:
         key = (step.step, self._machine.gang.incarnation)
         if key not in self._built:
             self._built = {k: v for k, v in self._built.items() if k[0] >= step.step - 1}
-            groups = [self._payload(ordinal) for ordinal in step.ordinals]
+            payloads = [self._payload(ordinal) for ordinal in step.ordinals]
+            groups = with_step_advantages(payloads, self._config.reward)
             self._built[key] = build_batches(
                 groups,
                 self._config.trainer.num_ranks,
                 self._config.packer.sequence_len,
+                self._config.trainer.num_minibatches,
                 run=self._machine.run,
                 term=self._machine.term,
                 incarnation=self._machine.gang.incarnation,
@@ -322,7 +348,14 @@ class PackerActor:
     # --- examples ------------------------------------------------------------------------------------------------
 
     def _draw_example(self) -> ExampleRef:
-        label, index = self._draw()
+        environment, index = self._curriculum.draw()
+        label = self._labels[environment]
+        for number, num_examples in self._curriculum.take_given_back():
+            log.warning(
+                "all examples of an environment were easy or hard; they are drawn again (packer.pools)",
+                environment=self._labels[number],
+                examples=num_examples,
+            )
         return ExampleRef(label, index, self._train[label].example(index).key(label))
 
     def _eval_examples(self) -> list[ExampleRef]:
@@ -342,7 +375,7 @@ class PackerActor:
         settled = [g for g in rows if g.policy and g.policy.version == version and g.state is GroupState.SETTLED]
         return version, [self._payload(group.ordinal) for group in sorted(settled, key=lambda g: -g.ordinal)]
 
-    def _restore(self, fork: bool) -> None:
+    def _restore(self, fork: bool, started_at: float | None) -> None:
         """Take over the ledger, if this configuration may go on with it."""
         values, machine = self._store.values(), self._machine
         found = differences(values.get("config", {}), self._config)
@@ -361,8 +394,22 @@ class PackerActor:
             }
             changes["evals"] = evals
             log.warning("run forked", step=machine.trained_step, groups_given_up=len(forked))
-        taken = machine.take_changes()
+        changes |= self._begin_pools_again(values, started_at)
+        taken = replace(machine.take_changes(), pools=self._moved_in_pools())
         self._store.commit_patiently(replace(taken, values=taken.values | changes), {})
+
+    def _begin_pools_again(self, values: Mapping[str, Any], started_at: float | None) -> dict[str, Any]:
+        """Examples come back to the normal pool when the run is started again; what to remember of it.
+
+        A packer that crashed draws on as if nothing had been: it is told the time of the same `actors up`. Without
+        one, each start of the packer is one of the run.
+        """
+        pools = self._curriculum.pools
+        if pools is None or (started_at is not None and values.get("pools_begun") == started_at):
+            return {}
+        num_examples = pools.begin_again(f"{self._config.seed} {self._store.term}")
+        log.info("pools", given_back=num_examples, **{pool: pools.sizes[pool] for pool in ASIDE})
+        return {"pools_begun": started_at}
 
 
 def settings_of(config: RunConfig) -> Settings:
@@ -376,11 +423,21 @@ def settings_of(config: RunConfig) -> Settings:
         order=config.packer.order,
         max_async_level=config.packer.max_async_level,
         max_off_policy_steps=config.packer.max_off_policy_steps,
+        surplus=surplus_groups(
+            config.packer.groups_per_step,
+            config.packer.oversampling_factor,
+            config.packer.max_async_level,
+            config.packer.max_off_policy_steps,
+        ),
+        max_resample_times=config.packer.max_resample_times,
         lease=config.bus.lease,
         group_timeout=config.rollout.group_timeout,
-        reward_timeout=config.reward.timeout,
+        reward_timeout=config.reward.longest_seconds,
         temperature=config.rollout.temperature,
+        temperature_schedule=config.rollout.temperature_schedule,
         top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        min_p=config.rollout.min_p,
         max_tokens=config.rollout.max_tokens,
         seed=config.seed,
         eval_every_steps=config.eval.every_steps,
@@ -392,7 +449,7 @@ def settings_of(config: RunConfig) -> Settings:
     )
 
 
-def facts_of(group: ScoredGroup, digest: str) -> GroupFacts:
+def facts_of(group: ScoredGroup, digest: str, rejected: str = "") -> GroupFacts:
     """What the machine judges a group by."""
     pairs = {(lineage, version) for _, lineage, version in group.segments.tolist()}
     return GroupFacts(
@@ -404,4 +461,5 @@ def facts_of(group: ScoredGroup, digest: str) -> GroupFacts:
         policies=frozenset(Policy(lineage=a, version=b) for a, b in pairs),
         longest_sample=group.prompt_ids.size + max(group.lengths_G.tolist()),
         digest=digest,
+        rejected_as=rejected,
     )

@@ -11,15 +11,18 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from actors.engines.access import api_key, server_tls
 from actors.rewards.builtin import BUILTIN
-from actors.rewards.load import load_function
+from actors.rewards.load import ARGUMENTS, load_function
 from schemas.config import RunConfig
 from schemas.config.actors import FakeEngineConfig
+from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import JsonlConfig, RewardFunctionConfig, Split
+from schemas.config.losses import CustomLossConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,23 +39,28 @@ def preflight(config: RunConfig) -> None:
     Raises:
         ConfigError: every problem found, each as `path.to.key: what is wrong, what is allowed`.
     """
-    problems = [*_model(config), *_folders(config), *_functions(config), *_rows(config)]
+    looks = (_model, _folders, _keys, _functions, _rows, _supervised)
+    problems = [problem for look in looks for problem in look(config)]
     if problems:
         raise ConfigError(*problems)
 
 
 def _model(config: RunConfig) -> Iterator[str]:
     """A directory must hold a model; whether the hub knows a name is not asked."""
-    folder = Path(config.model.path)
-    if isinstance(config.inference.engine, FakeEngineConfig) or not folder.is_absolute():
+    if isinstance(config.inference.engine, FakeEngineConfig):
         return
-    if not folder.is_dir():
-        yield (
-            f"model.path: there is no folder {folder}; a relative path is looked for beside the configuration file, "
-            "then where the command is given; a name on the hub reads organisation/model"
-        )
-    else:
-        yield from (f"model.path: {folder} has no {name}" for name in MODEL_FILES if not (folder / name).is_file())
+    teacher = config.trainer.teacher
+    for key, path in (("model.path", config.model.path), ("trainer.teacher.path", teacher.path if teacher else "")):
+        folder = Path(path)
+        if not folder.is_absolute():
+            continue
+        if not folder.is_dir():
+            yield (
+                f"{key}: there is no folder {folder}; a relative path is looked for beside the configuration file, "
+                "then where the command is given; a name on the hub reads organisation/model"
+            )
+        else:
+            yield from (f"{key}: {folder} has no {name}" for name in MODEL_FILES if not (folder / name).is_file())
 
 
 def _folders(config: RunConfig) -> Iterator[str]:
@@ -70,25 +78,64 @@ def _folders(config: RunConfig) -> Iterator[str]:
             yield f"{key}: {folder} can't be written to, since {nearest} may not be"
 
 
+def _keys(config: RunConfig) -> Iterator[str]:
+    """Those of the bus must be there and closed to others, and that of the engine in the environment."""
+    looks: tuple[Callable[[], object], ...] = (
+        lambda: _bus_keys(config),
+        lambda: api_key(config.inference),
+        lambda: server_tls(config.inference),
+    )
+    for look in looks:
+        try:
+            look()
+        except ConfigError as error:
+            yield from error.problems
+
+
+def _bus_keys(config: RunConfig) -> None:
+    if config.bus.keys:
+        from bus.keys import load  # here: it loads zmq
+
+        load(Path(config.bus.keys))
+
+
 def _functions(config: RunConfig) -> Iterator[str]:
     for key, function in _configured(config):
         place, colon, name = function.path.rpartition(":")
         if not colon:
             try:
                 load_function(function.path, key)  # one of ours
+                yield from _without_kwargs(key, function)
             except ConfigError as error:
                 yield from error.problems
         elif place.endswith(".py"):
             yield from (f"{key}: {problem}" for problem in _in_file(Path(place), name))
         elif not re.fullmatch(r"\w+(\.\w+)*:\w+", function.path):
             yield f"{key}: {function.path!r} must be a built-in name, package.module:function or file.py:function"
+    loss = config.trainer.loss
+    if isinstance(loss, CustomLossConfig):
+        file, _, name = loss.path.rpartition(":")
+        found = _in_file(Path(file), name) if file.endswith(".py") else ()
+        yield from (f"trainer.loss.path: {problem}" for problem in found)
 
 
 def _configured(config: RunConfig) -> list[tuple[str, RewardFunctionConfig]]:
-    """All functions by key; those of the reward score train and eval groups."""
+    """All functions of the reward actor by key."""
     found = [(f"reward.functions.{i}.path", function) for i, function in enumerate(config.reward.functions)]
+    steps, advantage = config.reward.steps, config.reward.advantage
+    if steps:
+        found.append(("reward.steps.path", RewardFunctionConfig(path=steps.path)))
+    if isinstance(advantage, CustomAdvantageConfig):
+        found.append(("reward.advantage.path", RewardFunctionConfig(path=advantage.path)))
     exact_match = config.eval.exact_match
     return [*found, *([(EXACT_MATCH, RewardFunctionConfig(path=exact_match))] if exact_match else [])]
+
+
+def _without_kwargs(key: str, function: RewardFunctionConfig) -> Iterator[str]:
+    parameters = inspect.signature(BUILTIN[function.path]).parameters.values()
+    needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    if missing := sorted(needed - function.kwargs.keys()):
+        yield f"{key.removesuffix('.path')}.kwargs: {function.path} needs {', '.join(missing)}"
 
 
 def _in_file(file: Path, name: str) -> Iterator[str]:
@@ -120,6 +167,18 @@ def _bound(tree: ast.Module) -> set[str]:
     return found
 
 
+def _supervised(config: RunConfig) -> Iterator[str]:
+    """Every row must be an example; how many tokens it has is for the trainer to find."""
+    if config.trainer.sft is None:
+        return
+    from actors.environments.supervised import read_supervised  # here: it loads numpy
+
+    try:
+        read_supervised(Path(config.trainer.sft.path))
+    except ConfigError as error:
+        yield from error.problems
+
+
 def _rows(config: RunConfig) -> Iterator[str]:
     """Every row must be an example, and have the columns that built-in functions ask for."""
     files = [environment for environment in config.environments if isinstance(environment, JsonlConfig)]
@@ -142,7 +201,8 @@ def _lacking(config: RunConfig, split: Split, rows: "Jsonl") -> Iterator[str]:
         if function.path not in BUILTIN or (split == "train" and key == EXACT_MATCH):
             continue
         parameters = list(inspect.signature(BUILTIN[function.path]).parameters.values())[2:]
-        needed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - function.kwargs.keys()
+        columns = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+        needed = columns - function.kwargs.keys() - set(ARGUMENTS)
         for column in sorted(needed - rows.columns):
             hint = "; name another function, or null to measure none" if key == EXACT_MATCH else ""
             yield (

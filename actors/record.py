@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.lag import lag_of
 from actors.ledger import GroupState, Machine, Store
 from actors.ledger.replies import beats_by_role
@@ -204,7 +205,7 @@ class RunRecord:
 
     def _record_step(self, heard_at: float, report: StepReport) -> None:
         step = self._machine.steps.composed[report.step]
-        groups = [self._load(ordinal) for ordinal in step.ordinals]
+        groups = with_step_advantages([self._load(ordinal) for ordinal in step.ordinals], self._config.reward)
         values = step_values(step.step, groups) | report.values | {"time": heard_at}
         self._totals.add(self._reporter.report_step(step.step, values, report.weights))
         if self._reports.pop(step.step, None) is None:
@@ -351,6 +352,7 @@ class RunRecord:
         counters = machine.groups.counters
         self._count_up("grpo_packer_copies_dropped_total", counters["copies_dropped"])
         self._count_up("grpo_packer_reissued_total", counters["reissued"])
+        self._count_up("grpo_packer_resampled_in_vain_total", counters["resampled_in_vain"])
         self._count_up("grpo_packer_holder_deaths_total", counters["deaths"])
         m.set("grpo_packer_step", machine.trained_step)
         m.set("grpo_packer_durable_step", machine.durable_step)
@@ -387,16 +389,19 @@ class RunRecord:
 
 
 def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """What the packer knows of a step: rewards, lengths, lag."""
+    """What the packer knows of a step: rewards, advantages (per token where they are), lengths, lag."""
     rewards = np.concatenate([group.rewards_G for group in groups])
     lengths = np.concatenate([group.lengths_G for group in groups])
+    advantages = np.concatenate([group.advantages for group in groups]).astype(np.float64)
     lags = [lag_of(step, group.oldest_version) for group in groups]
     scored = rewards[~np.isnan(rewards)]
     values = {
         "reward_mean": float(scored.mean()) if scored.size else math.nan,
         "reward_std": float(scored.std()) if scored.size else math.nan,
         "reward_unscorable": float(np.isnan(rewards).mean()),
-        "groups_without_variance": float(np.mean([len(set(group.advantages_G.tolist())) == 1 for group in groups])),
+        "groups_without_variance": float(np.mean([np.ptp(group.advantages) == 0 for group in groups])),
+        "advantage_mean": float(advantages.mean()),
+        "advantage_std": float(advantages.std()),
         "completion_tokens_mean": float(lengths.mean()),
         "completion_tokens_max": float(lengths.max()),
         "truncated_fraction": float(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.batches import build_batches
 from actors.ledger import LedgerReader, Step
 from actors.policy.checkpoints import CheckpointFolder
@@ -112,9 +113,10 @@ def _batches(config: RunConfig, ledger: LedgerReader, start: int, last: int) -> 
     for step in ledger.steps():
         if start < step.step <= last:
             yield build_batches(
-                _groups(ledger, step),
+                with_step_advantages(_groups(ledger, step), config.reward),
                 config.trainer.num_ranks,
                 config.packer.sequence_len,
+                config.trainer.num_minibatches,
                 run=str(ledger.value("run")),
                 term=0,
                 incarnation=0,
@@ -136,14 +138,10 @@ def _groups(ledger: LedgerReader, step: Step) -> list[ScoredGroup]:
 
 
 def _train(learner: "Learner", batches: Sequence[StepBatch]) -> dict[str, float]:
-    """One step of the whole gang in this process: the parts of all ranks but the last, then the step of the last."""
-    from actors.policy.ranks import Part, Together
+    """One step of the whole gang in this process, as its last rank."""
+    from actors.policy.ranks import ALONE
 
-    parts = []
-    for batch in batches[:-1]:
-        part = learner.part(batch)
-        parts.append(Part([tensor.clone() for tensor in part.tensors], part.message))
-    return learner.step(batches[-1], Together(parts))
+    return learner.step(batches[-1], ALONE, batches[:-1])
 
 
 def _shown(value: Any) -> str:

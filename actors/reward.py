@@ -12,14 +12,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
-from actors.algorithms.advantages import combine_rewards, compute_advantages
+from actors.algorithms.advantages import GroupRewards, Steps, check_advantages, group_advantages, token_advantages
+from actors.algorithms.advantages.group import Floats, Ints
+from actors.algorithms.filters import filter_completions, mask_completions
+from actors.algorithms.shaping import combine_rewards, shape, shape_functions
 from actors.faults import point
 from actors.membership import Drain, Membership, StartOverError
-from actors.rewards.score import NamedReward, RewardError, Scorer
+from actors.rewards.score import AdvantageFunction, NamedReward, RewardError, Scorer, StepReward
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
 from bus.data import Inbox, Outbox
@@ -51,6 +56,9 @@ class RewardActor:
     Args:
         rewards: functions summed into the reward.
         exact_match: function measured on evaluation groups besides.
+        steps: function of `reward.steps`.
+        custom: function of `reward.advantage`, where its type is that.
+        vocab_size: tokens of the policy's vocabulary, for the filter gibberish; 0 where it is not configured.
     """
 
     def __init__(
@@ -61,11 +69,16 @@ class RewardActor:
         rewards: list[NamedReward],
         exact_match: NamedReward,
         lose: Callable[[str], bool] | None = None,
+        vocab_size: int = 0,
+        steps: StepReward | None = None,
+        custom: AdvantageFunction | None = None,
     ) -> None:
-        self._config, self._metrics = config, metrics
+        self._config, self._metrics, self._vocab_size = config, metrics, vocab_size
         self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
-        threads = config.reward.max_concurrent_groups
-        self._scorer = Scorer(config.reward.timeout, threads * len(self._rewards["eval"]))
+        self._steps, self._custom = steps, custom
+        reward, threads = config.reward, config.reward.max_concurrent_groups
+        num_calls = threads * len(self._rewards["eval"])
+        self._scorer = Scorer(reward.timeout, num_calls, reward.timeout_retries, reward.on_timeout, self._note_late)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="score")
         self._unusable: ConfigError | None = None
         self._worn_out = ""
@@ -128,7 +141,7 @@ class RewardActor:
         if self._worn_out:
             self._drain.begin()
             with self._lock:
-                untold = any(held.failure for held in self._held.values())
+                untold = any(held.failure or held.scored for held in self._held.values())
             if self._drain.may_leave(holds_work=untold):
                 raise StartOverError(self._worn_out)
 
@@ -158,7 +171,7 @@ class RewardActor:
         """Score one group, in a thread; whatever happens becomes a scored group or a failure."""
         group, started = held.group, time.monotonic()
         try:
-            held.scored = self._scored(group, self._scorer.score(self._rewards[group.purpose], group))
+            held.scored = self._scored(group)
             point("reward.scored")
         except ConfigError as error:
             self._unusable = error
@@ -174,23 +187,80 @@ class RewardActor:
             self._metrics.count("grpo_reward_groups_total", purpose=group.purpose)
             self._send(held)
 
-    def _scored(
-        self, group: RolloutGroup, rewards_FG: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
-    ) -> ScoredGroup:
-        weights_F = np.array([reward.weight for reward in self._rewards["train"]])
-        rewards_G = combine_rewards(rewards_FG[: len(weights_F)], weights_F)
-        self._note_unscorable(group, int(np.isnan(rewards_G).sum()))
+    def _scored(self, group: RolloutGroup) -> ScoredGroup:
+        """The group with what the user's functions make of it.
+
+        Raises:
+            RewardError, ConfigError: as for `Scorer.score`.
+        """
+        rewards_FG = self._scorer.score(self._rewards[group.purpose], group)
+        rewards = self._rewards_of(group, rewards_FG)
+        self._note_unscorable(group, int((~rewards.scored_G).sum()))
         if group.purpose == "train":
-            for value in rewards_G[~np.isnan(rewards_G)]:
+            for value in rewards.rewards_G[rewards.scored_G]:
                 self._metrics.observe("grpo_reward_value", float(value))
         return ScoredGroup(
-            **group.__dict__,
+            **group.__dict__ | {"loss_mask": self._loss_mask(group)},
             scorer=self.membership.name,
             reward_names=[reward.name for reward in self._rewards[group.purpose]],
             rewards_FG=rewards_FG,
-            rewards_G=rewards_G,
-            advantages_G=compute_advantages(rewards_G, self._config.reward.advantage),
+            rewards_G=rewards.rewards_G,
+            **self._advantages(group, rewards),
         )
+
+    def _rewards_of(self, group: RolloutGroup, rewards_FG: Floats) -> GroupRewards:
+        """One reward per completion: each function's shaped and weighted, summed, and that shaped."""
+        rewards, reward = self._rewards["train"], self._config.reward
+        shaped_FG = shape_functions(rewards_FG[: len(rewards)], [reward.shaping for reward in rewards])
+        weights_F = np.array([reward.weight for reward in rewards])
+        total_G = combine_rewards(shaped_FG, weights_F, none_as_zero=reward.none_as_zero)
+        return GroupRewards(shape(total_G, reward.shaping), group.lengths_G, shaped_FG, weights_F)
+
+    def _advantages(self, group: RolloutGroup, rewards: GroupRewards) -> dict[str, NDArray[np.float32]]:
+        """The advantage fields; an evaluated group is not trained on, and has zeros."""
+        config = self._config.reward.advantage
+        if group.purpose == "eval":
+            return {"advantages_G": np.zeros(group.num_completions, np.float32)}
+        if config.level != "token":
+            advantages_G = group_advantages(rewards, config, partial(self._call_custom, group))
+            return {"advantages_G": advantages_G.astype(np.float32)}
+        offsets, steps = group.completion_offsets, self._call_steps(group)
+        advantages_N = token_advantages(rewards.rewards_G, offsets, group.loss_mask, config, steps)
+        means_G = np.add.reduceat(advantages_N, offsets[:-1]) / group.lengths_G
+        return {"advantages_G": means_G.astype(np.float32), "token_advantages": advantages_N.astype(np.float32)}
+
+    def _call_steps(self, group: RolloutGroup) -> list[Steps] | None:
+        if self._steps is None:
+            return None
+        (steps,) = self._scorer.call([self._steps], group, required=False)
+        return steps or [[]] * group.num_completions  # it was late: no completion has any
+
+    def _call_custom(self, group: RolloutGroup, rewards_PG: Floats, lengths_PG: Ints) -> Floats:
+        assert self._custom is not None
+        (values,) = self._scorer.call([self._custom.on(rewards_PG, lengths_PG)], group, required=True)
+        try:
+            return check_advantages(values, rewards_PG.shape)
+        except (TypeError, ValueError) as error:
+            raise RewardError("reward_invalid", f"{self._custom.name} {error}") from error
+
+    def _note_late(self, group: RolloutGroup, words: str, outcome: str) -> None:
+        """From the scorer: functions that are late, and what comes next."""
+        self._metrics.count("grpo_reward_timeouts_total", outcome=outcome)
+        log.warning("reward function late", ordinal=group.ordinal, detail=words, outcome=outcome)
+
+    def _loss_mask(self, group: RolloutGroup) -> NDArray[np.uint8]:
+        """Without the completions that filters mask.
+
+        Here, so that the payload which the packer digests and stores is what is trained: neither a replay nor another
+        filter, later, changes anything of it.
+        """
+        if group.purpose == "eval":
+            return group.loss_mask
+        found, masked_G = filter_completions(group, self._config.reward, self._vocab_size)
+        for name, found_G in found.items():
+            self._metrics.count("grpo_reward_filtered_completions_total", int(found_G.sum()), filter=name)
+        self._metrics.count("grpo_reward_masked_completions_total", int(masked_G.sum()))
+        return mask_completions(group.loss_mask, group.completion_offsets, masked_G)
 
     def _note_unscorable(self, group: RolloutGroup, count: int) -> None:
         """Count completions to which no function applied; a group of nothing else is said, once in a while."""

@@ -46,6 +46,7 @@ COALESCE_SECONDS = 0.003
 """Things that happen together become one beat."""
 IDLE_SECONDS = 0.5
 RETRY_SECONDS = 0.05
+LIVE_CHECK_SECONDS = 0.25
 
 Hold = tuple[int, int]
 """(ordinal, attempt)."""
@@ -120,6 +121,10 @@ class RolloutActor:
         self._drain = Drain()
         self._asked: Counter[str] = Counter()
         """Completions under way from here, by the engine's boot id: States tell loads of a second ago."""
+        self._live_at: dict[str, float] = {}
+        """When State last named an engine's boot id among those that beat."""
+        self._told_at = 0.0
+        self._state: RolloutState | None = None
         self._waits_for: dict[int, str] = {}
         """By ordinal, for the words of a timeout."""
         self._unusable: ConfigError | None = None
@@ -127,7 +132,7 @@ class RolloutActor:
         self._wake = asyncio.Event()
         self._slots_said = -1
         self._run = ""
-        self.membership = Membership(config, RolloutBeat, name, on_state=self._ring, lose=lose)
+        self.membership = Membership(config, RolloutBeat, name, on_state=lambda _: self._ring(), lose=lose)
 
     @property
     def edges(self) -> list[EdgeCounts]:
@@ -177,6 +182,7 @@ class RolloutActor:
             raise self._unusable
         state = self.membership.latest()
         if isinstance(state, RolloutState):
+            self._note_live(state)
             self._run, self._peers = state.run, _Peers(state.engines, state.rewards)
             self._release(state)
             for ticket in state.tickets:
@@ -185,6 +191,13 @@ class RolloutActor:
         self._report()
         done = state is not None and state.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self._held))
+
+    def _note_live(self, state: RolloutState) -> None:
+        """Count the time for which an engine is missing by States: none come while the packer is away."""
+        if state is self._state:
+            return
+        self._state, self._told_at = state, time.monotonic()
+        self._live_at |= dict.fromkeys(state.live_engines, self._told_at)
 
     def _release(self, state: RolloutState) -> None:
         for ordinal, attempt in state.release.tolist():
@@ -306,7 +319,7 @@ class RolloutActor:
             self._asked[engine.boot_id] += ticket.num_completions
             self._waits_for[ticket.ordinal] = f": {engine.name} at {engine.url} has not answered"
             try:
-                completions = await self._client.sample(engine, ticket, prompt_ids)
+                completions = await self._answer(engine, ticket, prompt_ids)
                 check_answer(engine, ticket, completions)
                 return completions
             except RequestRefusedError as error:
@@ -321,6 +334,22 @@ class RolloutActor:
                 self._metrics.count("grpo_rollout_wait_seconds_total", seconds, cause="engine_answer")
                 self._metrics.observe("grpo_rollout_request_seconds", seconds)
         raise AttemptError("engine", str(last_error))
+
+    async def _answer(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
+        """The engine's answer, waited for as long as the engine beats: one that is frozen keeps its connections.
+
+        Raises:
+            EngineError: besides those of the client, State has not named the engine for one lease. A new packer names
+                it within one beat, so this one has ended its lease before.
+        """
+        request = asyncio.ensure_future(self._client.sample(engine, ticket, prompt_ids))
+        try:
+            while not (await asyncio.wait({request}, timeout=LIVE_CHECK_SECONDS))[0]:
+                if self._told_at - self._live_at.get(engine.boot_id, self._told_at) > self._config.bus.lease:
+                    raise EngineError(f"{engine.name} at {engine.url} is gone: it has stopped beating")
+            return request.result()
+        finally:
+            request.cancel()
 
     async def _choose_engine(self, ticket: Ticket, shunned: Mapping[str, float]) -> EnginePeer:
         """The least loaded engine that may sample this ticket; waits until there is one (P10)."""

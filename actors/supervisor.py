@@ -146,7 +146,9 @@ class Supervisor:
         for told, awaited, seconds, seconds_when_failed in STOP_STAGES:
             for child in self._of(told):
                 child.signal(signal.SIGTERM)
-            for child in wait_for(self._of(awaited), seconds if self._stopping else seconds_when_failed):
+            # a run that is done has no work left: who is still there does not hear
+            limit = END_SECONDS if self._packer.finished else seconds if self._stopping else seconds_when_failed
+            for child in wait_for(self._of(awaited), limit):
                 child.signal(signal.SIGKILL)
             wait_for(self._of(awaited), END_SECONDS)
         for child in self.children:

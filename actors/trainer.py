@@ -22,14 +22,24 @@ from actors.faults import point
 from actors.membership import Drain, Membership, StartOverError
 from actors.policy.checkpoints import CheckpointFolder
 from actors.saving import CheckpointSaver, Witness
+from actors.sending import WeightSender
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
 from bus.data import Inbox
-from bus.weights import WeightPublisher
+from bus.weights import BroadcastPublisher, WeightPublisher
 from schemas.config import RunConfig
 from schemas.errors import PeerRefusedError, RunFailedError
-from schemas.messages import Manifest, Policy, StepBatch, StepReport, TrainerBeat, TrainerState
+from schemas.messages import (
+    Manifest,
+    Policy,
+    State,
+    StepBatch,
+    StepReport,
+    TrainerBeat,
+    TrainerState,
+    UpdateFailure,
+)
 
 if TYPE_CHECKING:
     from actors.policy.learner import Learner
@@ -124,12 +134,15 @@ class TrainerActor:
     ) -> None:
         self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
-        self.membership = Membership(config, TrainerBeat, name, lose=lose)
+        self.membership = Membership(config, TrainerBeat, name, self._pass_update_on, lose=lose)
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
         self._batches = _Batches(self._inbox, rank, self._say_received)
         self._drain = Drain()
         self._reports: list[StepReport] = []
         self._stalled = 0.0
+        self._sender: WeightSender | None = None
+        if isinstance(publisher, BroadcastPublisher):
+            self._sender = WeightSender(publisher, metrics, self._say_failed_update)
         self._witness, self._saver = Witness(), CheckpointSaver(checkpoints, metrics)
         self._run, self._incarnation, self._lineage = "", 0, 0
 
@@ -159,6 +172,8 @@ class TrainerActor:
             self._tell_everybody(error)
             raise
         finally:
+            if self._sender is not None:
+                self._sender.close()
             self._saver.close()
             self._batches.close()
             self.membership.close()
@@ -170,6 +185,14 @@ class TrainerActor:
     def _say_received(self, steps: list[int]) -> None:
         """So that the packer does not send again what is here, however long the step under way takes."""
         self.membership.report(urgent=False, received=np.array(steps, np.int64))
+
+    def _pass_update_on(self, state: State) -> None:
+        """In the control thread, so that a broadcast begins at once, whatever the step under way does."""
+        if self._sender is not None and isinstance(state, TrainerState):
+            self._sender.follow(state.update)
+
+    def _say_failed_update(self, failure: UpdateFailure) -> None:
+        self.membership.report(failed_update=failure)
 
     def _train(self) -> None:
         learner = self._make_learner()

@@ -27,6 +27,8 @@ ARRAYS_KEY = "%"
 MAX_HEADER_BYTES = 16 << 20
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_FRAMES = 32
+MAX_FRAME_BYTES = 64 << 20
+"""What a socket takes in one frame: 16 million tokens. A stranger can have it hold as much until the handshake ends."""
 COPIED_BYTES = 4096
 """Up to here a copy of an array is cheaper than a view of it."""
 

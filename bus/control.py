@@ -11,6 +11,7 @@ Any single Beat or State may be lost, doubled or late on either side: both are a
 again. Sockets are small (HWM 8) and never block: what does not fit is dropped for the same reason.
 """
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -18,14 +19,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 import zmq
 
 from bus import codec
 from bus.counts import EdgeCounts
+from bus.curve import Link, keys_for, lock, unlock, watch_link
 from bus.sockets import drop, peer_of, send_frames, waiting
 from bus.topology import CONTROL_HWM, milliseconds, prepare
+from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError
 from schemas.messages import Beat, State, fingerprint
+
+log = structlog.get_logger("bus")
 
 MAX_CONTROL_BYTES = 16 << 20
 BEATS_PER_SECOND = 10.0
@@ -33,6 +39,11 @@ BEAT_BURST = 10.0
 PUSH_INTERVAL_SECONDS = 0.02
 LAST_WORDS_MILLISECONDS = 200
 """How long a closed socket tries to deliver the last beat or State."""
+KEYS_INTERVAL_SECONDS = 1.0
+"""Between two looks of the server whether its own key has been retired."""
+BIND_SECONDS = 0.2
+"""For the address to be free again after that."""
+PLAIN = BusConfig()
 AT_ONCE = 1000
 """Messages read before anything else gets its turn, however many come."""
 
@@ -90,15 +101,20 @@ class ControlClient:
         on_state: Callable[[State], None],
         interval: float = 1.0,
         lose: Lossy = _never,
+        bus: BusConfig = PLAIN,
     ) -> None:
         self.counts = EdgeCounts("control")
+        self._ring = keys_for(address, bus)
         self._beat_type, self._name, self._boot_id = beat_type, name, boot_id
         self._on_state, self._interval, self._lose = on_state, interval, lose
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         prepare(self._socket, CONTROL_HWM, None, MAX_CONTROL_BYTES)
         self._socket.setsockopt(zmq.IDENTITY, identity_of(name, boot_id))
-        self._socket.connect(address)
         self._bell = _Bell()
+        self._address, self._link = address, Link(self._bell.ring)
+        if self._ring:
+            watch_link(self._socket, self._link, address, until_heard=True)
+        self._connect()
         self._lock = threading.Lock()
         self._fields: dict[str, Any] = {}
         self._urgent = self._stopping = False
@@ -134,11 +150,24 @@ class ControlClient:
         elif not self._thread.ident:
             self._close_sockets()  # it has never begun
 
+    def _connect(self) -> None:
+        if self._ring:
+            unlock(self._socket, self._ring, self._ring.current().server_publics, self._link.attempt)
+        self._socket.connect(self._address)
+
+    def _connect_again(self) -> None:
+        """After a refusal, with the keys of now: those of the packer or of this actor may have been rotated."""
+        with contextlib.suppress(zmq.ZMQError):  # libzmq may have given the connection up already
+            self._socket.disconnect(self._address)
+        self._connect()
+
     def _loop(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._bell.receiver, zmq.POLLIN)
         while not self._stopping:
+            if self._link.wants_another_try():
+                self._connect_again()
             self._beat_when_due()
             ready = dict(poller.poll(milliseconds(self._seconds_to_next_beat())))
             if self._bell.receiver in ready:
@@ -198,6 +227,7 @@ class ControlClient:
                 newest = message
         if newest is not None:
             self._last_heard, self._run = time.monotonic(), newest.run
+            self._link.refused = ""  # of an attempt before
             self._on_state(newest)
 
 
@@ -209,17 +239,23 @@ def identity_of(name: str, boot_id: str) -> bytes:
 class ControlServer:
     """The packer's side. `on_beat` runs in the server's thread and must return quickly."""
 
-    def __init__(self, address: str, on_beat: Callable[[bytes, Beat], None], lose: Lossy = _never) -> None:
+    def __init__(
+        self, address: str, on_beat: Callable[[bytes, Beat], None], lose: Lossy = _never, bus: BusConfig = PLAIN
+    ) -> None:
         self.counts = EdgeCounts("control")
         self._on_beat, self._lose = on_beat, lose
+        self._address, self._ring, self._secret = address, keys_for(address, bus), b""
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         prepare(self._socket, CONTROL_HWM, None, MAX_CONTROL_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._next_look = time.monotonic() + KEYS_INTERVAL_SECONDS
         try:
+            self._use_newest_key()
             self._socket.bind(address)
         except zmq.ZMQError as error:
             self._socket.close(0)
             raise ConfigError(f"bus.control: {address} can't be bound: {error.strerror}") from error
+        self._endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._bell = _Bell()
         self._published: queue.SimpleQueue[tuple[bytes, State | None]] = queue.SimpleQueue()
         self._latest: dict[bytes, tuple[str, list[bytes]]] = {}
@@ -260,6 +296,8 @@ class ControlServer:
             if self._socket in ready:
                 self._read_beats()
             self._push_due()
+            if self._ring and time.monotonic() >= self._next_look:
+                self._follow_keys()
         self._take_published()
         for identity in list(self._to_push):
             self._send(identity)
@@ -268,6 +306,47 @@ class ControlServer:
     def _close_sockets(self) -> None:
         self._socket.close(linger=LAST_WORDS_MILLISECONDS)
         self._bell.close()
+
+    def _use_newest_key(self) -> None:
+        if not self._ring:
+            return
+        secrets = self._ring.current().server_secrets
+        if not secrets:
+            self._socket.close(0)
+            raise ConfigError(f"bus.keys: {self._ring.folder} has no server.secret, without which there is no packer")
+        self._secret = secrets[0]
+        lock(self._socket, self._ring, self._secret, self.counts)
+
+    def _follow_keys(self) -> None:
+        """Bind anew once our key has been retired; while a rotation lasts nothing is done.
+
+        That ends all connections, also those of retired keys; the others come back in tenths of a second and say it all
+        again.
+        """
+        self._next_look = time.monotonic() + KEYS_INTERVAL_SECONDS
+        assert self._ring
+        secrets = self._ring.current().server_secrets
+        if self._secret in secrets or not secrets:
+            return
+        with contextlib.suppress(zmq.ZMQError):  # the second time it is unbound already
+            self._socket.unbind(self._endpoint)
+        self._use_newest_key()
+        if self._bind_soon():
+            log.info("control bound anew, with the newest key", address=self._address)
+        else:
+            self._secret = b""
+
+    def _bind_soon(self) -> bool:
+        """The old listener is closed by a thread of libzmq, in a moment."""
+        deadline = time.monotonic() + BIND_SECONDS
+        while True:
+            try:
+                self._socket.bind(self._address)
+                return True
+            except zmq.ZMQError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.002)
 
     def _seconds_to_next_push(self) -> float:
         if not self._to_push:

@@ -6,19 +6,24 @@ Order holds per pair of sockets and is relied on nowhere. An inbox never blocks 
 always reads (P13, P14); an outbox tells its owner at once when it is full.
 
 On the wire a message has the sender's name in front, so that a bad frame can be logged with the peer that sent it.
+Over tcp, with keys, an inbox makes a pair of its own, and its address names the public half.
 """
 
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import zmq
 
 from bus import codec
 from bus.counts import EdgeCounts
+from bus.curve import Link, keys_for, lock, split_key, unlock, watch_link, with_key
+from bus.keys import new_secret
 from bus.sockets import drop, peer_of, receive_frames, send_frames
 from bus.topology import Addresses, milliseconds, prepare
 from schemas.config.services import BusConfig
-from schemas.errors import DecodeError
+from schemas.errors import DecodeError, RunFailedError
 from schemas.messages import Message
 
 
@@ -27,11 +32,14 @@ class Inbox:
 
     def __init__(self, edge: str, addresses: Addresses, bus: BusConfig, actor: str, boot_id: str) -> None:
         self.counts = EdgeCounts(edge)
+        address = addresses.to_bind(actor, boot_id)
+        ring = keys_for(address, bus)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-        prepare(self._socket, bus.high_water_mark, bus.socket_buffer_bytes, codec.MAX_MESSAGE_BYTES)
-        self._socket.bind(addresses.to_bind(actor, boot_id))
+        prepare(self._socket, bus.high_water_mark, bus.socket_buffer_bytes, codec.MAX_FRAME_BYTES)
+        public = lock(self._socket, ring, new_secret(), self.counts) if ring else b""
+        self._socket.bind(address)
         bound: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self.address = addresses.advertised(bound)
+        self.address = with_key(addresses.advertised(bound), public)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
@@ -66,16 +74,25 @@ class Outbox:
     def __init__(self, edge: str, address: str, bus: BusConfig, sender: str) -> None:
         self.counts = EdgeCounts(edge)
         self.address = address
-        self._sender = sender.encode()
+        self._bus, self._sender = bus, sender.encode()
+        self._ring = keys_for(address, bus)
+        self._endpoint, self._server_keys = split_key(address, self._ring)
+        self._link = Link()
         self._lock = threading.Lock()
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        prepare(self._socket, bus.high_water_mark, bus.socket_buffer_bytes, codec.MAX_MESSAGE_BYTES)
-        self._socket.connect(address)
+        self._socket = self._connected()
 
     def try_send(self, message: Message) -> bool:
-        """Hand the message to the socket if there is room; False when the peer or the queue is full."""
+        """Hand the message to the socket if there is room; False when the peer or the queue is full.
+
+        Raises:
+            RunFailedError: an array of it is larger than a receiver takes.
+        """
         frames = [self._sender, *codec.encode(message)]
+        _check_sizes(frames, message)
         with self._lock:
+            if self._link.wants_another_try():
+                self._socket.close()  # nobody will ever take what it holds; it is sent again as from a dead peer
+                self._socket = self._connected()
             try:
                 send_frames(self._socket, frames)
             except zmq.Again:
@@ -87,3 +104,22 @@ class Outbox:
         """Close the socket; what it still holds is dropped and will be sent again."""
         with self._lock:
             self._socket.close()
+
+    def _connected(self) -> "zmq.Socket[bytes]":
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        prepare(socket, self._bus.high_water_mark, self._bus.socket_buffer_bytes, codec.MAX_FRAME_BYTES)
+        if self._ring:
+            self._link = replace(self._link, refused="")  # what is still heard of a socket before is not of this one
+            unlock(socket, self._ring, self._server_keys, self._link.attempt)
+            watch_link(socket, self._link, self._endpoint, until_heard=False)
+        socket.connect(self._endpoint)
+        return socket
+
+
+def _check_sizes(frames: Sequence[bytes | memoryview], message: Message) -> None:
+    largest = max(map(len, frames))
+    if largest > codec.MAX_FRAME_BYTES:
+        raise RunFailedError(
+            f"a {message.kind} has {largest} bytes in one array, and {codec.MAX_FRAME_BYTES} are the most that travel; "
+            "lower packer.groups_per_step, rollout.group_size or rollout.max_tokens"
+        )

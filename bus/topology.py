@@ -137,10 +137,11 @@ CONNECT_MILLISECONDS, HEARTBEAT_MILLISECONDS = 2000, 5000
 """After a network was cut for long TCP waits longer and longer before it tries again, up to minutes; so a connection
 that is silent for three heartbeats is made anew. Not sooner: what was on its way is lost with it."""
 
+HANDSHAKE_MILLISECONDS = 5000
+"""For a peer to show who it is, from the moment that it is connected."""
 
-def prepare(
-    socket: "zmq.Socket[bytes]", high_water_mark: int, buffer_bytes: int | None, max_message_bytes: int
-) -> None:
+
+def prepare(socket: "zmq.Socket[bytes]", high_water_mark: int, buffer_bytes: int | None, max_frame_bytes: int) -> None:
     """Options that every socket of the bus has.
 
     LINGER 0: whoever closes a socket has either had its groups released or is being killed; nothing on the wire is the
@@ -149,10 +150,11 @@ def prepare(
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, high_water_mark)
     socket.setsockopt(zmq.RCVHWM, high_water_mark)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MILLISECONDS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
     if buffer_bytes is not None:

@@ -1,5 +1,6 @@
 """The HTTP client of the completions API: token ids in; token ids, logprobs and policies out."""
 
+import ssl
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +28,19 @@ class SampledCompletion(Completion):
 class CompletionClient:
     """One HTTP session to all engines. Use it from one event loop."""
 
-    def __init__(self, model_name: str, request_timeout: float, max_connections: int) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        request_timeout: float,
+        max_connections: int,
+        api_key: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._model_name = model_name
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=request_timeout, connect=10.0),
-            connector=aiohttp.TCPConnector(limit=max_connections),
+            connector=aiohttp.TCPConnector(limit=max_connections, ssl=tls or True),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         )
 
     async def sample(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
@@ -48,6 +57,8 @@ class CompletionClient:
             "max_tokens": ticket.max_tokens,
             "temperature": ticket.temperature,
             "top_p": ticket.top_p,
+            "top_k": ticket.top_k,
+            "min_p": ticket.min_p,
             "seed": ticket.seed,
             "logprobs": 0,
             "return_token_ids": True,

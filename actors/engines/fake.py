@@ -1,19 +1,41 @@
 """An engine without a model, for tests: tokens are a hash of seed, position and the weights' digest.
 
-Completions have 4 to 11 tokens and end with token 0. Token t ≥ 2 stands for the letter chr(97 + t % 26).
+Completions have 4 to 11 tokens and end with token 0. Token t ≥ 2 stands for the letter chr(97 + t % 26). New weights
+take effect at the next token, as in update mode inflight. There is no distribution behind a hash: temperature and
+top_p, which every ticket has, change nothing, and what else would bend a distribution is refused.
 """
 
 import contextlib
 import hashlib
 import threading
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.protocol import (
+    Completion,
+    EngineStatus,
+    EngineStoppedError,
+    RequestError,
+    SampleRequest,
+    check_token_ids,
+)
+from actors.engines.text import StopWatch
 from bus.weights import Weights
 from schemas.config.actors import FakeEngineConfig
-from schemas.messages import Policy
+from schemas.messages import Policy, Prompt
 
 EOS = 0
+
+
+@dataclass
+class _Row:
+    """A completion in the making."""
+
+    number: int
+    seed: int
+    watch: StopWatch
+    length: int = 0
+    completion: Completion = field(default_factory=Completion)
 
 
 class FakeEngine:
@@ -32,10 +54,7 @@ class FakeEngine:
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
         """Sample in a thread."""
-        if not request.prompt_ids:
-            raise RequestError("prompt: is empty")
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._config.vocab_size:
-            raise RequestError(f"prompt: token ids must be from 0 to {self._config.vocab_size - 1}")
+        self._check(request)
         future: Future[list[Completion]] = Future()
         with self._lock:
             if self._closed.is_set():
@@ -61,9 +80,15 @@ class FakeEngine:
         """One letter per token."""
         return "".join(chr(97 + token % 26) for token in token_ids if token != EOS)
 
-    def tokenize(self, text: str) -> list[int]:
-        """One token per character."""
-        return [2 + ord(character) % (self._config.vocab_size - 2) for character in text]
+    def token_text(self, token_id: int) -> str:
+        """Its letter."""
+        return self.detokenize([token_id]) or "<eos>"
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """One token per character; of messages, of each role and content and of the role that is to answer."""
+        if not isinstance(prompt, str):
+            prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
+        return [2 + ord(character) % (self._config.vocab_size - 2) for character in prompt]
 
     def close(self) -> None:
         """Stop the threads."""
@@ -71,31 +96,67 @@ class FakeEngine:
             self._closed.set()
         self._pool.shutdown(wait=True)
 
+    def _check(self, request: SampleRequest) -> None:
+        if not request.prompt_ids:
+            raise RequestError("prompt: is empty")
+        check_token_ids("prompt", request.prompt_ids, self._config.vocab_size)
+        check_token_ids("stop_token_ids", request.stop_token_ids, self._config.vocab_size)
+        for name, value in (
+            ("top_k", request.top_k),
+            ("min_p", request.min_p),
+            ("logit_bias", request.logit_bias),
+            ("logprobs, top_logprobs", request.num_top_logprobs),
+        ):
+            if value:
+                raise RequestError(f"{name}: the fake engine has no distribution, so it can't serve {value!r}")
+
     def _sample(self, request: SampleRequest, future: "Future[list[Completion]]") -> None:
         with self._lock:
-            policy, salt = self._policy, self._salt
             self._waiting -= request.num_completions
             self._running += request.num_completions
-        completions = [self._complete(request, request.seed + i, policy, salt) for i in range(request.num_completions)]
-        left = max(len(c.token_ids) for c in completions)
+        rows = [
+            _Row(i, request.seed + i, StopWatch(request.stop, request.stop_token_ids, self.detokenize))
+            for i in range(request.num_completions)
+        ]
+        left = rows
         while left and not future.cancelled() and not self._closed.wait(self._config.token_seconds):
-            left -= 1
+            for row in left:
+                self._extend(row, request)
+            left = [row for row in left if not row.completion.finish_reason]
         with self._lock:
             self._running -= request.num_completions
-            self._generated += sum(len(c.token_ids) for c in completions)
         with contextlib.suppress(InvalidStateError):  # cancelled
             if left:
                 future.set_exception(EngineStoppedError("the engine has been closed"))
             else:
-                future.set_result(completions)
+                future.set_result([row.completion for row in rows])
 
-    def _complete(self, request: SampleRequest, seed: int, policy: Policy | None, salt: bytes) -> Completion:
-        stream = hashlib.sha256(salt + f"{seed} {request.prompt_ids}".encode()).digest()
-        length = min(4 + stream[0] % 8, request.max_tokens)
-        ended = length < request.max_tokens
-        tokens = [2 + byte % (self._config.vocab_size - 2) for byte in stream[1 : length + 1]]
-        if ended:
-            tokens[-1] = EOS
-        segments = [] if policy is None else [(0, policy.lineage, policy.version)]
-        logprobs = [-(1 + byte) / 256 for byte in stream[1 : length + 1]]
-        return Completion(tokens, logprobs, segments, "stop" if ended else "length")
+    def _extend(self, row: _Row, request: SampleRequest) -> None:
+        """One more token, by the policy of this moment."""
+        with self._lock:
+            policy, salt = self._policy, self._salt
+            self._generated += 1
+        stream = hashlib.sha256(salt + f"{row.seed} {request.prompt_ids}".encode()).digest()
+        row.length = row.length or 4 + stream[0] % 8
+        done, at = row.completion, len(row.completion.token_ids)
+        ended = at + 1 == row.length and row.length != request.max_tokens
+        byte = stream[1 + at]
+        piece = Completion([EOS if ended else 2 + byte % (self._config.vocab_size - 2)], [-(1 + byte) / 256])
+        segment = () if policy is None else (policy.lineage, policy.version)
+        if segment and (not done.segments or done.segments[-1][1:] != segment):
+            piece.segments = [(at, *segment)]
+        piece.stop_reason = None if ended else row.watch.add(piece.token_ids[0])
+        if ended or piece.stop_reason is not None:
+            piece.finish_reason = "stop"
+        elif at + 1 == request.max_tokens or at + 1 == row.length:
+            piece.finish_reason = "length"
+        _append(done, piece)
+        if request.on_piece is not None:
+            request.on_piece(row.number, piece)
+
+
+def _append(whole: Completion, piece: Completion) -> None:
+    whole.token_ids += piece.token_ids
+    whole.logprobs += piece.logprobs
+    whole.segments += piece.segments
+    whole.finish_reason, whole.stop_reason = piece.finish_reason, piece.stop_reason

@@ -1,25 +1,31 @@
-"""HTTP in front of an engine: the OpenAI completions API, with token ids and policies as vLLM-style extensions.
+"""HTTP in front of an engine: OpenAI's completions and chat completions, as vLLM extends them.
 
-Runs an asyncio loop in a thread of its own. Consumes requests; answers when the engine has; a client that goes away
-ends its request. A request that can't be served gets a 400 that says what to change.
+Runs an asyncio loop in a thread of its own. Consumes requests; answers when the engine has, or with each token
+(`stream`); a client that goes away ends its request. A request that can't be served gets a 4xx that says what to
+change. What may be asked for is in `requests`, what is answered in `answers`.
 """
 
 import asyncio
 import contextlib
+import functools
+import json
+import ssl
 import threading
-import time
-import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Literal
+from typing import Any
 
 import prometheus_client
 import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.access import only_with
+from actors.engines.answers import Answer, ChatAnswer, TextAnswer
+from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError
+from actors.engines.requests import ChatRequest, CompletionRequest, Request, Sampling, parse
 from actors.faults import point
+from schemas.messages import Prompt
 
 log = structlog.get_logger("engine.http")
 
@@ -27,24 +33,7 @@ MAX_REQUEST_BYTES = 64 << 20
 SHUTDOWN_SECONDS = 0.2
 """For answers on their way when the server closes; an actor that drains closes it when there are none."""
 
-
-class CompletionRequest(BaseModel):
-    """`POST /v1/completions`. What is not listed is refused by name rather than ignored."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: str
-    prompt: str | list[int] | list[str] | list[list[int]]
-    n: int = Field(1, ge=1)
-    max_tokens: int = Field(16, ge=1)
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    logprobs: Literal[0] | None = None
-    """0: the sampled token's logprob; alternatives are not offered."""
-    return_token_ids: bool = False
-    stream: Literal[False] = False
-    user: str | None = None
+OnPiece = Callable[[int, int, Completion], None]
 
 
 class CompletionServer:
@@ -59,9 +48,13 @@ class CompletionServer:
         port: int,
         request_timeout: float,
         registry: CollectorRegistry = prometheus_client.REGISTRY,
+        api_key: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._engine, self._model_name, self._boot_id = engine, model_name, boot_id
+        self._token_text = functools.cache(engine.token_text)
         self._request_timeout, self._registry = request_timeout, registry
+        self._api_key, self._tls = api_key, tls
         self._loop = asyncio.new_event_loop()
         self._ready: Future[int] = Future()
         self._stop = asyncio.Event()
@@ -86,19 +79,21 @@ class CompletionServer:
             self._loop.close()
 
     async def _serve(self, host: str, port: int) -> None:
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[_errors_as_json])
+        guards = [_errors_as_json, only_with(self._api_key)]
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=guards)
         app.add_routes(
             [
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
                 web.get("/v1/models", self._models),
                 web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
             ]
         )
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=self._tls).start()
             self._ready.set_result(int(runner.addresses[0][1]))
             await self._stop.wait()
         finally:
@@ -116,92 +111,117 @@ class CompletionServer:
         model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "grpo-actors"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _completions(self, request: web.Request) -> web.Response:
-        asked = await self._parse(request)
-        prompts = self._prompts(asked)
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._respond(request, CompletionRequest, TextAnswer)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._respond(request, ChatRequest, ChatAnswer)
+
+    async def _respond(
+        self, http: web.Request, kind: type[Request], make_answer: type[Answer[Request]]
+    ) -> web.StreamResponse:
+        asked = parse(kind, await http.read())
+        if asked.model != self._model_name:
+            raise _ProblemError(404, f"model: {asked.model!r} is not served here, {self._model_name!r} is")
+        prompts = [await self._token_ids(prompt) for prompt in asked.prompts]
+        answer = make_answer(asked, prompts, self._boot_id, self._engine.detokenize, self._token_text)
+        if asked.stream:
+            return await self._stream(http, asked, prompts, answer)
+        with self._submitted(asked, prompts) as futures:
+            async with self._in_time():
+                groups = [await asyncio.wrap_future(future) for future in futures]
+        return web.json_response(answer.whole([completion for group in groups for completion in group]))
+
+    async def _token_ids(self, prompt: Prompt | list[int]) -> list[int]:
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
+            # in a thread, since the first chat loads the template, and a long text takes long
+            return await asyncio.to_thread(self._engine.tokenize, prompt)
+        return prompt  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def _submitted(
+        self, asked: Sampling, prompts: list[list[int]], on_piece: "OnPiece | None" = None
+    ) -> Iterator[list["Future[list[Completion]]"]]:
+        """Futures of all prompts; what still runs when the client is gone or one prompt is refused, is dropped."""
         futures: list[Future[list[Completion]]] = []
         try:
-            for prompt in prompts:
-                futures.append(self._submit(asked, prompt))
+            for number, prompt in enumerate(prompts):
+                listener = on_piece and functools.partial(on_piece, number * asked.n)
+                futures.append(self._engine.submit(asked.sample_request(prompt, listener)))
             point("inference.request")
+            yield futures
+        finally:
+            for future in futures:
+                future.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
             async with asyncio.timeout(self._request_timeout):
-                groups = [await asyncio.wrap_future(future) for future in futures]
+                yield
         except TimeoutError:
             raise _ProblemError(
                 504, f"not finished within {self._request_timeout:g} s (inference.request_timeout)"
             ) from None
-        finally:
-            for future in futures:  # the client is gone or too late, or one prompt was refused: the engine drops it
-                future.cancel()
-        return web.json_response(self._answer(asked, prompts, groups))
 
-    async def _parse(self, request: web.Request) -> CompletionRequest:
-        try:
-            asked = CompletionRequest.model_validate_json(await request.read())
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = str(first["loc"][0]) if first["loc"] else "body"
-            message = "must be a text, token ids, or a list of either" if where == "prompt" else first["msg"]
-            raise _ProblemError(400, f"{where}: {message}") from None
-        if asked.model != self._model_name:
-            raise _ProblemError(404, f"model: {asked.model!r} is not served here, {self._model_name!r} is")
-        return asked
+    async def _stream(
+        self, http: web.Request, asked: Request, prompts: list[list[int]], answer: Answer[Request]
+    ) -> web.StreamResponse:
+        """Server-sent events, a chunk per token. A problem after the first byte becomes an event of its own."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        pieces = _Pieces()
+        with self._submitted(asked, prompts, pieces.put) as futures:
+            pieces.end_with(futures)
+            await response.prepare(http)
+            try:
+                async with self._in_time():
+                    async for index, piece in pieces:
+                        await response.write(b"".join(map(_event, answer.chunks(index, piece))))
+                if asked.include_usage:
+                    await response.write(_event(answer.last_chunk()))
+            except ConnectionError:  # the client has gone between two tokens
+                return response
+            except Exception as error:  # noqa: BLE001 - told to the client, and logged where it is new
+                await response.write(_event(_problem(error)[1]))
+            await response.write(b"data: [DONE]\n\n")
+        return response
 
-    def _prompts(self, asked: CompletionRequest) -> list[list[int]]:
-        prompt = asked.prompt
-        if isinstance(prompt, str):
-            return [self._engine.tokenize(prompt)]
-        if all(isinstance(item, int) for item in prompt):
-            return [list(prompt)]  # type: ignore[arg-type]
-        return [self._engine.tokenize(item) if isinstance(item, str) else list(item) for item in prompt]  # type: ignore[arg-type]
 
-    def _submit(self, asked: CompletionRequest, prompt_ids: list[int]) -> "Future[list[Completion]]":
-        seed = asked.seed if asked.seed is not None else uuid.uuid4().int >> 80
-        try:
-            return self._engine.submit(
-                SampleRequest(prompt_ids, asked.n, asked.max_tokens, asked.temperature, asked.top_p, seed)
-            )
-        except RequestError as error:
-            raise _ProblemError(400, str(error)) from None
+class _Pieces:
+    """Pieces on their way from the engine's threads to the event loop; none is lost and each choice keeps its order."""
 
-    def _answer(
-        self, asked: CompletionRequest, prompts: list[list[int]], groups: list[list[Completion]]
-    ) -> dict[str, Any]:
-        completions = [completion for group in groups for completion in group]
-        prompt_tokens = sum(len(prompt) for prompt in prompts)
-        completion_tokens = sum(len(completion.token_ids) for completion in completions)
-        return {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": self._model_name,
-            "boot_id": self._boot_id,
-            "choices": [self._choice(index, completion, asked) for index, completion in enumerate(completions)],
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": completion_tokens,
-                "total_tokens": prompt_tokens + completion_tokens,
-            },
-        }
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Completion] | Future[list[Completion]]] = asyncio.Queue()
+        self._num_running = 0
 
-    def _choice(self, index: int, completion: Completion, asked: CompletionRequest) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": self._engine.detokenize(completion.token_ids),
-            "finish_reason": completion.finish_reason,
-            "logprobs": None,
-            "segments": completion.segments,
-        }
-        if asked.logprobs is not None:
-            choice["logprobs"] = {
-                "tokens": [f"token_id:{t}" for t in completion.token_ids],
-                "token_logprobs": completion.logprobs,
-                "top_logprobs": None,
-                "text_offset": None,
-            }
-        if asked.return_token_ids:
-            choice["token_ids"] = completion.token_ids
-        return choice
+    def put(self, first: int, number: int, piece: Completion) -> None:
+        """From any thread: a piece of completion `number` of the prompt whose choices begin at `first`."""
+        self._put((first + number, piece))
+
+    def end_with(self, futures: list["Future[list[Completion]]"]) -> None:
+        """End when these are done, since an engine tells all pieces of a request before its end."""
+        self._num_running = len(futures)
+        for future in futures:
+            future.add_done_callback(self._put)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Completion]]:
+        """Index of the choice and piece; raises what a request has failed with."""
+        while self._num_running:
+            item = await self._queue.get()
+            if isinstance(item, Future):
+                item.result()
+                self._num_running -= 1
+            else:
+                yield item
+
+    def _put(self, item: "tuple[int, Completion] | Future[list[Completion]]") -> None:
+        with contextlib.suppress(RuntimeError):  # the server has just been closed: nobody waits for it
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(content)}\n\n".encode()
 
 
 class _ProblemError(Exception):
@@ -217,13 +237,22 @@ async def _errors_as_json(request: web.Request, handler: Any) -> web.StreamRespo
     """Every error in the shape that OpenAI's client reads."""
     try:
         return await handler(request)  # type: ignore[no-any-return]
-    except _ProblemError as error:
+    except Exception as error:  # noqa: BLE001 - told to the client, and logged where it is new
+        status, content = _problem(error)
+    return web.json_response(content, status=status)
+
+
+def _problem(error: Exception) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body."""
+    status, message = 500, f"{type(error).__name__}: {error}"
+    if isinstance(error, _ProblemError):
         status, message = error.status, str(error)
-    except EngineStoppedError as error:
+    elif isinstance(error, RequestError):
+        status, message = 400, str(error)
+    elif isinstance(error, EngineStoppedError):
         status, message = 503, str(error)
-    except web.HTTPException as error:
+    elif isinstance(error, web.HTTPException):
         status, message = error.status, error.reason
-    except Exception as error:
-        log.exception("request failed")
-        status, message = 500, f"{type(error).__name__}: {error}"
-    return web.json_response({"error": {"message": message, "code": status}}, status=status)
+    else:
+        log.error("request failed", exc_info=error)
+    return status, {"error": {"message": message, "code": status}}

@@ -28,12 +28,42 @@ class Tokenizer:
         """Token ids of a text with the model's special tokens, or of messages through its chat template."""
         if isinstance(prompt, str):
             return list(self._raw.encode(prompt).ids)
-        rendered = self._with_template.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        return list(self._raw.encode(rendered, add_special_tokens=False).ids)
+        return self._as_it_stands(self._rendered(prompt, add_generation_prompt=True))
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Text without special tokens."""
-        return str(self._raw.decode(token_ids, skip_special_tokens=True))
+    def encode_completion(self, prompt: Prompt, completion: str | dict[str, Any]) -> list[int]:
+        """Token ids that should follow a prompt, up to and with an end of sequence.
+
+        Args:
+            prompt: text or messages.
+            completion: text, or behind messages the assistant's message, which the chat template renders.
+
+        Raises:
+            ConfigError: the chat template does not render prompt and completion as the prompt, then more.
+        """
+        if isinstance(prompt, str):
+            following = str(completion)
+        else:
+            answer = {"role": "assistant", "content": completion} if isinstance(completion, str) else completion
+            opened, whole = self._rendered(prompt, add_generation_prompt=True), self._rendered([*prompt, answer])
+            if not whole.startswith(opened):
+                raise ConfigError(
+                    f"model.path: the chat template of {self._model.path} renders a prompt in another way when an "
+                    f"answer follows, so where that begins can't be told: {whole[-80:]!r} and {opened[-80:]!r}"
+                )
+            following = whole[len(opened) :]
+        ids, ends = self._as_it_stands(following), eos_ids(self._model)
+        length = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+        return [*ids[:length], ids[length] if length < len(ids) else min(ends)]
+
+    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        return str(self._with_template.apply_chat_template(messages, tokenize=False, **options))
+
+    def _as_it_stands(self, text: str) -> list[int]:
+        return list(self._raw.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: list[int], skip_special: bool = True) -> str:
+        """Text without special tokens, or with them."""
+        return str(self._raw.decode(token_ids, skip_special_tokens=skip_special))
 
     @cached_property
     def _with_template(self) -> Any:
@@ -60,7 +90,17 @@ def eos_ids(model: ModelConfig) -> frozenset[int]:
     raise ConfigError(f"model.path: {model.path} names no eos_token_id, in generation_config.json or config.json")
 
 
-def model_file(model: ModelConfig, name: str) -> Path:
+def vocabulary(model: ModelConfig, key: str = "model.path") -> dict[str, int]:
+    """Every token of a model's tokenizer, with its id; `key` is where the configuration names the model.
+
+    Raises:
+        ConfigError: it has no tokenizer.json.
+    """
+    raw = RawTokenizer.from_file(str(model_file(model, "tokenizer.json", key)))
+    return dict(raw.get_vocab(with_added_tokens=True))
+
+
+def model_file(model: ModelConfig, name: str, key: str = "model.path") -> Path:
     """A file of the model, from its directory or the hub's cache (downloaded when it is not there).
 
     Raises:
@@ -70,7 +110,7 @@ def model_file(model: ModelConfig, name: str) -> Path:
     if local.is_dir():
         if (local / name).is_file():
             return local / name
-        raise ConfigError(f"model.path: {local} has no {name}")
+        raise ConfigError(f"{key}: {local} has no {name}")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
@@ -78,6 +118,5 @@ def model_file(model: ModelConfig, name: str) -> Path:
         return Path(hf_hub_download(model.path, name))
     except (EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
         raise ConfigError(
-            f"model.path: {model.path} is no directory, and {name} can't be had from the hub: "
-            f"{str(error).splitlines()[0]}"
+            f"{key}: {model.path} is no directory, and {name} can't be had from the hub: {str(error).splitlines()[0]}"
         ) from error

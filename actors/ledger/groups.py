@@ -24,13 +24,14 @@ from actors.ledger.rows import (
 from schemas.errors import ProtocolError
 from schemas.messages import Policy
 
-COUNTERS = ("copies_dropped", "reissued", "deaths", "settlements")
+COUNTERS = ("copies_dropped", "reissued", "deaths", "settlements", "resampled_in_vain")
 
 
 class Verdict(StrEnum):
     """What became of a scored group."""
 
     SETTLED = "settled"
+    FILTERED = "filtered"
     COPY = "copy"
     FAILED = "failed"
 
@@ -102,6 +103,7 @@ class Groups:
         min_version: int,
         policy: Policy | None = None,
         origin: int | None = None,
+        resamples: int = 0,
     ) -> Group:
         """A new ordinal, waiting for a holder. Eval groups are those with a policy."""
         purpose = "train" if policy is None else "eval"
@@ -109,7 +111,9 @@ class Groups:
         ordinal = count if purpose == "train" else -1 - count
         self.num_issued[purpose] = count + 1
         self._changes.values["num_issued"] = dict(self.num_issued)
-        group = Group(ordinal, example, seed, num_completions, min_version, policy, origin=origin)
+        position = count - self.num_dropped(purpose) if purpose == "train" else 0
+        asked = (ordinal, example, seed, num_completions, min_version, policy)
+        group = Group(*asked, origin=origin, resamples=resamples, position=position)
         self.rows[ordinal] = group
         self._index(group)
         self._changes.groups[ordinal] = group
@@ -195,19 +199,23 @@ class Groups:
         for ordinal in self._scoring.late(now):
             self.fail(ordinal, self.rows[ordinal].attempt, "timeout", "not scored within reward.timeout")
 
-    def drop_exhausted(self) -> None:
+    def drop_exhausted(self) -> list[Group]:
         """Drop as poison what has failed for the last time, and of which no good copy came in the same round (P11)."""
-        for ordinal in self._exhausted:
-            group = self.rows[ordinal]
-            if group.state is GroupState.ISSUED and group.failures >= MAX_FAILURES:
-                self.poison_in_a_row += 1
-                self.drop(group, "poison")
+        groups = [self.rows[ordinal] for ordinal in dict.fromkeys(self._exhausted)]
+        poison = [group for group in groups if group.state is GroupState.ISSUED and group.failures >= MAX_FAILURES]
+        self.poison_in_a_row += len(poison)
+        for group in poison:
+            self.drop(group, "poison")
         self._exhausted.clear()
+        return poison
 
     # --- the end of attempts -------------------------------------------------------------------------------------
 
     def settle(self, facts: GroupFacts) -> Verdict:
         """Judge a scored group; the first good copy of an ordinal settles it for good (P11, P25).
+
+        What a group filter rejects is dropped, unless max_resample_times groups were in its place before: the next one
+        is taken as it is, so that a place costs 1 + max_resample_times groups at most and each step is filled (P15).
 
         Raises:
             ProtocolError: the ordinal was never issued (P5).
@@ -220,9 +228,14 @@ class Groups:
         if problem:
             self.fail(facts.ordinal, facts.attempt, *problem)
             return Verdict.FAILED
+        self.poison_in_a_row = 0
+        if facts.rejected_as and group.purpose == "train":
+            if group.resamples < self._settings.max_resample_times:
+                self.drop(group, facts.rejected_as)
+                return Verdict.FILTERED
+            self._count("resampled_in_vain")
         arrival = self.counters["settlements"]
         self._count("settlements")
-        self.poison_in_a_row = 0
         self._change(group, state=GroupState.SETTLED, holder=None, oldest_version=facts.oldest_version, arrival=arrival)
         return Verdict.SETTLED
 

@@ -21,6 +21,7 @@ from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
 from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, Step
 from actors.ledger.steps import Steps
+from actors.ledger.updates import Updates
 from schemas.errors import ProtocolError
 from schemas.messages import (
     Beat,
@@ -67,6 +68,7 @@ class Machine:
         self.steps = Steps(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
         self.engines = Engines(self._changes)
+        self.updates = Updates(term)
         self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
         self.peers = Peers(settings.lease)
         self.rollout_holds, self.reward_holds = Holds(), Holds()
@@ -129,6 +131,8 @@ class Machine:
         verdict = self.groups.settle(facts)
         if verdict is Verdict.SETTLED and facts.ordinal >= 0:
             self._digests[facts.ordinal] = facts.digest
+        if verdict is Verdict.FILTERED:
+            self._replace_filtered(self.groups.rows[facts.ordinal], 1)
         return verdict
 
     def stood_still(self, now: float) -> None:
@@ -144,7 +148,9 @@ class Machine:
                 self._gone(now, identity)
             self._expected_holders.clear()
         self.groups.fail_late(now)
-        self.groups.drop_exhausted()
+        for group in self.groups.drop_exhausted():
+            if group.resamples:  # else its place is anybody's; here it goes on being counted, or poison would reset it
+                self._replace_filtered(group, 0)
         self._follow_trainer()
         self._follow_evaluations()
         self._retarget_engines()
@@ -405,16 +411,23 @@ class Machine:
         self.evaluations.begin(policy)
 
     def _retarget_engines(self) -> None:
-        published = self.gang.published(self.peers.all(TrainerBeat))
-        served = self.engines.served_version(self.peers.all(InferenceBeat))
-        self.engines.retarget(published, self.evaluations.policy, self.evaluations.next_version(), served or 0)
+        trainers, engines = self.peers.all(TrainerBeat), self.peers.all(InferenceBeat)
+        published, target = self.gang.published(trainers), self.engines.target
+        if not self.updates.under_way:  # its members are receiving the target
+            served = self.engines.served_version(engines)
+            due, pinned = self.evaluations.next_version(), self.evaluations.policy
+            self.engines.retarget(published, pinned, due, served or 0)
+            target = self.engines.target
+        held = target if target in published else None  # a dead trainer's versions went with it
+        if self.updates.decide(held, engines, trainers.get(self.gang.members.get(0, ""))):
+            self._everybody = True
 
     def _compose(self) -> None:
         """Compose up to two steps ahead of the trainer: its next one, and one more to have at hand."""
         while self.steps.last <= self.trained_step + 1:
             step, stale = self.steps.compose_next(self.groups, self._digests)
             for group in stale:  # its example comes back under a new ordinal
-                self._new_train_group(group.example, origin=group.ordinal)
+                self._new_train_group(group.example, group.ordinal, group.resamples)
             for ordinal in step.ordinals if step else (group.ordinal for group in stale):
                 del self._digests[ordinal]
             if step is None and not stale:
@@ -456,7 +469,7 @@ class Machine:
     def _allowed(self, served: int) -> int:
         """New train ordinals that may be issued (P15)."""
         s, issued, dropped = self.settings, self.groups.num_issued["train"], self.groups.num_dropped("train")
-        return tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps)
+        return tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps, s.surplus)
 
     def _next_example(self) -> tuple[ExampleRef, int | None]:
         """Of the next train ordinal, and whose example it was before."""
@@ -469,11 +482,17 @@ class Machine:
     def _note_returning(self) -> None:
         self._changes.values["returning"] = [[asdict(example), origin] for example, origin in self._returning]
 
-    def _new_train_group(self, example: ExampleRef, origin: int | None = None) -> Group:
+    def _replace_filtered(self, group: Group, filtered: int) -> None:
+        """Another example in the place of a group that has just been dropped: as many are undropped as before (P15)."""
+        self._new_train_group(self._draw(), group.ordinal, group.resamples + filtered)
+
+    def _new_train_group(self, example: ExampleRef, origin: int | None = None, resamples: int = 0) -> Group:
         s = self.settings
         ordinal = self.groups.num_issued["train"]
-        oldest = min_version(ordinal - self.groups.num_dropped("train"), s.groups_per_step, s.max_async_level)
-        return self.groups.new(example, self._seed_of(str(ordinal)), s.group_size, oldest, origin=origin)
+        position = ordinal - self.groups.num_dropped("train")
+        oldest = min_version(position, s.groups_per_step, s.max_async_level, s.surplus)
+        seed = self._seed_of(str(ordinal))
+        return self.groups.new(example, seed, s.group_size, oldest, origin=origin, resamples=resamples)
 
     def _seed_of(self, what: str) -> int:
         """Sampling seed of a group; completion i adds i (P10). Below 2^53, so that JSON keeps it whole."""

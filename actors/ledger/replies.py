@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.algorithms.lag import step_of
+from actors.algorithms.schedules import sampling_temperature
 from actors.ledger.machine import Machine
 from actors.ledger.rows import Attempt, Group, GroupState, Settings
 from schemas.messages import (
@@ -60,7 +62,12 @@ class _Replies:
         if isinstance(beat, TrainerBeat):
             return self._trainer_state(identity, beat)
         if isinstance(beat, InferenceBeat):
-            return InferenceState(**self._common, update_id=machine.engines.update_id, manifest=machine.engines.target)
+            return InferenceState(
+                **self._common,
+                update_id=machine.engines.update_id,
+                manifest=machine.engines.target,
+                update=machine.updates.current,
+            )
         assert isinstance(beat, ObserverBeat)
         return ObserverState(**self._common, progress=self._progress)
 
@@ -105,6 +112,7 @@ class _Replies:
             tickets=[ticket_of(group, machine.settings) for hold, group in mine.items() if hold not in named],
             release=_pairs(sorted(named - mine.keys())),
             engines=self._engines,
+            live_engines=sorted(beat.boot_id for beat in machine.peers.all(InferenceBeat).values()),
             rewards=self._rewards,
         )
 
@@ -139,12 +147,14 @@ class _Replies:
             checkpoint=gang.checkpoint,
             recorded_step=machine.recorded_step,
             keep_version=min([machine.settings.max_steps, *(v for v in versions if v is not None)]),
+            update=machine.updates.current,
         )
 
 
 def ticket_of(group: Group, settings: Settings) -> Ticket:
     """The order to sample the current attempt of a group."""
-    train = group.policy is None
+    train, step = group.policy is None, step_of(group.position, settings.groups_per_step)
+    heat = sampling_temperature(step, settings.temperature, settings.temperature_schedule, settings.max_steps)
     return Ticket(
         ordinal=group.ordinal,
         attempt=group.attempt,
@@ -154,8 +164,10 @@ def ticket_of(group: Group, settings: Settings) -> Ticket:
         example_key=group.example.key,
         seed=group.seed,
         num_completions=group.num_completions,
-        temperature=settings.temperature if train else settings.eval_temperature,
+        temperature=heat if train else settings.eval_temperature,
         top_p=settings.top_p if train else 1.0,
+        top_k=settings.top_k if train else 0,
+        min_p=settings.min_p if train else 0.0,
         max_tokens=settings.max_tokens,
         min_version=group.min_version,
         policy=group.policy,

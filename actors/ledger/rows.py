@@ -5,7 +5,7 @@ A group's life (P21); each arrow is one commit:
     issued ──▶ settled ──▶ composed ──▶ trained ──▶ durable
        │           │           ▲            │           │
        │           │           └────────────┴───────────┘  a new lineage starts from an older checkpoint
-       └───────────┴─────▶ dropped (poison, stale, eval_void)
+       └───────────┴─────▶ dropped (poison, stale, eval_void, forked, or the word of a group filter)
 
 Train ordinals are 0, 1, 2, …; eval ordinals −1, −2, …, so that one int64 names any group and train ordinals have no
 gap.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from schemas.config.actors import TemperatureScheduleConfig
 from schemas.messages import DroppedOrdinal, Policy, Purpose
 
 MAX_FAILURES = 3
@@ -80,7 +81,12 @@ class Group:
     step: int | None = None
     reason: str | None = None
     origin: int | None = None
-    """The ordinal whose example this one repeats (P17)."""
+    """The ordinal in whose place this one is: with its example again if that was stale (P17), with another one if it
+    was filtered (P15)."""
+    resamples: int = 0
+    """Groups that were filtered in this one's place before it (P15)."""
+    position: int = 0
+    """Of train groups: how many undropped ordinals were issued before it; its step's temperature follows from it."""
     issued_at: float = 0.0
     """Packer's clock when the current attempt was issued; not stored."""
 
@@ -123,6 +129,8 @@ class GroupFacts:
     policies: frozenset[Policy]
     longest_sample: int
     digest: str
+    rejected_as: str = ""
+    """Why a group filter would drop it; empty: it would not."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +148,15 @@ class Settings:
     lease: float = 3.0
     group_timeout: float = 300.0
     reward_timeout: float = 300.0
+    surplus: int = 0
+    """Groups asked for beyond a step's."""
+    max_resample_times: int = 0
+    """Groups that filters may drop in one place (P15)."""
     temperature: float = 1.0
+    temperature_schedule: TemperatureScheduleConfig | None = None
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int = 512
     seed: int = 0
     eval_every_steps: int = 0
@@ -162,6 +177,8 @@ class Changes:
     gone_groups: list[int] = field(default_factory=list)
     """Ordinals whose rows and payloads go, since they have been folded."""
     gone_steps: list[int] = field(default_factory=list)
+    pools: dict[str, str] = field(default_factory=dict)
+    """Pool by example key, of those that have moved; the packer's curriculum adds them."""
 
     def __bool__(self) -> bool:
-        return bool(self.groups or self.steps or self.values or self.gone_groups or self.gone_steps)
+        return bool(self.groups or self.steps or self.values or self.gone_groups or self.gone_steps or self.pools)

@@ -17,6 +17,7 @@ from typing import IO, Any, Literal
 import msgpack
 import structlog
 
+from actors.algorithms.pools import NORMAL
 from actors.ledger.folded import Folded
 from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupState, Step
 from schemas.errors import ConfigError, ProtocolError, RunFailedError
@@ -32,11 +33,14 @@ CREATE TABLE IF NOT EXISTS groups (
     INTEGER NOT NULL, num_completions INTEGER NOT NULL, min_version INTEGER NOT NULL, lineage INTEGER, version INTEGER,
     state TEXT NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL, failures INTEGER NOT NULL,
     deaths INTEGER NOT NULL, holder TEXT, oldest_version INTEGER, arrival INTEGER, step INTEGER, reason TEXT,
-    origin INTEGER
+    origin INTEGER, resamples INTEGER NOT NULL DEFAULT 0, position INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS payloads (ordinal INTEGER PRIMARY KEY, digest TEXT NOT NULL, frames BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS pools (key TEXT PRIMARY KEY, pool TEXT NOT NULL) WITHOUT ROWID;
 """
+LATER_COLUMNS = ("resamples", "position")
+"""Of groups, which ledgers of before do not have."""
 NETWORK_FILE_SYSTEMS = frozenset(
     {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "wekafs"}
     | {"fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.s3fs", "fuse.sshfs"}
@@ -97,6 +101,10 @@ class LedgerReader:
                 raise ProtocolError(f"the ledger {self.path} has no payload of ordinal {ordinal}")
             found.append(msgpack.unpackb(row[0]))
         return found
+
+    def pools(self) -> dict[str, str]:
+        """Pool by key of the examples that are set aside."""
+        return dict(self._db.execute("SELECT key, pool FROM pools"))
 
     def counts(self) -> dict[tuple[str, str, str | None], int]:
         """Ordinals by (purpose, state, reason): rows counted by the database, and what has been folded."""
@@ -160,6 +168,9 @@ class Store(LedgerReader):
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'OFF'}")
         self._db.executescript(SCHEMA)
+        there = {name for (_, name, *_) in self._db.execute("PRAGMA table_info(groups)")}
+        for column in (column for column in LATER_COLUMNS if column not in there):
+            self._db.execute(f"ALTER TABLE groups ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found.replace("\n", " "))
@@ -195,7 +206,7 @@ class Store(LedgerReader):
             self._db.executemany("DELETE FROM payloads WHERE ordinal = ?", gone)
             self._db.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
             self._db.executemany(
-                "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [_group_row(group) for group in changes.groups.values()],
             )
             self._db.executemany(
@@ -207,6 +218,10 @@ class Store(LedgerReader):
                 "INSERT OR REPLACE INTO meta VALUES (?,?)",
                 [(key, json.dumps(value)) for key, value in changes.values.items()],
             )
+            normal = [(key,) for key, pool in changes.pools.items() if pool == NORMAL]
+            self._db.executemany("DELETE FROM pools WHERE key = ?", normal)
+            aside = [(key, pool) for key, pool in changes.pools.items() if pool != NORMAL]
+            self._db.executemany("INSERT OR REPLACE INTO pools VALUES (?,?)", aside)
             self._db.execute("COMMIT")
         except BaseException:
             self._db.rollback()
@@ -281,7 +296,7 @@ def _group_row(g: Group) -> tuple[Any, ...]:
         *(g.ordinal, example.environment, example.index, example.key, g.seed, g.num_completions, g.min_version),
         *((None, None) if policy is None else (policy.lineage, policy.version)),
         *(str(g.state), g.attempt, str(g.outcome), g.failures, g.deaths, g.holder),
-        *(g.oldest_version, g.arrival, g.step, g.reason, g.origin),
+        *(g.oldest_version, g.arrival, g.step, g.reason, g.origin, g.resamples, g.position),
     )
 
 

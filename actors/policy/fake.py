@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from bus.weights import Weights
 from schemas.messages import StepBatch
 
 if TYPE_CHECKING:
-    from actors.policy.ranks import Part, Ranks
+    from actors.policy.ranks import Ranks
 
 
 class FakeLearner:
@@ -25,13 +25,13 @@ class FakeLearner:
         self._step_seconds, self._before_step = step_seconds, before_step
         self.digest = ""
 
-    def step(self, batch: StepBatch, ranks: "Ranks") -> dict[str, float]:
+    def step(self, batch: StepBatch, ranks: "Ranks", before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """Fold the batches of all ranks into the digest."""
         self._before_step(batch)
         time.sleep(self._step_seconds)
-        part = self.part(batch)
+        *others, own = map(_part, (*before, batch))
         point("trainer.gradients")
-        parts = ranks.exchange(part.message)
+        parts = [*others, *ranks.exchange(own)]
         self.digest = hashlib.sha256(self.digest.encode() + b"".join(parts)).hexdigest()
         return {
             "loss": 0.0,
@@ -43,15 +43,6 @@ class FakeLearner:
             "entropy": 0.0,
             "tokens": float(sum(int.from_bytes(part[-8:], "little") for part in parts)),
         }
-
-    def part(self, batch: StepBatch) -> "Part":
-        """A digest of this rank's batch, and the number of its tokens."""
-        from actors.policy.ranks import Part
-
-        content = hashlib.sha256()
-        for array in (batch.ordinals, batch.token_ids, batch.logprobs, batch.advantages):
-            content.update(array.tobytes())
-        return Part([], content.digest() + int(batch.loss_mask.sum()).to_bytes(8, "little"))
 
     def weights(self) -> Weights:
         """The digest as a tensor of bytes."""
@@ -66,3 +57,11 @@ class FakeLearner:
     def restore(self, folder: Path) -> None:
         """What a snapshot wrote."""
         self.digest = json.loads((folder / "trainer" / "fake.json").read_text(encoding="utf-8"))
+
+
+def _part(batch: StepBatch) -> bytes:
+    """A digest of one rank's batch, and the number of its tokens."""
+    content = hashlib.sha256()
+    for array in (batch.ordinals, batch.token_ids, batch.logprobs, batch.advantages):
+        content.update(array.tobytes())
+    return content.digest() + int(batch.loss_mask.sum()).to_bytes(8, "little")

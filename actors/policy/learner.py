@@ -8,26 +8,30 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor, nn
 
+from actors.algorithms import chord
 from actors.algorithms.losses import LossInputs, compute_loss
 from actors.algorithms.losses.metrics import metrics_of
+from actors.algorithms.losses.switches import kl_in_reward
 from actors.algorithms.schedules import learning_rate
 from actors.faults import point
-from actors.policy import attention, loading
-from actors.policy.logprobs import chosen_logprobs
+from actors.policy import attention, formats, loading
+from actors.policy.frozen import NONE, FixedLogprobs, FrozenModels
+from actors.policy.logprobs import logprobs_and_entropy
+from actors.policy.micro_batches import MicroBatch, filled, micro_batch
 from actors.policy.optimizer import make_optimizer
-from actors.policy.ranks import ALONE, Part, Ranks
-from actors.policy.snapshots import Snapshot, copied, optimizer_snapshot, restore_optimizer
+from actors.policy.ranks import ALONE, Ranks
+from actors.policy.snapshots import Snapshot, optimizer_snapshot, restore_optimizer
+from actors.policy.supervised import SupervisedExamples
 from bus.weights import Weights
 from schemas.config import RunConfig
 from schemas.messages import StepBatch
@@ -38,12 +42,14 @@ log = structlog.get_logger("learner")
 class Learner(Protocol):
     """What the trainer actor drives. `TorchLearner` is the real one, `actors.policy.fake.FakeLearner` its double."""
 
-    def part(self, batch: StepBatch) -> Part:
-        """One rank's part of a step's gradients. Nothing is updated."""
-        ...
+    def step(self, batch: StepBatch, ranks: Ranks, before: Sequence[StepBatch] = ()) -> dict[str, float]:
+        """Train one step together with the other ranks; returns what was measured, under the reporter's keys.
 
-    def step(self, batch: StepBatch, ranks: Ranks) -> dict[str, float]:
-        """Train one step together with the other ranks; returns what was measured, under the reporter's keys."""
+        Args:
+            batch: of this rank.
+            ranks: the others.
+            before: batches of lower ranks that this process stands for as well: a replay has those of the whole gang.
+        """
         ...
 
     def weights(self) -> Weights:
@@ -60,12 +66,20 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True)
+class _Share:
+    """One rank's part of a step: its batch, and by micro-batch the logprobs that no update of the step changes."""
+
+    batch: StepBatch
+    fixed: Mapping[int, FixedLogprobs]
+
+
+@dataclass(frozen=True)
 class _Gradients:
-    """What the gradients of one step tell, summed over all ranks."""
+    """What the gradients of one update tell, summed over all ranks."""
 
     loss: float
     norm: float
-    sums: Counter[str]
+    sums: Mapping[str, float]
     mismatch_max: float
 
     @property
@@ -83,124 +97,176 @@ class TorchLearner:
         self._dtype = loading.TORCH_DTYPES[config.model.dtype]
         self._device = loading.device_of(config.model)
         lora = config.model.lora
-        self._lora = lora is not None
-        base_dtype = self._dtype if self._lora else torch.float32
+        base_dtype = torch.float32 if lora is None else self._dtype
         self.model: nn.Module = loading.load_model(config.model, attention.NAME, base_dtype)
         if lora is not None:
             self.model = loading.add_lora(self.model, lora)
         self.model.train()
+        self._trainable = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.model, config.trainer.optimizer)
+        self._frozen = FrozenModels(config, self.model, self._autocast)
+        sft = config.trainer.sft
+        self._supervised = SupervisedExamples(config, sft, self.model, self._autocast) if sft else None
 
-    def step(self, batch: StepBatch, ranks: Ranks = ALONE) -> dict[str, float]:
-        """Forward and backward over all micro-batches, a sum over all ranks, then one optimizer update.
+    def step(self, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> dict[str, float]:
+        """An optimizer update per minibatch and iteration, the minibatches in their order in each iteration.
 
-        Every random number of a step follows from the run's seed, the step and the rank, so a step can be replayed.
-        Gradients that are not finite are computed once again: a fault of the machine passes, one of the run stays.
+        Every random number of an update follows from the run's seed, the step, the rank and its place in the step, so a
+        step can be replayed. Gradients that are not finite are computed once again: a fault of the machine passes, one
+        of the run stays.
 
         Raises:
-            FloatingPointError: they are not finite the second time either; nothing has been updated.
+            FloatingPointError: they are not finite the second time either. They have not been applied; those of the
+            updates before it in this step have, so what is in memory now is no version of the policy.
         """
         started = time.perf_counter()
-        gradients = self._gradients(batch, ranks)
-        if not gradients.finite:
-            log.warning("step computed again", step=batch.step, loss=gradients.loss, grad_norm=gradients.norm)
-            gradients = self._gradients(batch, ranks)
-        computed = time.perf_counter()
-        if not gradients.finite:
-            self._optimizer.zero_grad(set_to_none=True)
-            raise FloatingPointError(
-                f"step {batch.step}: loss {gradients.loss}, gradient norm {gradients.norm}, twice; its groups are "
-                f"{batch.ordinals.tolist()}. Look at mismatch_kl and masked_fraction of the steps before; a lower "
-                "trainer.learning_rate usually helps (actors rewind goes back to an older checkpoint)"
-            )
+        num_updates = self._config.trainer.num_iterations * batch.num_minibatches
         rate = learning_rate(batch.step, self._config.trainer)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return metrics_of(dict(gradients.sums)) | {
-            "loss": gradients.loss,
-            "grad_norm": gradients.norm,
-            "learning_rate": rate,
-            "mismatch_max": gradients.mismatch_max,
-            "tokens": gradients.sums["tokens"],
+        shares = [_Share(each, self._frozen.logprobs(each, with_old=num_updates > 1)) for each in (*before, batch)]
+        updates, seconds_optimizer = [], 0.0
+        for update in range(num_updates):
+            updates.append(self._finite_gradients(shares, ranks, update, num_updates))
+            computed = time.perf_counter()
+            self._apply(rate)
+            seconds_optimizer += time.perf_counter() - computed
+        return self._measured(updates, rate) | {
             "torch_threads": float(torch.get_num_threads()),
-            "seconds_forward_backward": computed - started,
-            "seconds_optimizer": time.perf_counter() - computed,
+            "seconds_forward_backward": time.perf_counter() - started - seconds_optimizer,
+            "seconds_optimizer": seconds_optimizer,
         }
 
-    def _gradients(self, batch: StepBatch, ranks: Ranks) -> _Gradients:
-        """Gradients of the whole step, on every rank the same, clipped."""
-        part = self.part(batch)
-        point("trainer.gradients")
-        ranks.sum(part.tensors)
-        everybody: dict[str, float] = {}
-        for message in ranks.exchange(part.message):
-            _merge(everybody, json.loads(message))
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        norm = float(nn.utils.clip_grad_norm_(parameters, self._config.trainer.max_grad_norm))
-        mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
-        return _Gradients(loss, norm, Counter(everybody), mismatch_max)
+    def _finite_gradients(self, shares: Sequence[_Share], ranks: Ranks, update: int, num_updates: int) -> _Gradients:
+        batch = shares[-1].batch
+        gradients = self._gradients(shares, ranks, update)
+        if gradients.finite:
+            return gradients
+        found = {"loss": gradients.loss, "grad_norm": gradients.norm}
+        log.warning("step computed again", step=batch.step, update=update + 1, **found)
+        gradients = self._gradients(shares, ranks, update)
+        if gradients.finite:
+            return gradients
+        self._optimizer.zero_grad(set_to_none=True)
+        place = f" (update {update + 1} of {num_updates})" if num_updates > 1 else ""
+        raise FloatingPointError(
+            f"step {batch.step}{place}: loss {gradients.loss}, gradient norm {gradients.norm}, twice; its groups are "
+            f"{batch.ordinals.tolist()}. Look at mismatch_kl and masked_fraction of the steps before; a lower "
+            "trainer.learning_rate usually helps (actors rewind goes back to an older checkpoint)"
+        )
 
-    def part(self, batch: StepBatch) -> Part:
-        """Gradients of this rank's micro-batches, in the parameters' own memory, and what was measured."""
-        torch.manual_seed(step_seed(self._config.seed, batch.step, batch.rank))
+    def _gradients(self, shares: Sequence[_Share], ranks: Ranks, update: int) -> _Gradients:
+        """Gradients of one update, on every rank the same, clipped."""
+        own: list[Tensor] = []
+        messages = []
+        for share in shares:  # in the order of ranks, as they are summed where each is a process
+            earlier, message = own, self._part(share, update)
+            messages.append(message)
+            own = [gradient for gradient in (parameter.grad for parameter in self._trainable) if gradient is not None]
+            for gradient, sum_before in zip(own, earlier, strict=bool(earlier)):
+                gradient += sum_before
+        point("trainer.gradients")
+        ranks.sum(own)
+        everybody: dict[str, float] = {}
+        for message in [*messages[:-1], *ranks.exchange(messages[-1])]:
+            _merge(everybody, json.loads(message))
+        norm = float(nn.utils.clip_grad_norm_(self._trainable, self._config.trainer.max_grad_norm))
+        mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
+        return _Gradients(loss, norm, everybody, mismatch_max)
+
+    def _part(self, share: _Share, update: int) -> bytes:
+        """Gradients of one rank's micro-batches, in memory of their own; returns what was measured, as a message."""
+        batch, minibatch = share.batch, update % share.batch.num_minibatches
+        torch.manual_seed(update_seed(self._config.seed, batch.step, update, batch.rank))
         self._optimizer.zero_grad(set_to_none=True)
         measured: dict[str, float] = {"mismatch_max": 0.0}
-        for m in range(batch.num_micro_batches):
-            first, last = (int(i) for i in batch.micro_batch_offsets[m : m + 2])
-            if last > first:
-                _merge(measured, self._micro_batch(batch, first, last))
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        for parameter in parameters:
+        for number in filled(batch, minibatch):
+            _merge(measured, self._micro_batch(share, minibatch, number))
+        if self._supervised and self._mu(batch.step):
+            _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
+        for parameter in self._trainable:
             if parameter.grad is None:  # this rank had no sample that reaches it
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        return Part(gradients, json.dumps(measured).encode())
+        return json.dumps(measured).encode()
 
-    def _micro_batch(self, batch: StepBatch, first: int, last: int) -> dict[str, float]:
-        """Gradients of samples first…last−1; returns their share of the loss, metric sums, and the largest mismatch."""
-        start, end = (int(i) for i in batch.sample_offsets[[first, last]])
-        offsets = batch.sample_offsets[first : last + 1] - start
-        prompts = batch.prompt_lengths[first:last]
-        row = attention.pack_row(
-            batch.token_ids[start:end], offsets, prompts, batch.sample_ordinals[first:last].tolist(), self._device
-        )
-        in_completion = np.ones(end - start, bool)
-        for b, size in enumerate(prompts):
-            in_completion[offsets[b] : offsets[b] + size] = False
-        lengths = np.diff(offsets) - prompts
-
-        def of_completions(name: str) -> Tensor:
-            array = getattr(batch, name)[start:end][in_completion]
-            return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-        inference_logprobs_T, mask_T = of_completions("logprobs"), of_completions("loss_mask").bool()
+    def _micro_batch(self, share: _Share, minibatch: int, number: int) -> dict[str, float]:
+        """Gradients of one micro-batch; returns its share of the loss, metric sums, and the largest mismatch."""
+        micro, trainer = micro_batch(share.batch, number, self._device), self._config.trainer
         with self._autocast():
-            logits_TV = self.model(**row.forward_arguments()).logits[0]
-        logprobs_T, entropy_T = chosen_logprobs(
-            logits_TV, of_completions("token_ids").long(), of_completions("temperatures")
+            logits_TV = self.model(**micro.row.forward_arguments()).logits[0]
+        logprobs_T, entropy_T = logprobs_and_entropy(
+            logits_TV,
+            micro.token_ids_T,
+            micro.temperatures_T,
+            entropy_gradient=trainer.entropy_coef > 0 or trainer.adaptive_entropy is not None,
         )
-        inputs = LossInputs(
-            logprobs_T=logprobs_T,
-            inference_logprobs_T=inference_logprobs_T,
-            advantages_T=of_completions("advantages"),
-            loss_mask_T=mask_T,
-            completion_of_T=torch.from_numpy(np.repeat(np.arange(last - first), lengths)).to(self._device),
-            num_completions=last - first,
-            loss_tokens=batch.loss_tokens,
-        )
-        output = compute_loss(inputs, self._config.trainer)
-        output.loss.backward()  # type: ignore[no-untyped-call]
-        gap_T = (logprobs_T.detach() - inference_logprobs_T).abs().masked_fill(~mask_T, 0.0)
+        fixed = share.fixed.get(number, NONE)
+        inputs = self._inputs(micro, fixed, share.batch, minibatch, logprobs_T, entropy_T)
+        output = compute_loss(replace(inputs, advantages_T=kl_in_reward(inputs, trainer)), trainer)
+        loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(share.batch.step))
+        loss.backward()  # type: ignore[no-untyped-call]
+        gap_T = inputs.masked((logprobs_T.detach() - micro.inference_logprobs_T).abs())
         measured = output.sums | {
-            "loss": output.loss.detach(),
-            "entropy": entropy_T.masked_fill(~mask_T, 0.0).sum(),
+            "loss": loss.detach(),
+            "entropy": inputs.masked(entropy_T.detach()).sum(),
             "abs_log_ratio": gap_T.sum(),
             "mismatch_max": gap_T.max(),
         }
         # one tensor, so that a GPU is waited for once
         return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
+
+    def _mu(self, step: int) -> float:
+        sft = self._config.trainer.sft
+        return chord.mu(step - 1, sft) if sft else 0.0
+
+    def _inputs(
+        self,
+        micro: MicroBatch,
+        fixed: FixedLogprobs,
+        batch: StepBatch,
+        minibatch: int,
+        logprobs_T: Tensor,
+        entropy_T: Tensor,
+    ) -> LossInputs:
+        """Of one micro-batch; what is averaged over is the minibatch, which takes the place of the step."""
+        num_micro_batches = int(batch.minibatch_offsets[minibatch + 1] - batch.minibatch_offsets[minibatch])
+        return LossInputs(
+            logprobs_T=logprobs_T,
+            inference_logprobs_T=micro.inference_logprobs_T,
+            advantages_T=micro.advantages_T,
+            loss_mask_T=micro.loss_mask_T,
+            completion_of_T=micro.completion_of_T,
+            num_completions=micro.num_completions,
+            loss_tokens=int(batch.loss_tokens[minibatch]),
+            step_completions=int(batch.num_completions[minibatch]),
+            num_micro_batches=num_micro_batches * batch.num_ranks,
+            max_completion_length=self._config.rollout.max_tokens,
+            old_logprobs_T=fixed.old_T,
+            reference_logprobs_T=fixed.reference_T,
+            teacher_logprobs_T=fixed.teacher_T,
+            entropy_T=entropy_T,
+            versions_T=micro.versions_T,
+            version=batch.step - 1,
+        )
+
+    def _apply(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _measured(self, updates: Sequence[_Gradients], rate: float) -> dict[str, float]:
+        """Loss and gradient norm are means over the updates, the other metrics means over all that they went over."""
+        sums: dict[str, float] = {}
+        for update in updates:
+            _merge(sums, update.sums)
+        return metrics_of(sums) | {
+            "loss": sum(update.loss for update in updates) / len(updates),
+            "grad_norm": sum(update.norm for update in updates) / len(updates),
+            "learning_rate": rate,
+            "updates": float(len(updates)),
+            "mismatch_max": max(update.mismatch_max for update in updates),
+            # those of the batch, however often it was gone over
+            "tokens": sums.get("tokens", 0.0) / self._config.trainer.num_iterations,
+        }
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._dtype is torch.float32:
@@ -209,63 +275,27 @@ class TorchLearner:
 
     def weights(self) -> Weights:
         """The adapter, or all weights, in the published precision, on the CPU."""
-        if self._lora:
-            tensors = loading.adapter_tensors(self.model)
-            return Weights(
-                "adapter", _published(tensors, torch.float32), {"adapter_config.json": self._adapter_config()}
-            )
-        return Weights("full", _published(loading.full_tensors(self.model), self._dtype))
+        return formats.weights(self.model, self._config.model)
 
     def snapshot(self) -> Snapshot:
         """The folder loads with transformers (full) or peft (LoRA); `trainer/` in it holds the optimizer's state."""
-        trainer = optimizer_snapshot(self._optimizer)
-        if self._lora:
-            tensors = {"adapter_model.safetensors": copied(loading.adapter_tensors(self.model))}
-            texts = {"adapter_config.json": self._adapter_config().encode()}
-            return Snapshot(tensors | trainer.tensors, texts | trainer.texts)
-        model: Any = self.model
-        weights = copied(loading.full_tensors(model))
-
-        def write_model(folder: Path) -> None:
-            model.save_pretrained(folder, state_dict=weights)
-
-        texts = loading.tokenizer_files(self._config.model.path)
-        return Snapshot(trainer.tensors, texts | trainer.texts, write_model)
+        model, trainer = formats.snapshot(self.model, self._config.model), optimizer_snapshot(self._optimizer)
+        return replace(model, tensors=model.tensors | trainer.tensors, texts=model.texts | trainer.texts)
 
     def restore(self, folder: Path) -> None:
         """Weights and optimizer as they were saved."""
-        from safetensors.torch import load_file
-
-        if self._lora:
-            loading.copy_into(
-                loading.adapter_tensors(self.model), load_file(folder / "adapter_model.safetensors"), str(folder)
-            )
-        else:
-            saved = loading.load_model(self._config.model, attention.NAME, torch.float32, str(folder))
-            loading.copy_into(loading.full_tensors(self.model), loading.full_tensors(saved), str(folder))
+        formats.restore(self.model, self._config.model, folder)
         restore_optimizer(folder, self._optimizer)
 
-    def _adapter_config(self) -> str:
-        model: Any = self.model
-        settings = model.peft_config["default"].to_dict() | {"inference_mode": True}
-        return json.dumps(settings, default=lambda value: sorted(value) if isinstance(value, set) else str(value))
 
-
-def _published(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        name: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
-        for name, tensor in tensors.items()
-    }
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Of all random numbers of one rank in one step (dropout)."""
-    digest = hashlib.sha256(f"{seed} step {step} rank {rank}".encode()).digest()
+def update_seed(seed: int, step: int, update: int, rank: int) -> int:
+    """Of all random numbers of one rank in one update (dropout)."""
+    digest = hashlib.sha256(f"{seed} step {step} update {update} rank {rank}".encode()).digest()
     return int.from_bytes(digest[:6], "little")
 
 
-def _merge(total: dict[str, float], part: dict[str, float]) -> None:
-    """Add what one micro-batch or one rank has measured; of the largest mismatch take the larger."""
+def _merge(total: dict[str, float], part: Mapping[str, float]) -> None:
+    """Add what one micro-batch, rank or update has measured; of the largest mismatch take the larger."""
     for name, value in part.items():
         before = total.get(name, 0.0)
         total[name] = max(before, value) if name == "mismatch_max" else before + value

@@ -26,8 +26,17 @@ def device_of(config: ModelConfig) -> torch.device:
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
-def load_model(config: ModelConfig, attention: str, dtype: torch.dtype, path: str | None = None) -> nn.Module:
+def load_model(
+    config: ModelConfig, attention: str, dtype: torch.dtype, path: str | None = None, key: str = "model.path"
+) -> nn.Module:
     """The base model in one precision, on its device, with the named attention function.
+
+    Args:
+        config: of the model.
+        attention: a name of transformers' AttentionInterface.
+        dtype: of its weights.
+        path: of other weights of this model.
+        key: where the configuration names the model.
 
     Raises:
         ConfigError: the model can't be loaded; says why.
@@ -37,10 +46,10 @@ def load_model(config: ModelConfig, attention: str, dtype: torch.dtype, path: st
             path or config.path, dtype=dtype, attn_implementation=attention, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"model.path: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
     problem = _unpackable(model)
     if problem:
-        raise ConfigError(f"model.path: {config.path} ({type(model).__name__}) {problem}")
+        raise ConfigError(f"{key}: {config.path} ({type(model).__name__}) {problem}")
     return model.to(device_of(config))  # type: ignore[no-any-return]
 
 

@@ -8,7 +8,6 @@ lives: while it is under way `check` is called, which raises when the packer has
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,14 +24,6 @@ UNBOUNDED = timedelta(days=1)
 
 class RanksBrokenError(Exception):
     """Another rank can't be reached; the packer will tell the gang to exit."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one rank contributes to a step: tensors that are summed over all ranks, and a message for each of them."""
-
-    tensors: Sequence[Tensor]
-    message: bytes
 
 
 class Ranks(Protocol):
@@ -81,27 +72,6 @@ class Alone:
 ALONE = Alone()
 _abandoned: list[Any] = []
 """Groups with a collective under way: to destroy one waits for the collective, in whatever thread collects garbage."""
-
-
-class Together:
-    """The last rank of a step whose other ranks have contributed before it: how one process replays a gang."""
-
-    def __init__(self, others: Sequence[Part]) -> None:
-        self._others = others
-        self.rank, self.size = len(others), len(others) + 1
-
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        """In the order of ranks, as `GlooRanks` does."""
-        for i, own in enumerate(tensors):
-            first, *rest = [*(part.tensors[i] for part in self._others), own]
-            total = first.clone()
-            for tensor in rest:
-                total += tensor
-            own.copy_(total)
-
-    def exchange(self, value: bytes) -> list[bytes]:
-        """What the others gave, and this."""
-        return [*(part.message for part in self._others), value]
 
 
 class GlooRanks:

@@ -1,9 +1,11 @@
 """Reward functions that ship. Each is `f(prompts, completions, **columns) -> list[float | None]`, as TRL calls them.
 
-Prompts and completions are text, or lists of messages for chat prompts; columns are one value per completion.
+Prompts and completions are text, or lists of messages for chat prompts; columns are one value per completion. What a
+function takes by keyword alone comes from its `kwargs`; lengths are tokens.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 Completion = str | list[dict[str, Any]]
@@ -60,4 +62,50 @@ def unmeasured(prompts: list[Any], completions: list[Completion], **_: Any) -> l
     return [None] * len(completions)
 
 
-BUILTIN = {function.__name__: function for function in (exact_match, characters_in_place, final_number)}
+def overlong(
+    prompts: list[Any],
+    completions: list[Completion],
+    completion_ids: list[list[int]],
+    *,
+    max_tokens: int,
+    overlong_tokens: int,
+    factor: float = 1.0,
+    **_: Any,
+) -> list[float | None]:
+    """0 up to max_tokens − overlong_tokens, from there falling by factor ÷ overlong_tokens per token.
+
+    min(−(length − (max_tokens − overlong_tokens)) ÷ overlong_tokens · factor, 0), without a floor (AReaL; ms-swift's
+    soft_overlong has factor 1). 90 tokens of 100, 20 of them overlong: −0.5.
+    """
+    allowed = max_tokens - overlong_tokens
+    return [min(-(len(ids) - allowed) / overlong_tokens * factor, 0.0) for ids in completion_ids]
+
+
+def soft_overlong(
+    prompts: list[Any],
+    completions: list[Completion],
+    completion_ids: list[list[int]],
+    *,
+    max_tokens: int,
+    overlong_tokens: int,
+    **_: Any,
+) -> list[float | None]:
+    """0 up to max_tokens − overlong_tokens, falling to −1 at max_tokens, −1 behind it (DAPO, TRL).
+
+    Without overlong_tokens, −1 behind max_tokens and 0 else.
+    """
+    if not overlong_tokens:
+        return [-float(len(ids) > max_tokens) for ids in completion_ids]
+    penalties = overlong(prompts, completions, completion_ids, max_tokens=max_tokens, overlong_tokens=overlong_tokens)
+    return [max(penalty or 0.0, -1.0) for penalty in penalties]
+
+
+def length_penalty(
+    prompts: list[Any], completions: list[Completion], completion_ids: list[list[int]], *, max_tokens: int, **_: Any
+) -> list[float | None]:
+    """−length ÷ max_tokens: each token costs the same, and its weight in the sum says how much."""
+    return [-len(ids) / max_tokens for ids in completion_ids]
+
+
+_ALL = (exact_match, characters_in_place, final_number, overlong, soft_overlong, length_penalty)
+BUILTIN: dict[str, Callable[..., list[float | None]]] = {function.__name__: function for function in _ALL}

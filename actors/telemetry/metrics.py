@@ -4,6 +4,7 @@ Base units, counters end in `_total` and start at 0 (all label values are listed
 scrape), no label without bounds: no step, no ordinal.
 """
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
-from bus.counts import EdgeCounts
+from bus.counts import REFUSALS, EdgeCounts
 from schemas.errors import DecodeError
 
 Actor = Literal["rollout", "reward", "packer", "trainer", "inference"]
@@ -27,7 +28,9 @@ REWARD_BUCKETS = (-1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 
 PURPOSES = ("train", "eval")
 ATTEMPT_FAILURES = ("timeout", "engine", "environment", "prompt_too_long", "internal")
 SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "internal")
-DROPS = ("poison", "stale", "eval_void", "forked")
+COMPLETION_FILTERS = ("gibberish", "repetition", "truncated")
+DROPS = ("poison", "stale", "eval_void", "forked", "zero_variance", "too_easy", "too_hard")
+POOLS = ("easy", "hard")
 GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
 
 
@@ -80,6 +83,23 @@ SPECS = (
         "Completions for which every reward function returned None.",
         _labels(purpose=PURPOSES),
     ),
+    Spec(
+        "grpo_reward_filtered_completions_total",
+        "counter",
+        "Train completions found by a filter, enforced or not; truncated ones always, others when configured.",
+        _labels(filter=COMPLETION_FILTERS),
+    ),
+    Spec(
+        "grpo_reward_masked_completions_total",
+        "counter",
+        "Train completions masked out of the loss by filters that are enforced.",
+    ),
+    Spec(
+        "grpo_reward_timeouts_total",
+        "counter",
+        "Times that functions of a group were late, by what came next: called again, counted as None or 0, or failure.",
+        _labels(outcome=("retried", "none", "zero", "fail")),
+    ),
     Spec("grpo_reward_held_groups", "gauge", "Groups read or scored and not yet released by the packer."),
     Spec("grpo_reward_queue_groups", "gauge", "Groups read and not yet scored."),
     Spec("grpo_reward_score_seconds", "histogram", "Time to score one group.", (), SLOW_BUCKETS),
@@ -92,6 +112,12 @@ SPECS = (
     ),
     Spec("grpo_packer_issued_total", "counter", "Ordinals issued.", _labels(purpose=PURPOSES)),
     Spec("grpo_packer_drops_total", "counter", "Ordinals dropped for good.", _labels(purpose=PURPOSES, reason=DROPS)),
+    Spec(
+        "grpo_packer_resampled_in_vain_total",
+        "counter",
+        "Groups taken though a filter rejects them, after packer.max_resample_times others in their place.",
+    ),
+    Spec("grpo_packer_pool_examples", "gauge", "Examples set aside, by difficulty pool.", _labels(pool=POOLS)),
     Spec("grpo_packer_copies_dropped_total", "counter", "Scored groups of ordinals that were settled already."),
     Spec("grpo_packer_reissued_total", "counter", "Attempts beyond an ordinal's first."),
     Spec("grpo_packer_holder_deaths_total", "counter", "Tickets whose holder died or lost its lease."),
@@ -126,6 +152,13 @@ SPECS = (
         _labels(phase=("wait_batch", "forward_backward", "optimizer", "publish", "checkpoint")),
     ),
     Spec(
+        "grpo_trainer_weight_broadcasts_total",
+        "counter",
+        "Updates of the rendezvous channel; abandoned ones are repeated.",
+        _labels(outcome=("sent", "abandoned")),
+    ),
+    Spec("grpo_trainer_weight_wire_seconds_total", "counter", "Time of the updates that were sent."),
+    Spec(
         "grpo_trainer_checkpoints_total",
         "counter",
         "Checkpoints by outcome; a failed one is tried again at the next interval.",
@@ -154,7 +187,12 @@ SPECS = (
     Spec("grpo_inference_running_completions", "gauge", "Completions being decoded."),
     Spec("grpo_inference_waiting_completions", "gauge", "Completions that wait for a slot."),
     Spec("grpo_inference_busy_seconds_total", "counter", "Time in which the engine computed."),
-    Spec("grpo_inference_weight_updates_total", "counter", "Weight updates.", _labels(outcome=("loaded", "failed"))),
+    Spec(
+        "grpo_inference_weight_updates_total",
+        "counter",
+        "Weight updates.",
+        _labels(outcome=("loaded", "failed", "abandoned")),
+    ),
     Spec(
         "grpo_inference_weight_update_seconds",
         "histogram",
@@ -173,6 +211,12 @@ BUS_SPECS = (
         _labels(edge=(), reason=DecodeError.REASONS),
     ),
     Spec("grpo_bus_packer_silent_seconds", "gauge", "Time since the packer was last heard."),
+    Spec(
+        "grpo_bus_refused_connections_total",
+        "counter",
+        "Connections that this actor did not let in.",
+        _labels(reason=tuple(REFUSALS)),
+    ),
 )
 
 
@@ -232,21 +276,26 @@ class _BusCollector(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         """Sum the edges of the same name: a rollout has one socket per reward actor, and one edge."""
-        messages, size, dropped, _ = BUS_SPECS
         families = [
-            CounterMetricFamily(s.name, s.help, labels=[n for n, _ in s.labels]) for s in (messages, size, dropped)
+            CounterMetricFamily(s.name, s.help, labels=[n for n, _ in s.labels])
+            for s in BUS_SPECS
+            if s.kind == "counter"
         ]
+        refused: Counts[str] = Counts()
         totals: dict[str, EdgeCounts] = {}
         for counts in self._edges():
             total = totals.setdefault(counts.edge, EdgeCounts(counts.edge))
             total.num_messages += counts.num_messages
             total.num_bytes += counts.num_bytes
             total.dropped.update(counts.dropped)
+            refused.update(counts.refused)
         for edge, total in totals.items():
             families[0].add_metric([edge], total.num_messages)
             families[1].add_metric([edge], total.num_bytes)
             for reason in DecodeError.REASONS:
                 families[2].add_metric([edge, reason], total.dropped[reason])
+        for reason in REFUSALS:
+            families[3].add_metric([reason], refused[reason])
         yield from families
 
 

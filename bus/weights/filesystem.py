@@ -7,12 +7,13 @@ version. The directory of a full version holds `model.safetensors`, that of an a
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
 from bus.weights import Weights
-from schemas.messages import Manifest, Policy
+from schemas.messages import Manifest, Policy, WeightUpdate
 
 log = structlog.get_logger("bus.weights")
 
@@ -72,8 +73,10 @@ class FilesystemPublisher:
 class FilesystemReceiver:
     """Reads what a `FilesystemPublisher` wrote."""
 
-    def receive(self, manifest: Manifest) -> Weights:
-        """The version's tensors on the CPU.
+    def receive(
+        self, manifest: Manifest, update: WeightUpdate | None = None, check: Callable[[], object] = bool
+    ) -> Weights:
+        """The version's tensors on the CPU. Files need nobody's presence: there is nothing to wait for.
 
         Raises:
             ValueError: the file is not the one that the manifest names.
@@ -91,7 +94,7 @@ class FilesystemReceiver:
         files = {}
         if manifest.content == "adapter":
             files["adapter_config.json"] = json.dumps(json.loads((path.parent / "adapter_config.json").read_text()))
-        return Weights(content=manifest.content, tensors=load_file(path), files=files)
+        return Weights(content=manifest.content, tensors=load_file(path), files=files, directory=manifest.uri)
 
 
 def file_digest(path: Path) -> str:

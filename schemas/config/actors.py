@@ -6,8 +6,23 @@ from pydantic import Field, model_validator
 
 from schemas.config.advantages import AdvantageConfig, MeanAdvantageConfig
 from schemas.config.base import Section
-from schemas.config.data import RewardFunctionConfig
+from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
+from schemas.config.engines import VllmEngineConfig
+from schemas.config.filters import CompletionFilterConfig
+from schemas.config.model import Dtype
 from schemas.config.objective import ObjectiveConfig
+from schemas.config.pools import PoolsConfig
+
+
+class TemperatureScheduleConfig(Section):
+    """From `rollout.temperature` to another one over the steps; each token carries the one it was sampled at."""
+
+    type: Literal["linear", "cosine"]
+    """Shape of the course (Surogate: temp_scheduler.type)."""
+    end: float = Field(gt=0)
+    """Temperature of the last step of the schedule and of all after it."""
+    steps: int | None = Field(None, ge=1)
+    """Steps of the schedule; those of the run (`trainer.max_steps`) where empty."""
 
 
 class RolloutConfig(Section):
@@ -19,8 +34,14 @@ class RolloutConfig(Section):
     """New tokens per completion at most."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of train groups; logprobs are those of the tempered distribution."""
+    temperature_schedule: TemperatureScheduleConfig | None = None
+    """Where the temperature goes from there; constant where empty."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; below 1 the importance ratio is biased."""
+    top_k: int = Field(0, ge=0)
+    """Sample from this many most probable tokens; 0: from all, which alone leaves the importance ratio unbiased."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Leave out tokens less probable than this × the most probable one; above 0 the importance ratio is biased."""
     max_concurrent_groups: int = Field(16, ge=1)
     """Groups that one rollout actor samples at once."""
     group_timeout: float = Field(300.0, gt=0)
@@ -33,13 +54,45 @@ class RewardConfig(Section):
     """Scoring of groups and their advantages."""
 
     functions: list[RewardFunctionConfig] = Field(min_length=1)
-    """Summed with their weights."""
+    """Summed with their weights; one that returns None for a completion is left out of its sum."""
+    shaping: ShapingConfig = ShapingConfig()
+    """Of the sum. `gdpo`, which looks at each function, does not see it."""
+    none_as_zero: bool = False
+    """A completion for which every function returned None has reward 0, as in ms-swift; else it is unscorable, with
+    advantage 0 and in no mean, as in TRL."""
+    steps: StepRewardConfig | None = None
+    """Rewards of steps inside a completion, for the advantages `process` and `gae`."""
     advantage: AdvantageConfig = MeanAdvantageConfig()
-    """How rewards of a group become advantages."""
+    """How rewards become advantages."""
+    filters: list[CompletionFilterConfig] = []
+    """Completions to count, or to mask out of the loss."""
+    mask_truncated_completions: bool = False
+    """Mask completions out of the loss that ran into `rollout.max_tokens` (TRL's name; ms-swift: overlong_filter);
+    their rewards stay in the baseline."""
     timeout: float = Field(300.0, gt=0)
-    """Seconds for all functions of one group; past it the attempt fails as `reward_timeout` (P12)."""
+    """Seconds for all functions of one group, and as many again for that of `steps` and that of advantage custom; those
+    that are late are called again (P12)."""
+    timeout_retries: int = Field(1, ge=0)
+    """How often, each time for `timeout` seconds."""
+    on_timeout: Literal["none", "zero", "fail"] = "none"
+    """What a function that is still late then counts as, for a train group: None for each completion, or reward 0; or
+    the attempt fails as `reward_timeout` and the group is sampled again, as a group of an evaluation always is."""
     max_concurrent_groups: int = Field(8, ge=1)
     """Groups that one reward actor scores at once."""
+
+    @property
+    def longest_seconds(self) -> float:
+        """Until a group that a reward actor has begun with is scored or has failed."""
+        rounds = 1 + (self.steps is not None) + (self.advantage.type == "custom")  # one after the other
+        return rounds * self.timeout * (1 + self.timeout_retries)
+
+    @model_validator(mode="after")
+    def _steps_for_who_uses_them(self) -> "RewardConfig":
+        if self.advantage.type == "process" and self.steps is None:
+            raise ValueError("advantage process needs steps: {path: file.py:function}")
+        if self.advantage.type not in ("process", "gae") and self.steps is not None:
+            raise ValueError(f"steps are used by advantage process and gae, not by {self.advantage.type}")
+        return self
 
 
 class PackerConfig(Section):
@@ -55,6 +108,27 @@ class PackerConfig(Section):
     """Steps that sampling may run ahead of training; 0 alternates."""
     max_off_policy_steps: int = Field(8, ge=0)
     """Groups that lag more when they are packed are dropped as `stale` (P17)."""
+    oversampling_factor: float = Field(1.0, ge=1)
+    """With order arrival: ceil(groups_per_step × this) groups are asked for where a step needs groups_per_step, as far
+    as max_off_policy_steps lets them be trained; the first ones win, the others train later."""
+    dynamic_sampling: bool = False
+    """Drop groups whose rewards are all equal as `zero_variance`, and sample another example in their place (DAPO;
+    ms-swift: dynamic_sample)."""
+    online_difficulty_filtering: bool = False
+    """Drop groups whose mean reward is exactly 1 as `too_easy`, exactly 0 as `too_hard`, and sample others likewise."""
+    max_resample_times: int = Field(3, ge=0)
+    """Groups that may be dropped by these two in one place of a step; the next one is taken as it is (P15)."""
+    pools: PoolsConfig | None = None
+    """Set easy and hard examples aside."""
+
+    @model_validator(mode="after")
+    def _surplus_is_of_use(self) -> "PackerConfig":
+        if self.oversampling_factor > 1 and self.order == "ordinal":
+            raise ValueError(
+                f"oversampling_factor: {self.oversampling_factor} with order ordinal only makes groups older, since "
+                "each step waits for its own ones; set order: arrival, or 1.0"
+            )
+        return self
 
 
 class AdamWConfig(Section):
@@ -84,11 +158,27 @@ class CheckpointConfig(Section):
     """Seconds for which the last one is tried again when it can't be written (a full disk), until the run fails."""
 
 
+class TeacherConfig(Section):
+    """A frozen model beside the policy, with the same vocabulary, which a loss pulls the policy towards."""
+
+    path: str = Field(min_length=1)
+    """A name on the hub, or a directory, looked for like `model.path`."""
+    dtype: Dtype = "bfloat16"
+    """Precision of its weights and computation."""
+
+
 class TrainerConfig(ObjectiveConfig):
     """What is minimised, and how."""
 
     max_steps: int = Field(ge=1)
     """Training steps of the run."""
+    num_iterations: int = Field(1, ge=1)
+    """Times that a step goes over its batch (GRPO's μ, as in TRL and ms-swift)."""
+    num_minibatches: int = Field(1, ge=1)
+    """Parts of a step's batch, each with an optimizer update of its own; whole groups where their number can be
+    divided by it, else whole completions. A step has num_iterations × num_minibatches updates, all at its rate."""
+    teacher: TeacherConfig | None = None
+    """For losses with a teacher (on-policy distillation)."""
     num_ranks: int = Field(1, ge=1, le=1024)
     """Trainer processes, one gang: data-parallel, each has the whole model. They share `output_dir`."""
     learning_rate: float = Field(1e-6, gt=0)
@@ -117,6 +207,9 @@ class EmbeddedEngineConfig(Section):
     """Completions decoded at once; more wait."""
     max_sequence_len: int = Field(2048, ge=2)
     """Tokens of prompt and completion at most."""
+    max_prefill_tokens: int = Field(16384, ge=1)
+    """Prompt tokens computed between two tokens of the running completions at most (one prompt may be longer). More
+    admit waiting requests sooner; fewer keep the running ones going, and need less memory."""
     deterministic: bool = False
     """Bitwise the same tokens and logprobs for a request in any company and after a restart, given the same weights,
     number of threads and kind of machine. Costs all that requests gain from being decoded together: they run one at a
@@ -133,7 +226,7 @@ class FakeEngineConfig(Section):
     """Pause per decoded token."""
 
 
-EngineConfig = Annotated[EmbeddedEngineConfig | FakeEngineConfig, Field(discriminator="type")]
+EngineConfig = Annotated[EmbeddedEngineConfig | VllmEngineConfig | FakeEngineConfig, Field(discriminator="type")]
 
 
 class InferenceConfig(Section):
@@ -149,6 +242,18 @@ class InferenceConfig(Section):
     """Port of the first inference actor (the next takes the next one); 0: any free one."""
     request_timeout: float = Field(300.0, gt=0)
     """Seconds that a client waits for an answer."""
+    api_key_env: str = ""
+    """Environment variable with the key that requests must carry; empty: none is asked for."""
+    tls_cert: str = ""
+    """File of the certificate (PEM) with which HTTP is encrypted, and which clients trust; empty: plain HTTP."""
+    tls_key: str = ""
+    """File of its key; only inference actors read it."""
+
+    @model_validator(mode="after")
+    def _tls_whole(self) -> "InferenceConfig":
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key: set both or none")
+        return self
 
 
 class UpConfig(Section):

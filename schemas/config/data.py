@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.config.base import Section
+from schemas.config.base import FunctionPath, Section
 
 Split = Literal["train", "eval"]
 
@@ -68,14 +68,41 @@ class JsonlConfig(EnvironmentBase):
 EnvironmentConfig = Annotated[ReverseTextConfig | ArithmeticConfig | JsonlConfig, Field(discriminator="type")]
 
 
-class RewardFunctionConfig(Section):
-    """A function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature)."""
+class ShapingConfig(Section):
+    """What becomes of a reward before it is used: (reward + bias) · scale, then clipped (AReaL)."""
+
+    bias: float = 0.0
+    """Added first (AReaL: reward_bias)."""
+    scale: float = 1.0
+    """Factor after that (AReaL: reward_scaling)."""
+    clip: float | None = Field(None, gt=0)
+    """Then held between −clip and clip (AReaL: reward_clip, 20); empty: not."""
+
+
+class RewardFunctionConfig(ShapingConfig):
+    """A function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature).
+
+    `metrics.jsonl` and `samples.jsonl` tell what it returned; bias, scale and clip are applied before the weight.
+    """
 
     path: str = Field(min_length=1)
     """A built-in name, `package.module:function`, or `path/to/file.py:function`; the file is looked for beside the
     configuration file, else where the command is given."""
     weight: float = 1.0
     """Factor in the sum; 0 only measures."""
+    kwargs: dict[str, Any] = {}
+    """Passed to each call; they win over columns of the same name."""
+
+
+class StepRewardConfig(Section):
+    """A function `f(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]]]`, sync or async.
+
+    For each completion its steps, each (end, reward): the place behind the step's last token, from 1 to the number of
+    tokens, and a finite number. No steps, or None: the completion is unscorable.
+    """
+
+    path: FunctionPath
+    """`package.module:function` or `path/to/file.py:function`, looked for like `reward.functions[].path`."""
     kwargs: dict[str, Any] = {}
     """Passed to each call; they win over columns of the same name."""
 

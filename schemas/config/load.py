@@ -7,6 +7,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from schemas.config.actors import TrainerConfig
+from schemas.config.advantages import CustomAdvantageConfig
+from schemas.config.losses import CustomLossConfig
 from schemas.config.problems import describe
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
@@ -139,17 +142,34 @@ def _index(node: list[Any], name: str, key: str) -> int:
 def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     """Make absolute what the run reads and where it writes, so that every actor finds it wherever it runs."""
     environments = [_resolve_environment(environment, folder) for environment in config.environments]
-    functions = [f.model_copy(update={"path": _locate_code(f.path, folder)}) for f in config.reward.functions]
+    reward = config.reward
+    located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
+    located["steps"] = reward.steps and _with_code(reward.steps, folder)
+    if isinstance(reward.advantage, CustomAdvantageConfig):
+        located["advantage"] = _with_code(reward.advantage, folder)
     exact_match = config.eval.exact_match and _locate_code(config.eval.exact_match, folder)
     return config.model_copy(
         update={
             "output_dir": str(config.output),
+            "bus": config.bus.model_copy(update={"keys": config.bus.keys and str(_locate(config.bus.keys, folder))}),
             "model": config.model.model_copy(update={"path": _locate_model(config.model.path, folder)}),
             "environments": environments,
-            "reward": config.reward.model_copy(update={"functions": functions}),
+            "inference": config.inference.model_copy(update=_tls_files(config, folder)),
+            "trainer": _resolve_trainer(config.trainer, folder),
+            "reward": reward.model_copy(update=located),
             "eval": config.eval.model_copy(update={"exact_match": exact_match}),
         }
     )
+
+
+def _resolve_trainer(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
+    teacher, sft = trainer.teacher, trainer.sft
+    found = {
+        "loss": _with_code(trainer.loss, folder) if isinstance(trainer.loss, CustomLossConfig) else trainer.loss,
+        "teacher": teacher and teacher.model_copy(update={"path": _locate_model(teacher.path, folder)}),
+        "sft": sft and sft.model_copy(update={"path": str(_locate(sft.path, folder))}),
+    }
+    return trainer.model_copy(update=found)
 
 
 def _locate(path: str, folder: Path) -> Path:
@@ -170,6 +190,15 @@ def _locate_model(path: str, folder: Path) -> str:
 def _locate_code(path: str, folder: Path) -> str:
     file, colon, function = path.rpartition(":")
     return f"{_locate(file, folder)}:{function}" if colon and file.endswith(".py") else path
+
+
+def _with_code(section: Any, folder: Path) -> Any:
+    return section.model_copy(update={"path": _locate_code(section.path, folder)})
+
+
+def _tls_files(config: RunConfig, folder: Path) -> dict[str, str]:
+    given = {key: getattr(config.inference, key) for key in ("tls_cert", "tls_key")}
+    return {key: str(_locate(path, folder)) for key, path in given.items() if path}
 
 
 def _resolve_environment(environment: Any, folder: Path) -> Any:

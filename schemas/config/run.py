@@ -1,6 +1,5 @@
 """The whole configuration of a run, and the rules that span sections."""
 
-import re
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -14,10 +13,11 @@ from schemas.config.actors import (
     TrainerConfig,
     UpConfig,
 )
+from schemas.config.advantages import AdvantageConfig, GaeAdvantageConfig, ProcessAdvantageConfig
 from schemas.config.base import Section
-from schemas.config.data import EnvironmentConfig, EvalConfig, JsonlConfig
+from schemas.config.data import ArithmeticConfig, EnvironmentConfig, EvalConfig, JsonlConfig, ReverseTextConfig
 from schemas.config.model import ModelConfig
-from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
+from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig, is_loopback
 
 
 class RunConfig(Section):
@@ -120,13 +120,14 @@ def _weights_set_for_all_or_none(config: RunConfig) -> list[str]:
 
 def _plaintext_stays_on_loopback(config: RunConfig) -> list[str]:
     bus, control_host = config.bus, _control_host(config)
-    if control_host is None or bus.allow_plaintext:
+    if control_host is None or bus.keys or bus.allow_plaintext:
         return []
+    hosts = {"bus.control": control_host, "bus.host": bus.host, "bus.advertise_host": bus.advertise_host}
     return [
-        f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; bind to 127.0.0.1, or set "
-        "bus.allow_plaintext: true on a network that only you can reach"
-        for key, host in (("bus.control", control_host), ("bus.host", bus.host))
-        if not _is_loopback(host)
+        f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; set bus.keys (`actors keys "
+        "new DIR` makes some), stay on 127.0.0.1, or set bus.allow_plaintext: true on a network that only you can reach"
+        for key, host in hosts.items()
+        if host and not is_loopback(host)
     ]
 
 
@@ -136,8 +137,35 @@ def _control_host(config: RunConfig) -> str | None:
     return address.rpartition(":")[0] if scheme == "tcp" else None
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "[::1]", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+def _minibatches_have_completions(config: RunConfig) -> list[str]:
+    parts, completions = config.trainer.num_minibatches, config.packer.groups_per_step * config.rollout.group_size
+    sft = config.trainer.sft
+    problems = []
+    if parts > completions:
+        problems.append(
+            f"trainer.num_minibatches: {parts}, but a step has {completions} completions, packer.groups_per_step "
+            f"{config.packer.groups_per_step} × rollout.group_size {config.rollout.group_size}"
+        )
+    if sft is not None and sft.batch_size < parts:
+        problems.append(
+            f"trainer.sft.batch_size: {sft.batch_size} examples can't be shared out to trainer.num_minibatches {parts}"
+        )
+    return problems
+
+
+def _teacher_for_a_loss_that_reads_it(config: RunConfig) -> list[str]:
+    """`custom` may read one or not."""
+    loss, teacher = config.trainer.loss, config.trainer.teacher
+    tau = getattr(loss, "teacher_tau", 0.0)
+    reads = loss.type == "ref_kl" or tau > 0
+    if reads and teacher is None:
+        key = f"trainer.loss.teacher_tau: {tau:g}" if tau else f"trainer.loss: {loss.type}"
+        return [f"{key} needs a teacher; set trainer.teacher.path"]
+    if teacher is not None and not reads and loss.type != "custom":
+        return [
+            f"trainer.teacher: trainer.loss {loss.type} does not read it; set type ref_kl there, or teacher_tau > 0"
+        ]
+    return []
 
 
 RULES = (
@@ -146,6 +174,8 @@ RULES = (
     _environment_names_differ,
     _weights_set_for_all_or_none,
     _plaintext_stays_on_loopback,
+    _minibatches_have_completions,
+    _teacher_for_a_loss_that_reads_it,
 )
 
 
@@ -157,13 +187,26 @@ def warnings(config: RunConfig) -> list[str]:
             f"packer.max_off_policy_steps: {config.packer.max_off_policy_steps} with packer.order arrival drops "
             "groups that were long in the making; 8 or more is usual"
         )
-    if config.rollout.group_size == 1:
-        found.append("rollout.group_size: with 1 completion per group every advantage is 0; use 2 or more")
-    if config.rollout.top_p < 1:
+    endless = all(isinstance(environment, ReverseTextConfig | ArithmeticConfig) for environment in config.environments)
+    if config.packer.pools is not None and endless:
+        found.append("packer.pools: examples of these environments are generated and never end, so none is set aside")
+    if config.rollout.group_size == 1 and _compares_completions(config.reward.advantage):
         found.append(
-            f"rollout.top_p: {config.rollout.top_p} cuts the distribution that logprobs are taken of, so the "
-            "importance ratio of trainer.loss is biased; 1.0 is exact"
+            f"rollout.group_size: with 1 completion per group every advantage of reward.advantage "
+            f"{config.reward.advantage.type} is 0; use 2 or more"
         )
+    found += [
+        f"rollout.{key}: {getattr(config.rollout, key)} cuts the distribution that logprobs are taken of, so the "
+        f"importance ratio of trainer.loss is biased; {exact} is exact"
+        for key, exact in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))
+        if getattr(config.rollout, key) != exact
+    ]
+    trainer = config.trainer
+    found += [
+        f"trainer.{key}: does nothing with trainer.loss {trainer.loss.type}"
+        for key in sorted(trainer.loss.ignores)
+        if getattr(trainer, key) is not None
+    ]
     if config.model.lora is not None and config.model.lora.dropout > 0:
         found.append("model.lora.dropout: above 0 the trainer's logprobs differ from the engine's")
     needs_file = [e for e in config.environments if isinstance(e, JsonlConfig) and e.eval_path is None]
@@ -171,17 +214,28 @@ def warnings(config: RunConfig) -> list[str]:
         found.append(
             f"environments[].eval_path: not set for {needs_file[0].label}, so nothing of it is held out for eval"
         )
+    if not (is_loopback(config.inference.host) or config.inference.api_key_env):
+        found.append(
+            f"inference.host: {config.inference.host!r} is reachable from other machines, and whoever reaches it can "
+            "sample; set inference.api_key_env, and inference.tls_cert where others could listen"
+        )
     return found + _reached_by_nobody(config)
+
+
+def _compares_completions(advantage: AdvantageConfig) -> bool:
+    """Process supervision compares steps, and the discounted reward nothing unless it is told to."""
+    discounted = isinstance(advantage, GaeAdvantageConfig) and advantage.reward_norm == "none"
+    return not (discounted or isinstance(advantage, ProcessAdvantageConfig))
 
 
 def _reached_by_nobody(config: RunConfig) -> list[str]:
     """Addresses on loopback in a run that has been opened to other machines."""
     control_host = _control_host(config)
-    if control_host is None or _is_loopback(control_host):
+    if control_host is None or is_loopback(control_host):
         return []
     return [
         f"{key}.host: {section.host!r} can't be reached from other machines, which bus.control {config.bus.control} is "
         f"for; set it to an address of each machine's network, or 0.0.0.0 and {key}.advertise_host"
         for key, section in (("bus", config.bus), ("inference", config.inference))
-        if _is_loopback(section.host) and section.advertise_host is None
+        if is_loopback(section.host) and section.advertise_host is None
     ]

@@ -42,8 +42,11 @@ class BusConfig(Section):
     """Seconds until an unsettled group is sent again to a peer that still lives; doubles (P13)."""
     peer_timeout: float = Field(1800.0, gt=0)
     """Seconds of the packer's silence after which an actor gives up."""
+    keys: str = ""
+    """Folder of the keys with which every tcp socket is encrypted and closed to strangers (`actors keys new DIR` makes
+    one; docs/security.md); empty: no encryption, and so nothing beyond loopback."""
     allow_plaintext: bool = False
-    """Let sockets bind beyond loopback without encryption."""
+    """Without keys, let sockets bind and connect beyond loopback all the same."""
 
     @field_validator("control")
     @classmethod
@@ -55,15 +58,23 @@ class BusConfig(Section):
         return control
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host can be reached from this machine alone; a name other than localhost counts as reachable."""
+    return host in ("localhost", "[::1]", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
 class WeightsConfig(Section):
     """How new weights reach the engines."""
 
-    channel: Literal["filesystem"] = "filesystem"
-    """Versioned directories, switched atomically."""
+    channel: Literal["filesystem", "rendezvous"] = "filesystem"
+    """`filesystem`: versioned directories, switched atomically. `rendezvous`: the trainer broadcasts to all engines at
+    once (gloo on CPUs); nothing is written."""
     directory: str = ""
     """Where versions lie; on one host /dev/shm where empty, else `output_dir/weights`."""
     keep: int = Field(3, ge=2)
-    """Newest versions kept on disk."""
+    """Newest versions kept, on disk or in the trainer's memory."""
+    bucket_bytes: int = Field(64 << 20, ge=1)
+    """Of one broadcast of the rendezvous channel; engines hold two besides what they load."""
     update_mode: Literal["drain", "interrupt", "inflight"] = "interrupt"
     """What happens to completions in the making: finish first, go on under the new weights with KV recomputed, or go on
     with the KV they have."""

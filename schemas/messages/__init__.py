@@ -30,6 +30,9 @@ from schemas.messages.control import (
     TrainerBeat,
     TrainerOrder,
     TrainerState,
+    UpdateFailure,
+    WeightMember,
+    WeightUpdate,
 )
 from schemas.messages.data import (
     SEGMENT_LINEAGE,
@@ -116,6 +119,9 @@ __all__ = [
     "TrainerBeat",
     "TrainerOrder",
     "TrainerState",
+    "UpdateFailure",
+    "WeightMember",
+    "WeightUpdate",
     "fingerprint",
     "fingerprint_of",
 ]

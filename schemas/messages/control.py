@@ -34,6 +34,8 @@ class Ticket(Frozen):
     """Oldest version that may sample it (P10)."""
     policy: Policy | None = None
     """Exactly this policy and no other (evaluations)."""
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 class AttemptFailure(Frozen):
@@ -49,11 +51,62 @@ class Manifest(Frozen):
     """One published version of the weights and where it lies."""
 
     policy: Policy
-    channel: Literal["filesystem"]
+    channel: Literal["filesystem", "rendezvous"]
     content: Literal["full", "adapter"]
     uri: str
     digest: str
     num_bytes: int
+
+
+class WeightMember(Frozen):
+    """An engine in a weight update: its process, and how many ranks of the group it brings (its parallel workers)."""
+
+    boot_id: str
+    num_ranks: int
+
+
+class WeightUpdate(Frozen):
+    """One update of the rendezvous channel, as the packer names it (P24). Members are frozen.
+
+    `group` changes when members change or an update has failed; the trainer is rank 0 of it, members follow in order.
+    """
+
+    update: str
+    """Named once and never again, by any packer of the run."""
+    group: str
+    policy: Policy
+    members: list[WeightMember]
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the group, the trainer's among them."""
+        return 1 + sum(member.num_ranks for member in self.members)
+
+    def names(self, boot_id: str) -> bool:
+        """Whether this process is a member."""
+        return any(member.boot_id == boot_id for member in self.members)
+
+    def first_rank(self, boot_id: str) -> int:
+        """The first rank of a member.
+
+        Raises:
+            KeyError: it is none.
+        """
+        rank = 1
+        for member in self.members:
+            if member.boot_id == boot_id:
+                return rank
+            rank += member.num_ranks
+        raise KeyError(boot_id)
+
+
+class UpdateFailure(Frozen):
+    """An update that its teller could not finish. Of the trainer: who missed it, where it knows."""
+
+    update: str
+    missed: list[str]
+    """Boot ids."""
+    detail: str
 
 
 class CheckpointInfo(Frozen):
@@ -143,6 +196,8 @@ class TrainerBeat(Beat):
     received: arrays.Int64_K
     failure: str = ""
     """Not empty: why the run can't go on, for everybody to be told."""
+    failed_update: UpdateFailure | None = None
+    """The last one of the rendezvous channel that failed here."""
 
 
 class InferenceBeat(Beat):
@@ -158,6 +213,9 @@ class InferenceBeat(Beat):
     holds_two_versions: bool
     update_seconds: dict[str, float]
     """Of the last weight update: pause, gather, wire, load."""
+    weight_ranks: int = 0
+    """Ranks that it brings to a rendezvous; 0: it takes part in none."""
+    failed_update: UpdateFailure | None = None
     error: str = ""
 
 
@@ -186,6 +244,8 @@ class RolloutState(State):
 
     tickets: list[Ticket]
     engines: list[EnginePeer]
+    live_engines: list[str]
+    """Boot ids of all engines that beat, also of those that take no new work: they still answer."""
     rewards: list[RewardPeer]
     release: arrays.Holds_H
 
@@ -211,6 +271,8 @@ class TrainerState(State):
     recorded_step: int
     keep_version: int
     """Published versions from this one on may still be asked for."""
+    update: WeightUpdate | None = None
+    """What rank 0 shall broadcast now."""
 
 
 class InferenceState(State):
@@ -220,6 +282,8 @@ class InferenceState(State):
 
     update_id: int
     manifest: Manifest | None
+    update: WeightUpdate | None = None
+    """Of the rendezvous channel: the manifest's version comes by this one, or not yet."""
 
 
 class ObserverState(State):

@@ -1,7 +1,7 @@
 """The three messages of the data plane: sampled groups, scored groups, training batches.
 
-Axes: G completions of a group, P prompt tokens, N tokens, S segments, F reward functions, B samples of a batch,
-M micro-batches, K groups of a step.
+Axes: G completions of a group, P prompt tokens, N tokens, A advantages of tokens, S segments, F reward functions,
+B samples of a batch, M micro-batches, U minibatches, K groups of a step.
 """
 
 from typing import Any, ClassVar, Literal
@@ -102,6 +102,10 @@ class ScoredGroup(RolloutGroup):
     rewards_G: arrays.Float64_G
     """Weighted sum over the functions that applied; NaN where none did (unscorable)."""
     advantages_G: arrays.Float32_G
+    """Of all tokens of a completion; where `token_advantages` are given, the mean of its own. Those of types whose
+    level is `step` are made anew with the batches (`actors.algorithms.advantages`)."""
+    token_advantages: arrays.Float32_A = np.zeros(0, np.float32)
+    """Per token where they differ within a completion, A = N; else empty, A = 0."""
 
     def check(self) -> None:
         """One name per reward function; no infinite number anywhere."""
@@ -110,8 +114,21 @@ class ScoredGroup(RolloutGroup):
             raise ValueError(f"reward_names: {len(self.reward_names)} names for {self.rewards_FG.shape[0]} functions")
         if self.advantages_G.shape[0] != self.num_completions:
             raise ValueError(f"advantages_G: {self.advantages_G.shape[0]} for {self.num_completions} completions")
-        if np.isinf(self.rewards_G).any() or not np.isfinite(self.advantages_G).all():
+        if self.token_advantages.size not in (0, self.token_ids.size):
+            raise ValueError(f"token_advantages: {self.token_advantages.size} for {self.token_ids.size} tokens")
+        finite = np.isfinite(self.advantages_G).all() and np.isfinite(self.token_advantages).all()
+        if np.isinf(self.rewards_G).any() or not finite:
             raise ValueError("rewards_G, advantages_G: a value is infinite or an advantage is NaN")
+
+    @property
+    def advantages(self) -> NDArray[np.float32]:
+        """One per token where they differ within completions, else one per completion."""
+        return self.token_advantages if self.token_advantages.size else self.advantages_G
+
+    @property
+    def advantages_N(self) -> NDArray[np.float32]:
+        """Per token, (N,)."""
+        return self.token_advantages if self.token_advantages.size else np.repeat(self.advantages_G, self.lengths_G)
 
 
 class DroppedOrdinal(Frozen):
@@ -127,7 +144,10 @@ class StepBatch(Message):
     A sample is prompt and completion of one completion. Micro-batch m holds the samples
     `micro_batch_offsets[m]:micro_batch_offsets[m+1]`; sample b holds the tokens
     `sample_offsets[b]:sample_offsets[b+1]`, of which the first `prompt_lengths[b]` are its prompt. Logprobs,
-    advantages and temperatures of prompt tokens are 0, 0 and 1.
+    advantages, temperatures and versions of prompt tokens are 0, 0, 1 and 0.
+
+    A minibatch is what one optimizer update is made of: minibatch u has the micro-batches
+    `minibatch_offsets[u]:minibatch_offsets[u+1]`, as many on every rank, and its completions are on no other.
     """
 
     kind: ClassVar[str] = "step_batch"
@@ -137,34 +157,36 @@ class StepBatch(Message):
     rank: int
     num_ranks: int
     step: int
-    loss_tokens: int
-    """Tokens with loss mask 1 in the whole step, over all ranks and micro-batches: the loss normaliser."""
-    num_completions: int
-    """Completions in the whole step, over all ranks."""
     dropped: list[DroppedOrdinal]
     """Ordinals dropped since the step before, for the witness (P20)."""
     digests: list[str]
     """sha256 of each group's stored payload, in the order of `ordinals`."""
     ordinals: arrays.Int64_K
     """All groups of the step, on whichever rank."""
+    minibatch_offsets: arrays.Offsets_U
+    loss_tokens: arrays.Int64_U
+    """Tokens with loss mask 1 in each minibatch, over all ranks, at least 1: the loss normaliser."""
+    num_completions: arrays.Int64_U
+    """Completions of each minibatch, over all ranks."""
     micro_batch_offsets: arrays.Offsets_M
     sample_offsets: arrays.Offsets_B
     prompt_lengths: arrays.Int64_B
     sample_ordinals: arrays.Int64_B
-    sample_versions: arrays.Int64_B
-    """Version of the oldest token of each sample."""
     token_ids: arrays.Int32_N
     loss_mask: arrays.UInt8_N
     logprobs: arrays.Float32_N
     advantages: arrays.Float32_N
     temperatures: arrays.Float32_N
+    versions: arrays.Int32_N
+    """The policy version that sampled a token."""
 
     def check(self) -> None:
-        """Micro-batches cover the samples (a dummy may be empty), samples cover the tokens."""
+        """Minibatches cover the micro-batches, these the samples (a dummy may be empty), samples the tokens."""
         arrays.check_offsets("sample_offsets", self.sample_offsets, self.token_ids.size)
         bounds = self.micro_batch_offsets
         if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (np.diff(bounds) < 0).any():
             raise ValueError("micro_batch_offsets: must start at 0, not fall, and end at the number of samples")
+        arrays.check_offsets("minibatch_offsets", self.minibatch_offsets, self.num_micro_batches)
         if len(self.digests) != self.ordinals.size:
             raise ValueError(f"digests: one per group, so {self.ordinals.size}, got {len(self.digests)}")
 
@@ -172,3 +194,8 @@ class StepBatch(Message):
     def num_micro_batches(self) -> int:
         """M, the same on every rank."""
         return int(self.micro_batch_offsets.size - 1)
+
+    @property
+    def num_minibatches(self) -> int:
+        """U, the same on every rank."""
+        return int(self.minibatch_offsets.size - 1)

@@ -1,6 +1,7 @@
 """The inference actor around its engine: its port, and weights that can't be had."""
 
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from actors.inference import InferenceActor
 from actors.telemetry.metrics import Metrics
 from bus.weights import Weights
 from schemas.errors import ConfigError
-from schemas.messages import Manifest, Policy
+from schemas.messages import Manifest, Policy, WeightUpdate
 from tests.ring.harness import ring_config
 
 
@@ -21,7 +22,7 @@ class Receiver:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    def receive(self, manifest: Manifest) -> Weights:
+    def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Any) -> Weights:
         """One small tensor."""
         if self.error:
             raise self.error
@@ -38,12 +39,12 @@ def test_weights_that_cannot_be_had_leave_the_old_version_serving(tmp_path):
     """Version 1 loads, version 2 does not: the engine serves 1, the failure is counted and said in the beat."""
     config, metrics = ring_config(tmp_path, "inproc"), Metrics("inference")
     engine, receiver = FakeEngine(config.inference.engine), Receiver()
-    actor = InferenceActor(config, "inference-0", metrics, lambda: engine, receiver)
+    actor = InferenceActor(config, "inference-0", metrics, lambda: engine, lambda boot_id: receiver)
     value = metrics.registry.get_sample_value
     assert value("grpo_inference_policy_version") == -1
-    actor._update(engine, manifest(1))
+    actor._update(engine, manifest(1), None)
     receiver.error = OSError("pruned meanwhile")
-    actor._update(engine, manifest(2))
+    actor._update(engine, manifest(2), None)
     assert engine.status().policy == Policy(lineage=1, version=1)
     assert value("grpo_inference_policy_version") == 1
     assert value("grpo_inference_weight_updates_total", {"outcome": "loaded"}) == 1

@@ -5,13 +5,17 @@ import json
 import sqlite3
 
 import numpy as np
+import pytest
 
+from actors.assembly import make_packer
 from actors.membership import Membership
 from actors.packer import facts_of
-from schemas.errors import ProtocolError
+from actors.telemetry.metrics import Metrics
+from schemas.config.data import JsonlConfig
+from schemas.errors import ConfigError, ProtocolError
 from schemas.messages import Policy, RewardBeat, ScoredGroup
 from tests.actors.test_reward import group
-from tests.ring.harness import ring, ring_config, summary_of, wait_until, watching
+from tests.ring.harness import check_promise, own_reward, ring, ring_config, summary_of, wait_until, watching
 
 
 def test_facts_of_a_group_are_its_oldest_version_and_its_longest_sample():
@@ -85,3 +89,73 @@ def test_ledger_that_has_lost_commits_fails_the_run_for_everybody(tmp_path):
             run[name].thread.join(10.0)
             assert str(run[name].error) == failure
         assert isinstance(run["packer-0"].error, ProtocolError)
+
+
+# --- group filters and pools -----------------------------------------------------------------------------------------
+
+
+def test_run_whose_rewards_are_all_equal_is_resampled_and_ends(tmp_path):
+    """Four steps of three, each place resampled once: 24 ordinals, half of them dropped, in ledger and witness."""
+    config = ring_config(
+        tmp_path, "inproc", reward=own_reward("constant"), trainer={"max_steps": 4},
+        packer={"dynamic_sampling": True, "max_resample_times": 1},
+    )  # fmt: skip
+    with ring(config) as run:
+        run.start().wait()
+    assert stored(config, "counters")["resampled_in_vain"] == 12
+    check_promise(config)
+    assert summary_of(config)["ledger"]["dropped"] == {"zero_variance": 12}
+
+
+def test_pools_survive_a_crash_of_the_packer_and_come_back_with_the_next_start_of_the_run(tmp_path):
+    """Every reward is 1, so every example that was drawn is easy; a packer of the same `actors up` gives none back."""
+    config = pool_config(tmp_path, rows=60, easy_fraction=0.5)
+    with ring(config) as run:
+        run.start(started_at=1.0).wait()
+    before, drawn = pools_of(config), drawn_by(config)
+    assert len(before) == len(drawn) == len(set(drawn)) == 24
+    for started_at, expected in ((1.0, 24), (2.0, 12), (2.0, 12), (3.0, 6)):
+        with ring(config) as run:
+            run.start("packer-0", started_at=started_at)
+            wait_until(lambda now=run["packer-0"]: now.turns, "it has restored")
+        assert len(pools_of(config)) == expected
+    assert pools_of(config).items() <= before.items()
+
+
+def test_run_goes_on_when_all_examples_are_in_pools(tmp_path, capsys):
+    """Five examples, all easy after their first group, and 24 groups to train: they come back, and that is said."""
+    config = pool_config(tmp_path, rows=5)
+    with ring(config) as run:
+        run.start().wait()
+    check_promise(config)
+    assert "all examples of an environment were easy or hard" in capsys.readouterr().out
+    assert set(drawn_by(config)) == set(range(5))
+
+
+def test_column_that_makes_the_key_of_an_example_and_is_not_there_is_named(tmp_path):
+    """At the packer's start, before anything is issued."""
+    config = pool_config(tmp_path, rows=2, hash_keys=["id"])
+    with pytest.raises(ConfigError, match=r"packer\.pools\.hash_keys: not every example of jsonl has a column 'id'"):
+        make_packer(config, "packer-0", Metrics("packer"))
+
+
+def pool_config(folder, rows, **pools):
+    """Eight steps of three over so many rows, each of which is easy at once."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{i}", "answer": "a"}) + "\n" for i in range(rows)))
+    return ring_config(
+        folder, "inproc", reward=own_reward("constant"), eval={"num_prompts": 0, "exact_match": None},
+        packer={"pools": {"easy_threshold": 1.0, **pools}}, ledger={"keep_steps": 100},
+    ).model_copy(update={"environments": [JsonlConfig(type="jsonl", path=str(path))]})  # fmt: skip
+
+
+def pools_of(config):
+    """Pool by key, as the ledger has it."""
+    with contextlib.closing(sqlite3.connect(config.ledger_path)) as ledger:
+        return dict(ledger.execute("SELECT key, pool FROM pools"))
+
+
+def drawn_by(config):
+    """The examples of all train ordinals."""
+    with contextlib.closing(sqlite3.connect(config.ledger_path)) as ledger:
+        return [example for (example,) in ledger.execute("SELECT example FROM groups WHERE ordinal >= 0")]

@@ -45,6 +45,22 @@ def _rewarded(path: str, **kwargs: Any) -> dict[str, Any]:
     return {"functions": [{"path": path, "kwargs": kwargs}]}
 
 
+def test_the_trainers_own_files_are_looked_at(tmp_path: Path) -> None:
+    """A teacher's folder without a model, and a row without a completion, each by its key; a good row passes."""
+    model = {"path": "some/model"}
+    trainer: dict[str, Any] = {"max_steps": 1, "loss": {"type": "ref_kl"}, "teacher": {"path": str(tmp_path)}}
+    engine = {"engine": {"type": "embedded"}}
+    assert _problems(tmp_path, model=model, trainer=trainer, inference=engine) == [
+        f"trainer.teacher.path: {tmp_path} has no {name}" for name in ("config.json", "tokenizer.json")
+    ]
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a"}]
+    sft = {"batch_size": 1, "mu_peak": 1, "mu_valley": 1, "mu_warmup_steps": 0, "mu_decay_steps": 0}
+    for count, problems in ((1, []), (2, ["a row must be an object with `prompt` and `completion`"])):
+        path = _rows(tmp_path / "sft.jsonl", *rows[:count])
+        found = _problems(tmp_path, trainer={"max_steps": 1, "sft": sft | {"path": path}})
+        assert found == [f"trainer.sft.path: {path}, line 2: {problem}" for problem in problems]
+
+
 @pytest.mark.parametrize("name", ["borrowed", "Judge", "short", "weigh", "outer"])
 def test_function_in_a_file_is_found_without_running_it(tmp_path: Path, name: str) -> None:
     """Whether it is defined, assigned or imported; the file raises if it is run."""
@@ -73,6 +89,47 @@ def test_function_that_is_not_there(tmp_path: Path, path: str, problem: str) -> 
     (first, second) = _problems(tmp_path, reward=_rewarded(path), eval={"exact_match": path})
     assert first.startswith(f"reward.functions.0.path: {problem}")
     assert second.startswith(f"eval.exact_match: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("reward.steps.path", {"advantage": {"type": "process"}, "steps": {"path": "{}/mine.py:nothing"}}),
+        ("reward.advantage.path", {"advantage": {"type": "custom", "path": "{}/mine.py:nothing"}}),
+    ],
+)
+def test_functions_for_steps_and_advantages_are_looked_for_too(
+    tmp_path: Path, key: str, section: dict[str, Any]
+) -> None:
+    """In the same way, without running their file."""
+    (tmp_path / "mine.py").write_text(MINE)
+    section = json.loads(json.dumps(section).replace("{}", str(tmp_path)))
+    functions = {"functions": [{"path": "characters_in_place"}]}
+    assert _problems(tmp_path, reward=functions | section) == [f"{key}: {tmp_path}/mine.py has no function 'nothing'"]
+
+
+def test_the_function_of_a_custom_loss_is_looked_for_too(tmp_path: Path) -> None:
+    """In the same way; one of a package is left to the trainer."""
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def problems(path: str) -> list[str]:
+        return _problems(tmp_path, trainer={"max_steps": 1, "loss": {"type": "custom", "path": path}})
+
+    assert problems(f"{tmp_path}/mine.py:nothing") == [
+        f"trainer.loss.path: {tmp_path}/mine.py has no function 'nothing'"
+    ]
+    assert problems("a.package:function") == []
+
+
+def test_built_in_functions_need_their_kwargs(tmp_path: Path) -> None:
+    """Those without a default; each group would fail for want of them."""
+    needs = "reward.functions.0.kwargs: soft_overlong needs "
+    assert _problems(tmp_path, reward=_rewarded("soft_overlong")) == [f"{needs}max_tokens, overlong_tokens"]
+    assert _problems(tmp_path, reward=_rewarded("soft_overlong", max_tokens=9)) == [f"{needs}overlong_tokens"]
+    assert _problems(tmp_path, reward=_rewarded("overlong", max_tokens=9, overlong_tokens=2)) == []
+    environments = [{"type": "jsonl", "path": _rows(tmp_path / "rows.jsonl", {"prompt": "a"})}]
+    sections = {"environments": environments, "eval": {"num_prompts": 0}}
+    assert _problems(tmp_path, reward=_rewarded("length_penalty", max_tokens=9), **sections) == []
 
 
 def test_function_that_only_its_actor_can_find_passes(tmp_path: Path) -> None:

@@ -39,12 +39,22 @@ def test_step_values_are_those_of_its_completions():
     assert values["reward_mean"] == 2 / 3
     assert values["reward_unscorable"] == 0.25
     assert values["groups_without_variance"] == 0.5
+    assert (values["advantage_mean"], values["advantage_std"]) == (0.0, 0.5**0.5)
     assert values["completion_tokens_mean"] == 1.5
     assert values["completion_tokens_max"] == 2.0
     assert values["truncated_fraction"] == 0.0
     assert (values["lag_mean"], values["lag_max"]) == (0.5, 1.0)
     assert values["num_completions"] == 4.0
     assert values["reward/f"] == values["reward/g"] == 2 / 3
+
+
+def test_advantages_of_tokens_are_counted_by_token():
+    """The second group's tokens have 0, 1 and −1, in two completions of the mean 0."""
+    tokens = np.array([0, 1, -1], np.float32)
+    groups = [scored([1.0, 1.0], [0, 0]).model_copy(update={"token_advantages": advantages})
+              for advantages in (np.zeros(3, np.float32), tokens)]  # fmt: skip
+    values = step_values(1, groups)
+    assert (values["groups_without_variance"], values["advantage_std"]) == (0.5, (2 / 6) ** 0.5)
 
 
 def test_evaluation_counts_matches_of_the_last_function_over_all_completions():

@@ -1,12 +1,19 @@
 """The reward actor's handling of groups; calling functions is tested in tests/actors/rewards."""
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+import actors.membership
+from actors.membership import StartOverError
+from actors.packer import settings_of
 from actors.reward import RewardActor
-from actors.rewards.score import NamedReward
+from actors.rewards.score import AdvantageFunction, NamedReward, StepReward
 from actors.telemetry.metrics import Metrics
+from schemas.config.data import ShapingConfig
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 from tests.ring.harness import ring_config, wait_until
@@ -39,9 +46,11 @@ def make_actor(tmp_path):
     """Reward actors that talk to nobody."""
     made = []
 
-    def make(*rewards: NamedReward) -> RewardActor:
-        config, exact_match = ring_config(tmp_path, "inproc"), NamedReward("exact_match", 0.0, {}, ones)
-        made.append(RewardActor(config, "reward-0", Metrics("reward"), list(rewards), exact_match))
+    def make(*rewards: NamedReward, own: dict[str, Any] | None = None, **section: Any) -> RewardActor:
+        config = ring_config(tmp_path, "inproc", reward=section)
+        exact_match = NamedReward("exact_match", 0.0, {}, ones)
+        functions = {"vocab_size": 64} | (own or {})
+        made.append(RewardActor(config, "reward-0", Metrics("reward"), list(rewards), exact_match, **functions))
         return made[-1]
 
     yield make
@@ -134,3 +143,154 @@ def test_column_that_would_replace_what_was_sampled_ends_the_actor_in_words(acto
     wait_until(lambda: actor._unusable, "refused")
     with pytest.raises(ConfigError, match=r"environments\[\].path: e has a column 'completions'.*rename the column"):
         actor._follow()
+
+
+def test_filtered_completions_are_counted_and_masked_and_their_rewards_stay_in_the_baseline(make_actor):
+    """The second of rewards 1 and 2 was cut off: its tokens leave the loss, the first one's advantage stays −0.5."""
+    cut = group().model_copy(update={"finish_reasons": ["stop", "length"]})
+    for mask, loss_mask in ((False, [1, 1, 1]), (True, [1, 0, 0])):
+        actor = make_actor(NamedReward("lengths", 1.0, {}, lengths), mask_truncated_completions=mask)
+        scored = scored_by(actor, cut)
+        assert scored.loss_mask.tolist() == loss_mask
+        assert scored.advantages_G.tolist() == [-0.5, 0.5]
+        assert value(actor, "grpo_reward_filtered_completions_total", filter="truncated") == 1
+        assert value(actor, "grpo_reward_masked_completions_total") == int(mask)
+
+
+def test_evaluation_groups_are_not_filtered(make_actor):
+    """What is measured is measured whole, and counts as no finding."""
+    actor = make_actor(NamedReward("lengths", 1.0, {}, lengths), mask_truncated_completions=True)
+    cut = group("eval").model_copy(update={"finish_reasons": ["length", "length"]})
+    assert scored_by(actor, cut).loss_mask.tolist() == [1, 1, 1]
+    assert value(actor, "grpo_reward_filtered_completions_total", filter="truncated") == 0
+
+
+def scored_by(actor, taken):
+    """The group as it goes to the packer."""
+    actor._take(taken)
+    return wait_until(lambda: actor._held[taken.ordinal, 1].scored, "scored")
+
+
+def value(actor, metric, **labels):
+    """Of a metric of this actor."""
+    return actor._metrics.registry.get_sample_value(metric, labels)
+
+
+OWN = {"path": "mine:f"}
+"""What stands in a configuration for a function that a test hands to the actor."""
+
+
+def test_rewards_are_shaped_by_function_then_weighted_then_shaped_as_a_sum(make_actor):
+    """Lengths 1 and 2: (1 − 1) · 10 and (2 − 1) · 10, times 2 is 0 and 20, clipped 5; what was returned is kept."""
+    shaped = NamedReward("lengths", 2.0, {}, lengths, ShapingConfig(bias=-1.0, scale=10.0))
+    scored = scored_by(make_actor(shaped, shaping={"clip": 5.0}), group())
+    assert scored.rewards_FG.tolist() == [[1.0, 2.0]]
+    assert scored.rewards_G.tolist() == [0.0, 5.0]
+    assert scored.advantages_G.tolist() == [-2.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("none_as_zero", "rewards", "advantages"), [(False, [np.nan, 2], [0, 0]), (True, [0, 2], [-1, 1])]
+)
+def test_completion_that_no_function_scores_is_left_out_or_counts_as_zero(
+    make_actor, none_as_zero, rewards, advantages
+):
+    """TRL's way by default, ms-swift's by `reward.none_as_zero`."""
+    actor = make_actor(NamedReward("f", 1.0, {}, lambda **_: [None, 2.0]), none_as_zero=none_as_zero)
+    scored = scored_by(actor, group())
+    np.testing.assert_array_equal(scored.rewards_G, rewards)
+    assert scored.advantages_G.tolist() == advantages
+
+
+def test_advantages_of_the_step_come_centred_from_a_group(make_actor):
+    """Deviation and eps are the step's; what is there before is as good as `mean`, whatever reads it."""
+    scored = scored_by(make_actor(NamedReward("f", 1.0, {}, lengths), advantage={"type": "batch_std"}), group())
+    assert (scored.advantages_G.tolist(), scored.token_advantages.size) == ([-0.5, 0.5], 0)
+
+
+def test_process_supervision_gives_each_token_its_own_advantage(make_actor):
+    """Steps of 1 and 2 tokens with rewards 1, 0, 0.5: z-scores 1, −1, 0, so tokens 1 | −1, 0; means 1 and −½."""
+    steps = StepReward("judge", 0.0, {}, lambda completion_ids, **_: [[(1, 1.0)], [(1, 0.0), (2, 0.5)]])
+    advantage = {"type": "process", "eps": 0.0}
+    actor = make_actor(NamedReward("f", 1.0, {}, lengths), own={"steps": steps}, steps=OWN, advantage=advantage)
+    scored = scored_by(actor, group())
+    assert scored.token_advantages.tolist() == [1.0, -1.0, 0.0]
+    assert scored.advantages_G.tolist() == [1.0, -0.5]
+    assert scored.rewards_G.tolist() == [1.0, 2.0]
+
+
+def test_gae_discounts_the_reward_from_the_end(make_actor):
+    """Rewards 1 and 2 at the ends of 1 and 2 tokens, γ = ½."""
+    advantage = {"type": "gae", "discount": 0.5}
+    scored = scored_by(make_actor(NamedReward("f", 1.0, {}, lengths), advantage=advantage), group())
+    assert scored.token_advantages.tolist() == [1.0, 1.0, 2.0]
+
+
+def test_custom_advantage_is_called_with_arrays_and_kwargs_and_not_for_evaluations(make_actor):
+    """Rewards (1, 2) · lengths (1, 2) · 3."""
+    calls = []
+
+    def custom(rewards, lengths, factor):
+        calls.append((rewards.tolist(), lengths.tolist()))
+        return rewards * lengths * factor
+
+    own = {"custom": AdvantageFunction("mine", 0.0, {"factor": 3.0}, custom)}
+    actor = make_actor(NamedReward("f", 1.0, {}, lengths), own=own, advantage={"type": "custom"} | OWN)
+    assert scored_by(actor, group()).advantages_G.tolist() == [3.0, 12.0]
+    assert scored_by(actor, group("eval")).advantages_G.tolist() == [0.0, 0.0]
+    assert calls == [([[1.0, 2.0]], [[1, 2]])]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason", "words"),
+    [
+        (lambda rewards, lengths: rewards[0], "reward_invalid", "mine returned an array (2,), expected (1, 2)"),
+        (lambda rewards, lengths: [[0.0, np.inf]], "reward_invalid", "mine returned inf, expected finite numbers"),
+        (lambda rewards, lengths: "ab", "reward_invalid", "mine could not convert"),
+        (lambda rewards, lengths: 1 / 0, "reward_raised", "mine raised ZeroDivisionError"),
+        (lambda rewards, lengths: time.sleep(0.5), "reward_timeout", "mine took more than 0.05 s (reward.timeout)"),
+    ],
+)
+def test_bad_custom_advantage_fails_the_attempt_by_name(make_actor, function, reason, words):
+    """As a reward function does; nothing stands in for one that is late."""
+    own = {"custom": AdvantageFunction("mine", 0.0, {}, function)}
+    timeouts = {"timeout": 0.05, "timeout_retries": 0}
+    actor = make_actor(NamedReward("f", 1.0, {}, lengths), own=own, advantage={"type": "custom"} | OWN, **timeouts)
+    actor._take(group())
+    failure = wait_until(lambda: actor._held[0, 1].failure, "failed")
+    assert (failure.reason, failure.detail[: len(words)]) == (reason, words)
+
+
+def test_function_that_is_late_is_called_again_counted_and_said(make_actor):
+    """By default it then applies to nothing: the group is scored by the other, and nobody waits longer."""
+    slow = NamedReward("slow", 1.0, {}, lambda **_: time.sleep(1.0))
+    actor = make_actor(slow, NamedReward("f", 1.0, {}, lengths), timeout=0.05)
+    with capture_logs() as lines:
+        scored = scored_by(actor, group())
+    np.testing.assert_array_equal(scored.rewards_FG, [[np.nan, np.nan], [1.0, 2.0]])
+    assert scored.rewards_G.tolist() == [1.0, 2.0]
+    counted = {outcome: value(actor, "grpo_reward_timeouts_total", outcome=outcome) for outcome in ("retried", "none")}
+    assert counted == {"retried": 1.0, "none": 1.0}
+    assert [(line["ordinal"], line["outcome"]) for line in lines] == [(0, "retried"), (0, "none")]
+    assert all(line["detail"] == "slow took more than 0.05 s (reward.timeout)" for line in lines)
+
+
+@pytest.mark.parametrize("stages", ["rewards", "steps", "custom"])
+def test_packer_waits_as_long_as_scoring_may_take(make_actor, stages):
+    """Each call as often as it is repeated: 2 · 3 s for the functions, as much again for steps and for custom."""
+    own = {"steps": {"steps": OWN, "advantage": {"type": "gae"}}, "custom": {"advantage": {"type": "custom"} | OWN}}
+    config = make_actor(timeout=3.0, timeout_retries=1, **own.get(stages, {}))._config
+    assert settings_of(config).reward_timeout == (6.0 if stages == "rewards" else 12.0)
+
+
+def test_worn_out_process_leaves_when_what_it_has_scored_is_settled(make_actor, monkeypatch):
+    """Else a group whose functions always hang would be scored again and again, and each time used a process up."""
+    monkeypatch.setattr(actors.membership, "FAREWELL_SECONDS", 0.0)
+    actor = make_actor(NamedReward("f", 1.0, {}, lengths))
+    scored_by(actor, group())
+    actor._worn_out = "used up"
+    actor._start_over_when_worn_out()
+    actor._held.clear()
+    time.sleep(0.01)
+    with pytest.raises(StartOverError, match="used up"):
+        actor._start_over_when_worn_out()

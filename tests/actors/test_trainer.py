@@ -14,12 +14,13 @@ def batch(step: int, incarnation: int = 1, rank: int = 0) -> StepBatch:
     """One sample of one prompt and one completion token."""
     int64 = lambda *values: np.array(values, np.int64)  # noqa: E731 - short rows
     return StepBatch(
-        run="r", term=1, incarnation=incarnation, rank=rank, num_ranks=1, step=step, loss_tokens=1, num_completions=1,
-        dropped=[], digests=["d"], ordinals=int64(step), micro_batch_offsets=int64(0, 1), sample_offsets=int64(0, 2),
-        prompt_lengths=int64(1), sample_ordinals=int64(step), sample_versions=int64(0),
+        run="r", term=1, incarnation=incarnation, rank=rank, num_ranks=1, step=step,
+        minibatch_offsets=int64(0, 1), loss_tokens=int64(1), num_completions=int64(1), dropped=[], digests=["d"],
+        ordinals=int64(step), micro_batch_offsets=int64(0, 1), sample_offsets=int64(0, 2),
+        prompt_lengths=int64(1), sample_ordinals=int64(step),
         token_ids=np.array([1, 2], np.int32), loss_mask=np.array([0, 1], np.uint8),
         logprobs=np.array([0, -1], np.float32), advantages=np.array([0, 1], np.float32),
-        temperatures=np.ones(2, np.float32),
+        temperatures=np.ones(2, np.float32), versions=np.zeros(2, np.int32),
     )  # fmt: skip
 
 

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
+from bus import keys
+from bus.curve import keys_for, split_key, unlock
 from schemas.config import RunConfig, check_tree
+from schemas.config.services import BusConfig
 from tests.ports import free_port
 
-TRANSPORTS = ("tcp", "ipc", "inproc")
+TRANSPORTS = ("tcp", "ipc", "inproc", "tcp+curve")
 MakeConfig = Callable[..., RunConfig]
 
 
@@ -22,13 +26,18 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeConfig]:
+def make_config(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeConfig]:
     """Makes configurations; the arguments are keys of `bus`."""
+    tmp_path_factory.getbasetemp()  # before the folder of temporary files is another one
     folder = tempfile.mkdtemp(prefix="bus-", dir="/tmp")
     monkeypatch.setattr(tempfile, "tempdir", folder)
 
     def make(transport: str, **bus: Any) -> RunConfig:
-        control = f"tcp://127.0.0.1:{free_port()}" if transport == "tcp" else transport
+        control = f"tcp://127.0.0.1:{free_port()}" if transport.startswith("tcp") else transport
+        if transport == "tcp+curve":
+            bus["keys"] = f"{folder}/keys"
+            if not Path(bus["keys"]).exists():
+                keys.make(Path(bus["keys"]))
         return check_tree(
             {
                 "output_dir": f"{folder}/out",
@@ -42,3 +51,27 @@ def make_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeConfig]:
 
     yield make
     shutil.rmtree(Path(folder), ignore_errors=True)
+
+
+class Place(str):
+    """An address, with the configuration of the bus that it belongs to."""
+
+    bus: BusConfig
+
+    @classmethod
+    def of(cls, address: str, bus: BusConfig) -> "Place":
+        """Both in one."""
+        place = cls(address)
+        place.bus = bus
+        return place
+
+
+def connect(socket: "zmq.Socket[bytes]", address: str, bus: BusConfig) -> None:
+    """Connect a bare socket with the keys of the run, where it has some."""
+    ring = keys_for(address, bus)
+    if ring is None:
+        socket.connect(address)
+        return
+    endpoint, known = split_key(address, ring) if "#" in address else (address, ring.current().server_publics)
+    unlock(socket, ring, known, 0)
+    socket.connect(endpoint)

@@ -13,10 +13,12 @@ from structlog.testing import capture_logs
 
 from bus import codec
 from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
+from bus.counts import EdgeCounts
+from bus.curve import keys_for, lock
 from bus.topology import Addresses
 from schemas.errors import ConfigError
 from schemas.messages import BEAT_KINDS, STATE_KINDS, Beat, ObserverBeat, ObserverState, RolloutBeat, State
-from tests.bus.conftest import MakeConfig
+from tests.bus.conftest import MakeConfig, Place, connect
 from tests.ports import free_port
 from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
 
@@ -32,17 +34,18 @@ def closing() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def address(transport: str, make_config: MakeConfig) -> str:
+def address(transport: str, make_config: MakeConfig) -> Place:
     """The control address of a run on each transport."""
-    return Addresses(make_config(transport)).control
+    config = make_config(transport)
+    return Place.of(Addresses(config).control, config.bus)
 
 
 class Packer:
     """A server that remembers what it heard, and when."""
 
-    def __init__(self, stack: ExitStack, address: str, **options: Any) -> None:
+    def __init__(self, stack: ExitStack, address: Place, **options: Any) -> None:
         self.heard: list[tuple[float, bytes, Beat]] = []
-        self.server = ControlServer(address, self._hear, **options)
+        self.server = ControlServer(address, self._hear, bus=address.bus, **options)
         self.server.start()
         stack.callback(self.server.close)
 
@@ -57,9 +60,9 @@ class Packer:
 class Actor:
     """A client that remembers the States it got."""
 
-    def __init__(self, stack: ExitStack, address: str, beat_type: type[Beat] = ObserverBeat, **options: Any) -> None:
+    def __init__(self, stack: ExitStack, address: Place, beat_type: type[Beat] = ObserverBeat, **options: Any) -> None:
         self.states: list[State] = []
-        self.client = ControlClient(address, beat_type, "screen", "b0", self.states.append, **options)
+        self.client = ControlClient(address, beat_type, "screen", "b0", self.states.append, bus=address.bus, **options)
         stack.callback(self.client.close)
 
     @property
@@ -72,17 +75,17 @@ def _state(step: int) -> ObserverState:
     return ObserverState(**STATE_FIELDS | {"step": step}, progress={})
 
 
-def _started(stack: ExitStack, address: str, **options: Any) -> Actor:
+def _started(stack: ExitStack, address: Place, **options: Any) -> Actor:
     actor = Actor(stack, address, **options)
     actor.client.report(phase="running")
     actor.client.start()
     return actor
 
 
-def _dealer(stack: ExitStack, address: str, identity: bytes = ME) -> "zmq.Socket[bytes]":
+def _dealer(stack: ExitStack, address: Place, identity: bytes = ME) -> "zmq.Socket[bytes]":
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity)
-    socket.connect(address)
+    connect(socket, address, address.bus)
     stack.callback(socket.close, 0)
     return socket
 
@@ -107,7 +110,7 @@ def _until(condition: Callable[[], object]) -> None:
 # --- beats -----------------------------------------------------------------------------------------------------------
 
 
-def test_actor_beats_every_interval(address: str, closing: ExitStack) -> None:
+def test_actor_beats_every_interval(address: Place, closing: ExitStack) -> None:
     """With nothing to report beats come one interval apart, with rising sequence numbers."""
     packer = Packer(closing, address)
     _started(closing, address, interval=0.05)
@@ -119,7 +122,7 @@ def test_actor_beats_every_interval(address: str, closing: ExitStack) -> None:
     assert packer.heard[0][1] == ME
 
 
-def test_urgent_change_is_beaten_at_once_and_any_other_waits(address: str, closing: ExitStack) -> None:
+def test_urgent_change_is_beaten_at_once_and_any_other_waits(address: Place, closing: ExitStack) -> None:
     """An urgent report does not wait for the interval; one that is not urgent, or changes nothing, does."""
     packer = Packer(closing, address)
     actor = _started(closing, address, interval=60.0)
@@ -134,7 +137,7 @@ def test_urgent_change_is_beaten_at_once_and_any_other_waits(address: str, closi
     assert packer.heard[-1][2].metrics_url == "http://later"
 
 
-def test_urgent_changes_are_at_most_ten_a_second_after_a_burst(address: str, closing: ExitStack) -> None:
+def test_urgent_changes_are_at_most_ten_a_second_after_a_burst(address: Place, closing: ExitStack) -> None:
     """Changes every millisecond for 0.6 s are at most 10 beats at once and 6 more, and the last one says the last."""
     packer = Packer(closing, address)
     actor = _started(closing, address, interval=60.0)
@@ -149,7 +152,9 @@ def test_urgent_changes_are_at_most_ten_a_second_after_a_burst(address: str, clo
     assert 10 <= len(packer.heard) <= most + 1
 
 
-def test_beats_carry_the_run_and_no_fingerprint_once_the_packer_has_answered(address: str, closing: ExitStack) -> None:
+def test_beats_carry_the_run_and_no_fingerprint_once_the_packer_has_answered(
+    address: Place, closing: ExitStack
+) -> None:
     """The first beat says which build this is; after a State it says the run instead."""
     packer = Packer(closing, address)
     packer.say(1)
@@ -167,7 +172,7 @@ def test_beats_carry_the_run_and_no_fingerprint_once_the_packer_has_answered(add
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-def test_state_answers_each_beat(address: str, closing: ExitStack) -> None:
+def test_state_answers_each_beat(address: Place, closing: ExitStack) -> None:
     """Five beats of a peer whose State does not change are answered five times."""
     packer = Packer(closing, address)
     packer.say(3)
@@ -179,7 +184,7 @@ def test_state_answers_each_beat(address: str, closing: ExitStack) -> None:
     assert _steps(peer, 0.1) == [3] * 5
 
 
-def test_changed_state_is_sent_unasked_and_an_unchanged_one_is_not(address: str, closing: ExitStack) -> None:
+def test_changed_state_is_sent_unasked_and_an_unchanged_one_is_not(address: Place, closing: ExitStack) -> None:
     """A peer that has beaten once hears each change without beating again, and equal States only once."""
     packer = Packer(closing, address)
     peer = _dealer(closing, address)
@@ -194,7 +199,7 @@ def test_changed_state_is_sent_unasked_and_an_unchanged_one_is_not(address: str,
     assert _steps(peer, 0.1) == [2]
 
 
-def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: str, closing: ExitStack) -> None:
+def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: Place, closing: ExitStack) -> None:
     """Of a change every millisecond few are sent, in order, and the last one always is."""
     packer = Packer(closing, address)
     peer = _dealer(closing, address)
@@ -211,7 +216,7 @@ def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: 
     assert 2 <= len(steps) <= most
 
 
-def test_forgotten_and_unknown_peers_get_no_answer_and_do_no_harm(address: str, closing: ExitStack) -> None:
+def test_forgotten_and_unknown_peers_get_no_answer_and_do_no_harm(address: Place, closing: ExitStack) -> None:
     """A beat of a peer without a State is heard and not answered; others are; a State for nobody is dropped."""
     packer = Packer(closing, address)
     packer.say(1, ME, b"never/seen")
@@ -229,7 +234,7 @@ def test_forgotten_and_unknown_peers_get_no_answer_and_do_no_harm(address: str, 
 
 @pytest.mark.parametrize(("beat_type", "state_type"), list(zip(BEAT_KINDS, STATE_KINDS, strict=True)))
 def test_both_sides_agree_though_half_of_all_messages_are_lost(
-    beat_type: type[Beat], state_type: type[State], address: str, closing: ExitStack
+    beat_type: type[Beat], state_type: type[State], address: Place, closing: ExitStack
 ) -> None:
     """With every second Beat and State lost, the newest report and the newest State get through."""
     rng = random.Random(1)
@@ -254,7 +259,7 @@ def test_both_sides_agree_though_half_of_all_messages_are_lost(
     assert actor.states[-1].equals(final)
 
 
-def test_bad_frames_are_named_and_good_beats_still_answered(address: str, closing: ExitStack) -> None:
+def test_bad_frames_are_named_and_good_beats_still_answered(address: Place, closing: ExitStack) -> None:
     """A peer that sends junk is counted and logged by its identity; the packer goes on answering others."""
     packer = Packer(closing, address)
     packer.say(1)
@@ -270,9 +275,11 @@ def test_bad_frames_are_named_and_good_beats_still_answered(address: str, closin
     assert [(line["event"], line["peer"].split(" at ")[0]) for line in logs] == [("frame dropped", "evil/1")]
 
 
-def test_bad_state_is_counted_and_the_next_good_one_is_taken(address: str, closing: ExitStack) -> None:
+def test_bad_state_is_counted_and_the_next_good_one_is_taken(address: Place, closing: ExitStack) -> None:
     """An actor drops what it can't decode and keeps beating."""
     router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    if ring := keys_for(address, address.bus):
+        lock(router, ring, ring.current().server_secrets[0], EdgeCounts("control"))
     router.bind(address)
     closing.callback(router.close, 0)
     actor = _started(closing, address, interval=0.05)
@@ -288,8 +295,8 @@ def test_bad_state_is_counted_and_the_next_good_one_is_taken(address: str, closi
 # --- ends and beginnings ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])  # an inproc peer lives and dies with its process
-def test_restarted_packer_is_found_again(address: str, closing: ExitStack) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "tcp+curve"])  # an inproc peer lives and dies with its process
+def test_restarted_packer_is_found_again(address: Place, closing: ExitStack) -> None:
     """A new server on the same address hears the same peers and is heard by them, without anybody's help."""
     first = Packer(closing, address)
     first.say(1)
@@ -305,7 +312,7 @@ def test_restarted_packer_is_found_again(address: str, closing: ExitStack) -> No
     assert actor.client.silent_seconds < time.monotonic() - silent_from
 
 
-def _bind_again(stack: ExitStack, address: str) -> Packer:
+def _bind_again(stack: ExitStack, address: Place) -> Packer:
     """The old listener is closed by ZeroMQ's own thread, a moment after `close`."""
     deadline = time.monotonic() + WAIT
     while True:
@@ -316,7 +323,7 @@ def _bind_again(stack: ExitStack, address: str) -> Packer:
             time.sleep(0.01)
 
 
-def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: str, closing: ExitStack) -> None:
+def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: Place, closing: ExitStack) -> None:
     """Without a packer reports return at once, however many, and the silence grows."""
     actor = _started(closing, address, interval=0.01)
     started = time.monotonic()
@@ -330,7 +337,7 @@ def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: str, cl
     assert time.monotonic() - started < 2.0
 
 
-def test_last_beat_and_last_state_are_sent_on_close(address: str, closing: ExitStack) -> None:
+def test_last_beat_and_last_state_are_sent_on_close(address: Place, closing: ExitStack) -> None:
     """What was reported or published just before the end still leaves."""
     packer = Packer(closing, address)
     packer.say(1)
@@ -339,7 +346,8 @@ def test_last_beat_and_last_state_are_sent_on_close(address: str, closing: ExitS
     packer.say(2)
     packer.server.close()
     _until(lambda: actor.step == 2)
-    elsewhere = f"tcp://127.0.0.1:{free_port()}" if address.startswith("tcp") else f"{address}-2"
+    port = f"tcp://127.0.0.1:{free_port()}"
+    elsewhere = Place.of(port if address.startswith("tcp") else f"{address}-2", address.bus)
     other = Packer(closing, elsewhere)
     leaver = _started(closing, elsewhere, interval=60.0)
     leaver.client.report(urgent=False, phase="done")
@@ -348,12 +356,13 @@ def test_last_beat_and_last_state_are_sent_on_close(address: str, closing: ExitS
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_close_is_idempotent_and_never_hangs(started: bool, address: str) -> None:
+def test_close_is_idempotent_and_never_hangs(started: bool, address: Place) -> None:
     """Both sides close twice, begun or not, with the other one there or gone, and leave the address free."""
+    bus = address.bus
     for _ in range(2):
         with ExitStack() as stack:
-            server = _retry(lambda: ControlServer(address, lambda identity, beat: None))
-            client = ControlClient(address, ObserverBeat, "screen", "b0", lambda state: None, interval=0.01)
+            server = _retry(lambda: ControlServer(address, lambda identity, beat: None, bus=bus))
+            client = ControlClient(address, ObserverBeat, "screen", "b0", lambda state: None, interval=0.01, bus=bus)
             client.report(phase="running")
             if started:
                 server.start()
@@ -377,7 +386,7 @@ def _retry(make: Callable[[], ControlServer]) -> ControlServer:
             time.sleep(0.01)
 
 
-def test_hundred_peers_are_all_answered(address: str, closing: ExitStack) -> None:
+def test_hundred_peers_are_all_answered(address: Place, closing: ExitStack) -> None:
     """Each of 100 peers gets its own State, not another's."""
     packer = Packer(closing, address)
     identities = [identity_of(f"rollout-{number}", "b") for number in range(100)]

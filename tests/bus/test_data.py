@@ -15,8 +15,9 @@ from bus import codec
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
+from schemas.errors import RunFailedError
 from schemas.messages import RolloutGroup
-from tests.bus.conftest import MakeConfig
+from tests.bus.conftest import TRANSPORTS, MakeConfig, connect
 from tests.ports import free_port
 from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
 
@@ -54,9 +55,9 @@ def _outbox(stack: ExitStack, config: RunConfig, address: str, sender: str = "ro
     return outbox
 
 
-def _raw(stack: ExitStack, address: str) -> "zmq.Socket[bytes]":
+def _raw(stack: ExitStack, inbox: Inbox, config: RunConfig) -> "zmq.Socket[bytes]":
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-    socket.connect(address)
+    connect(socket, inbox.address, config.bus)
     stack.callback(socket.close, 0)
     return socket
 
@@ -143,6 +144,7 @@ def test_slow_consumer_makes_the_sender_stop_and_loses_nothing(
     assert received == list(range(accepted + 30))
 
 
+@pytest.mark.parametrize("transport", [name for name in TRANSPORTS if name != "tcp+curve"])  # its address names a key
 def test_receiver_that_comes_late_gets_what_was_queued(
     transport: str, make_config: MakeConfig, closing: ExitStack
 ) -> None:
@@ -190,7 +192,7 @@ def test_bad_frames_are_counted_by_reason_and_named_and_good_ones_follow(
     config = make_config(transport)
     inbox = _inbox(closing, config)
     good = example_frames("rollout_group")
-    stranger = _raw(closing, inbox.address)
+    stranger = _raw(closing, inbox, config)
     bad = {
         "malformed": [[b"evil\n", b"junk"], [b"evil\n"]],
         "unknown_kind": [[b"evil\n", msgpack.packb(["gossip", 1, {}])]],
@@ -212,15 +214,16 @@ def test_bad_frames_are_counted_by_reason_and_named_and_good_ones_follow(
     assert logs[0]["edge"] == "groups"
     assert logs[0]["reason"] == "malformed"
     assert logs[0]["peer"].startswith(r"'evil\n'")
-    assert transport != "tcp" or logs[0]["peer"].endswith(" at 127.0.0.1")
+    assert not transport.startswith("tcp") or logs[0]["peer"].endswith(" at 127.0.0.1")
 
 
 def test_receive_ends_in_time_under_a_flood_of_bad_frames(
     transport: str, make_config: MakeConfig, closing: ExitStack
 ) -> None:
     """A stranger who sends nothing but junk can't hold the reader beyond its timeout."""
-    inbox = _inbox(closing, make_config(transport))
-    stranger = _raw(closing, inbox.address)
+    config = make_config(transport)
+    inbox = _inbox(closing, config)
+    stranger = _raw(closing, inbox, config)
     for _ in range(50):
         stranger.send_multipart([b"evil", b"junk"])
     assert inbox.receive(0.02) is None
@@ -232,15 +235,27 @@ def test_oversize_message_is_refused_and_others_arrive(
     transport: str, make_config: MakeConfig, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over tcp and ipc a frame beyond the limit is cut off before it is read; inproc refuses it when decoding."""
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 100_000)
     monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 100_000)
     config = make_config(transport)
     inbox = _inbox(closing, config)
-    stranger = _raw(closing, inbox.address)
+    stranger = _raw(closing, inbox, config)
     stranger.send_multipart([b"evil", *example_frames("rollout_group")[:-1], bytes(1_000_000)])
     assert inbox.receive(0.1) is None
     assert inbox.counts.dropped["oversize"] == (1 if transport == "inproc" else 0)
     assert _outbox(closing, config, inbox.address).try_send(_group(1))
     assert _take(inbox, 1) == [1]
+
+
+def test_array_that_no_receiver_would_take_is_refused_at_the_sender(
+    make_config: MakeConfig, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be cut off there and sent again for ever; the error says how large it is and what to lower."""
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 100_000)
+    outbox = _outbox(closing, make_config("inproc"), "inproc://nobody")
+    assert outbox.try_send(_group(0, 25_000))
+    with pytest.raises(RunFailedError, match=r"100004 bytes in one array, and 100000 .* packer\.groups_per_step"):
+        outbox.try_send(_group(0, 25_001))
 
 
 def test_closed_inbox_and_outbox_may_be_closed_again(transport: str, make_config: MakeConfig) -> None:

@@ -69,7 +69,9 @@ def test_addresses_of_one_run_are_the_same_in_each_process_and_differ_between_ru
 
 def test_tcp_binds_any_port_and_advertises_the_name_others_know() -> None:
     """Data sockets take a free port; peers are told `bus.advertise_host` with it."""
-    addresses = Addresses(_config(control="tcp://127.0.0.1:5000", host="127.0.0.2", advertise_host="box.local"))
+    addresses = Addresses(
+        _config(control="tcp://127.0.0.1:5000", host="127.0.0.2", advertise_host="box.local", allow_plaintext=True)
+    )
     assert addresses.control == "tcp://127.0.0.1:5000"
     assert addresses.to_bind("packer", "boot") == "tcp://127.0.0.2:*"
     assert addresses.advertised("tcp://127.0.0.2:41234") == "tcp://box.local:41234"
@@ -86,6 +88,7 @@ def test_tcp_binds_any_port_and_advertises_the_name_others_know() -> None:
         ({"control": "tcp://127.evil.org:5000"}, "bus.control", "127.evil.org"),
         ({"control": "tcp://[2001:db8::1]:5000"}, "bus.control", "[2001:db8::1]"),
         ({"control": "tcp://127.0.0.1:5000", "host": "0.0.0.0"}, "bus.host", "0.0.0.0"),
+        ({"control": "tcp://127.0.0.1:5000", "advertise_host": "box.local"}, "bus.advertise_host", "box.local"),
     ],
 )
 def test_plaintext_beyond_loopback_is_refused(bus: dict[str, str], key: str, host: str) -> None:
@@ -93,7 +96,9 @@ def test_plaintext_beyond_loopback_is_refused(bus: dict[str, str], key: str, hos
     problem = _problem(lambda: _config(**bus))
     assert problem.startswith(f"{key}: '{host}' is reachable from other machines")
     assert "bus.allow_plaintext: true" in problem
+    assert "set bus.keys" in problem
     Addresses(_config(**bus, allow_plaintext=True))
+    Addresses(_config(**bus, keys="keys"))
 
 
 @pytest.mark.parametrize("control", ["tcp://localhost:1", "tcp://127.9.9.9:1", "tcp://[::1]:1", "ipc", "inproc"])

@@ -37,6 +37,11 @@ def networked(folder: Path, control: str) -> RunConfig:
     return fake(folder, control, 2, bus={"allow_plaintext": True})
 
 
+def broadcast(folder: Path, control: str) -> RunConfig:
+    """Weights by rendezvous, to two engines at once."""
+    return fake(folder, control, weights={"channel": "rendezvous"}, up={"inference": 2})
+
+
 def real(folder: Path, control: str, ranks: int = 1) -> RunConfig:
     """The embedded engine and the torch learner, on a model that is made beside the run."""
     from transformers.utils.logging import disable_progress_bar
@@ -56,10 +61,11 @@ def real(folder: Path, control: str, ranks: int = 1) -> RunConfig:
 
 
 PLANS = {
-    "fake, 1 rank": (0.35, Plan("fake, 1 rank", fake, others=FULL)),
+    "fake, 1 rank": (0.27, Plan("fake, 1 rank", fake, others=FULL)),
     "fake, 2 ranks": (0.25, Plan("fake, 2 ranks", lambda folder, control: fake(folder, control, 2), 2)),
     "model, 1 rank": (0.18, Plan("model, 1 rank", real)),
     "model, 2 ranks": (0.10, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
+    "broadcast": (0.08, Plan("broadcast", broadcast, never_passed=())),
     "network": (0.12, Plan("network", networked, 2, CUTS, others_per_round=5, networked=True)),
 }
 """By name, with their share of the faults."""

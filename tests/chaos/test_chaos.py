@@ -41,7 +41,7 @@ def test_a_point_that_nobody_passes_is_named(tmp_path: Path, monkeypatch: pytest
 
 def test_every_state_is_drawn_once_before_any_comes_again() -> None:
     """Of 20 points with two ranks 24 victims, each killed once; `actors up` ends every round; a seed is an order."""
-    points = list(POINTS)
+    points = [point for point in POINTS if point not in FAST.never_passed]
     victims = {(actor, point) for point in points for actor in actors_at(point, 2)}
     drawn = draw(1, 40, 2, points, [], 1)
     kills = Counter((f.actor, f.point) for f in drawn if f.kind == "SIGKILL" and f != UP)

@@ -27,6 +27,7 @@ MOVES = {
 """From one commit to the next (P21): a rollback takes back what is trained, nothing takes back what is durable."""
 
 
+GROUP_FILTERS = ("zero_variance", "too_easy", "too_hard")
 NO_TARGET = {"manifest": {"policy": {"version": -1}}}
 
 
@@ -64,6 +65,9 @@ def check_commit(before: "Stored", after: "Stored", settings: Settings) -> None:
         demand(before.steps[number] == after.steps[number], "P18", f"committed step {number} has changed")
     versions = [stored.values.get("target", NO_TARGET)["manifest"]["policy"]["version"] for stored in (before, after)]
     demand(versions[0] <= versions[1], "P22", f"engines shall go from version {versions[0]} to {versions[1]}")
+    filtered = [row.ordinal for row in after.groups.values() if row.reason in GROUP_FILTERS]
+    places = settings.groups_per_step * settings.max_steps
+    demand(len(filtered) <= places * settings.max_resample_times, "P15", f"{filtered} are filtered in {places} places")
     for number in range(len(before.history), len(after.history)):
         _check_step(after.history[: number + 1], after.payloads, settings)
 

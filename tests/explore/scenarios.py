@@ -19,4 +19,6 @@ DROPS = scenario("stale and poisoned groups", order="arrival", max_off_policy_st
 EVALS = scenario("evaluations before and after", num_evals=1, eval_at_start=True, eval_at_end=True)
 FOLDING = scenario("checkpoints at each step, the ledger folds", max_steps=4, save_every=1)
 DEADLINES = scenario("attempts that are late", lease=1.5, group_timeout=0.2, reward_timeout=0.2)
-ALL = (STEPS, ONE_STEP, DROPS, EVALS, FOLDING, DEADLINES)
+FLAT = frozenset(f"k{number}" for number in range(20))
+FILTERS = scenario("all rewards equal for ever", max_resample_times=1, flat=FLAT, max_steps=2, cursed=frozenset({"k1"}))
+ALL = (STEPS, ONE_STEP, DROPS, EVALS, FOLDING, DEADLINES, FILTERS)

@@ -13,7 +13,7 @@ from tests.actors.ledger.driver import Hold
 from tests.explore import scenarios
 from tests.explore.packer import Product, Stored
 from tests.explore.peers import Scorer, Server
-from tests.explore.scenarios import DROPS, EVALS, FOLDING, ONE_STEP, STEPS
+from tests.explore.scenarios import DROPS, EVALS, FILTERS, FOLDING, ONE_STEP, STEPS
 from tests.explore.schedule import fair
 from tests.explore.search import FoundError, search
 from tests.explore.walks import replay, walk
@@ -98,6 +98,18 @@ def test_a_late_beat_of_a_dead_process_does_not_replace_a_living_one() -> None:
         walk(replace(STEPS, ghosts=True), seed, WALK_ACTIONS)
 
 
+def test_rewards_that_are_all_equal_for_ever_end_the_run_and_do_not_hold_it_up() -> None:
+    """Two steps of one group: each place is resampled once, and one group on the way is poison (P15)."""
+    world = World(FILTERS)
+    while (action := fair(world)) is not None:
+        world = world.after(action)
+    machine = world.packer.machine
+    assert machine.phase == "done"
+    assert machine.groups.dropped["train"] == {"zero_variance": 2, "poison": 1}
+    assert machine.groups.num_issued["train"] == 5
+    assert machine.groups.counters["resampled_in_vain"] == 2
+
+
 # --- planted bugs ----------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +183,20 @@ def test_search_finds_a_step_that_a_restart_forgets() -> None:
     """It is composed a second time (P18), or a rank knows more than the ledger (P5)."""
     bug = found(replace(STEPS, product=Product(machine=Forgetting)))
     assert bug.violation.rule in ("P5", "P18")
+
+
+class Endless(Machine):
+    """Stands for a place that forgets how often it was resampled."""
+
+    def _replace_filtered(self, group: Group, filtered: int) -> None:
+        super()._replace_filtered(group, 0)
+
+
+def test_search_finds_resampling_without_bound() -> None:
+    """All rewards are equal for ever: the third group that is dropped in two places, and no step is filled (P15)."""
+    bug = found(replace(FILTERS, product=Product(machine=Endless)))
+    assert bug.violation.rule == "P15"
+    assert bug.deviating == []
 
 
 class SendsOnce(Scorer):
@@ -285,7 +311,7 @@ def test_the_double_of_the_store_keeps_what_the_store_keeps(monkeypatch: pytest.
         return commit(self, changes, payloads)
 
     monkeypatch.setattr(Stored, "commit", both)
-    for scenario in (DROPS, EVALS, FOLDING):
+    for scenario in (DROPS, EVALS, FOLDING, FILTERS):
         real, world, number = Store(":memory:"), World(scenario), 0
         while (action := fair(world)) is not None:
             number += 1

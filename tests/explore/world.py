@@ -14,7 +14,7 @@ new boot id, and says nothing before its first beat; what was sent to the old on
 
 import copy
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ class ImpossibleError(Exception):
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run to be searched. `cursed` are keys of examples that no rollout can sample."""
+    """A run to be searched. `cursed` are keys of examples that nobody can sample, `flat` those that are filtered."""
 
     name: str
     settings: Settings
@@ -62,6 +62,7 @@ class Scenario:
     num_evals: int = 0
     save_every: int = 2
     cursed: frozenset[str] = frozenset()
+    flat: frozenset[str] = frozenset()
     ghosts: bool = False
     """Whether the packer may hear a process after its death, and after its successor."""
     peers: dict[str, type[Watched]] = field(default_factory=dict)
@@ -255,7 +256,9 @@ class World:
         if sampler.held[hold].example_key in self.scenario.cursed:
             sampler.fail(hold)
         else:
-            sampler.sample(hold, policy)
+            facts = sampler.sample(hold, policy)
+            if facts.example_key in self.scenario.flat:
+                sampler.sampled[hold] = replace(facts, rejected_as="zero_variance")
 
     def _fail(self, action: Action) -> None:
         """A rollout or a reward actor gives an attempt up."""

@@ -64,6 +64,17 @@ def unscorable(prompts, completions, **_):
     return [None] * len(completions)
 
 
+def first_and_last(prompts, completions, completion_ids, **_):
+    """Two steps, the first token and the rest, each rewarded by the token that it ends with."""
+    return [[(1, float(ids[0])), (len(ids), float(ids[-1]))] for ids in completion_ids]
+
+
+def positive_share(rewards, lengths):
+    """Of each reward in the sum of their distances from the lowest."""
+    above = rewards - rewards.min(axis=1, keepdims=True)
+    return above / (above.sum(axis=1, keepdims=True) + 1.0)
+
+
 def hanging_at_first(prompts, completions, folder, calls, **_):
     """1 for all, but the first calls of all processes never return."""
     for number in range(calls):

@@ -62,9 +62,21 @@ def test_killed_processes_leave_the_same_weights(tmp_path: Path, model: Path) ->
     assert weights_of(disturbed) == weights_of(quiet)
 
 
-def test_two_ranks_train_a_real_model_and_every_step_is_replayed_to_the_bit(tmp_path: Path, model: Path) -> None:
+SEVERAL_UPDATES = {
+    "num_iterations": 2,
+    "num_minibatches": 3,
+    "loss": {"type": "dapo"},
+    "reference": {"beta": 0.1},
+    "entropy_coef": 0.01,
+}
+
+
+@pytest.mark.parametrize("trainer", [{}, SEVERAL_UPDATES], ids=["one update", "six updates"])
+def test_two_ranks_train_a_real_model_and_every_step_is_replayed_to_the_bit(
+    tmp_path: Path, model: Path, trainer: dict[str, object]
+) -> None:
     """`actors replay` in one process has the loss, gradient norm and weights that two processes had."""
-    config = model_config(tmp_path, model, num_ranks=2)
+    config = model_config(tmp_path, model, num_ranks=2, **trainer)
     with processes(config, tmp_path) as started:
         assert started.up().wait(120.0) == 0, started.text("up")
     check_promise(config)

@@ -4,6 +4,7 @@ import json
 import re
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -25,6 +26,7 @@ from tests.ring.harness import (
     processes,
     ring,
     ring_config,
+    steps_recorded,
     summary_of,
     wait_until,
 )
@@ -77,7 +79,8 @@ def test_reward_that_always_hangs_fails_the_run_in_words_and_not_by_restarts(tmp
     config = ring_config(
         tmp_path,
         "inproc",
-        reward=own_reward("slow", seconds=4.0) | {"timeout": 0.05, "max_concurrent_groups": 16},
+        reward=own_reward("slow", seconds=4.0)
+        | {"timeout": 0.05, "timeout_retries": 0, "on_timeout": "fail", "max_concurrent_groups": 16},
         packer={"groups_per_step": 8},
         rollout={"max_concurrent_groups": 16},
         eval={"num_prompts": 0},
@@ -100,6 +103,38 @@ def test_reward_that_always_hangs_fails_the_run_in_words_and_not_by_restarts(tmp
         )
         assert words in str(run["packer-0"].error)
     assert lives > 1
+
+
+def test_reward_that_always_hangs_and_counts_as_none_teaches_nothing_and_ends_the_run_in_time(tmp_path, monkeypatch):
+    """Each process that is used up has brought some groups to an end; all is counted, and no reward is made up."""
+    monkeypatch.setattr(actors.membership, "FAREWELL_SECONDS", 0.05)
+    config = ring_config(
+        tmp_path,
+        "inproc",
+        reward=own_reward("slow", seconds=4.0) | {"timeout": 0.05, "max_concurrent_groups": 2},
+        trainer={"max_steps": 6},
+        eval={"num_prompts": 0},
+    )
+    lives = []
+    with ring(config) as run:
+        run.start()
+        while True:
+            lives.append(run["reward-0"])
+            join(run, "reward-0")
+            if run["reward-0"].error is None:
+                break
+            assert isinstance(run["reward-0"].error, StartOverError), run["reward-0"].error
+            run.start("reward-0")
+        run.wait()
+    assert len(lives) > 1
+    none, failed = (
+        sum(life.value("grpo_reward_timeouts_total", outcome=outcome) for life in lives) for outcome in ("none", "fail")
+    )
+    assert none >= 18
+    assert failed == 0
+    lines = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["reward_mean"], line["reward_unscorable"]) for line in lines] == [(None, 1.0)] * 6
+    assert check_promise(config).dropped == {}
 
 
 def test_async_reward_that_blocks_fails_its_group_by_name_and_costs_no_other_an_attempt(tmp_path):
@@ -129,12 +164,16 @@ def test_async_reward_that_blocks_fails_its_group_by_name_and_costs_no_other_an_
     assert summary_of(config)["ledger"]["reissued"] == 1
 
 
-def test_reward_that_hangs_sometimes_costs_attempts_and_not_the_run(tmp_path):
-    """Sixteen calls never return: the process ends with 75, which no limit counts, and the next completes the run."""
+@pytest.mark.parametrize("retries", [0, 1])
+def test_reward_that_hangs_sometimes_costs_attempts_and_not_the_run(tmp_path, retries):
+    """Sixteen calls never return: the process ends with 75, which no limit counts, and the next completes the run.
+
+    Called again they return, so that no attempt is lost, and no process, for it may lose as many as it calls again.
+    """
     config = ring_config(
         tmp_path,
         reward=own_reward("hanging_at_first", folder=str(tmp_path), calls=16)
-        | {"timeout": 0.2, "max_concurrent_groups": 16},
+        | {"timeout": 0.2, "timeout_retries": retries, "on_timeout": "fail", "max_concurrent_groups": 16},
         packer={"groups_per_step": 8},
         rollout={"max_concurrent_groups": 16},
         inference={"engine": {"type": "fake", "token_seconds": 0.02}},
@@ -143,12 +182,16 @@ def test_reward_that_hangs_sometimes_costs_attempts_and_not_the_run(tmp_path):
     )
     with ring(config) as run, processes(config, tmp_path) as started:
         run.start("packer-0", "trainer-0", "inference-0", "rollout-0")
-        assert started.run("reward-0").wait(20.0) == EXIT_START_OVER
-        run.start("reward-0").wait()
+        reward = started.run("reward-0")
+        if not retries:
+            assert reward.wait(20.0) == EXIT_START_OVER
+            run.start("reward-0")
+        run.wait()
     assert "hanging_at_first took more than 0.2 s (reward.timeout)" in started.text("reward-0")
-    assert "calls of hanging_at_first (16) have not returned within reward.timeout 0.2 s" in started.text("reward-0")
+    words = "calls of hanging_at_first (16) have not returned within reward.timeout 0.2 s"
+    assert (words in started.text("reward-0")) == (not retries)
     assert check_promise(config).dropped == {}
-    assert summary_of(config)["ledger"]["reissued"] == 16
+    assert summary_of(config)["ledger"]["reissued"] == (0 if retries else 16)
 
 
 def test_reward_actor_whose_event_loop_user_code_has_ended_does_not_live_on(tmp_path):
@@ -314,3 +357,22 @@ def test_drained_trainer_saves_what_it_has_trained(tmp_path):
         assert [path.name for path in (config.output / "checkpoints").glob("step_*")] == [f"step_{saved:.0f}"]
         run.start("trainer-0").wait()
         assert run["trainer-0"].value("grpo_trainer_steps_total") == 30 - saved
+
+
+@pytest.mark.slow
+def test_an_engine_that_freezes_with_requests_under_way_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its connections and answers nothing: rollouts ask another one as soon as it has stopped beating."""
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    monkeypatch.setenv("GRPO_FAULTS", str(faults))
+    config = ring_config(tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 10}}, up={"inference": 2})
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)
+        (faults / "inference-1@inference.request").write_text("SIGSTOP")
+        wait_until((faults / "inference-1@inference.request.hit").exists, "the fault")
+        assert up.wait(60.0) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+    assert summary_of(config)["ledger"]["reissued"] == 0

@@ -11,7 +11,7 @@ from actors.replay import replay
 from actors.resume import compare, rewind
 from schemas.config import RunConfig, dump_config
 from schemas.errors import ConfigError
-from tests.ring.harness import ALL, check_promise, ring, ring_config, steps_recorded, summary_of, wait_until
+from tests.ring.harness import ALL, REWARDS, check_promise, ring, ring_config, steps_recorded, summary_of, wait_until
 from tests.ring.witness_checker import check_witnesses
 
 TWO_RANKS = ("packer-0", "trainer-0", "trainer-1", "inference-0", "reward-0", "rollout-0")
@@ -179,6 +179,31 @@ def test_a_step_is_replayed_to_the_bit(tmp_path):
     assert "grad_norm  2.0                      1.0                      DIFFERENT" in str(result)
     with pytest.raises(ConfigError, match=r"--step 99: .* has no line of this step; it has 1 to 9"):
         replay(config, 99, make_learner(config))
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"advantage": {"type": "gdpo"}},
+        {"advantage": {"type": "batch_std"}, "shaping": {"scale": 3.0}},
+        {"advantage": {"type": "process"}, "steps": {"path": f"{REWARDS}:first_and_last"}},
+        {"advantage": {"type": "gae", "discount": 0.9, "reward_norm": "mean"}},
+        {"advantage": {"type": "custom", "path": f"{REWARDS}:positive_share"}},
+    ],
+    ids=lambda reward: reward["advantage"]["type"],
+)
+def test_advantages_of_every_level_are_replayed_to_the_bit(tmp_path, reward):
+    """They follow from the payloads of the step's groups and the settings alone (P18), and its line tells of them."""
+    functions = [{"path": "length_penalty", "kwargs": {"max_tokens": 12}}, {"path": f"{REWARDS}:constant"}]
+    config = level_0(tmp_path, steps=4, reward=reward | {"functions": functions}, ledger={"keep_steps": 100})
+    with ring(config) as run:
+        run.start().wait()
+    result = replay(config, 4, make_learner(config))
+    assert set(result.same.values()) == {True}, str(result)
+    lines = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["advantage_std"] for line in lines) > 0
+    if reward["advantage"]["type"] == "gdpo":  # a z-score over the step, unless its groups are all without variance
+        assert any(line["advantage_std"] == pytest.approx((5 / 6) ** 0.5, abs=1e-3) for line in lines)
 
 
 def test_a_step_whose_groups_are_gone_is_not_replayed_but_named(tmp_path):

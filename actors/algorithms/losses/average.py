@@ -17,7 +17,7 @@ def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Ten
         case "micro_batch_tokens":
             return total / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
         case "completion_means":
-            return (values_T / inputs.per_token(inputs.num_tokens_B)).sum() / step_completions(inputs)
+            return (values_T / inputs.num_tokens_T).sum() / step_completions(inputs)
         case "completion_sums":
             return total / step_completions(inputs)
         case "max_length":

@@ -54,7 +54,13 @@ class SlotCache:
                 store[layer] = new.new_zeros((slots, new.shape[1], length, new.shape[2]))
             store[layer][slots_T, :, positions_T] = new
 
-    def copy(self, sources: Tensor | int, targets: Tensor, length: int) -> None:
+    def repeat(self, slot: int, count: int, length: int) -> None:
+        """Give the `count` slots behind a slot its first `length` positions."""
+        for store in (self.keys, self.values):
+            for tensor in store.values():
+                tensor[slot + 1 : slot + 1 + count, :, :length] = tensor[slot, :, :length]
+
+    def copy(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """Give `targets` the first `length` positions of other slots; none is both source and target."""
         for store in (self.keys, self.values):
             for tensor in store.values():

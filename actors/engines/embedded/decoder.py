@@ -15,9 +15,6 @@ from bus.weights import Weights
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 
-PREFILL_TOKENS = 16384
-"""Tokens of one prefill at most (one sequence may be longer): bounds the memory of its activations."""
-
 
 class Decoder:
     """A causal LM that computes next-token logits of sequences kept in slots. Use it from one thread."""
@@ -35,7 +32,7 @@ class Decoder:
         base: Any = self.model.config
         self.max_length = min(limits.max_sequence_len, int(getattr(base, "max_position_embeddings", 1 << 30)))
         self.vocab_size = int(base.vocab_size)
-        self._limits = limits.max_sequences, self.max_length
+        self._limits, self._max_prefill_tokens = (limits.max_sequences, self.max_length), limits.max_prefill_tokens
         self.forget()
 
     def forget(self) -> None:
@@ -44,12 +41,14 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, sequences: Sequence[NDArray[np.int32]], slots: Sequence[int]) -> Tensor:
-        """Compute whole sequences into their slots; returns the logits behind the last token of each, (B, V)."""
+        """Compute whole sequences into their slots; returns the logits behind the last token of each, (B, V).
+
+        One forward takes at most `max_prefill_tokens` (one sequence may be longer): it bounds what activations need.
+        """
         lengths = np.array([sequence.size for sequence in sequences])
         self._cache.reserve(max(slots) + 1, int(lengths.max()))
-        return torch.cat(
-            [self._prefill(sequences[part], lengths[part], np.asarray(slots[part])) for part in _parts(lengths)]
-        )
+        parts = _parts(lengths, self._max_prefill_tokens)
+        return torch.cat([self._prefill(sequences[part], lengths[part], np.asarray(slots[part])) for part in parts])
 
     def _prefill(
         self, sequences: Sequence[NDArray[np.int32]], lengths: NDArray[np.int64], slots: NDArray[np.int64]
@@ -71,11 +70,15 @@ class Decoder:
         return self._forward(torch.from_numpy(tokens_B).to(self.device), plan, slots_B)
 
     @torch.inference_mode()
-    def copy(self, sources: int | Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` keys and values from slots to other slots; one source may serve many targets."""
-        self._cache.reserve(max(targets) + 1, length)
-        of = sources if isinstance(sources, int) else torch.tensor(sources, device=self.device)
-        self._cache.copy(of, torch.tensor(targets, device=self.device), length)
+    def repeat(self, slot: int, count: int, length: int) -> None:
+        """Copy the first `length` keys and values of a slot to the `count` slots behind it."""
+        self._cache.reserve(slot + 1 + count, length)
+        self._cache.repeat(slot, count, length)
+
+    @torch.inference_mode()
+    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` keys and values of slots to other slots."""
+        self._cache.copy(torch.tensor(sources, device=self.device), torch.tensor(targets, device=self.device), length)
 
     def load(self, weights: Weights) -> None:
         """Overwrite the weights.
@@ -114,11 +117,11 @@ def _align(model: nn.Module) -> None:
         parameter.data = parameter.data.clone()
 
 
-def _parts(lengths: NDArray[np.int64]) -> Iterator[slice]:
-    """Cut a sequence of lengths into runs of at most PREFILL_TOKENS."""
+def _parts(lengths: NDArray[np.int64], budget: int) -> Iterator[slice]:
+    """Cut a sequence of lengths into runs of at most `budget` tokens."""
     first, tokens = 0, 0
     for i, length in enumerate(lengths.tolist()):
-        if i > first and tokens + length > PREFILL_TOKENS:
+        if i > first and tokens + length > budget:
             yield slice(first, i)
             first, tokens = i, 0
         tokens += length

@@ -1,7 +1,8 @@
 """The embedded engine: one thread that decodes all running sequences a token at a time.
 
 Between two tokens it takes, in this order: cancellations, new weights, new requests. So a request joins at a token
-boundary, and so does a version of the weights:
+boundary, together with those that wait beside it (one forward for the prompts of all, up to
+`inference.engine.max_prefill_tokens`), and so does a version of the weights:
 
     drain       new requests wait, the running ones finish under the old version, then switch
     interrupt   switch, compute keys and values of what was written so far again, go on (the default)
@@ -15,9 +16,10 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import jinja2
 import numpy as np
 import structlog
 import torch
@@ -25,12 +27,20 @@ import torch
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.running import Request, Running
 from actors.engines.embedded.sampling import sample, uniforms
-from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.protocol import (
+    Completion,
+    EngineStatus,
+    EngineStoppedError,
+    RequestError,
+    SampleRequest,
+    check_token_ids,
+)
 from actors.environments.prompts import Tokenizer, eos_ids
 from bus.weights import Weights
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
-from schemas.messages import Policy
+from schemas.errors import ConfigError
+from schemas.messages import Policy, Prompt
 
 log = structlog.get_logger("engine")
 
@@ -63,7 +73,7 @@ class EmbeddedEngine:
         self._tokenizer = Tokenizer(model)
         self._eos = np.array(sorted(eos_ids(model)), np.int32)
         self._policy: Policy | None = None
-        self._running = Running(config.max_sequences, self._decoder.max_length)
+        self._running = Running(config.max_sequences, self._decoder.max_length, self._tokenizer.decode)
         self._waiting: deque[Request] = deque()
         self._update: _Update | None = None
         self._loading = threading.Lock()
@@ -79,6 +89,8 @@ class EmbeddedEngine:
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
         """Queue a request."""
         self._check(request)
+        if request.max_tokens is None:
+            request = replace(request, max_tokens=self._decoder.max_length - len(request.prompt_ids))
         queued = Request(request)
         with self._changed:
             self._ensure_alive()
@@ -117,9 +129,18 @@ class EmbeddedEngine:
         """Text without special tokens."""
         return self._tokenizer.decode(token_ids)
 
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
-        return self._tokenizer.encode(text)
+    def token_text(self, token_id: int) -> str:
+        """One token, special ones too."""
+        return self._tokenizer.decode([token_id], skip_special=False)
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text or of messages."""
+        try:
+            return self._tokenizer.encode(prompt)
+        except ConfigError as error:
+            raise RequestError(f"messages: {error}") from None
+        except jinja2.TemplateError as error:
+            raise RequestError(f"messages: the model's chat template refuses them: {error}") from None
 
     def close(self) -> None:
         """End the thread."""
@@ -138,11 +159,13 @@ class EmbeddedEngine:
         size, longest = len(request.prompt_ids), self._decoder.max_length
         if size == 0:
             raise RequestError("prompt: is empty")
-        if max(request.prompt_ids) >= self._decoder.vocab_size or min(request.prompt_ids) < 0:
-            raise RequestError(f"prompt: token ids must be from 0 to {self._decoder.vocab_size - 1}")
-        if size + request.max_tokens > longest:
+        check_token_ids("prompt", request.prompt_ids, self._decoder.vocab_size)
+        check_token_ids("stop_token_ids", request.stop_token_ids, self._decoder.vocab_size)
+        check_token_ids("logit_bias", request.logit_bias, self._decoder.vocab_size)
+        new = 1 if request.max_tokens is None else request.max_tokens
+        if size + new > longest:
             raise RequestError(
-                f"max_tokens: {size} prompt tokens and {request.max_tokens} new ones exceed {longest} "
+                f"max_tokens: {size} prompt tokens and {new} new ones exceed {longest} "
                 "(inference.engine.max_sequence_len, or the model's own limit)"
             )
         if request.num_completions > self._config.max_sequences:
@@ -213,16 +236,8 @@ class EmbeddedEngine:
 
     def _admit(self) -> None:
         """Prefill what fits, one prompt once, and draw the first token of each of its completions."""
-        admitted: list[Request] = []
         first = len(self._running)
-        segments = [] if self._policy is None else [(0, self._policy.lineage, self._policy.version)]
-        with self._changed:
-            holding_back = self._mode == "drain" and self._update is not None
-            while self._waiting and not holding_back and self._joins(self._waiting[0].asked):
-                request = self._waiting.popleft()
-                if not request.future.cancelled():
-                    admitted.append(request)
-                    self._running.add(request, segments)
+        admitted = self._take()
         if not admitted:
             return
         if self._config.deterministic:
@@ -232,21 +247,43 @@ class EmbeddedEngine:
         logits_QV = self._decoder.prefill([np.array(r.asked.prompt_ids, np.int32) for r in admitted], slots)
         for request, slot, count in zip(admitted, slots, counts.tolist(), strict=True):
             if count > 1:
-                self._decoder.copy(slot, range(slot + 1, slot + count), len(request.asked.prompt_ids))
+                self._decoder.repeat(slot, count - 1, len(request.asked.prompt_ids))
         rows = torch.from_numpy(np.repeat(np.arange(len(admitted)), counts)).to(logits_QV.device)
         self._draw(first, logits_QV[rows])
 
+    def _take(self) -> list[Request]:
+        """Waiting requests that join now, in the order of their coming: while there are rows, and tokens to prefill."""
+        taken: list[Request] = []
+        tokens, budget = 0, self._config.max_prefill_tokens
+        segments = [] if self._policy is None else [(0, self._policy.lineage, self._policy.version)]
+        with self._changed:
+            holding_back = self._mode == "drain" and self._update is not None
+            while self._waiting and not holding_back:
+                request = self._waiting[0]
+                if not request.future.cancelled():
+                    tokens += len(request.asked.prompt_ids)
+                    if not self._joins(request.asked) or (taken and tokens > budget):
+                        break
+                    taken.append(request)
+                    self._running.add(request, segments)
+                self._waiting.popleft()
+        return taken
+
     def _draw(self, first: int, logits_BV: torch.Tensor) -> None:
         """Sample the next token of the sequences from row `first` on."""
-        tokens, logprobs = sample(logits_BV, *self._running.distribution(first), uniforms(*self._running.draws(first)))
-        if not np.isfinite(logprobs).all():
+        running = self._running
+        drawn = sample(
+            logits_BV, running.distribution(first), uniforms(*running.draws(first)), running.num_top_logprobs(first)
+        )
+        if not np.isfinite(drawn.logprobs_B).all():
             raise FloatingPointError(f"the model's logits are not finite under policy {self._policy}")
-        self._running.append(first, tokens, logprobs)
-        self._generated_tokens += tokens.size
-        ended = self._running.ended(self._eos)
+        running.append(first, drawn)
+        self._generated_tokens += drawn.tokens_B.size
+        ended = running.ended(first, self._eos)
+        running.tell(first, ended)
         if not ended:
             return
-        finished = self._running.finish(ended)
+        finished = running.finish(ended)
         self._remove(list(ended))
         for request in finished:
             with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
@@ -255,7 +292,7 @@ class EmbeddedEngine:
     def _remove(self, rows: list[int]) -> None:
         sources, targets, length = self._running.remove(rows)
         if sources:
-            self._decoder.copy(sources, targets, length)
+            self._decoder.move(sources, targets, length)
 
     def _end(self, error: BaseException | None) -> None:
         """Fail all that is under way; from now on nothing is taken."""

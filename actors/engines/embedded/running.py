@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engines.protocol import Completion, SampleRequest, Segment
+from actors.engines.embedded.sampling import Distribution, Drawn
+from actors.engines.protocol import Alternatives, Completion, SampleRequest, Segment
+from actors.engines.text import Detokenize, StopWatch
+
+GREEDY = 1e-5
+"""Temperatures below are 0 (as in vLLM): logits divided by them could overflow."""
 
 
 @dataclass(eq=False)
@@ -31,17 +36,21 @@ class Request:
 
 @dataclass(eq=False)
 class _Owner:
-    """Whose completion a row is, and who has sampled it so far."""
+    """Whose completion a row is, and what is told of it beside its tokens."""
 
     request: Request
     number: int
     segments: list[Segment]
+    watch: StopWatch | None
+    stop_reason: str | int | None = None
+    top_logprobs: list[Alternatives] = field(default_factory=list)
 
 
 class Running:
     """Up to `capacity` sequences of up to `max_length` tokens."""
 
-    def __init__(self, capacity: int, max_length: int) -> None:
+    def __init__(self, capacity: int, max_length: int, detokenize: Detokenize) -> None:
+        self._detokenize = detokenize
         self._owners: list[_Owner] = []
         self._tokens_BL = np.zeros((capacity, max_length), np.int32)
         self._logprobs_BL = np.zeros((capacity, max_length), np.float32)
@@ -51,6 +60,12 @@ class Running:
         self._seeds_B = np.zeros(capacity, np.uint64)
         self._temperatures_B = np.zeros(capacity, np.float32)
         self._top_p_B = np.zeros(capacity, np.float32)
+        self._top_k_B = np.zeros(capacity, np.int64)
+        self._min_p_B = np.zeros(capacity, np.float32)
+        self._num_top_logprobs_B = np.zeros(capacity, np.int64)
+        self._biased_B, self._watched_B, self._told_B = (np.zeros(capacity, bool) for _ in range(3))
+        """Rows with a bias, with stop strings or tokens, and with a listener; mostly there are none."""
+        self._arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -68,14 +83,28 @@ class Running:
     def add(self, request: Request, segments: list[Segment]) -> None:
         """Append a row for each completion of a request, holding its prompt."""
         asked = request.asked
+        assert asked.max_tokens is not None
         prompt, n, first = len(asked.prompt_ids), asked.num_completions, len(self)
         rows = slice(first, first + n)
-        self._owners += [_Owner(request, number, list(segments)) for number in range(n)]
+        self._owners += [_Owner(request, number, list(segments), self._watch(asked)) for number in range(n)]
         self._tokens_BL[rows, :prompt] = asked.prompt_ids
         self._lengths_B[rows] = self._prompts_B[rows] = prompt
         self._ends_B[rows] = prompt + asked.max_tokens
         self._seeds_B[rows] = np.arange(asked.seed, asked.seed + n, dtype=np.uint64)
-        self._temperatures_B[rows], self._top_p_B[rows] = asked.temperature, asked.top_p
+        greedy = asked.temperature < GREEDY
+        self._temperatures_B[rows] = 0 if greedy else asked.temperature
+        self._top_p_B[rows] = 1 if greedy else asked.top_p
+        self._top_k_B[rows] = 0 if greedy else asked.top_k
+        self._min_p_B[rows] = 0 if greedy else asked.min_p
+        self._num_top_logprobs_B[rows] = asked.num_top_logprobs
+        self._biased_B[rows] = bool(asked.logit_bias)
+        self._watched_B[rows] = bool(asked.stop or asked.stop_token_ids)
+        self._told_B[rows] = asked.on_piece is not None
+
+    def _watch(self, asked: SampleRequest) -> StopWatch | None:
+        if not (asked.stop or asked.stop_token_ids):
+            return None
+        return StopWatch(asked.stop, asked.stop_token_ids, self._detokenize)
 
     def last_tokens(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The newest token of each row and its position."""
@@ -91,40 +120,83 @@ class Running:
         rows = slice(first, len(self))
         return self._seeds_B[rows], (self._lengths_B[rows] - self._prompts_B[rows]).astype(np.uint64)
 
-    def distribution(self, first: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Temperatures and top_p of the rows from `first` on."""
-        return self._temperatures_B[first : len(self)], self._top_p_B[first : len(self)]
+    def distribution(self, first: int) -> Distribution:
+        """What the rows from `first` on are drawn from."""
+        rows = slice(first, len(self))
+        return Distribution(
+            self._temperatures_B[rows], self._top_p_B[rows], self._top_k_B[rows], self._min_p_B[rows], self._bias(first)
+        )
 
-    def append(self, first: int, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+    def _bias(self, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None:
+        biased = np.flatnonzero(self._biased_B[first : len(self)])
+        if not biased.size:
+            return None
+        entries = [(b, *item) for b in biased for item in self._owners[first + b].request.asked.logit_bias.items()]
+        rows, tokens, values = zip(*entries, strict=True)
+        return np.array(rows), np.array(tokens), np.array(values, np.float32)
+
+    def num_top_logprobs(self, first: int) -> int:
+        """The most alternatives that one of the rows from `first` on is to tell."""
+        return int(self._num_top_logprobs_B[first : len(self)].max())
+
+    def append(self, first: int, drawn: Drawn) -> None:
         """One more token to each of the rows from `first` on."""
         rows = np.arange(first, len(self))
         at = self._lengths_B[rows]
-        self._tokens_BL[rows, at], self._logprobs_BL[rows, at] = tokens, logprobs
+        self._tokens_BL[rows, at], self._logprobs_BL[rows, at] = drawn.tokens_B, drawn.logprobs_B
         self._lengths_B[rows] += 1
+        for b in np.flatnonzero(self._num_top_logprobs_B[rows]):
+            tokens, logprobs = drawn.top_tokens_BK[b].tolist(), drawn.top_logprobs_BK[b].tolist()
+            alternatives = list(zip(tokens, logprobs, strict=True))[: self._num_top_logprobs_B[first + b]]
+            self._owners[first + b].top_logprobs.append(alternatives)
 
     def stamp(self, lineage: int, version: int) -> None:
         """Tokens of all rows come from this policy from now on."""
         for owner, count in zip(self._owners, self._lengths_B - self._prompts_B, strict=False):
             owner.segments.append((int(count), lineage, version))
 
-    def ended(self, eos: NDArray[np.int32]) -> dict[int, str]:
-        """The rows whose newest token was their last, and why."""
-        tokens_B, positions_B = self.last_tokens()
-        stopped_B = np.isin(tokens_B, eos)
-        full_B = positions_B + 1 == self._ends_B[: len(self)]
-        return {int(b): "stop" if stopped_B[b] else "length" for b in np.flatnonzero(stopped_B | full_B)}
+    def ended(self, first: int, eos: NDArray[np.int32]) -> dict[int, str]:
+        """The rows from `first` on whose newest token was their last, and why."""
+        rows = slice(first, len(self))
+        tokens_B, positions_B = (array[first:] for array in self.last_tokens())
+        stopped_B = (tokens_B[:, None] == eos).any(1)
+        for b in np.flatnonzero(self._watched_B[rows] & ~stopped_B):
+            owner = self._owners[first + b]
+            assert owner.watch is not None
+            owner.stop_reason = owner.watch.add(int(tokens_B[b]))
+            stopped_B[b] = owner.stop_reason is not None
+        full_B = positions_B + 1 == self._ends_B[rows]
+        return {first + int(b): "stop" if stopped_B[b] else "length" for b in np.flatnonzero(stopped_B | full_B)}
+
+    def tell(self, first: int, reasons: dict[int, str]) -> None:
+        """Hand the newest token of the rows from `first` on to who wants each."""
+        for b in (first + np.flatnonzero(self._told_B[first : len(self)])).tolist():
+            owner = self._owners[b]
+            assert owner.request.asked.on_piece is not None
+            piece = self._sampled(b, int(self._lengths_B[b]) - 1, reasons.get(b, ""))
+            owner.request.asked.on_piece(owner.number, piece)
 
     def finish(self, reasons: dict[int, str]) -> list[Request]:
         """Hand the completions of these rows to their requests; returns the requests that are finished by it."""
         requests: dict[int, Request] = {}
         for b, reason in reasons.items():
             owner = self._owners[b]
-            sampled = slice(self._prompts_B[b], self._lengths_B[b])
-            owner.request.completions[owner.number] = Completion(
-                self._tokens_BL[b, sampled].tolist(), self._logprobs_BL[b, sampled].tolist(), owner.segments, reason
-            )
+            owner.request.completions[owner.number] = self._sampled(b, int(self._prompts_B[b]), reason)
             requests[id(owner.request)] = owner.request
         return [request for request in requests.values() if request.finished]
+
+    def _sampled(self, b: int, since: int, reason: str) -> Completion:
+        """What has been sampled of row b from this position on."""
+        owner, first = self._owners[b], since - int(self._prompts_B[b])
+        sampled = slice(since, self._lengths_B[b])
+        return Completion(
+            self._tokens_BL[b, sampled].tolist(),
+            self._logprobs_BL[b, sampled].tolist(),
+            [segment for segment in owner.segments if segment[0] >= first],
+            reason,
+            stop_reason=owner.stop_reason,
+            top_logprobs=owner.top_logprobs[first:],
+        )
 
     def remove(self, gone: Iterable[int]) -> tuple[list[int], list[int], int]:
         """Take rows out; returns which rows moved where, and the longest of them in tokens."""
@@ -135,8 +207,7 @@ class Running:
         for source, target in zip(sources, targets, strict=True):
             self._owners[target] = self._owners[source]
         del self._owners[left:]
-        arrays = (self._tokens_BL, self._logprobs_BL, self._lengths_B, self._prompts_B, self._ends_B, self._seeds_B)
-        for array in (*arrays, self._temperatures_B, self._top_p_B):
+        for array in self._arrays:
             array[targets] = array[sources]
         return sources, targets, int(self._lengths_B[targets].max(initial=0))
 

@@ -4,6 +4,8 @@ The random number is a hash of (seed, position) and nothing else, so a completio
 not on what else is in the batch (P10).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,39 +28,92 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def sample(
-    logits_BV: Tensor,
-    temperatures_B: NDArray[np.float32],
-    top_p_B: NDArray[np.float32],
-    uniforms_B: NDArray[np.float64],
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw one token per sequence.
+@dataclass(frozen=True)
+class Distribution:
+    """What turns each sequence's logits into the distribution that its token is drawn from."""
 
-    Returns:
-        tokens (B,) and their logprobs (B,) under the distribution that they were drawn from: tempered and cut to the
-        nucleus. Temperature 0 takes the most probable token and gives its untempered logprob.
-    """
-    device, greedy_B = logits_BV.device, temperatures_B == 0
-    logits_BV = logits_BV.float()
-    if (temperatures_B != 1).any():
-        logits_BV = logits_BV / torch.from_numpy(np.where(greedy_B, 1, temperatures_B)).to(device)[:, None]
-    log_p_BV = torch.log_softmax(logits_BV, -1)
-    if (top_p_B < 1).any():
-        log_p_BV = _cut_to_nucleus(log_p_BV, torch.from_numpy(top_p_B).to(device))
+    temperatures_B: NDArray[np.float32]
+    """0 takes the most probable token, and gives its logprob at temperature 1."""
+    top_p_B: NDArray[np.float32]
+    top_k_B: NDArray[np.int64]
+    """0: all."""
+    min_p_B: NDArray[np.float32]
+    bias: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None
+    """Rows, tokens and what is added to their logits."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One token per sequence and its logprob, (B,), and those of the K most probable tokens, (B, K)."""
+
+    tokens_B: NDArray[np.int64]
+    logprobs_B: NDArray[np.float32]
+    top_tokens_BK: NDArray[np.int64]
+    top_logprobs_BK: NDArray[np.float32]
+
+
+def sample(
+    logits_BV: Tensor, distribution: Distribution, uniforms_B: NDArray[np.float64], num_top_logprobs: int = 0
+) -> Drawn:
+    """Draw one token per sequence; all logprobs are those of the distribution that is drawn from."""
+    log_p_BV = processed_logprobs(logits_BV, distribution)
+    device, greedy_B = log_p_BV.device, distribution.temperatures_B == 0
     cumulative_BV = log_p_BV.double().exp().cumsum(-1)
     # scaled by the last sum, which rounding leaves a little off 1, so that a token with probability 0 is never drawn
     targets_B = torch.from_numpy(uniforms_B).to(device) * cumulative_BV[:, -1]
-    tokens_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0].clamp(max=logits_BV.shape[1] - 1)
+    tokens_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0].clamp(max=log_p_BV.shape[1] - 1)
     if greedy_B.any():
         tokens_B = torch.where(torch.from_numpy(greedy_B).to(device), log_p_BV.argmax(-1), tokens_B)
     logprobs_B = log_p_BV.gather(1, tokens_B[:, None])[:, 0]
-    return tokens_B.cpu().numpy(), logprobs_B.cpu().numpy()
+    top = log_p_BV[:, :0].sort() if num_top_logprobs == 0 else log_p_BV.topk(min(num_top_logprobs, log_p_BV.shape[1]))
+    return Drawn(*(tensor.cpu().numpy() for tensor in (tokens_B, logprobs_B, top.indices, top.values)))
 
 
-def _cut_to_nucleus(log_p_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Keep the smallest set of most probable tokens whose probability reaches top_p, renormalised."""
+def processed_logprobs(logits_BV: Tensor, distribution: Distribution) -> Tensor:
+    """Logprobs (B, V) after bias, temperature, min_p, top_k and top_p, in this order, which is that of vLLM's sampler.
+
+    What is cut has probability 0 and the rest is renormalised before the next cut. (vLLM: `v1/sample/sampler.py`,
+    `logprobs_mode processed_logprobs`.)
+    """
+    d, device = distribution, logits_BV.device
+    logits_BV = logits_BV.float()
+    if d.bias is not None:
+        rows, tokens, values = (torch.from_numpy(array).to(device) for array in d.bias)
+        logits_BV = logits_BV.index_put((rows, tokens), values, accumulate=True)
+    if (d.temperatures_B != 1).any():
+        divisor_B = np.where(d.temperatures_B == 0, np.float32(1), d.temperatures_B)
+        logits_BV = logits_BV / torch.from_numpy(divisor_B).to(device)[:, None]
+    log_p_BV = torch.log_softmax(logits_BV, -1)
+    if d.min_p_B.any():
+        log_p_BV = _cut(log_p_BV, _below_min_p(log_p_BV, torch.from_numpy(d.min_p_B).to(device)))
+    if d.top_k_B.any():
+        log_p_BV = _cut(log_p_BV, _below_top_k(log_p_BV, torch.from_numpy(d.top_k_B).to(device)))
+    if (d.top_p_B < 1).any():
+        log_p_BV = _cut(log_p_BV, _outside_nucleus(log_p_BV, torch.from_numpy(d.top_p_B).to(device)))
+    return log_p_BV
+
+
+def _cut(log_p_BV: Tensor, gone_BV: Tensor) -> Tensor:
+    return torch.log_softmax(log_p_BV.masked_fill(gone_BV, float("-inf")), -1)
+
+
+def _below_min_p(log_p_BV: Tensor, min_p_B: Tensor) -> Tensor:
+    """Less probable than min_p times the most probable token; the logarithm of a min_p of 0 leaves all."""
+    return log_p_BV < log_p_BV.amax(-1, keepdim=True) + min_p_B.log()[:, None]
+
+
+def _below_top_k(log_p_BV: Tensor, top_k_B: Tensor) -> Tensor:
+    """Less probable than the k-th most probable token; of equals all stay."""
+    last = log_p_BV.shape[1] - 1
+    ranked_BK = log_p_BV.topk(min(int(top_k_B.max()) - 1, last) + 1).values
+    kth_B1 = ranked_BK.gather(1, (top_k_B - 1).clamp(0, last)[:, None])
+    return (log_p_BV < kth_B1) & (top_k_B > 0)[:, None]
+
+
+def _outside_nucleus(log_p_BV: Tensor, top_p_B: Tensor) -> Tensor:
+    """Behind the smallest set of most probable tokens whose probability reaches top_p."""
     sorted_BV, order_BV = log_p_BV.sort(-1, descending=True)
     before_BV = sorted_BV.exp().cumsum(-1) - sorted_BV.exp()
-    outside_BV = before_BV >= top_p_B[:, None]
-    cut_BV = torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV)
-    return torch.log_softmax(log_p_BV.masked_fill(cut_BV, float("-inf")), -1)
+    # rounding may sum up to 1 before the last token, which top_p 1 keeps all the same
+    outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]
+    return torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV)

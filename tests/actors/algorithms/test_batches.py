@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from actors.algorithms.batches import build_batches
+from actors.algorithms.batches import build_batches, split
 from bus import codec
 from schemas.messages import DroppedOrdinal, ScoredGroup, StepBatch
 
@@ -64,9 +64,11 @@ GROUPS = [a_group(0, [3, 1]), a_group(2, [4, 2, 5], prompt=1, masked=2), a_group
 """17 completion tokens, 15 in the loss, 7 completions."""
 
 
-def build(num_ranks: int = 1, sequence_len: int = 8, groups: list[ScoredGroup] = GROUPS) -> list[StepBatch]:
+def build(
+    num_ranks: int = 1, sequence_len: int = 8, groups: list[ScoredGroup] = GROUPS, num_minibatches: int = 1
+) -> list[StepBatch]:
     """The batches of all ranks."""
-    return build_batches(groups, num_ranks, sequence_len, **HEADER)
+    return build_batches(groups, num_ranks, sequence_len, num_minibatches, **HEADER)
 
 
 def samples(batches: list[StepBatch]) -> list[dict[str, list[float]]]:
@@ -76,10 +78,10 @@ def samples(batches: list[StepBatch]) -> list[dict[str, list[float]]]:
         for b in range(batch.prompt_lengths.size):
             start, end = batch.sample_offsets[b : b + 2]
             body = start + batch.prompt_lengths[b]
-            names = ("token_ids", "loss_mask", "logprobs", "advantages", "temperatures")
+            names = ("token_ids", "loss_mask", "logprobs", "advantages", "temperatures", "versions")
             sample = {name: getattr(batch, name)[body:end].tolist() for name in names}
             prompt = {f"prompt_{name}": getattr(batch, name)[start:body].tolist() for name in names}
-            sample |= prompt | {"ordinal": [int(batch.sample_ordinals[b])], "version": [int(batch.sample_versions[b])]}
+            sample |= prompt | {"ordinal": [int(batch.sample_ordinals[b])]}
             found.append(sample)
     return found
 
@@ -101,14 +103,24 @@ def test_a_sample_carries_the_values_of_its_own_tokens() -> None:
         "logprobs": [-3 - 4 / 64, -3 - 5 / 64],
         "advantages": [21.0, 21.0],
         "temperatures": [0.5, 1.5],
+        "versions": [5, 6],
         "prompt_token_ids": [1],
         "prompt_loss_mask": [0],
         "prompt_logprobs": [0.0],
         "prompt_advantages": [0.0],
         "prompt_temperatures": [1.0],
+        "prompt_versions": [0],
         "ordinal": [2],
-        "version": [5],
     }
+
+
+def test_advantages_of_tokens_are_kept_apart() -> None:
+    """Where a group has them they count, not those of its completions; the other groups keep theirs."""
+    tokens = np.arange(4, dtype=np.float32)
+    groups = [GROUPS[0].model_copy(update={"token_advantages": tokens}), *GROUPS[1:]]
+    by_first_token = {s["token_ids"][0]: s["advantages"] for s in samples(build(groups=groups))}
+    assert (by_first_token[1000], by_first_token[1003]) == ([0.0, 1.0, 2.0], [3.0])
+    assert by_first_token[3004] == [21.0, 21.0]
 
 
 def test_the_loss_mask_of_the_group_is_kept() -> None:
@@ -127,7 +139,7 @@ def test_a_group_without_a_prompt_has_samples_without_one() -> None:
 def test_every_rank_knows_the_loss_tokens_and_completions_of_the_whole_step(num_ranks: int) -> None:
     """15 and 7, whatever its share; the shares of loss tokens add up."""
     batches = build(num_ranks)
-    assert {(batch.loss_tokens, batch.num_completions) for batch in batches} == {(15, 7)}
+    assert {(*batch.loss_tokens.tolist(), *batch.num_completions.tolist()) for batch in batches} == {(15, 7)}
     assert sum(int(batch.loss_mask.sum()) for batch in batches) == 15
     assert sum(batch.prompt_lengths.size for batch in batches) == 7
 
@@ -160,7 +172,7 @@ def test_more_ranks_than_samples_leave_ranks_with_empty_micro_batches() -> None:
 def test_a_step_without_loss_tokens_has_a_normaliser_of_one() -> None:
     """Nothing is divided by zero."""
     groups = [a_group(0, [2], masked=2)]
-    assert build_batches(groups, 1, 8, **HEADER | {"digests": ["d0"]})[0].loss_tokens == 1
+    assert build_batches(groups, 1, 8, **HEADER | {"digests": ["d0"]})[0].loss_tokens.tolist() == [1]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -184,3 +196,53 @@ def test_a_sample_longer_than_a_micro_batch_is_refused() -> None:
     """The ledger drops such groups before (P11); here it is an error that names the key."""
     with pytest.raises(ValueError, match=r"packer\.sequence_len"):
         build(sequence_len=5)
+
+
+# --- minibatches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_parts", "expected"),
+    [
+        ([2, 3, 1], 1, [[0, 1, 2, 3, 4, 5]]),
+        ([2, 4, 1, 3], 2, [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]),
+        ([1, 2, 1], 3, [[0], [1, 2], [3]]),
+        ([2, 4, 4], 2, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
+        ([3, 2], 3, [[0, 1], [2, 3], [4]]),
+        ([2], 2, [[0], [1]]),
+    ],
+    ids=["one", "whole groups", "a group each", "groups cut", "more parts than groups", "a completion each"],
+)
+def test_a_step_is_split_into_whole_groups_else_whole_completions(
+    sizes: list[int], num_parts: int, expected: list[list[int]]
+) -> None:
+    """In the order of the step; sizes differ by one completion at most where groups are cut."""
+    assert [part.tolist() for part in split(sizes, num_parts)] == expected
+
+
+def test_more_minibatches_than_completions_are_refused() -> None:
+    """An update of nothing would still move the weights by the optimizer's momentum."""
+    with pytest.raises(ValueError, match=r"trainer\.num_minibatches: 4 parts of a step of 3 completions"):
+        split([1, 2], 4)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_each_minibatch_has_its_own_micro_batches_on_every_rank(num_ranks: int) -> None:
+    """Three groups of 2, 3 and 2 completions are three minibatches; all ranks have the figures counted by hand."""
+    batches = build(num_ranks, num_minibatches=3)
+    assert len({tuple(batch.minibatch_offsets.tolist()) for batch in batches}) == 1
+    for batch in batches:
+        assert (batch.loss_tokens.tolist(), batch.num_completions.tolist()) == ([4, 9, 2], [2, 3, 2])
+        assert batch.num_minibatches == 3
+    for u, ordinal in enumerate((0, 2, 3)):
+        found: list[int] = []
+        for batch in batches:
+            first, last = batch.micro_batch_offsets[batch.minibatch_offsets[u : u + 2]]
+            found += batch.sample_ordinals[first:last].tolist()
+        assert found == [ordinal] * len(GROUPS[u].completions)
+
+
+def test_minibatches_move_no_token_and_change_none() -> None:
+    """The samples are those of a step in one piece."""
+    whole, parts = samples(build(2)), samples(build(2, num_minibatches=2))
+    assert sorted(whole, key=str) == sorted(parts, key=str)

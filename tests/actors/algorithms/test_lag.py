@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.algorithms.lag import is_stale, lag_of, min_version, step_of, tickets_allowed
+from actors.algorithms.lag import is_stale, lag_of, min_version, step_of, surplus_groups, tickets_allowed
 
 
 def test_lag_counts_versions_between_the_weights_a_step_starts_from_and_its_oldest_token() -> None:
@@ -76,3 +76,88 @@ def test_every_ticket_that_is_allowed_can_be_sampled_by_what_is_served(
     dropped = min(dropped, issued)
     if tickets_allowed(issued, dropped, served, groups, level, steps) > 0:
         assert min_version(issued - dropped, groups, level) <= served
+
+
+# --- oversampling ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "factor", "level", "limit", "expected"),
+    [
+        (8, 1.0, 1, 8, 0),
+        (8, 1.5, 1, 8, 4),
+        (8, 1.01, 1, 8, 1),
+        (10, 1.1, 1, 8, 1),
+        (8, 4.0, 1, 2, 8),
+        (8, 4.0, 1, 1, 0),
+        (3, 2.0, 0, 8, 3),
+    ],
+)
+def test_the_surplus_is_rounded_up_and_stays_within_the_filter(
+    groups: int, factor: float, level: int, limit: int, expected: int
+) -> None:
+    """ceil(groups × factor) − groups, but no more than (limit − level) × groups; 10 × 1.1 asks for 11."""
+    assert surplus_groups(groups, factor, level, limit) == expected
+
+
+def test_the_worked_example_of_the_module_with_a_surplus() -> None:
+    """8 groups, level 1, surplus 4: 20, then 28; from ordinal 20 on tickets need version 1."""
+    assert [tickets_allowed(0, 0, served, 8, 1, 100, 4) for served in (0, 1)] == [20, 28]
+    assert [min_version(position, 8, 1, 4) for position in (0, 19, 20, 27, 28)] == [0, 0, 1, 1, 2]
+
+
+def test_no_surplus_is_issued_beyond_the_last_step() -> None:
+    """It could not be trained any more, and every ordinal is trained or dropped by a step (P20)."""
+    assert tickets_allowed(0, 0, 0, 8, 1, 2, 4) == 16
+
+
+@given(
+    st.integers(1, 9),
+    st.floats(1.0, 5.0),
+    st.integers(0, 4),
+    st.integers(0, 8),
+    st.integers(0, 25),
+    st.integers(0, 99),
+)
+def test_a_group_that_comes_at_its_turn_is_never_stale(
+    groups: int, factor: float, level: int, more: int, served: int, back: int
+) -> None:
+    """Whatever the factor: sampled by the version served at its issue, or a newer one, it may train (P17)."""
+    surplus = surplus_groups(groups, factor, level, level + more)
+    issued = tickets_allowed(0, 0, served, groups, level, 10_000, surplus)
+    for position in (issued - 1, max(0, issued - 1 - back)):
+        oldest = min_version(position, groups, level, surplus)
+        assert oldest <= served
+        assert not is_stale(step_of(position, groups), oldest, level + more)
+
+
+# --- AReaL's words ---------------------------------------------------------------------------------------------------
+
+
+def areal_capacity(eta: int, version: int, batch: int, accepted: int, running: int) -> int:
+    """Its staleness manager, the bound on concurrency aside (ours is `rollout.max_concurrent_groups`)."""
+    return max(0, (eta + version + 1) * batch - (accepted + running))
+
+
+@pytest.mark.parametrize(
+    ("eta", "version", "accepted", "running", "rejected", "expected"),
+    [
+        (0, 0, 0, 0, 0, 8),  # max_staleness 0 must generate
+        (0, 0, 3, 5, 0, 0),
+        (0, 1, 8, 0, 0, 8),
+        (1, 0, 0, 0, 0, 16),
+        (1, 0, 6, 10, 0, 0),
+        (1, 0, 6, 7, 3, 3),  # what was rejected does not count
+        (4, 0, 0, 0, 0, 40),
+        (2, 5, 40, 0, 0, 24),  # after a resume: accepted = version × batch
+        (2, 5, 40, 20, 9, 4),
+        (0, 3, 40, 0, 0, 0),  # newer weights were served before
+    ],
+)
+def test_admission_is_that_of_areal(
+    eta: int, version: int, accepted: int, running: int, rejected: int, expected: int
+) -> None:
+    """max_head_offpolicyness η is max_async_level, a batch of 8 is groups_per_step."""
+    issued = accepted + running + rejected
+    assert tickets_allowed(issued, rejected, version, 8, eta, 1_000) == expected
+    assert areal_capacity(eta, version, 8, accepted, running) == expected

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from actors.algorithms.losses import LOSSES, LossInputs, LossOutput, compute_loss
-from actors.algorithms.losses.metrics import DENOMINATORS, metrics_of
+from actors.algorithms.losses import LossInputs, LossOutput, compute_loss
+from actors.algorithms.losses.metrics import metrics_of
 from schemas.config.losses import SurogateLossConfig
 from schemas.config.objective import ObjectiveConfig
 
@@ -92,6 +92,7 @@ def reference(inputs: LossInputs, c: SurogateLossConfig) -> tuple[float, list[fl
         if inputs.teacher_logprobs_T is not None:
             advantage += c.teacher_tau * (float(inputs.teacher_logprobs_T[t]) - logp[t])
         coeff = weight * (advantage - c.kl_tau * (logp[t] - q[t])) if keep else 0.0
+        coeff /= len(mine) if keep and c.ratio_type == "sequence" else 1
         loss -= coeff * logp[t] / inputs.loss_tokens
         grads.append(-coeff / inputs.loss_tokens)
         kept.append(keep)
@@ -120,15 +121,15 @@ def test_the_geometric_mean_of_the_hand_check_is_1_2840254() -> None:
 
 
 def test_the_sequence_ratio_of_the_hand_check_is_1_6487213() -> None:
-    """e^0.5 weighs both tokens: 1.6487213 · (0.3 · 0.2 + (1.1 − 0.2 · 0.5) · 0.7) ÷ 2 = 0.6265141."""
+    """e^0.5 weighs both tokens: 1.6487213 · (0.3 · 0.2 + (1.1 − 0.2 · 0.5) · 0.7) ÷ 2 tokens ÷ 2 of the step."""
     c = config(ratio_type="sequence", kl_tau=0.2)
-    assert compute(hand_example(), c).loss.item() == pytest.approx(1.6487213 * 0.38, abs=1e-7)
+    assert compute(hand_example(), c).loss.item() == pytest.approx(1.6487213 * 0.19, abs=1e-7)
 
 
 def test_the_sequence_ratio_is_capped() -> None:
-    """At 1.5: 1.5 · 0.38 (ALGORITHMS 1.1, sequence_clip_high)."""
+    """At 1.5: 1.5 · 0.19 (ALGORITHMS 1.1, sequence_clip_high)."""
     c = config(ratio_type="sequence", kl_tau=0.2, sequence_clip_high=1.5)
-    assert compute(hand_example(), c).loss.item() == pytest.approx(0.57, abs=1e-12)
+    assert compute(hand_example(), c).loss.item() == pytest.approx(0.285, abs=1e-12)
 
 
 def test_the_sum_of_log_ratios_is_capped_at_ten_before_the_exponential() -> None:
@@ -139,7 +140,7 @@ def test_the_sum_of_log_ratios_is_capped_at_ten_before_the_exponential() -> None
         advantages_T=torch.ones(3, dtype=torch.float64),
     )
     loss = compute(inputs, config(ratio_type="sequence", sequence_clip_high=1e9)).loss.item()
-    assert loss == pytest.approx(math.exp(10) * (0.2 + 0.7 + 0.1) / 2)
+    assert loss == pytest.approx(math.exp(10) * (0.2 + 0.7 + 0.1) / 3 / 2)
 
 
 @pytest.mark.parametrize("mask", ["token_mask", "geo_mask", "sequence_mask"])
@@ -294,17 +295,6 @@ def test_a_metric_without_a_denominator_is_zero() -> None:
         "mismatch_kl_masked": 0.0,
         "masked_fraction": 0.0,
     }
-
-
-def test_every_sum_of_the_loss_has_its_place_in_the_metrics() -> None:
-    """No number is computed for nobody."""
-    used = {name for pair in DENOMINATORS.values() for name in pair}
-    assert set(compute(hand_example(), config()).sums) <= used
-
-
-def test_every_configured_loss_has_a_function() -> None:
-    """One config class, one entry."""
-    assert SurogateLossConfig in LOSSES
 
 
 @pytest.mark.parametrize("mask", ["token_mask", "geo_mask", "sequence_mask"])

@@ -1,9 +1,9 @@
-"""The learning rate, at the steps where it can be checked by hand."""
+"""Learning rate and temperature, at the steps where they can be checked by hand."""
 
 import pytest
 
-from actors.algorithms.schedules import learning_rate
-from schemas.config.actors import TrainerConfig
+from actors.algorithms.schedules import learning_rate, sampling_temperature
+from schemas.config.actors import TemperatureScheduleConfig, TrainerConfig
 
 
 def rates(steps: list[int], **changes: object) -> list[float]:
@@ -46,3 +46,22 @@ def test_a_run_that_is_all_warm_up_ends_at_its_peak(scheduler: str) -> None:
 def test_steps_beyond_the_last_keep_the_last_rate(scheduler: str) -> None:
     """A resumed run with fewer steps does not go negative."""
     assert rates([11, 50], lr_scheduler=scheduler, min_lr_ratio=0.3) == pytest.approx([0.3, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (None, [1.0] * 7),
+        ({"type": "linear", "end": 0.5, "steps": 5}, [1.0, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5]),
+        ({"type": "cosine", "end": 0.5, "steps": 5}, [1.0, 0.9267767, 0.75, 0.5732233, 0.5, 0.5, 0.5]),
+        ({"type": "linear", "end": 1.6}, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]),
+        ({"type": "cosine", "end": 0.2, "steps": 1}, [1.0] * 7),
+    ],
+)
+def test_the_temperature_goes_from_the_first_step_to_the_last_of_its_schedule(
+    schedule: dict[str, object] | None, expected: list[float]
+) -> None:
+    """Seven steps; cosine at a quarter: (1 − cos 45°) ÷ 2 = 0.1464466. A schedule of one step has only its start."""
+    config = TemperatureScheduleConfig.model_validate(schedule) if schedule else None
+    found = [sampling_temperature(step, 1.0, config, 7) for step in range(1, 8)]
+    assert found == pytest.approx(expected)

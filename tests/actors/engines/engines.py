@@ -17,9 +17,10 @@ WAIT = 30.0
 MakeEngine = Callable[..., EmbeddedEngine]
 
 
-def ask(prompt: list[int], n: int = 1, max_tokens: int = 8, seed: int = 0, **settings: Any) -> SampleRequest:
+def ask(prompt: list[int], n: int = 1, max_tokens: int | None = 8, seed: int = 0, **settings: Any) -> SampleRequest:
     """A request at temperature 1."""
-    return SampleRequest(prompt, n, max_tokens, settings.get("temperature", 1.0), settings.get("top_p", 1.0), seed)
+    temperature, top_p = settings.pop("temperature", 1.0), settings.pop("top_p", 1.0)
+    return SampleRequest(prompt, n, max_tokens, temperature, top_p, seed, **settings)
 
 
 def sample(engine: Engine, *requests: SampleRequest) -> list[list[Completion]]:

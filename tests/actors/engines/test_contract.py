@@ -1,20 +1,91 @@
-"""What every engine promises, held against each that ships."""
+"""What every engine promises, held against each that ships: over HTTP (`EngineContract`), and in this process."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from actors.engines.fake import FakeEngine
 from actors.engines.protocol import Engine, EngineStoppedError, RequestError
+from actors.engines.server import CompletionServer
 from bus.weights import Weights
 from schemas.config.actors import FakeEngineConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, policy, sample
 from tests.conftest import ModelFolder
+from tests.engine_contract import EngineContract, Served, Start
 
 PROMPT = [1, 8, 9, 3]
+
+
+def weights_of_version(version: int) -> Weights:
+    """Weights for either engine, the tiny Qwen3's moved by the version."""
+    torch.manual_seed(0)
+    state = models.AutoModelForCausalLM.from_config(models.config("qwen3")).state_dict()
+    return Weights("full", {n: t + 0.05 * version for n, t in state.items() if n != "lm_head.weight"})
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Engine], Served]]:
+    """`serve(engine)`: behind HTTP, under version 1; closed at the end."""
+    made: list[Served] = []
+
+    def serve(engine: Engine) -> Served:
+        server = CompletionServer(engine, "tiny", "boot7", "127.0.0.1", 0, WAIT)
+
+        def load(version: int) -> None:
+            engine.load(policy(version), weights_of_version(version), WAIT)
+
+        def close() -> None:
+            server.close()
+            engine.close()
+
+        made.append(
+            Served(
+                url=f"http://127.0.0.1:{server.port}",
+                model="tiny",
+                prompt=PROMPT,
+                load=load,
+                num_running=lambda: engine.status().num_running,
+                num_generated=lambda: engine.status().generated_tokens,
+                close=close,
+            )
+        )
+        load(1)
+        return made[-1]
+
+    yield serve
+    for served in made:
+        served.close()
+
+
+class TestFake(EngineContract):
+    @pytest.fixture
+    def start(self, serve: Callable[[Engine], Served]) -> Start:
+        """A pause per token, as configured."""
+        return lambda token_seconds=0.0: serve(FakeEngine(FakeEngineConfig(vocab_size=30, token_seconds=token_seconds)))
+
+
+class TestEmbedded(EngineContract):
+    @pytest.fixture
+    def start(self, serve: Callable[[Engine], Served], make_engine: MakeEngine) -> Start:
+        """A pause before each decode."""
+
+        def start(token_seconds: float = 0.0) -> Served:
+            engine = make_engine(eos=models.NEVER)
+            decoder: Any = engine._decoder
+            decode = decoder.decode
+
+            def slowly(*arguments: Any) -> Any:
+                threading.Event().wait(token_seconds)
+                return decode(*arguments)
+
+            decoder.decode = slowly
+            return serve(engine)
+
+        return start
 
 
 @pytest.fixture(params=["embedded", "fake"])

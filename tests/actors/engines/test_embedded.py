@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.engines.embedded import decoder
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError
 from bus.weights import Weights
@@ -131,15 +130,59 @@ def test_what_does_not_fit_waits_for_slots(make_engine: MakeEngine) -> None:
         assert [len(c.token_ids) for c in future.result(WAIT)] == 2 * [request.max_tokens]
 
 
-def test_prompts_too_many_for_one_prefill_are_computed_in_parts(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+def prefills_of(engine: EmbeddedEngine) -> list[list[int]]:
+    """The lengths of what each prefill from now on takes."""
+    seen: list[list[int]] = []
+    decoder: Any = engine._decoder
+    original = decoder.prefill
+
+    def prefill(sequences: Any, slots: Any) -> Any:
+        seen.append([sequence.size for sequence in sequences])
+        return original(sequences, slots)
+
+    decoder.prefill = prefill
+    return seen
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(16384, [[3, 8, 4]]), (12, [[3, 8], [4]]), (2, [[3], [8], [4]])])
+def test_requests_that_wait_together_are_computed_together(
+    make_engine: MakeEngine, budget: int, expected: list[list[int]]
 ) -> None:
-    """Parts of at most 9 tokens give the completions of one part."""
-    engine = make_engine()
-    whole = sample(engine, *(ask(prompt, seed=5) for prompt in PROMPTS))
-    monkeypatch.setattr(decoder, "PREFILL_TOKENS", 9)
-    parts = sample(engine, *(ask(prompt, seed=5) for prompt in PROMPTS))
-    assert [[c.token_ids for c in group] for group in parts] == [[c.token_ids for c in group] for group in whole]
+    """As many prompts as the budget takes (at least one) between two tokens; completions are the same."""
+    requests = [ask(prompt, n=2, max_tokens=10, seed=5) for prompt in PROMPTS]
+    alone = [sample(make_engine(), request)[0] for request in requests]
+    engine = make_engine(max_prefill_tokens=budget)
+    with held(engine, 1, ask(PROMPTS[0], max_tokens=3)):
+        prefills = prefills_of(engine)
+        futures = [engine.submit(request) for request in requests]
+    together = [future.result(WAIT) for future in futures]
+    assert prefills == expected
+    assert [[c.token_ids for c in group] for group in together] == [[c.token_ids for c in group] for group in alone]
+
+
+def test_the_running_ones_go_on_between_two_parts_of_a_long_queue(make_engine: MakeEngine) -> None:
+    """Six prompts of eight tokens, a budget of eight: the one that runs gets a token after each of them."""
+    engine = make_engine(eos=ENDLESS, max_prefill_tokens=8)
+    order: list[str] = []
+    with held(engine, 1, ask(PROMPTS[0], max_tokens=12, on_piece=lambda *_: order.append("old"))) as [running]:
+        futures = [
+            engine.submit(ask(PROMPTS[1], max_tokens=1, on_piece=lambda *_: order.append("new"))) for _ in range(6)
+        ]
+    for future in [running, *futures]:
+        future.result(WAIT)
+    assert order == ["old"] + ["old", "new"] * 6 + ["old"] * 5
+
+
+def test_an_update_computes_all_keys_again_within_the_budget(
+    make_engine: MakeEngine, model_folder: ModelFolder
+) -> None:
+    """Three running sequences, a budget smaller than each: the result is that of one forward."""
+    found = []
+    for budget in (16384, 5):
+        engine = make_engine(eos=ENDLESS, max_prefill_tokens=budget)
+        completion, _ = updated_at(engine, 8, models.plain(model_folder(seed=1, eos=ENDLESS)))
+        found.append(completion.token_ids)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

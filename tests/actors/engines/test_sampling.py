@@ -1,23 +1,42 @@
 """Sampling as a function of logits and one random number, with numbers to check by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from actors.engines.embedded.sampling import sample, uniforms
+from actors.engines.embedded.sampling import Distribution, Drawn, processed_logprobs, sample, uniforms
 
 LOGITS = torch.tensor([[math.log(5), math.log(1), math.log(4)]])
 """Probabilities 0.5, 0.1, 0.4."""
 
 
-def draw(uniform: float, temperature: float = 1.0, top_p: float = 1.0) -> tuple[int, float]:
+def distribution(*rows: dict[str, float], bias: Any = None) -> Distribution:
+    """One row of settings per sequence."""
+    names: dict[str, tuple[float, Any]] = {
+        "temperature": (1.0, np.float32),
+        "top_p": (1.0, np.float32),
+        "top_k": (0, np.int64),
+        "min_p": (0.0, np.float32),
+    }
+    return Distribution(*(np.array([row.get(n, v) for row in rows], t) for n, (v, t) in names.items()), bias)
+
+
+def draw(uniform: float, **settings: float) -> tuple[int, float]:
     """Token and probability of one draw."""
-    tokens, logprobs = sample(
-        LOGITS, np.array([temperature], np.float32), np.array([top_p], np.float32), np.array([uniform])
-    )
-    return int(tokens[0]), math.exp(float(logprobs[0]))
+    drawn = sample(LOGITS, distribution(settings), np.array([uniform]))
+    return int(drawn.tokens_B[0]), math.exp(float(drawn.logprobs_B[0]))
+
+
+def probabilities(logits: list[float], bias: dict[int, float] | None = None, **settings: float) -> list[float]:
+    """Of one sequence, after all settings."""
+    entries = None
+    if bias:
+        entries = (np.zeros(len(bias), np.int64), np.array(list(bias)), np.array(list(bias.values()), np.float32))
+    log_p = processed_logprobs(torch.tensor([logits]), distribution(settings, bias=entries))
+    return log_p[0].exp().tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.59, 1), (0.61, 2), (1 - 2**-53, 2)])
@@ -55,19 +74,76 @@ def test_temperature_zero_is_greedy_with_the_untempered_logprob() -> None:
 
 def test_each_sequence_has_its_own_settings() -> None:
     """Greedy, hot and narrow in one batch."""
-    tokens, logprobs = sample(
-        LOGITS.expand(3, 3), np.array([0, 0.5, 1], np.float32), np.array([1, 1, 0.5], np.float32), np.full(3, 0.99)
-    )
-    assert tokens.tolist() == [0, 2, 0]
-    assert np.exp(logprobs).tolist() == pytest.approx([0.5, 16 / 42, 1.0])
+    rows = ({"temperature": 0}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.9}, {})
+    drawn = sample(LOGITS.expand(6, 3), distribution(*rows), np.full(6, 0.99))
+    assert drawn.tokens_B.tolist() == [0, 2, 0, 2, 0, 2]
+    assert np.exp(drawn.logprobs_B).tolist() == pytest.approx([0.5, 16 / 42, 1.0, 4 / 9, 1.0, 0.4])
+
+
+LOG = [math.log(weight) for weight in (8.0, 4.0, 2.0, 1.0, 1.0)]
+"""Probabilities 8/16, 4/16, 2/16, 1/16, 1/16."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"top_k": 1}, [1, 0, 0, 0, 0]),
+        ({"top_k": 3}, [8 / 14, 4 / 14, 2 / 14, 0, 0]),
+        ({"top_k": 4}, [0.5, 0.25, 0.125, 0.0625, 0.0625]),  # the fourth and the fifth are equals: both stay
+        ({"top_k": 99}, [0.5, 0.25, 0.125, 0.0625, 0.0625]),
+        ({"min_p": 0.49}, [8 / 12, 4 / 12, 0, 0, 0]),
+        ({"min_p": 1.0}, [1, 0, 0, 0, 0]),
+        ({"top_p": 0.7}, [8 / 12, 4 / 12, 0, 0, 0]),
+        # top_k first: of 8, 4, 2 the first two are 12/14 > 0.8; top_p alone would have kept three (0.75 < 0.8)
+        ({"top_k": 3, "top_p": 0.8}, [8 / 12, 4 / 12, 0, 0, 0]),
+        # min_p after the temperature: √8 : √4 : √2 : 1 : 1 is 2.83 : 2 : 1.41 : 1 : 1, and 1.41 ≥ 0.49 · 2.83
+        (
+            {"min_p": 0.49, "temperature": 2.0},
+            [w / (8**0.5 + 4**0.5 + 2**0.5) for w in (8**0.5, 4**0.5, 2**0.5, 0, 0)],
+        ),
+        # the bias before the temperature: 1 · 2⁵ = 32, and at temperature ½ it is 32² = 1024 beside 8², 4², 2², 1
+        (
+            {"bias": {4: 5 * math.log(2)}, "temperature": 0.5},
+            [w / 1109 for w in (64, 16, 4, 1, 1024)],
+        ),
+        ({"bias": {0: -100.0, 1: -100.0}}, [0, 0, 0.5, 0.25, 0.25]),
+    ],
+    ids=str,
+)
+def test_settings_apply_one_after_the_other(settings: dict[str, Any], expected: list[float]) -> None:
+    """Bias, temperature, min_p, top_k, top_p, each to what the one before has left."""
+    assert probabilities(LOG, **settings) == pytest.approx(expected, abs=1e-6)
+
+
+def test_greedy_sees_the_bias() -> None:
+    """And nothing else; the logprob is that of the biased distribution."""
+    one = (np.array([0]), np.array([1]), np.array([math.log(9)], np.float32))
+    drawn = sample(LOGITS, distribution({"temperature": 0}, bias=one), np.array([0.0]))
+    assert (drawn.tokens_B.tolist(), np.exp(drawn.logprobs_B).tolist()) == ([1], pytest.approx([0.5]))
+
+
+def test_the_most_probable_tokens_come_with_the_drawn_one() -> None:
+    """The best first, as many as asked for, no more than there are."""
+    drawn: Drawn = sample(LOGITS, distribution({}), np.array([0.55]), 2)
+    assert (drawn.tokens_B.tolist(), drawn.top_tokens_BK.tolist()) == ([1], [[0, 2]])
+    assert np.exp(drawn.top_logprobs_BK[0]).tolist() == pytest.approx([0.5, 0.4])
+    assert sample(LOGITS, distribution({}), np.array([0.55]), 20).top_tokens_BK.tolist() == [[0, 2, 1]]
+    assert sample(LOGITS, distribution({}), np.array([0.55])).top_tokens_BK.size == 0
+
+
+def test_neighbours_in_a_batch_leave_a_wide_distribution_whole() -> None:
+    """Of 5 000 tokens none is cut by top_p 1, though the sums of their probabilities round."""
+    logits = torch.linspace(0, -8, 5000).expand(2, -1)
+    log_p = processed_logprobs(logits, distribution({}, {"top_p": 0.5}))
+    assert torch.isfinite(log_p[0]).all()
+    assert not torch.isfinite(log_p[1]).all()
 
 
 def test_a_token_without_probability_is_never_drawn() -> None:
     """Not at either end of the random numbers."""
     logits = torch.tensor([[-math.inf, 0.0, -math.inf]])
     for uniform in (0.0, 1 - 2**-53):
-        tokens, _ = sample(logits, np.ones(1, np.float32), np.ones(1, np.float32), np.array([uniform]))
-        assert tokens.tolist() == [1]
+        assert sample(logits, distribution({}), np.array([uniform])).tokens_B.tolist() == [1]
 
 
 def test_random_numbers_are_uniform_and_depend_on_seed_and_position_alone() -> None:

@@ -7,7 +7,7 @@ own: `test_..[seed]` repeats it exactly.
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -35,6 +35,7 @@ class Walk:
             order=rng.choice(["ordinal", "arrival"]),
             max_async_level=level,
             max_off_policy_steps=rng.choice([level, 8]),
+            max_resample_times=rng.choice([0, 1, 3]),
             group_timeout=20.0,
             reward_timeout=20.0,
             eval_every_steps=rng.choice([0, 2]),
@@ -123,7 +124,9 @@ class Walk:
             ticket = rollout.held[hold]
             for policy in (engine.policy for engine in self.engines if engine.policy):
                 if policy == ticket.policy if ticket.policy else policy.version >= ticket.min_version:
-                    rollout.sample(hold, policy)
+                    facts = rollout.sample(hold, policy)
+                    if self.rng.random() < 0.3:
+                        rollout.sampled[hold] = replace(facts, rejected_as="zero_variance")
                     return
 
     def send(self, rollout: Rollout | None = None) -> None:

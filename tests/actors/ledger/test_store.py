@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.ledger import Changes, ExampleRef, Group, GroupState, Step, Store
+from actors.ledger import Changes, ExampleRef, Group, GroupState, LedgerReader, Step, Store
 from actors.ledger.rows import Attempt
-from actors.ledger.store import NETWORK_FILE_SYSTEMS, check_file_system, file_system_of, mounts
+from actors.ledger.store import LATER_COLUMNS, NETWORK_FILE_SYSTEMS, check_file_system, file_system_of, mounts
 from schemas.errors import ConfigError, ProtocolError
 from schemas.messages import DroppedOrdinal
 from tests.actors.ledger.driver import policy
@@ -138,6 +138,7 @@ def test_a_row_comes_back_as_it_was_and_is_replaced_by_its_next_version() -> Non
     """All columns of a train and of an eval group; the packer's clock is not among them."""
     full = {"state": GroupState.DURABLE, "attempt": 4, "outcome": Attempt.DIED, "failures": 2, "deaths": 1}
     rest = {"holder": "a/1", "oldest_version": 5, "arrival": 9, "step": 6, "reason": "stale", "origin": 1}
+    rest |= {"resamples": 2, "position": 8}
     train, held_out = a_group(2, **full, **rest), a_group(-1, policy=policy(3, lineage=2))
     store = Store(":memory:")
     store.commit(Changes(groups={2: a_group(2), -1: held_out}), {})
@@ -146,6 +147,29 @@ def test_a_row_comes_back_as_it_was_and_is_replaced_by_its_next_version() -> Non
     train.issued_at = 5.0
     store.commit(Changes(groups={2: train}), {})
     assert store.groups()[1].issued_at == 0.0
+
+
+def test_a_ledger_from_before_a_column_existed_is_taken_over(path: Path) -> None:
+    """Rows of a run that is under way when the software is renewed; what they lack is 0."""
+    store = Store(path)
+    store.commit(Changes(groups={0: a_group(0, origin=5, resamples=1, position=3)}), {})
+    for column in LATER_COLUMNS:
+        store._db.execute(f"ALTER TABLE groups DROP COLUMN {column}")
+    store.close()
+    assert LedgerReader.of(path).groups() == [a_group(0, origin=5)]
+    store = Store(path)
+    assert store.groups() == [a_group(0, origin=5)]
+    store.commit(Changes(groups={1: a_group(1, resamples=2)}), {})
+    assert store.groups() == [a_group(0, origin=5), a_group(1, resamples=2)]
+    store.close()
+
+
+def test_pools_are_what_was_last_said_of_each_example() -> None:
+    """A commit names what has moved; what is normal again is forgotten."""
+    store = Store(":memory:")
+    store.commit(Changes(pools={"a": "easy", "b": "hard", "c": "easy"}), {})
+    store.commit(Changes(pools={"a": "hard", "c": "normal", "d": "normal"}), {})
+    assert store.pools() == {"a": "hard", "b": "hard"}
 
 
 def test_steps_come_back_in_order() -> None:
@@ -218,5 +242,6 @@ def test_an_empty_round_changes_nothing() -> None:
     """Changes are false when there are none, so the packer need not commit."""
     assert not Changes()
     assert Changes(values={"a": 1})
+    assert Changes(pools={"a": "easy"})
     assert Changes(steps=[a_step(1)])
     assert Changes(groups={0: a_group()})

@@ -40,7 +40,7 @@ def packed_logprobs(model: Any, rows: Sequence[Sample], share: bool = True) -> l
     row = pack_row(tokens, offsets, prompts, groups, torch.device("cpu"))
     chosen = torch.tensor(list(chain.from_iterable(c for _, c, _ in rows)))
     logits = model(**row.forward_arguments()).logits[0]
-    flat, _ = chosen_logprobs(logits, chosen, torch.ones(len(chosen)))
+    flat = chosen_logprobs(logits, chosen, torch.ones(len(chosen)))
     return list(flat.split([len(c) for _, c, _ in rows]))
 
 

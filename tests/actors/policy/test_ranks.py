@@ -1,7 +1,8 @@
 """Sums and exchanges over the ranks of a gang: the same bits everywhere, no waiting for the dead."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from actors.policy.learner import TorchLearner
-from actors.policy.ranks import ALONE, BUCKET_ELEMENTS, GlooRanks, Part, RanksBrokenError, Together, _buckets
-from tests.actors.policy.steps import random_samples, run_config, step_batch
+from actors.policy.ranks import ALONE, BUCKET_ELEMENTS, GlooRanks, Ranks, RanksBrokenError, _buckets
+from schemas.messages import StepBatch
+from tests.actors.policy.steps import batches_of, run_config, scored_group
 from tests.conftest import ModelFolder
 
 
@@ -87,38 +89,40 @@ def test_buckets_are_bounded_and_of_one_type() -> None:
     assert [len(bucket) for bucket in _buckets([small, small, other, small, large, small])] == [2, 1, 1, 1, 1]
 
 
-def test_one_process_replays_what_two_ranks_summed() -> None:
-    """`Together` gives the bits that the ranks had: first rank 0's part, then its own."""
-    first, second = torch.tensor([0.1, 1e8]), torch.tensor([0.2, -1.0])
-    expected = first + second
-    ranks = Together([Part([first], b"0")])
-    ranks.sum([second])
-    assert torch.equal(second, expected)
-    assert ranks.exchange(b"1") == [b"0", b"1"]
+@dataclass
+class Trained:
+    """What a step has left."""
+
+    values: dict[str, float]
+    weights: dict[str, torch.Tensor]
 
 
+def trained(learner: TorchLearner, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> Trained:
+    """A learner after one step; of what it measured, all but times."""
+    values = learner.step(batch, ranks, before)
+    return Trained({n: v for n, v in values.items() if "seconds" not in n}, dict(learner.model.named_parameters()))
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
-def test_two_ranks_make_the_step_of_one(model_folder: ModelFolder, tmp_path: Path, lora: Any) -> None:
-    """The samples of a step dealt to two ranks: weights within 1e-5 of one rank's, and the same on both ranks."""
-    samples = random_samples()
-    config = run_config(model_folder(), lora=lora)
-    alone = TorchLearner(config)
-    whole = step_batch(samples)
-    alone.step(whole, ALONE)
-    learners = [TorchLearner(config) for _ in range(2)]
-
-    def work(ranks: GlooRanks) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        mine = step_batch(samples[ranks.rank :: 2]).model_copy(
-            update={"loss_tokens": whole.loss_tokens, "num_completions": whole.num_completions, "rank": ranks.rank}
-        )
-        learner = learners[ranks.rank]
-        return learner.step(mine, ranks), dict(learner.model.named_parameters())
-
-    (values, weights), (other_values, other_weights) = on_ranks(tmp_path, 2, work)
-    assert {n: v for n, v in values.items() if "seconds" not in n} == {
-        n: v for n, v in other_values.items() if "seconds" not in n
-    }
-    for name, parameter in alone.model.named_parameters():
-        assert torch.equal(weights[name], other_weights[name])
-        assert torch.allclose(weights[name], parameter, atol=1e-5)
-    assert values["tokens"] == whole.loss_tokens
+def test_two_ranks_make_the_step_of_one_and_one_process_replays_them(
+    model_folder: ModelFolder, tmp_path: Path, lora: Any, minibatches: int
+) -> None:
+    """Two ranks have the same bits, within 1e-5 of one rank's; a process that stands for both has theirs too."""
+    config = run_config(model_folder(), lora=lora, num_iterations=minibatches, learning_rate=1e-3)
+    groups = [scored_group(ordinal) for ordinal in range(4)]
+    (whole,) = batches_of(groups, 1, minibatches)
+    dealt = batches_of(groups, 2, minibatches)
+    *learners, one, another = [TorchLearner(config) for _ in range(4)]
+    alone = trained(one, whole)
+    mine, other = on_ranks(tmp_path, 2, lambda ranks: trained(learners[ranks.rank], dealt[ranks.rank], ranks))
+    replayed = trained(another, dealt[1], ALONE, dealt[:1])
+    assert mine.values == other.values == replayed.values
+    assert mine.values["tokens"] == whole.loss_tokens.sum()
+    assert mine.values["updates"] == minibatches**2
+    for name, parameter in alone.weights.items():
+        assert torch.equal(mine.weights[name], other.weights[name])
+        assert torch.equal(mine.weights[name], replayed.weights[name])
+        assert torch.allclose(mine.weights[name], parameter, atol=1e-5)
+    for name in ("loss", "entropy", "mismatch_kl"):
+        assert mine.values[name] == pytest.approx(alone.values[name], rel=1e-4), name

@@ -1,6 +1,15 @@
 import pytest
 
-from actors.rewards.builtin import characters_in_place, exact_match, final_number, last_number, unmeasured
+from actors.rewards.builtin import (
+    characters_in_place,
+    exact_match,
+    final_number,
+    last_number,
+    length_penalty,
+    overlong,
+    soft_overlong,
+    unmeasured,
+)
 
 
 def test_exact_match_ignores_surrounding_space_only() -> None:
@@ -43,3 +52,24 @@ def test_chat_completions_are_read_by_their_text() -> None:
 def test_unmeasured_applies_to_nothing() -> None:
     """`eval.exact_match: null` gives no value for any completion, whatever the columns."""
     assert unmeasured(["p"] * 2, ["a", "b"], anything=[1, 2]) == [None, None]
+
+
+IDS = [[0] * length for length in (79, 80, 90, 100, 110)]
+
+
+def test_overlong_falls_from_where_the_tail_begins_and_has_no_floor() -> None:
+    """20 overlong tokens of 100, factor 2: nothing up to 80, −2 · 10/20 at 90, −2 at 100, −3 at 110."""
+    arguments = {"completion_ids": IDS, "max_tokens": 100, "overlong_tokens": 20}
+    assert overlong([], [], factor=2.0, **arguments) == [0.0, 0.0, -1.0, -2.0, -3.0]
+    assert overlong([], [], **arguments) == [0.0, 0.0, -0.5, -1.0, -1.5]
+
+
+def test_soft_overlong_ends_at_minus_one() -> None:
+    """DAPO, equation 13: 90 of 100 tokens with a tail of 20 is −0.5; without a tail there is only too long."""
+    assert soft_overlong([], [], IDS, max_tokens=100, overlong_tokens=20) == [0.0, 0.0, -0.5, -1.0, -1.0]
+    assert soft_overlong([], [], IDS, max_tokens=100, overlong_tokens=0) == [0.0, 0.0, 0.0, 0.0, -1.0]
+
+
+def test_length_penalty_costs_the_same_for_each_token() -> None:
+    """Relative to max_tokens."""
+    assert length_penalty([], [], [[1, 2], []], max_tokens=4, answer=["x", "y"]) == [-0.5, 0.0]

@@ -4,6 +4,7 @@ import math
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,18 @@ import numpy as np
 import pytest
 
 from actors.rewards.load import load_function
-from actors.rewards.score import MAX_STUCK_CALLS, NamedReward, RewardError, Scorer, load_rewards
-from schemas.config.data import RewardFunctionConfig
+from actors.rewards.score import (
+    MAX_STUCK_CALLS,
+    NamedReward,
+    RewardError,
+    Scorer,
+    StepReward,
+    load_advantage,
+    load_rewards,
+    load_steps,
+)
+from schemas.config.advantages import CustomAdvantageConfig
+from schemas.config.data import RewardFunctionConfig, StepRewardConfig
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 from tests.actors.test_reward import group as sampled_group
@@ -39,9 +50,13 @@ def _group(completions: list[str], prompt: Any = "p", columns: dict[str, Any] | 
 class _Scorer(Scorer):
     """A scorer with functions f0, f1, … that scores completions."""
 
-    def __init__(self, functions: tuple[Any, ...], timeout: float) -> None:
-        super().__init__(timeout, 2 * len(functions))
+    def __init__(self, functions: tuple[Any, ...], timeout: float, retries: int, on_timeout: Any) -> None:
+        super().__init__(timeout, 2 * len(functions), retries, on_timeout, self._note)
+        self.late: list[tuple[str, str]] = []
         self.rewards = [_reward(function, f"f{i}") for i, function in enumerate(functions)]
+
+    def _note(self, group: RolloutGroup, words: str, outcome: str) -> None:
+        self.late.append((words, outcome))
 
     def scored(self, *completions: str, **columns: Any) -> list[list[float]]:
         """Rewards by function and completion."""
@@ -53,8 +68,8 @@ def make_scorer() -> Iterator[Callable[..., _Scorer]]:
     """Scorers that are closed at the end."""
     made: list[_Scorer] = []
 
-    def make(*functions: Any, timeout: float = 5.0) -> _Scorer:
-        made.append(_Scorer(functions, timeout))
+    def make(*functions: Any, timeout: float = 5.0, retries: int = 0, on_timeout: str = "fail") -> _Scorer:
+        made.append(_Scorer(functions, timeout, retries, on_timeout))
         return made[-1]
 
     yield make
@@ -271,6 +286,153 @@ def test_an_async_function_that_blocks_fails_its_group_by_name_and_others_only_i
         release.set()
         if not always:
             assert waiting.result(5) == [[1.0]]
+
+
+WORDS = "f0 took more than 0.05 s (reward.timeout)"
+
+
+def test_a_late_function_is_called_again_and_no_other_is(make_scorer: Any) -> None:
+    """The first call of f0 hangs and its second returns; f1 is called once."""
+    calls: Counter[str] = Counter()
+    release = threading.Event()
+
+    def slow_at_first(prompts: Any, completions: Any) -> list[float]:
+        calls["f0"] += 1
+        if calls["f0"] == 1:
+            release.wait(10)
+        return [1.0]
+
+    def quick(prompts: Any, completions: Any) -> list[float]:
+        calls["f1"] += 1
+        return [2.0]
+
+    scorer = make_scorer(slow_at_first, quick, timeout=0.05, retries=1)
+    assert scorer.scored("a") == [[1.0], [2.0]]
+    assert calls == {"f0": 2, "f1": 1}
+    assert scorer.late == [(WORDS, "retried")]
+    release.set()
+
+
+@pytest.mark.parametrize(("on_timeout", "value"), [("none", math.nan), ("zero", 0.0)])
+def test_a_function_that_is_late_to_the_last_counts_as_the_run_says(
+    make_scorer: Any, on_timeout: str, value: float
+) -> None:
+    """For each completion; what the others returned stays, and each time is told."""
+
+    async def slow(prompts: Any, completions: Any) -> list[float]:
+        await asyncio.sleep(30)
+        return [1.0, 1.0]
+
+    scorer = make_scorer(slow, lambda **_: [3.0, 4.0], timeout=0.05, retries=1, on_timeout=on_timeout)
+    np.testing.assert_array_equal(scorer.scored("a", "b"), [[value, value], [3.0, 4.0]])
+    assert scorer.late == [(WORDS, "retried"), (WORDS, on_timeout)]
+
+
+@pytest.mark.parametrize(("on_timeout", "purpose"), [("fail", "train"), ("none", "eval"), ("zero", "eval")])
+def test_a_late_function_fails_the_group_where_told_to_and_always_in_an_evaluation(
+    make_scorer: Any, on_timeout: Any, purpose: str
+) -> None:
+    """What is measured is not made up."""
+
+    async def slow(prompts: Any, completions: Any) -> list[float]:
+        await asyncio.sleep(30)
+        return [1.0]
+
+    scorer = make_scorer(slow, timeout=0.05, retries=1, on_timeout=on_timeout)
+    group = _group(["a"]).model_copy(update={"purpose": purpose})
+    with pytest.raises(RewardError) as caught:
+        scorer.score(scorer.rewards, group)
+    assert (caught.value.reason, str(caught.value)) == ("reward_timeout", f"{WORDS} 2 times (reward.timeout_retries)")
+    assert scorer.late == [(WORDS, "retried"), (WORDS, "fail")]
+
+
+def test_a_function_that_raises_fails_the_group_though_another_is_late(make_scorer: Any) -> None:
+    """The late one is given up like any other: it keeps a thread, and would be called again for nothing."""
+    release = threading.Event()
+    scorer = make_scorer(lambda **_: release.wait(10), lambda **_: 1 / 0, timeout=0.05, retries=1, on_timeout="none")
+    with pytest.raises(RewardError, match="f1 raised ZeroDivisionError"):
+        scorer.scored("a")
+    assert list(scorer._stuck.values()) == ["f0"]
+    release.set()
+
+
+def test_an_async_function_that_blocks_fails_its_group_whatever_counts_for_late_ones(make_scorer: Any) -> None:
+    """Its event loop stands still, so nothing can be called again there; a new process is needed."""
+    release = threading.Event()
+
+    async def blocking(prompts: Any, completions: Any) -> list[float]:
+        release.wait(10)
+        return [1.0]
+
+    scorer = make_scorer(blocking, timeout=0.5, retries=3, on_timeout="none")
+    with pytest.raises(RewardError, match=r"f0 took more than 0.5 s \(reward.timeout\); f0 blocks the event loop"):
+        scorer.scored("a")
+    assert [outcome for _, outcome in scorer.late] == ["fail"]
+    release.set()
+
+
+def test_calls_that_are_to_be_repeated_do_not_wear_the_process_out(make_scorer: Any) -> None:
+    """Of each concluded group's calls MAX_STUCK_CALLS must hang, so that each process brings some groups to an end."""
+    release = threading.Event()
+    scorer = make_scorer(lambda **_: release.wait(30), timeout=0.01, retries=1, on_timeout="none")
+    for _ in range(MAX_STUCK_CALLS // 2):
+        assert np.isnan(scorer.scored("a")).all()
+    assert scorer.worn_out == ""  # two calls at once, each once again: two more may hang
+    scorer.scored("a")
+    assert f"calls of f0 ({MAX_STUCK_CALLS + 2}) have not returned" in scorer.worn_out
+    release.set()
+
+
+def _steps(values: Any, *completions: str) -> Any:
+    """What a function of `reward.steps` that returns these is understood to have said."""
+    scorer = Scorer(5.0, 2)
+    try:
+        (found,) = scorer.call(
+            [StepReward("mine", 0.0, {}, lambda **_: values)], _group(list(completions)), required=True
+        )
+        return found
+    finally:
+        scorer.close()
+
+
+def test_steps_are_pairs_of_a_place_and_a_reward() -> None:
+    """Numbers of numpy will do, and None is no steps; completion i has i + 1 tokens here."""
+    assert _steps([[(1, 2)], [(np.int64(1), np.float32(0.5)), [2, 0.0]], None], "a", "b", "c") == [
+        [(1, 2.0)], [(1, 0.5), (2, 0.0)], [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([[(1, 1.0)]], "mine returned 1 values for 2 completions"),
+        (3, "mine returned int, expected a list of 2"),
+        ([[], 0.5], r"mine returned 0.5 for completion 1, expected \(end, reward\) pairs"),
+        ([[(1.5, 1.0)], []], r"mine returned \[\(1.5, 1.0\)\] for completion 0, expected"),
+        ([[], [(3, 1.0)]], r"mine returned the step \(3, 1.0\) for completion 1; an end is from 1 to 2"),
+        ([[(0, 1.0)], []], r"mine returned the step \(0, 1.0\) for completion 0; an end is from 1 to 1"),
+        ([[(1, math.nan)], []], r"mine returned the step \(1, nan\) for completion 0; .* a reward is finite"),
+    ],
+)
+def test_bad_steps_fail_the_group_by_name(values: Any, words: str) -> None:
+    """The reason is that of any function that returns what it should not."""
+    with pytest.raises(RewardError, match=words) as caught:
+        _steps(values, "a", "b")
+    assert caught.value.reason == "reward_invalid"
+
+
+def test_functions_for_steps_and_advantages_are_loaded_with_their_key(tmp_path: Path) -> None:
+    """Like reward functions, and their kwargs may not take the name of an argument."""
+    (tmp_path / "steps_mine.py").write_text("def f(prompts, completions, completion_ids): return [[(1, 7.0)]]\n")
+    path = f"{tmp_path}/steps_mine.py:f"
+    assert load_steps(StepRewardConfig(path=path)).function([], [], []) == [[(1, 7.0)]]
+    assert load_advantage(CustomAdvantageConfig(path=path)).name == "f"
+    with pytest.raises(ConfigError, match=r"reward.steps.path: .* has no function 'g'"):
+        load_steps(StepRewardConfig(path=path.replace(":f", ":g")))
+    with pytest.raises(ConfigError, match=r"reward.advantage.path: .* has no function 'g'"):
+        load_advantage(CustomAdvantageConfig(path=path.replace(":f", ":g")))
+    with pytest.raises(ConfigError, match=r"reward.steps.kwargs.prompts: is what functions receive"):
+        load_steps(StepRewardConfig(path=path, kwargs={"prompts": []}))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from actors.telemetry.metrics import ACTORS, SPECS, Metrics, document
-from bus.counts import EdgeCounts
+from bus.counts import REFUSALS, EdgeCounts
 from schemas.errors import DecodeError
 
 ROOT = Path(__file__).parents[3]
@@ -40,9 +40,14 @@ def test_names_follow_the_rules():
 
 
 def test_edges_of_the_same_name_are_exported_as_their_sum():
-    """A rollout with two sockets to reward actors has one edge: 3 + 4 messages, 30 + 40 bytes, 1 bad frame."""
+    """A rollout with two sockets to reward actors has one edge: 3 + 4 messages, 30 + 40 bytes, 1 bad frame.
+
+    Refused peers are summed over all edges.
+    """
     edges = [EdgeCounts("groups", num_messages=3, num_bytes=30), EdgeCounts("groups", num_messages=4, num_bytes=40)]
     edges[0].dropped["oversize"] += 1
+    edges[0].refused["plaintext"] += 1
+    edges[1].refused.update({"plaintext": 2, "unlisted_key": 1})
     metrics = Metrics("rollout")
     metrics.watch_bus(lambda: edges, lambda: 2.5)
     value = metrics.registry.get_sample_value
@@ -52,6 +57,10 @@ def test_edges_of_the_same_name_are_exported_as_their_sum():
     assert dropped.pop("oversize") == 1
     assert set(dropped.values()) == {0}
     assert value("grpo_bus_packer_silent_seconds") == 2.5
+    refused = {reason: value("grpo_bus_refused_connections_total", {"reason": reason}) for reason in REFUSALS}
+    assert refused == dict.fromkeys(REFUSALS, 0) | {"plaintext": 3, "unlisted_key": 1}
+    refused = {reason: value("grpo_bus_refused_connections_total", {"reason": reason}) for reason in REFUSALS}
+    assert refused == dict.fromkeys(REFUSALS, 0) | {"plaintext": 3, "unlisted_key": 1}
     assert b"grpo_bus_messages_total" in generate_latest(metrics.registry)
 
 

@@ -61,13 +61,22 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
          "did you mean 'arithmetic'?")),
         ({"environments": [{"name": "x"}]}, "environments.0.type: is required"),
         ({"inference__engine": {"type": "vlm"}},
-         "inference.engine.type: 'vlm' is not one of 'embedded', 'fake'"),
+         "inference.engine.type: 'vlm' is not one of 'embedded', 'vllm', 'fake'"),
         ({"environments": [{"type": "jsonl", "path": "a", "min_letters": 3}]},
          "environments.0.min_letters: is a key of type reverse_text, not of jsonl"),
         ({"environments": [{"type": "jsonl", "path": "a", "operations": []}]},
          "environments.0.operations: is a key of type arithmetic, not of jsonl"),
-        ({"reward__advantage": {"type": "mean", "eps": 1.0}},
-         "reward.advantage.eps: is a key of type zscore, not of mean"),
+        ({"reward__advantage": {"type": "mean", "discount": 1.0}},
+         "reward.advantage.discount: is a key of type gae, not of mean"),
+        ({"reward__advantage": {"type": "rlo"}},
+         ("reward.advantage.type: 'rlo' is not one of 'mean', 'length_weighted_mean', 'zscore', 'batch_std', 'rloo', "
+          "'reinforce_pp', 'gdpo', 'max_rl', 'process', 'gae', 'custom', did you mean 'rloo'?")),
+        ({"reward__advantage": {"type": "custom", "path": "mine"}},
+         "reward.advantage.path: must be package.module:function or file.py:function, got 'mine'"),
+        ({"reward__advantage": {"type": "process"}},
+         "reward: advantage process needs steps: {path: file.py:function}"),
+        ({"reward__steps": {"path": "mine:f"}}, "reward: steps are used by advantage process and gae, not by mean"),
+        ({"reward__on_timeout": "ignore"}, "reward.on_timeout: must be 'none', 'zero' or 'fail', got 'ignore'"),
         ({"reward__advantage": "zscore"}, "reward.advantage: must be a map of keys, write {type: zscore}"),
         ({"trainer__loss": "surrogate"}, "trainer.loss: must be a map of keys, write {type: surogate}"),
         ({"reward__advantage": 3}, "reward.advantage: must be a map of keys, got 3"),
@@ -92,7 +101,7 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"name": "a b"}, "name: string should match pattern '^[A-Za-z0-9_.-]+$', got 'a b'"),
         ({"environments": [{"type": "reverse_text", "min_letters": 9}]},
          "environments.0: min_letters 9 must not exceed max_letters 8"),
-        ({"trainer__loss": {"token_mask_low": 9.0}},
+        ({"trainer__loss": {"type": "surogate", "token_mask_low": 9.0}},
          "trainer.loss: token_mask_low 9.0 must be below token_mask_high 8.0"),
         ({"up__torch_threads": {"trainer": 0}}, "up: torch_threads: at least 1 thread per process"),
         ({"bus__control": "udp://h:1"}, "bus.control: must be 'ipc' or 'tcp://host:port', got 'udp://h:1'"),
@@ -262,6 +271,8 @@ def test_paths_are_relative_to_the_file_and_the_output_to_the_command(
         model__path="model",
         environments=[{"type": "jsonl", "path": "train.jsonl", "eval_path": "held/out.jsonl"}],
         reward__functions=functions,
+        reward__steps={"path": "mine.py:steps"},
+        reward__advantage={"type": "gae"},
         eval__exact_match="mine.py:match",
         output_dir="out",
     )
@@ -276,9 +287,18 @@ def test_paths_are_relative_to_the_file_and_the_output_to_the_command(
         "exact_match",
         "/abs/x.py:f",
     ]
+    assert config.reward.steps is not None
+    assert config.reward.steps.path == f"{folder}/mine.py:steps"
     assert config.eval.exact_match == f"{folder}/mine.py:match"
     assert config.output == elsewhere / "out"
     assert config.ledger_path == elsewhere / "out" / "ledger.sqlite"
+
+
+def test_the_file_of_a_custom_advantage_lies_beside_the_configuration(tmp_path: Path) -> None:
+    """As reward files do."""
+    config = load_config(_file(tmp_path, _tree(reward__advantage={"type": "custom", "path": "mine.py:f"})))
+    advantage: Any = config.reward.advantage
+    assert advantage.path == f"{tmp_path}/mine.py:f"
 
 
 def test_what_is_not_beside_the_file_is_looked_for_where_the_command_is_given(
@@ -317,6 +337,13 @@ def test_model_name_of_the_hub_is_left_as_it_is(tmp_path: Path, monkeypatch: pyt
         assert path(missing) == str(tmp_path / missing)
 
 
+def test_the_file_of_a_custom_loss_lies_beside_the_configuration(tmp_path: Path) -> None:
+    """Like those of rewards."""
+    (tmp_path / "mine.py").touch()
+    tree = _tree(trainer__loss={"type": "custom", "path": "mine.py:loss"})
+    assert load_config(_file(tmp_path, tree)).trainer.loss.model_dump()["path"] == f"{tmp_path}/mine.py:loss"
+
+
 def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
     """config.resolved.yaml, read anywhere, is the run that wrote it."""
     tree = _tree(
@@ -338,9 +365,21 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
     ("changes", "keys"),
     [
         ({"packer__order": "arrival", "packer__max_off_policy_steps": 4}, ("packer.max_off_policy_steps", "arrival")),
-        ({"rollout__group_size": 1}, ("rollout.group_size", "2 or more")),
+        ({"rollout__group_size": 1}, ("rollout.group_size", "reward.advantage mean")),
+        (
+            {"rollout__group_size": 1, "reward__advantage": {"type": "gae", "reward_norm": "mean"}},
+            ("rollout.group_size", "reward.advantage gae"),
+        ),
         ({"rollout__top_p": 0.9}, ("rollout.top_p", "trainer.loss")),
+        (
+            {"trainer__loss": {"type": "gmpo"}, "trainer__correction": {"mode": "mask"}},
+            ("trainer.correction", "does nothing with trainer.loss gmpo"),
+        ),
+        ({"rollout__top_k": 50}, ("rollout.top_k", "trainer.loss")),
+        ({"rollout__min_p": 0.05}, ("rollout.min_p", "trainer.loss")),
+        ({"packer__pools": {"easy_threshold": 1.0}}, ("packer.pools", "never end")),
         ({"model__lora": {"dropout": 0.1}}, ("model.lora.dropout", "engine")),
+        ({"inference__host": "0.0.0.0"}, ("inference.host", "set inference.api_key_env")),
         ({"environments": [{"type": "jsonl", "path": "a"}]}, ("environments[].eval_path", "jsonl")),
         (
             {"bus": {"control": "tcp://10.0.0.5:5000", "host": "10.0.0.5", "allow_plaintext": True}},
@@ -361,6 +400,13 @@ def test_usual_settings_are_not_warned_of() -> None:
     no_eval = _tree(environments=[{"type": "jsonl", "path": "a"}], eval__num_prompts=0, model__lora={})
     assert warnings(check_tree(no_eval)) == []
     assert warnings(check_tree(_tree(bus__control="tcp://127.0.0.1:5000"))) == []
+
+
+@pytest.mark.parametrize("reward", [{"type": "gae"}, {"type": "process"}], ids=lambda advantage: advantage["type"])
+def test_groups_of_one_are_not_warned_of_where_completions_are_not_compared(reward: dict[str, Any]) -> None:
+    """The discounted reward is what it is, and steps are compared with each other."""
+    config = check_tree(_tree(rollout__group_size=1, reward__advantage=reward, reward__steps={"path": "mine:f"}))
+    assert warnings(config) == []
 
 
 def test_configuration_is_frozen_and_its_defaults_are_checked() -> None:

@@ -19,6 +19,10 @@ def config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate(tree | sections)
 
 
+def _rewarded(**keys: Any) -> dict[str, Any]:
+    return {"functions": [{"path": "characters_in_place"}]} | keys
+
+
 @pytest.mark.parametrize(
     ("sections", "key", "key_class"),
     [
@@ -26,14 +30,36 @@ def config(**sections: Any) -> RunConfig:
         ({"trainer": {"max_steps": 10, "learning_rate": 1e-3}}, "trainer.learning_rate", "free"),
         ({"packer": {"max_async_level": 2}}, "packer.max_async_level", "free"),
         ({"bus": {"lease": 9.0}}, "bus.lease", "free"),
+        ({"rollout": {"temperature_schedule": {"type": "linear", "end": 0.5}}}, "rollout.temperature_schedule", "free"),
+        ({"packer": {"dynamic_sampling": True}}, "packer.dynamic_sampling", "free"),
+        ({"packer": {"online_difficulty_filtering": True}}, "packer.online_difficulty_filtering", "free"),
+        ({"packer": {"max_resample_times": 1}}, "packer.max_resample_times", "free"),
+        ({"packer": {"pools": {"easy_threshold": 1.0}}}, "packer.pools", "free"),
+        (
+            {"reward": {"functions": [{"path": "characters_in_place"}], "filters": [{"type": "gibberish"}]}},
+            "reward.filters",
+            "identity",
+        ),
+        (
+            {"reward": {"functions": [{"path": "characters_in_place"}], "mask_truncated_completions": True}},
+            "reward.mask_truncated_completions",
+            "identity",
+        ),
         ({"packer": {"sequence_len": 4096}}, "packer.sequence_len", "repack"),
         ({"trainer": {"max_steps": 10, "num_ranks": 2}}, "trainer.num_ranks", "repack"),
         ({"seed": 1}, "seed", "identity"),
+        ({"trainer": {"max_steps": 10, "num_iterations": 2}}, "trainer.num_iterations", "identity"),
+        ({"trainer": {"max_steps": 10, "num_minibatches": 2}}, "trainer.num_minibatches", "identity"),
+        ({"trainer": {"max_steps": 10, "reference": {"beta": 0.1}}}, "trainer.reference", "identity"),
         ({"model": {"path": "another/model"}}, "model.path", "identity"),
         ({"model": {"path": "some/model", "lora": {"rank": 4}}}, "model.lora", "identity"),
         ({"environments": [{"type": "arithmetic"}]}, "environments", "identity"),
         ({"reward": {"functions": [{"path": "exact_match"}]}}, "reward.functions", "identity"),
         ({"packer": {"groups_per_step": 4}}, "packer.groups_per_step", "identity"),
+        ({"reward": _rewarded(none_as_zero=True)}, "reward.none_as_zero", "identity"),
+        ({"reward": _rewarded(shaping={"clip": 1.0})}, "reward.shaping.clip", "identity"),
+        ({"reward": _rewarded(advantage={"type": "zscore"})}, "reward.advantage.type", "identity"),
+        ({"reward": _rewarded(on_timeout="zero")}, "reward.on_timeout", "free"),
     ],
 )
 def test_each_change_has_one_class(sections: dict[str, Any], key: str, key_class: str) -> None:

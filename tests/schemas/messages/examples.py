@@ -37,6 +37,9 @@ from schemas.messages import (
     Ticket,
     TrainerBeat,
     TrainerState,
+    UpdateFailure,
+    WeightMember,
+    WeightUpdate,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -53,11 +56,16 @@ TICKET = Ticket(
     num_completions=2,
     temperature=1.0,
     top_p=0.9,
+    top_k=40,
+    min_p=0.05,
     max_tokens=16,
     min_version=6,
 )
 FAILURE = AttemptFailure(ordinal=3, attempt=0, reason="timeout", detail="not sampled within 300 s")
 MANIFEST = Manifest(policy=POLICY, channel="filesystem", content="full", uri="/w/v7", digest="d" * 8, num_bytes=1 << 33)
+MEMBERS = [WeightMember(boot_id="b1", num_ranks=2), WeightMember(boot_id="b3", num_ranks=1)]
+UPDATE = WeightUpdate(update="2.9", group="2.1", policy=POLICY, members=MEMBERS)
+FAILED_UPDATE = UpdateFailure(update="2.8", missed=["b3"], detail="a bucket was not through")
 
 # Two completions of 3 and 2 tokens; the first one was interrupted after its second token by an update from 7 to 8.
 GROUP_FIELDS = {
@@ -93,6 +101,7 @@ _ALL = (
         rewards_FG=np.array([[1.0, 0.0], [np.nan, 0.5]]),
         rewards_G=np.array([1.0, 0.25]),
         advantages_G=np.array([0.375, -0.375], np.float32),
+        token_advantages=np.array([0.5, 0.5, 0.125, -0.5, -0.25], np.float32),
     ),
     StepBatch(
         run="r1",
@@ -101,21 +110,22 @@ _ALL = (
         rank=0,
         num_ranks=1,
         step=4,
-        loss_tokens=4,
-        num_completions=2,
         dropped=[DroppedOrdinal(ordinal=11, reason="poison")],
         digests=["d12"],
         ordinals=np.array([12]),
+        minibatch_offsets=np.array([0, 2, 3]),
+        loss_tokens=np.array([2, 1]),
+        num_completions=np.array([1, 1]),
         micro_batch_offsets=np.array([0, 1, 1, 2]),
         sample_offsets=np.array([0, 4, 6]),
         prompt_lengths=np.array([2, 1]),
         sample_ordinals=np.array([12, 12]),
-        sample_versions=np.array([7, 7]),
         token_ids=np.array([5, 6, 10, 11, 5, 12], np.int32),
         loss_mask=np.array([0, 0, 1, 1, 0, 1], np.uint8),
         logprobs=np.array([0, 0, -0.5, -0.25, 0, -1.0], np.float32),
         advantages=np.array([0, 0, 0.5, 0.5, 0, -0.5], np.float32),
         temperatures=np.ones(6, np.float32),
+        versions=np.array([0, 0, 7, 8, 0, 7], np.int32),
     ),
     RolloutBeat(**BEAT_FIELDS, name="rollout-0", fingerprint="f" * 16, free_slots=2, failures=[FAILURE], holds=HOLDS),
     RewardBeat(**BEAT_FIELDS, name="reward-0", address="ipc:///r", load=1, failures=[FAILURE], holds=HOLDS),
@@ -142,18 +152,30 @@ _ALL = (
         generated_tokens=1 << 40,
         holds_two_versions=True,
         update_seconds={"load": 0.5},
+        weight_ranks=2,
+        failed_update=FAILED_UPDATE,
     ),
     ObserverBeat(**BEAT_FIELDS, name="screen"),
     RolloutState(
         **STATE_FIELDS,
         tickets=[TICKET, TICKET.model_copy(update={"ordinal": -1, "purpose": "eval", "policy": POLICY})],
         engines=[EnginePeer(name="inference-0", boot_id="b1", url="http://h:2", policy=POLICY, load=3)],
+        live_engines=["b1", "b3"],
         rewards=[RewardPeer(name="reward-0", boot_id="b2", address="ipc:///r", load=1)],
         release=HOLDS,
     ),
     RewardState(**STATE_FIELDS, packer_address="ipc:///p", release=np.zeros((0, 2), np.int64)),
-    TrainerState(**STATE_FIELDS, order="run", incarnation=1, lineage=1, checkpoint=0, recorded_step=3, keep_version=2),
-    InferenceState(**STATE_FIELDS, update_id=9, manifest=MANIFEST),
+    TrainerState(
+        **STATE_FIELDS,
+        order="run",
+        incarnation=1,
+        lineage=1,
+        checkpoint=0,
+        recorded_step=3,
+        keep_version=2,
+        update=UPDATE,
+    ),
+    InferenceState(**STATE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE),
     ObserverState(**STATE_FIELDS, progress={"reward": 0.5, "peers": {"rollout": 1}, "loss": None}),
 )
 EXAMPLES: dict[str, Message] = {message.kind: message for message in _ALL}

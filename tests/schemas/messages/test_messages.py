@@ -168,6 +168,8 @@ def test_long_offsets_are_held_to_the_same_rule() -> None:
         ({"rewards_G": np.array([1.0, np.inf])}, "infinite"),
         ({"advantages_G": np.array([0.0, np.nan], np.float32)}, "an advantage is NaN"),
         ({"rewards_FG": np.zeros((2, 3))}, r"rewards_FG: shape \(2, 3\)"),
+        ({"token_advantages": np.zeros(4, np.float32)}, "token_advantages: 4 for 5 tokens"),
+        ({"token_advantages": np.full(5, np.inf, np.float32)}, "infinite or an advantage is NaN"),
     ],
 )
 def test_scored_group_refuses(changes: dict[str, Any], words: str) -> None:
@@ -178,6 +180,9 @@ def test_scored_group_refuses(changes: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"minibatch_offsets": np.array([0, 1, 2])}, "minibatch_offsets: must start at 0, rise strictly and end at 3"),
+        ({"minibatch_offsets": np.array([0, 0, 3])}, "minibatch_offsets"),
+        ({"loss_tokens": np.array([3])}, "loss_tokens"),
         ({"micro_batch_offsets": np.array([0, 2, 1, 2])}, "micro_batch_offsets: must start at 0, not fall"),
         ({"micro_batch_offsets": np.array([0, 1])}, "micro_batch_offsets"),
         ({"sample_offsets": np.array([0, 4, 5])}, "sample_offsets"),
@@ -186,7 +191,7 @@ def test_scored_group_refuses(changes: dict[str, Any], words: str) -> None:
     ],
 )
 def test_step_batch_refuses(changes: dict[str, Any], words: str) -> None:
-    """Micro-batches cover the samples, samples cover the tokens, digests the groups."""
+    """Minibatches cover the micro-batches, these the samples, samples the tokens, digests the groups."""
     assert words in _refusal(StepBatch, **changes)
 
 
@@ -209,5 +214,6 @@ def test_group_counts_lengths_versions_and_spreads_segments() -> None:
 
 
 def test_step_batch_counts_empty_micro_batches() -> None:
-    """Offsets 0, 1, 1, 2 are three micro-batches, the second of which is empty."""
-    assert StepBatch(**dict(EXAMPLES["step_batch"])).num_micro_batches == 3
+    """Offsets 0, 1, 1, 2 are three micro-batches, the second of which is empty; 0, 2, 3 are two minibatches of them."""
+    batch = StepBatch(**dict(EXAMPLES["step_batch"]))
+    assert (batch.num_micro_batches, batch.num_minibatches) == (3, 2)

@@ -1,0 +1,99 @@
+"""Advantages per token: process supervision and generalised advantage estimation.
+
+A step of a completion is (end, reward), its end the place behind its last token: (3, 1.0) ends with token 2.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.algorithms.advantages.group import Floats, Ints, mean, zscore
+from schemas.config import advantages as configs
+
+Steps = Sequence[tuple[int, float]]
+
+AREAL_NORM = configs.ZScoreAdvantageConfig(eps=1e-5)
+
+
+def process(steps: Sequence[Steps], lengths_G: Ints, config: configs.DeviationConfig) -> Floats:
+    """(N,): at each token the sum of normalised rewards of the steps that end at it or later (DeepSeekMath).
+
+    Steps [(2, 1), (3, 0)] and [(2, 0), (3, 1)] have z-scores ±1 (population, eps 0), so tokens [0, 0, −1 | 0, 0, 1].
+
+    Args:
+        steps: of each completion; one without steps is unscorable.
+        lengths_G: tokens of each completion.
+    """
+    ends = _ends(steps, lengths_G)
+    rewards_N = np.zeros(int(lengths_G.sum()))
+    np.add.at(rewards_N, ends - 1, zscore(_rewards(steps), config))
+    starts = np.cumsum(lengths_G) - lengths_G
+    parts = [rewards_N[start : start + length] for start, length in zip(starts, lengths_G, strict=True)]
+    return np.concatenate([np.zeros(0), *(part[::-1].cumsum()[::-1] for part in parts)])
+
+
+def gae(rewards_T: Floats, discount: float, gae_lambda: float, values_T: Floats | None = None) -> Floats:
+    """(T,): A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t; nothing comes after the end.
+
+    Without values, a reward of 1 at the last of three tokens and γλ = ½: [¼, ½, 1].
+    """
+    values_T = np.zeros(rewards_T.size) if values_T is None else values_T
+    deltas_T = rewards_T + discount * np.append(values_T[1:], 0.0)[: rewards_T.size] - values_T
+    advantages, latest = [], 0.0
+    for delta in deltas_T[::-1].tolist():
+        latest = delta + discount * gae_lambda * latest
+        advantages.append(latest)
+    return np.array(advantages[::-1], np.float64)
+
+
+def gae_of_group(
+    rewards_G: Floats,
+    offsets: Ints,
+    loss_mask_N: NDArray[np.uint8],
+    config: configs.GaeAdvantageConfig,
+    steps: Sequence[Steps] | None = None,
+) -> Floats:
+    """(N,): GAE over the tokens in the loss; others are stepped over and have 0, as have unscorable completions.
+
+    Args:
+        rewards_G: at the last token in the loss; NaN: unscorable.
+        offsets: of the completions in the tokens, (G + 1,).
+        loss_mask_N: 1 for tokens in the loss.
+        config: γ, λ, and whether rewards are taken relative to the group.
+        steps: further rewards, at the last token in the loss that is not behind the step's end.
+    """
+    advantages_N = np.zeros(loss_mask_N.size)
+    terminal_G = _normalised(rewards_G, config)
+    for g, (start, end) in enumerate(pairwise(offsets.tolist())):
+        places = np.flatnonzero(loss_mask_N[start:end])
+        if np.isnan(terminal_G[g]) or places.size == 0:
+            continue
+        rewards_T = np.zeros(places.size)
+        rewards_T[-1] = terminal_G[g]
+        for step_end, reward in steps[g] if steps is not None else ():
+            before = np.searchsorted(places, step_end)
+            rewards_T[before - 1] += reward if before else 0.0  # nothing was written yet that could have earned it
+        advantages_N[start + places] = gae(rewards_T, config.discount, config.gae_lambda)
+    return advantages_N
+
+
+def _normalised(rewards_G: Floats, config: configs.GaeAdvantageConfig) -> Floats:
+    scored_G, normalised_G = ~np.isnan(rewards_G), rewards_G.copy()
+    if config.reward_norm == "mean" and scored_G.any():
+        normalised_G[scored_G] = mean(rewards_G[scored_G])
+    if config.reward_norm == "zscore":
+        normalised_G[scored_G] = zscore(rewards_G[scored_G], AREAL_NORM)
+    return normalised_G
+
+
+def _ends(steps: Sequence[Steps], lengths_G: Ints) -> Ints:
+    """Of all steps of the group, counted in the tokens of the group."""
+    starts = np.cumsum(lengths_G) - lengths_G
+    ends = [start + end for start, of_one in zip(starts.tolist(), steps, strict=True) for end, _ in of_one]
+    return np.array(ends, np.int64)
+
+
+def _rewards(steps: Sequence[Steps]) -> Floats:
+    return np.array([reward for of_one in steps for _, reward in of_one], np.float64)

@@ -1,0 +1,18 @@
+"""AIPO: the policy gradient weighted by the importance ratio, capped from above."""
+
+from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from actors.algorithms.losses.ratios import ratio_of
+from actors.algorithms.losses.trust_region import capped_ratio
+from schemas.config.losses import AipoLossConfig
+
+
+def aipo(inputs: LossInputs, config: AipoLossConfig) -> TokenLoss:
+    """−A·min(r, token_mask_high), r = exp(logp − inference).
+
+    Source: LlamaRL (the cap weighs), prime-rl's first versions (the cap stops the gradient), Surogate's guide.
+    """
+    log_ratio_T = inputs.masked(inputs.logprobs_T - inputs.inference_logprobs_T)
+    ratio_T = capped_ratio(log_ratio_T, config.token_mask_high, stop_gradient=config.above_cap == "stop")
+    above_T = inputs.loss_mask_T & (log_ratio_T.detach().exp() > config.token_mask_high)
+    values_T = -inputs.masked(inputs.advantages_T) * ratio_T
+    return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), {"capped_tokens": above_T.sum()})

@@ -1,0 +1,19 @@
+"""CISPO: a capped importance ratio weighs the logprob, and no token loses its gradient."""
+
+from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from actors.algorithms.losses.metrics import clip_sums
+from actors.algorithms.losses.ratios import advantages_at_level, ratio_at_level
+from schemas.config.losses import CispoLossConfig
+
+
+def cispo(inputs: LossInputs, config: CispoLossConfig) -> TokenLoss:
+    """Per token −min(ρ, epsilon_high)·A·logp, the ratio detached.
+
+    Source: MiniMax-M1; without a lower bound, as in TRL and ms-swift.
+    """
+    ratio_T, advantages_T = ratio_at_level(inputs, config), advantages_at_level(inputs, config)
+    weight_T = inputs.masked(ratio_T.detach().clamp(max=config.epsilon_high) * advantages_T)
+    high_T = (ratio_T > config.epsilon_high) & (advantages_T > 0)
+    per_completion = config.importance_sampling_level != "token"
+    sums = clip_sums(inputs, None, high_T, per_completion)
+    return TokenLoss(-weight_T * inputs.masked(inputs.logprobs_T), "step_tokens", ratio_T, sums)

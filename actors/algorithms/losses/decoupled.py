@@ -1,0 +1,59 @@
+"""AReaL's decoupled PPO: clipped around a proximal policy, weighted for the way from the engine to that policy.
+
+engine (sampled) ── behaviour weight, rejection ──▶ proximal ── ratio, clip ──▶ trainer
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from actors.algorithms.losses.ratios import at_level, ratio_of
+from actors.algorithms.losses.rejection import judged
+from schemas.config.losses import ProximalLossConfig
+
+
+def decoupled(inputs: LossInputs, config: ProximalLossConfig) -> TokenLoss:
+    """max(−Aρ, −A·clip(ρ)) × behaviour weight, ρ = exp(logp − proximal), on what rejection keeps.
+
+    Means of a completion are over what is kept; the normaliser is over all. Source: AReaL, ppo_actor_loss_fn.
+    """
+    proximal_T = proximal(inputs, config.prox_logp_method)
+    behaviour = judged(inputs, proximal_T, config.rejection_sampling)
+    kept = replace(inputs, loss_mask_T=behaviour.keep_T)
+    log_ratio_T = kept.masked(inputs.logprobs_T - proximal_T)
+    ratio_T = ratio_of(at_level(kept, log_ratio_T, config.importance_sampling_level))
+    advantages_T = kept.masked(inputs.advantages_T)
+    if config.importance_sampling_level == "sequence":
+        advantages_T = kept.per_token(kept.mean_per_completion(advantages_T))
+    values_T, sums = _clipped(kept, ratio_T, advantages_T, config)
+    return TokenLoss(kept.masked(values_T * behaviour.weight_T), "step_tokens", ratio_T, {**behaviour.sums, **sums})
+
+
+def proximal(inputs: LossInputs, method: str) -> Tensor:
+    """(T,) logprobs of the proximal policy, no gradient.
+
+    `loglinear`: between the engine's and the trainer's, at (age − 1) / age of the way for a token that is `age`
+    versions old, so a token of the newest weights, or of those before, has the engine's.
+    """
+    if method == "recompute":
+        return inputs.old_T
+    if inputs.versions_T is None:
+        raise ValueError("versions: trainer.loss.prox_logp_method loglinear needs the version that sampled each token")
+    age_T = (inputs.version - inputs.versions_T).to(inputs.logprobs_T.dtype).clamp(min=1)
+    way_T = inputs.logprobs_T.detach() - inputs.inference_logprobs_T
+    return inputs.inference_logprobs_T + (age_T - 1) / age_T * way_T
+
+
+def _clipped(
+    inputs: LossInputs, ratio_T: Tensor, advantages_T: Tensor, config: ProximalLossConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    low, high = 1 - config.epsilon, 1 + config.upper
+    values_T = torch.maximum(-advantages_T * ratio_T, -advantages_T * ratio_T.clamp(low, high))
+    if config.dual_clip is not None:  # above every positive advantage's loss, which is negative
+        values_T = torch.minimum(values_T, config.dual_clip * advantages_T.abs())
+    return values_T, {
+        "clipped_low": (inputs.loss_mask_T & (ratio_T < low) & (advantages_T < 0)).sum(),
+        "clipped_high": (inputs.loss_mask_T & (ratio_T > high) & (advantages_T > 0)).sum(),
+    }

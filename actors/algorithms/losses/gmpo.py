@@ -1,0 +1,28 @@
+"""GMPO: the geometric mean of a completion's importance ratios, each clipped on one side."""
+
+import torch
+
+from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from actors.algorithms.losses.metrics import clip_sums
+from actors.algorithms.losses.ratios import log_ratio, ratio_of
+from schemas.config.losses import GmpoLossConfig
+
+
+def gmpo(inputs: LossInputs, config: GmpoLossConfig) -> TokenLoss:
+    """−A·exp(mean of the clipped log ratios), mean over completions; the reference KL is never bias-corrected.
+
+    With top_entropy_quantile the mean is that of the tokens kept. Source: GMPO, as in TRL, which uses neither delta,
+    off-policy mask nor inference correction here.
+    """
+    log_ratio_T, advantages_T = log_ratio(inputs, config), inputs.advantages_T
+    rising_T = advantages_T > 0
+    clipped_T = torch.where(rising_T, log_ratio_T.clamp(max=config.upper), log_ratio_T.clamp(min=-config.epsilon))
+    if inputs.high_entropy_T is None:
+        mean_B = inputs.mean_per_completion(clipped_T)
+    else:
+        kept_T = inputs.high_entropy_T.to(clipped_T.dtype)
+        mean_B = inputs.sum_per_completion(clipped_T * kept_T) / inputs.sum_per_completion(kept_T).clamp(min=1)
+    values_T = inputs.masked(-inputs.per_token(ratio_of(mean_B)) * advantages_T)
+    low_T = (log_ratio_T < -config.epsilon) & (advantages_T < 0)
+    sums = clip_sums(inputs, low_T, (log_ratio_T > config.upper) & rising_T)
+    return TokenLoss(values_T, "completion_means", torch.ones_like(log_ratio_T), sums)

@@ -1,0 +1,72 @@
+"""Rejection sampling as AReaL has it: weights from the engine to the proximal policy, and which of them are too far."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.algorithms.losses.inputs import LossInputs
+from actors.algorithms.losses.ratios import ratio_of
+from actors.algorithms.losses.switches import kl_estimate
+from schemas.config.losses import RejectionConfig
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What became of each token."""
+
+    keep_T: Tensor
+    """bool; part of the loss mask."""
+    weight_T: Tensor
+    """exp(proximal − inference), no gradient; ones without rejection sampling."""
+    sums: dict[str, Tensor]
+
+
+def judged(inputs: LossInputs, proximal_T: Tensor, config: RejectionConfig | None) -> Behaviour:
+    """Behaviour weights and the tokens that stay; without a configuration all stay, and none is weighted."""
+    mask_T = inputs.loss_mask_T
+    log_weight_T = inputs.masked(proximal_T - inputs.inference_logprobs_T)
+    sums = {"proximal_kl": (ratio_of(log_weight_T) - log_weight_T - 1).sum()}
+    if config is None:
+        return Behaviour(mask_T, torch.ones_like(log_weight_T), sums)
+    outside_T = mask_T & _outside(inputs, log_weight_T, config)
+    keep_T = mask_T & ~outside_T if config.action == "mask" else mask_T
+    weight_T = _weight(inputs, log_weight_T, config)
+    if config.action == "clamp":
+        weight_T = torch.where(outside_T, weight_T.clamp(config.lower or 0.0, config.upper), weight_T)
+    return Behaviour(keep_T, weight_T.masked_fill(~keep_T, 0.0), sums | _sums(mask_T, keep_T, outside_T, weight_T))
+
+
+def _weight(inputs: LossInputs, log_weight_T: Tensor, config: RejectionConfig) -> Tensor:
+    """(T,) the geometric mean of a completion where completions are judged by ratios, whatever `agg` is."""
+    if config.level == "sequence" and config.metric == "ratio":
+        return ratio_of(inputs.per_token(inputs.mean_per_completion(log_weight_T)))
+    return ratio_of(log_weight_T)
+
+
+def _outside(inputs: LossInputs, log_weight_T: Tensor, config: RejectionConfig) -> Tensor:
+    is_ratio = config.metric == "ratio"
+    found_T = log_weight_T if is_ratio else kl_estimate(log_weight_T, config.metric.removeprefix("kl_"))
+    if config.level == "sequence":
+        found_T = inputs.per_token(_of_completions(inputs, found_T, config.agg))
+    found_T = found_T.exp() if is_ratio else found_T  # ratios are added up as logs
+    above_T = found_T > config.upper
+    return above_T if config.lower is None else above_T | (found_T < config.lower)
+
+
+def _of_completions(inputs: LossInputs, values_T: Tensor, agg: str) -> Tensor:
+    match agg:
+        case "sum":
+            return inputs.sum_per_completion(inputs.masked(values_T))
+        case "mean":
+            return inputs.mean_per_completion(values_T)
+    return inputs.max_per_completion(inputs.masked(values_T, float("-inf")))
+
+
+def _sums(mask_T: Tensor, keep_T: Tensor, outside_T: Tensor, weight_T: Tensor) -> dict[str, Tensor]:
+    return {
+        "rejected_tokens": outside_T.sum(),
+        "kept_tokens": keep_T.sum(),
+        "masked_tokens": (mask_T & ~keep_T).sum(),
+        "behaviour_weight": weight_T[keep_T].sum(),
+    }

@@ -1,0 +1,17 @@
+"""REINFORCE leave-one-out over whole completions; the leave-one-out is the advantage's (`reward.advantage`)."""
+
+from actors.algorithms.losses.grpo import clipped_sums, clipped_values
+from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from actors.algorithms.losses.ratios import log_ratio, ratio_of
+from schemas.config.losses import RlooLossConfig
+
+
+def rloo(inputs: LossInputs, config: RlooLossConfig) -> TokenLoss:
+    """−min(ρA, clip(ρ)A) with ρ = exp of the sum of a completion's log ratios, mean over completions.
+
+    Source: RLOO (Ahmadian et al.), as in TRL.
+    """
+    ratio_T = inputs.per_token(ratio_of(inputs.sum_per_completion(log_ratio(inputs, config))))
+    values_T = inputs.masked(clipped_values(ratio_T, inputs.advantages_T, config))
+    sums = clipped_sums(inputs, ratio_T, inputs.advantages_T, config, per_completion=True)
+    return TokenLoss(values_T, "completion_means", ratio_T, sums)

@@ -1,0 +1,42 @@
+"""VESPO: a smooth weight of the whole completion's importance ratio, which vanishes far from 1 on either side."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from actors.algorithms.losses.ratios import log_ratio, ratio_of
+from schemas.config.losses import VespoLossConfig
+
+LEAST, MOST = math.log(1e-8), 20.0
+"""Bounds of log w and of the log of a token's correction; a token's log ratio is bounded by ± MOST."""
+LEAST_LAMBDA = 1e-4
+
+
+def vespo(inputs: LossInputs, config: VespoLossConfig) -> TokenLoss:
+    """Per token −φ(w)·A·logp, φ = exp(λ + k·log w − λ·w) detached, mean over the tokens of the step.
+
+    Source: VESPO, as in TRL.
+    """
+    log_ratio_T, advantages_T = log_ratio(inputs, config), inputs.advantages_T
+    log_w_B = _log_weight(inputs, log_ratio_T.detach())
+    pos_T = inputs.per_token(_phi(log_w_B, config.k_pos, config.lambda_pos))
+    neg_T = inputs.per_token(_phi(log_w_B, config.k_neg, config.lambda_neg))
+    phi_T = torch.where(advantages_T >= 0, pos_T, neg_T)
+    values_T = -inputs.masked(phi_T * advantages_T) * inputs.masked(inputs.logprobs_T)
+    sums = {"vespo_weight": inputs.mean_per_completion(phi_T).sum(), "completions": inputs.scored_completions}
+    return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), sums)
+
+
+def _log_weight(inputs: LossInputs, log_ratio_T: Tensor) -> Tensor:
+    """(B,) log w: the sum of the log ratios and, with a correction, of its tokens' log weights."""
+    total_B = inputs.sum_per_completion(log_ratio_T.clamp(-MOST, MOST))
+    if inputs.correction_T is not None:
+        total_B = total_B + inputs.sum_per_completion(inputs.masked(inputs.correction_T.log().clamp(LEAST, MOST)))
+    return total_B.clamp(LEAST, MOST)
+
+
+def _phi(log_w_B: Tensor, k: float, decay: float) -> Tensor:
+    decay = max(decay, LEAST_LAMBDA)
+    return (decay + k * log_w_B - decay * log_w_B.exp()).exp().nan_to_num(nan=0.0, posinf=0.0)

@@ -1,0 +1,59 @@
+"""The policy as others read it: published versions, and checkpoints in the formats of transformers and peft."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.policy import attention, loading
+from actors.policy.snapshots import Snapshot, copied
+from bus.weights import Weights
+from schemas.config.model import ModelConfig
+
+
+def weights(model: nn.Module, config: ModelConfig) -> Weights:
+    """The adapter, or all weights in `model.dtype`, on the CPU."""
+    if config.lora is None:
+        return Weights("full", _published(loading.full_tensors(model), loading.TORCH_DTYPES[config.dtype]))
+    tensors = _published(loading.adapter_tensors(model), torch.float32)
+    return Weights("adapter", tensors, {"adapter_config.json": _adapter_config(model)})
+
+
+def snapshot(model: nn.Module, config: ModelConfig) -> Snapshot:
+    """A folder that loads with transformers (full) or peft (LoRA) alone."""
+    if config.lora is not None:
+        texts = {"adapter_config.json": _adapter_config(model).encode()}
+        return Snapshot({"adapter_model.safetensors": copied(loading.adapter_tensors(model))}, texts)
+    saver: Any = model
+    tensors = copied(loading.full_tensors(model))
+
+    def write_model(folder: Path) -> None:
+        saver.save_pretrained(folder, state_dict=tensors)
+
+    return Snapshot(texts=loading.tokenizer_files(config.path), write_model=write_model)
+
+
+def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
+    """What a snapshot wrote, in place."""
+    from safetensors.torch import load_file
+
+    if config.lora is not None:
+        tensors = load_file(folder / "adapter_model.safetensors")
+        loading.copy_into(loading.adapter_tensors(model), tensors, str(folder))
+    else:
+        saved = loading.load_model(config, attention.NAME, torch.float32, str(folder))
+        loading.copy_into(loading.full_tensors(model), loading.full_tensors(saved), str(folder))
+
+
+def _adapter_config(model: Any) -> str:
+    settings = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    return json.dumps(settings, default=lambda value: sorted(value) if isinstance(value, set) else str(value))
+
+
+def _published(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        name: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
+        for name, tensor in tensors.items()
+    }

@@ -1,0 +1,135 @@
+"""Logprobs that no update of a step changes: of the policy before the first one, of the reference, of the teacher.
+
+Under LoRA the reference is the policy without its adapter. Else it is a second model, `model.path` as it is read from
+the disk, in `model.dtype`; going on from a checkpoint leaves it what it was.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from actors.environments.prompts import vocabulary
+from actors.policy import attention, loading
+from actors.policy.logprobs import chosen_logprobs
+from actors.policy.micro_batches import MicroBatch, filled, micro_batch
+from schemas.config import RunConfig
+from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
+from schemas.messages import StepBatch
+
+log = structlog.get_logger("learner")
+
+TEACHER_KEY = "trainer.teacher.path"
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class FixedLogprobs:
+    """Of a micro-batch's T completion tokens; None: nobody asked for them."""
+
+    old_T: Tensor | None = None
+    reference_T: Tensor | None = None
+    teacher_T: Tensor | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of them are."""
+        found = [values_T for values_T in (self.old_T, self.reference_T, self.teacher_T) if values_T is not None]
+        return all(bool(torch.isfinite(values_T).all()) for values_T in found)
+
+
+NONE = FixedLogprobs()
+
+
+class FrozenModels:
+    """Reference and teacher, where the configuration has them, beside the policy that is trained.
+
+    Args:
+        config: of the run.
+        policy: the reference too, where it has an adapter.
+        autocast: in which the policy computes.
+
+    Raises:
+        ConfigError: the teacher can't be loaded, or has another vocabulary.
+    """
+
+    def __init__(self, config: RunConfig, policy: nn.Module, autocast: Autocast) -> None:
+        self._policy, self._autocast = policy, autocast
+        self._device = loading.device_of(config.model)
+        self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
+        self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
+        self._teacher: nn.Module | None = None
+        if config.trainer.teacher is not None:
+            teacher = config.model.model_copy(update=config.trainer.teacher.model_dump())
+            check_vocabulary(config.model, teacher)
+            self._teacher = _frozen(teacher, TEACHER_KEY)
+
+    def logprobs(self, batch: StepBatch, with_old: bool) -> dict[int, FixedLogprobs]:
+        """By micro-batch. Those that are not finite are computed once again, as gradients are.
+
+        Args:
+            batch: of one rank.
+            with_old: whether the policy's are among them; the only update of a step needs none, they are its own.
+        """
+        if not (with_old or self._wants_reference or self._teacher):
+            return {}
+        found = {}
+        for number in filled(batch):
+            micro = micro_batch(batch, number, self._device)
+            found[number] = self._logprobs(micro, with_old)
+            if not found[number].finite:
+                log.warning("logprobs computed again", step=batch.step, micro_batch=number)
+                found[number] = self._logprobs(micro, with_old)
+        return found
+
+    def _logprobs(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
+        return FixedLogprobs(
+            old_T=logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None,
+            reference_T=self._reference_logprobs(micro) if self._wants_reference else None,
+            teacher_T=logprobs_without_gradient(self._teacher, micro) if self._teacher else None,
+        )
+
+    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        if self._reference is not None:
+            return logprobs_without_gradient(self._reference, micro)
+        adapted: Any = self._policy
+        with adapted.disable_adapter():
+            return logprobs_without_gradient(self._policy, micro, self._autocast)
+
+
+def logprobs_without_gradient(model: nn.Module, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
+    """(T,) of the completion tokens at the temperature of sampling, without dropout."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), autocast():
+            logits_TV = model(**micro.row.forward_arguments()).logits[0]
+        return chosen_logprobs(logits_TV, micro.token_ids_T, micro.temperatures_T)
+    finally:
+        model.train(training)
+
+
+def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
+    """Token ids must mean the same to both; embeddings may be padded differently.
+
+    Raises:
+        ConfigError: they do not; names the first token that differs.
+    """
+    ours, theirs = vocabulary(model), vocabulary(teacher, TEACHER_KEY)
+    if ours != theirs:
+        token = min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+        raise ConfigError(
+            f"{TEACHER_KEY}: {teacher.path} has another vocabulary than model.path {model.path}: token {token!r} is "
+            f"{theirs.get(token, 'missing')} there and {ours.get(token, 'missing')} here; a teacher shares the "
+            "tokenizer of the policy"
+        )
+
+
+def _frozen(config: ModelConfig, key: str = "model.path") -> nn.Module:
+    model = loading.load_model(config, attention.NAME, loading.TORCH_DTYPES[config.dtype], key=key)
+    return model.requires_grad_(False).eval()

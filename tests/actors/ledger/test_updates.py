@@ -1,0 +1,166 @@
+"""Who enters which weight update of the rendezvous channel (P24): beats of engines and trainer in, an update out."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.ledger.updates import MAX_FAILURES, Updates
+from schemas.messages import InferenceBeat, Manifest, Policy, TrainerBeat, UpdateFailure
+
+
+def manifest(version: int, channel: Any = "rendezvous") -> Manifest:
+    """A published version."""
+    policy = Policy(lineage=1, version=version)
+    return Manifest(policy=policy, channel=channel, content="full", uri="tcp://a:1", digest="", num_bytes=1)
+
+
+def engine(boot_id: str, version: int | None, **changes: Any) -> InferenceBeat:
+    """A live engine that serves a version, or none yet."""
+    policy = None if version is None else Policy(lineage=1, version=version)
+    values: dict[str, Any] = {
+        "run": "r", "name": boot_id, "boot_id": boot_id, "sequence": 1, "phase": "running", "url": "", "load": 0,
+        "engine_state": "clean", "policy": policy, "generated_tokens": 0, "holds_two_versions": True,
+        "update_seconds": {}, "weight_ranks": 1,
+    }  # fmt: skip
+    return InferenceBeat(**values | changes)
+
+
+def trainer(failed: UpdateFailure | None = None) -> TrainerBeat:
+    """Rank 0."""
+    return TrainerBeat(
+        run="r", name="trainer-0", boot_id="t", sequence=1, phase="running", rank=0, num_ranks=1, address="",
+        incarnation=1, next_step=1, checkpoints=[], published=[], reports=[], received=np.zeros(0, np.int64),
+        failed_update=failed,
+    )  # fmt: skip
+
+
+def failure(update: str, *missed: str) -> UpdateFailure:
+    """Of an update, and who is to blame."""
+    return UpdateFailure(update=update, missed=list(missed), detail="")
+
+
+class Scene:
+    """Updates with the engines that are there: `boot id: version` or a beat."""
+
+    def __init__(self) -> None:
+        self.updates = Updates(term=3)
+
+    def see(
+        self, target: int, failed: UpdateFailure | None = None, /, **engines: int | InferenceBeat | None
+    ) -> tuple[str, str, list[str]] | None:
+        """One round; what State newly names as (update, group, members), or None."""
+        beats = {b: e if isinstance(e, InferenceBeat) else engine(b, e) for b, e in engines.items()}
+        if not self.updates.decide(manifest(target), beats, trainer(failed)):
+            return None
+        named = self.updates.current
+        assert named is not None
+        assert named.policy.version == target
+        return named.update, named.group, [member.boot_id for member in named.members]
+
+
+def test_all_engines_that_lack_the_target_enter_one_update():
+    """Their order is that of their boot ids, on every rank the same."""
+    assert Scene().see(0, b=None, a=None) == ("3.1", "3.1", ["a", "b"])
+
+
+def test_the_next_version_goes_to_the_same_group():
+    """To meet costs more than to send, so members that stay keep their group."""
+    scene = Scene()
+    scene.see(0, a=None, b=None)
+    assert scene.see(1, a=0, b=0) == ("3.2", "3.1", ["a", "b"])
+
+
+def test_members_are_frozen_while_an_update_is_under_way():
+    """A newer version, and an engine that comes, wait for its end."""
+    scene = Scene()
+    scene.see(0, a=None, b=None)
+    assert scene.see(1, a=0, b=None, c=None) is None
+    assert scene.updates.under_way
+    assert scene.see(1, a=0, b=0, c=None) == ("3.2", "3.2", ["a", "b", "c"])
+
+
+def test_a_joiner_gets_the_version_that_the_others_serve():
+    """By an update of its own: nobody waits for the next step."""
+    scene = Scene()
+    scene.see(4, a=None)
+    assert scene.see(4, a=4) is None
+    assert scene.see(4, a=4, b=None) == ("3.2", "3.2", ["b"])
+
+
+def test_an_engine_that_dies_in_an_update_is_left_out_of_the_next():
+    """The others repeat it in a new group."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    assert scene.see(1, a=0) == ("3.2", "3.2", ["a"])
+
+
+def test_an_engine_that_started_anew_counts_as_another():
+    """A boot id that is gone ends the update, whatever name it had."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    assert scene.see(1, a=0, c=None) == ("3.2", "3.2", ["a", "c"])
+
+
+def test_whoever_missed_is_tried_again_and_quarantined_when_that_does_not_help():
+    """The trainer says who was behind the others; an engine that did nothing wrong is never left out."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    named = []
+    for attempt in range(1, MAX_FAILURES + 1):
+        named.append(scene.see(1, failure(f"3.{attempt}", "b"), a=0, b=0))
+    assert named == [("3.2", "3.2", ["a", "b"]), ("3.3", "3.3", ["a", "b"]), ("3.4", "3.4", ["a"])]
+    assert scene.updates.quarantined == {"b"}
+
+
+def test_a_success_forgives_earlier_failures():
+    """Only failures in a row count."""
+    scene = Scene()
+    scene.see(1, a=0)
+    for version in range(1, 2 * MAX_FAILURES):
+        update = scene.updates.current
+        assert update is not None
+        assert scene.see(version, failure(update.update, "a"), a=version - 1) is not None
+        scene.see(version, a=version)
+        scene.see(version + 1, a=version)
+    assert scene.updates.quarantined == set()
+
+
+def test_an_engine_says_itself_that_it_could_not_load():
+    """Its own fault, whatever the trainer has seen."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    said = engine("b", 0, failed_update=failure("3.1"))
+    assert scene.see(1, a=1, b=said) == ("3.2", "3.2", ["b"])
+
+
+def test_a_failure_of_an_older_update_is_old_news():
+    """Beats repeat it; it ends nothing twice."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    scene.see(1, failure("3.1"), a=0, b=0)
+    assert scene.see(1, failure("3.1"), a=0, b=0) is None
+
+
+@pytest.mark.parametrize("changes", [{"weight_ranks": 0}, {"phase": "draining"}])
+def test_engines_that_take_no_part_are_never_named(changes: dict[str, Any]):
+    """They load by file, or leave."""
+    assert Scene().see(1, a=engine("a", 0, **changes)) is None
+
+
+def test_parallel_workers_bring_a_rank_each():
+    """The trainer is rank 0, then come the workers of each engine."""
+    scene = Scene()
+    scene.see(1, a=engine("a", 0, weight_ranks=2), b=0)
+    update = scene.updates.current
+    assert update is not None
+    assert update.num_ranks == 4
+    assert [update.first_rank("a"), update.first_rank("b")] == [1, 3]
+
+
+def test_other_channels_and_a_missing_trainer_name_nothing():
+    """A file needs nobody's presence; a broadcast needs the trainer's."""
+    updates, beats = Updates(1), {"a": engine("a", 0)}
+    assert not updates.decide(manifest(1, "filesystem"), beats, trainer())
+    assert not updates.decide(manifest(1), beats, None)
+    assert not updates.decide(None, beats, trainer())

@@ -1,0 +1,242 @@
+"""Weights by broadcast over gloo: what arrives, what is noticed, who is waited for."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bus.weights import UpdateAbandonedError, Weights
+from bus.weights.buckets import Header, pack, unpack
+from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
+from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
+
+POLICY = Policy(lineage=1, version=7)
+HOST = "127.0.0.1"
+
+
+def some_weights(seed: int = 0) -> Weights:
+    """Tensors of three dtypes, one larger than a bucket of 1 000 bytes, one of odd size, one without an element."""
+    rng = torch.Generator().manual_seed(seed)
+    tensors = {
+        "a.weight": torch.randn(7, 5, generator=rng),
+        "b.bytes": torch.arange(3, dtype=torch.uint8),
+        "c.weight": torch.randn(40, 20, generator=rng).to(torch.bfloat16),
+        "d.bias": torch.randn(3, generator=rng),
+        "e.empty": torch.zeros(0, 4),
+    }
+    return Weights("full", tensors, {"config.json": "{}"})
+
+
+@pytest.fixture
+def publisher() -> Iterator[RendezvousPublisher]:
+    """A trainer's end with small buckets."""
+    made = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=30.0)
+    yield made
+    made.close()
+
+
+def update_of(*boot_ids: str, update: str = "1", group: str = "", policy: Policy = POLICY) -> WeightUpdate:
+    """An update of these members, in a group of its own unless one is named."""
+    members = [WeightMember(boot_id=boot_id, num_ranks=1) for boot_id in boot_ids]
+    return WeightUpdate(update=update, group=group or update, policy=policy, members=members)
+
+
+def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
+    """Runs `work` beside the test; the list gets its result or its error."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def never() -> None:
+    """A check that lets everything go on."""
+
+
+def test_buckets_are_bounded_and_give_the_tensors_back():
+    """A bucket holds neighbours up to its size, or one larger tensor; unpacked they are the same bits."""
+    weights = some_weights()
+    parcel = pack(weights, 200)
+    sizes = [bucket.num_bytes for bucket in parcel.header.buckets]
+    assert sizes == [143, 1600, 12]  # 140 + 3, then the large one alone, then 12 + 0
+    assert [[place[0] for place in bucket.tensors] for bucket in parcel.header.buckets] == [
+        ["a.weight", "b.bytes"], ["c.weight"], ["d.bias", "e.empty"]]  # fmt: skip
+    tensors = {}
+    for bucket, flat in zip(parcel.header.buckets, parcel.bytes_of, strict=True):
+        tensors |= unpack(bucket, flat)
+    assert list(tensors) == list(weights.tensors)
+    for name, tensor in weights.tensors.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+
+
+def test_a_parcel_is_a_copy():
+    """Training goes on in the weights while a parcel is being sent."""
+    weights = some_weights()
+    parcel = pack(weights, 1000)
+    weights.tensors["d.bias"].add_(1)
+    unpack(parcel.header.buckets[-1], parcel.bytes_of[-1])  # raises when the digest no longer fits
+
+
+def test_a_header_that_is_not_the_manifests_is_refused():
+    """The store is not authenticated; the manifest is."""
+    header = pack(some_weights(), 1000).header
+    assert Header.decode(header.encode(), header.digest) == header
+    with pytest.raises(ValueError, match="not the one that the trainer published"):
+        Header.decode(header.encode().replace(b"d.bias", b"x.bias"), header.digest)
+
+
+def test_all_members_get_every_tensor(publisher: RendezvousPublisher):
+    """Two engines, one broadcast: the same bits, and nobody is missing."""
+    weights = some_weights()
+    manifest = publisher.publish(POLICY, weights)
+    update = update_of("A", "B")
+    ends = [RendezvousReceiver(boot_id, HOST, 5.0) for boot_id in ("A", "B")]
+    running = [in_thread(lambda end=end: end.receive(manifest, update, never)) for end in ends]
+    publisher.send(update, never)
+    for thread, results in running:
+        thread.join(5.0)
+        assert results[0].files == weights.files
+        assert results[0].content == "full"
+        for name, tensor in weights.tensors.items():
+            assert torch.equal(results[0].tensors[name], tensor)
+
+
+def test_a_group_is_kept_while_its_members_stay(publisher: RendezvousPublisher):
+    """To meet costs more than to send."""
+    end = RendezvousReceiver("A", HOST, 5.0)
+    groups = []
+    for version in (7, 8):
+        policy = Policy(lineage=1, version=version)
+        manifest = publisher.publish(policy, some_weights(version))
+        update = update_of("A", update=str(version), group="1", policy=policy)
+        thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
+        publisher.send(update, never)
+        thread.join(5.0)
+        assert torch.equal(results[0].tensors["a.weight"], some_weights(version).tensors["a.weight"])
+        groups.append(publisher._group)
+    assert groups[0] is groups[1] is not None
+
+
+def test_a_manifest_of_other_weights_is_noticed_before_anything_is_received(publisher: RendezvousPublisher):
+    """The digest of the manifest is that of the header."""
+    manifest = publisher.publish(POLICY, some_weights())
+    other = manifest.model_copy(update={"digest": "0" * 64})
+    with pytest.raises(ValueError, match="not the one that the trainer published"):
+        RendezvousReceiver("A", HOST, 5.0).receive(other, update_of("A"), never)
+
+
+def test_bytes_that_changed_on_the_wire_are_refused(publisher: RendezvousPublisher):
+    """A damaged bucket is never handed over, and its engine never says that it has got the version."""
+    manifest = publisher.publish(POLICY, some_weights())
+    publisher._parcels[POLICY][1].bytes_of[1][17] ^= 1
+    update = update_of("A")
+    seen: list[str] = []
+
+    def apply() -> None:
+        for bucket, _ in RendezvousReceiver("A", HOST, 5.0).buckets(manifest, update, never):
+            seen.append(bucket.tensors[0][0])
+
+    thread, results = in_thread(apply)
+    stop = threading.Event()
+
+    def until_stopped() -> None:
+        if stop.is_set():
+            raise UpdateAbandonedError("the test is over")
+
+    sent_thread, sent = in_thread(lambda: publisher.send(update, until_stopped))
+    thread.join(5.0)
+    stop.set()
+    assert isinstance(results[0], ValueError)
+    assert "another digest" in str(results[0])
+    assert seen == ["a.weight"]  # the damaged bucket was never handed over
+    sent_thread.join(10.0)
+    assert isinstance(sent[0], UpdateAbandonedError)  # nobody said "got"
+
+
+def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: RendezvousPublisher):
+    """Pruning keeps the newest two, and all that an evaluation may still ask for."""
+    for version in range(1, 6):
+        publisher.publish(Policy(lineage=1, version=version), some_weights(version))
+    publisher.prune(keep_version=3)
+    assert [manifest.policy.version for manifest in publisher.published()] == [3, 4, 5]
+    gone = Manifest(policy=Policy(lineage=1, version=1), channel="rendezvous", content="full", uri=publisher.address,
+                    digest="", num_bytes=0)  # fmt: skip
+    with pytest.raises(UpdateAbandonedError, match=r"holds 1\.1 no more"):
+        RendezvousReceiver("A", HOST, 5.0).header(gone)
+
+
+def test_a_member_that_never_comes_is_given_up_at_once_when_a_newer_update_is_named(publisher: RendezvousPublisher):
+    """Nobody waits for the timeout when the packer knows better."""
+    publisher.publish(POLICY, some_weights())
+    started = time.monotonic()
+
+    def newer_update() -> None:
+        if time.monotonic() - started > 0.3:
+            raise UpdateAbandonedError("a newer update is named")
+
+    with pytest.raises(UpdateAbandonedError, match="newer"):
+        publisher.send(update_of("nobody"), newer_update)
+    assert time.monotonic() - started < 1.5
+
+
+def test_a_member_that_never_comes_ends_the_wait_with_the_key_to_change():
+    """Without a word from the packer the timeout bounds the meeting."""
+    publisher = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=0.5)
+    publisher.publish(POLICY, some_weights())
+    with pytest.raises(UpdateAbandonedError, match=r"did not meet"):
+        publisher.send(update_of("nobody"), never)
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_the_others_get_the_version_in_a_new_group_when_a_member_freezes_or_dies(
+    publisher: RendezvousPublisher, how: signal.Signals
+):
+    """In the middle of a broadcast: the trainer and the other engine leave it and go on without the victim."""
+    big = Weights("full", {f"layer.{i}": torch.randn(1 << 20) for i in range(24)})  # 24 buckets of 4 MiB
+    manifest = publisher.publish(POLICY, big)
+    command = [sys.executable, "-m", "tests.bus.weights_peer", manifest.model_dump_json(), "1", "B", "A", "B"]
+    environment = os.environ | {"GRPO_STOP_BEFORE": "1"}
+    victim = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    assert victim.stdout is not None
+    first = update_of("A", "B")
+    end = RendezvousReceiver("A", HOST, 30.0)
+    given_up = threading.Event()
+
+    def check() -> None:
+        if given_up.is_set():
+            raise UpdateAbandonedError("a newer update is named")
+
+    thread, results = in_thread(lambda: end.receive(manifest, first, check))
+    sender, sent = in_thread(lambda: publisher.send(first, check))
+    assert victim.stdout.readline() == "bucket 0\n"
+    if how is signal.SIGKILL:
+        victim.kill()
+    time.sleep(0.3)
+    given_up.set()  # the packer has seen its lease end and names a newer update
+    sender.join(3.0)
+    thread.join(3.0)
+    assert isinstance(sent[0], UpdateAbandonedError)
+    assert sent[0].missed == ["B"]
+    assert isinstance(results[0], UpdateAbandonedError)
+    second = update_of("A", update="2")
+    thread, results = in_thread(lambda: end.receive(manifest, second, never))
+    publisher.send(second, never)
+    thread.join(5.0)
+    assert torch.equal(results[0].tensors["layer.23"], big.tensors["layer.23"])
+    victim.kill()
+    victim.wait(5.0)

@@ -1,0 +1,97 @@
+"""Weights by broadcast through whole runs: engines that come, freeze, die, and a trainer that starts anew."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.config import RunConfig
+from tests.ring.harness import (
+    check_promise,
+    children,
+    processes,
+    ring,
+    ring_config,
+    scraped,
+    steps_recorded,
+    summary_of,
+    wait_until,
+)
+
+UPDATES = "grpo_inference_weight_updates_total"
+
+
+def broadcast_config(folder: Path, transport: str = "ipc", **sections: Any) -> RunConfig:
+    """Two engines, weights by rendezvous, in buckets that hold a tensor each."""
+    weights = {"channel": "rendezvous", "bucket_bytes": 64, "timeout": 20.0, "directory": str(folder / "weights")}
+    return ring_config(folder, transport, **{"weights": weights, "up": {"inference": 2}} | sections)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Path, level: int) -> None:
+    """Every version that an engine serves came over the wire; lag is as with files."""
+    config = broadcast_config(tmp_path, packer={"groups_per_step": 3, "sequence_len": 64, "max_async_level": level})
+    with ring(config) as running:
+        running.start("packer-0", "trainer-0", "inference-0", "inference-1", "reward-0", "rollout-0")
+        running.wait(60.0)
+        assert running["trainer-0"].value("grpo_trainer_weight_broadcasts_total", outcome="sent") >= 8
+        loads = [running[name].value(UPDATES, outcome="loaded") for name in ("inference-0", "inference-1")]
+    check_promise(config)
+    assert min(loads) >= 2
+    assert summary_of(config)["lag_max"] <= level
+    assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.slow
+def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
+    """A run begins with one engine, gets a second one, and loses the first for good: the second carries it on."""
+    config = broadcast_config(tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 10}})
+    with processes(config, tmp_path) as started:
+        for name in ("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0"):
+            started.run(name)
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)
+        started.run("inference-1")
+        wait_until(lambda: scraped(config, "inference-1", "grpo_inference_policy_version") >= 4, "it serves", 60.0)
+        started.processes["inference-0"].send_signal(signal.SIGTERM)
+        assert started.processes["inference-0"].wait(20.0) == 0, started.text("inference-0")
+        assert started.processes["packer-0"].wait(90.0) == 0, started.text("packer-0")
+    assert check_promise(config).dropped == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The other engine and the trainer go on as soon as the lease is over; the same ordinals are trained."""
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    monkeypatch.setenv("GRPO_FAULTS", str(faults))
+    config = broadcast_config(tmp_path, trainer={"max_steps": 40, "checkpoint": {"interval": 10}})
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)
+        (faults / "inference-1@inference.receiving").write_text(how)
+        hit = faults / "inference-1@inference.receiving.hit"
+        wait_until(hit.exists, "the fault", 30.0)
+        before = steps_recorded(config)
+        victim = children(up.pid).get("inference-1")
+        wait_until(lambda: steps_recorded(config) >= before + 3, "three more steps", 15.0)
+        if how == "SIGSTOP" and victim is not None:
+            os.kill(victim, signal.SIGCONT)
+        assert up.wait(90.0) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+
+
+@pytest.mark.slow
+def test_a_trainer_that_starts_anew_broadcasts_from_a_new_store(tmp_path: Path) -> None:
+    """The versions of the dead one went with it; engines serve on and take the first that is not older."""
+    config = broadcast_config(tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 4}})
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 6, "step 6", 60.0)
+        os.kill(children(up.pid)["trainer-0"], signal.SIGKILL)
+        assert up.wait(90.0) == 0, started.text("up")
+    assert check_promise(config).dropped == {}

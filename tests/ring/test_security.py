@@ -1,0 +1,85 @@
+"""The whole ring over tcp with keys: it trains as ever, while strangers knock and keys are rotated."""
+
+import threading
+
+import pytest
+import zmq
+
+from bus import keys
+from tests.ring.harness import (
+    check_promise,
+    processes,
+    ring,
+    ring_config,
+    scraped,
+    steps_recorded,
+    summary_of,
+    wait_until,
+    watching,
+)
+
+
+def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and_keys_are_rotated(tmp_path):
+    """12 steps of 3 groups; a peer without a key beats all the time; a rotation begins after step 2, ends after 4."""
+    folder = tmp_path / "keys"
+    keys.make(folder)
+    config = ring_config(
+        tmp_path,
+        "tcp",
+        bus={"keys": str(folder)},
+        trainer={"max_steps": 12},
+        inference={"engine": {"type": "fake", "token_seconds": 0.005}},
+    )
+    done = threading.Event()
+
+    def knock() -> None:
+        while not done.wait(0.02):
+            with zmq.Context.instance().socket(zmq.DEALER) as stranger:
+                stranger.setsockopt(zmq.LINGER, 0)
+                stranger.connect(config.bus.control)
+                stranger.send(b"beat", zmq.NOBLOCK)
+                stranger.poll(50)
+
+    with ring(config) as run, watching(config) as watcher:
+        run.start()
+        threading.Thread(target=knock, daemon=True).start()
+        wait_until(lambda: watcher.progress().get("step", 0) >= 2, "step 2")
+        keys.rotate(folder)
+        wait_until(lambda: watcher.progress().get("step", 0) >= 4, "step 4")
+        keys.finish(folder)
+        run.wait(60.0)
+        done.set()
+        packer = run["packer-0"]
+        refused = [counts.refused.total() for counts in packer.actor.edges]
+    assert max(refused) > 5
+    said = check_promise(config)
+    assert said.trained == list(range(36))
+    assert said.dropped == {}
+    assert summary_of(config)["ledger"]["trained_twice"] == 0
+
+
+@pytest.mark.slow
+def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
+    """`actors up` on tcp with keys ends with 0; a stranger that beats meanwhile is in the packer's metrics."""
+    folder = tmp_path / "keys"
+    keys.make(folder)
+    config = ring_config(
+        tmp_path,
+        "tcp",
+        bus={"keys": str(folder)},
+        inference={"engine": {"type": "fake", "token_seconds": 0.02}},
+        trainer={"max_steps": 6},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 1, "the first step", 60.0)
+        with zmq.Context.instance().socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 0)
+            stranger.connect(config.bus.control)
+            stranger.send(b"beat", zmq.NOBLOCK)
+            name = "grpo_bus_refused_connections_total"
+            samples = [f'{name}{{reason="{reason}"}}' for reason in ("plaintext", "incomplete")]
+            wait_until(lambda: sum(scraped(config, "packer-0", each) for each in samples), "the stranger is counted")
+        assert up.wait(90.0) == 0
+    assert summary_of(config)["ledger"]["trained_twice"] == 0
+    check_promise(config)
