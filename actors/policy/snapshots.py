@@ -1,13 +1,18 @@
 """A learner's state as data, apart from the live model: what a checkpoint is written from while training goes on."""
 
 import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.algorithms.entropy import EntropyControl
+
 if TYPE_CHECKING:
     from torch import Tensor, optim
+
+ENTROPY_CONTROL = "trainer/entropy_control.json"
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Snapshot:
     def with_text(self, name: str, text: str) -> "Snapshot":
         """With one more file."""
         return replace(self, texts=self.texts | {name: text.encode()})
+
+    def with_files(self, other: "Snapshot") -> "Snapshot":
+        """With the tensors and texts of another one."""
+        return replace(self, tensors=self.tensors | other.tensors, texts=self.texts | other.texts)
 
 
 def copied(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
@@ -62,3 +71,14 @@ def restore_optimizer(folder: Path, optimizer: "optim.Optimizer") -> None:
         state.setdefault(int(index), {})[name] = value
     groups = json.loads((folder / "trainer" / "optimizer.json").read_text(encoding="utf-8"))
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def control_snapshot(control: EntropyControl) -> Snapshot:
+    """What adaptive entropy goes on from; nothing before it has seen an entropy, which is how it begins."""
+    return Snapshot(texts={ENTROPY_CONTROL: json.dumps(asdict(control)).encode()} if math.isfinite(control.entropy) else {})
+
+
+def restored_control(folder: Path, begin: EntropyControl) -> EntropyControl:
+    """What `control_snapshot` wrote below this folder; `begin` where it wrote nothing."""
+    path = folder / ENTROPY_CONTROL
+    return EntropyControl(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else begin
