@@ -306,6 +306,7 @@ class RunRecord:
             "tokens_per_second": totals.per_second("tokens"),
             "idle": totals.per_second("seconds_wait_batch"),
             "peers": {role: len(beats) for role, beats in beats_by_role(machine).items()},
+            "missing": missing_actors(machine),
             "eval_open": len(machine.evaluations.open),
             "dropped": {reason: n for reason, n in machine.groups.dropped["train"].items() if n},
             "failed_attempts": machine.groups.num_failed_attempts,
@@ -435,3 +436,11 @@ def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
             "num_prompts": len(mine),
         }
     return results
+
+
+def missing_actors(machine: Machine) -> list[str]:
+    """Without whom nothing goes on: ranks of the gang by name, other actors by kind, where there is none."""
+    roles = beats_by_role(machine)
+    ranks = {beat.rank for beat in roles.get("trainer", []) if isinstance(beat, TrainerBeat)}
+    missing = [f"trainer-{rank}" for rank in range(machine.settings.num_ranks) if rank not in ranks]
+    return missing + [kind for kind in ("rollout", "reward", "inference") if not roles.get(kind)]

@@ -80,6 +80,8 @@ def describe(progress: dict[str, Any], elapsed_seconds: float) -> str:
 
 def _trouble(progress: dict[str, Any]) -> Iterator[str]:
     """What went wrong and was dealt with; nothing in a run where all is well."""
+    if (missing := progress.get("missing")) and progress["phase"] in ("starting", "running"):
+        yield f"waits for {', '.join(missing)}"
     if restarts := progress.get("restarts"):
         yield "restarted " + ", ".join(f"{name} ×{count}" for name, count in restarts.items())
     if failed := progress.get("failed_attempts"):

@@ -41,6 +41,13 @@ def test_progress_line_shows_trouble_when_there_is_any():
     assert "dropped 1 (1 stale)" in describe(PROGRESS | {"dropped": {"stale": 1}}, 0.0)
 
 
+def test_progress_line_names_who_is_waited_for():
+    """Which rank of a gang is not there, until the run has no use for it any more."""
+    progress = PROGRESS | {"missing": ["trainer-1", "reward"]}
+    assert describe(progress, 0.0).endswith("packed 0  waits for trainer-1, reward")
+    assert describe(progress | {"phase": "done"}, 0.0).endswith("packed 0")
+
+
 def test_line_on_a_terminal_is_drawn_over_however_many_rows_it_fills(tmp_path, monkeypatch):
     """At 30 columns the line of 65 fills three rows: the cursor goes up two; a line that stays is written above it."""
     monkeypatch.setenv("COLUMNS", "30")

@@ -11,7 +11,17 @@ from actors.replay import replay
 from actors.resume import compare, rewind
 from schemas.config import RunConfig, dump_config
 from schemas.errors import ConfigError
-from tests.ring.harness import ALL, REWARDS, check_promise, ring, ring_config, steps_recorded, summary_of, wait_until
+from tests.ring.harness import (
+    ALL,
+    REWARDS,
+    check_promise,
+    ring,
+    ring_config,
+    steps_recorded,
+    summary_of,
+    wait_until,
+    watching,
+)
 from tests.ring.witness_checker import check_witnesses
 
 TWO_RANKS = ("packer-0", "trainer-0", "trainer-1", "inference-0", "reward-0", "rollout-0")
@@ -213,3 +223,15 @@ def test_a_step_whose_groups_are_gone_is_not_replayed_but_named(tmp_path):
         run.start().wait()
     with pytest.raises(ConfigError, match=r"--step 2: the ledger has the groups of steps from \d+ on.*keep_steps"):
         replay(config, 2, make_learner(config))
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    """Screens say whom the run waits for, by the name of the rank, until it is there."""
+    config = level_0(tmp_path, trainer={"num_ranks": 2})
+    with ring(config) as run:
+        run.start(*(name for name in TWO_RANKS if name != "trainer-1"))
+        with watching(config) as watcher:
+            wait_until(lambda: watcher.progress().get("missing") == ["trainer-1"], "trainer-1 is missed")
+            run.start("trainer-1")
+            wait_until(lambda: watcher.progress().get("missing") == [], "nobody is missed")
+        run.wait(60.0)
