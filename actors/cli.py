@@ -130,7 +130,8 @@ def _check(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     for warning in warnings(config):
         print(f"warning: {warning}", file=sys.stderr)
-    preflight(config)
+    for missing in preflight(config, starts=False):
+        print(f"warning: {missing}", file=sys.stderr)
     if arguments.resume is not None:
         return _check_resume(config, arguments.resume)
     print(f"{arguments.config}: good")

@@ -33,16 +33,36 @@ MODEL_FILES = ("config.json", "tokenizer.json")
 EXACT_MATCH = "eval.exact_match"
 
 
-def preflight(config: RunConfig) -> None:
+def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
     """Look at everything outside the configuration that it relies on.
+
+    Args:
+        starts: whether the run starts here and now. A configuration is as good on a machine where the data is not.
+
+    Returns:
+        the data files that are missing, each as `path.to.key: …`; with `starts` they are problems.
 
     Raises:
         ConfigError: every problem found, each as `path.to.key: what is wrong, what is allowed`.
     """
+    missing = dict(_missing_data(config))
     looks = (_model, _folders, _keys, _functions, _rows, _supervised)
     problems = [problem for look in looks for problem in look(config)]
+    if not starts:
+        problems = [problem for problem in problems if not any(path in problem for path in missing)]
     if problems:
         raise ConfigError(*problems)
+    return [f"{key}: {path} is not here; `actors up` needs it" for path, key in missing.items()]
+
+
+def _missing_data(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(path, key) of files with rows that are not there."""
+    for environment in config.environments:
+        if isinstance(environment, JsonlConfig):
+            files = {"path": environment.path, "eval_path": environment.eval_path}
+            for key, path in files.items():
+                if path and not Path(path).exists():
+                    yield path, f"environments[].{key}"
 
 
 def _model(config: RunConfig) -> Iterator[str]:

@@ -31,14 +31,18 @@ def test_every_example_configuration_is_good(path: Path) -> None:
     assert warnings(load_config(path)) == []
 
 
-def test_actors_check_accepts_gsm8k_offline_once_its_data_is_there(tmp_path: Path) -> None:
-    """The model is a name on the hub and not asked for; the files that the reader puts beside the example are."""
+def test_actors_check_accepts_gsm8k_offline_and_names_the_data_that_is_still_to_come(tmp_path: Path) -> None:
+    """The model is a name on the hub and not asked for; the files that the reader puts beside the example are named."""
     folder = shutil.copytree(ROOT / "examples/gsm8k", tmp_path / "gsm8k")
     completed = _actors("check", folder / "run.yaml")
-    assert completed.returncode == 2
-    assert [line.split()[1] for line in completed.stderr.splitlines()] == [
-        str(folder / name) for name in ("train.jsonl", "test.jsonl")
+    assert completed.returncode == 0
+    assert completed.stderr.splitlines() == [
+        f"warning: environments[].{key}: {folder / name} is not here; `actors up` needs it"
+        for key, name in (("path", "train.jsonl"), ("eval_path", "test.jsonl"))
     ]
+    completed = _actors("up", folder / "run.yaml")
+    assert completed.returncode == 2
+    assert "train.jsonl can't be read: No such file" in completed.stderr
     for name in ("train.jsonl", "test.jsonl"):
         (folder / name).write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}))
     completed = _actors("check", folder / "run.yaml")
