@@ -32,6 +32,7 @@ lint: .venv/dev.stamp
 
 docs: .venv/run.stamp
 	$(BIN)/python -c "from actors.telemetry.metrics import document; print(document(), end='')" > docs/metrics.md
+	$(BIN)/python -c "from pathlib import Path; from schemas.config.tables import with_tables; p = Path('docs/algorithms.md'); p.write_text(with_tables(p.read_text()))"
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
 bench: .venv/dev.stamp

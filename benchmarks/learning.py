@@ -1,15 +1,16 @@
 """Whether each loss, advantage and switch learns: the quickstart's task, 20 steps, three seeds.
 
-A row is "learns" when the mean reward of steps 16–20 lies above that of steps 1–5 by two standard errors over the seeds,
-else "not separated from noise". All rows share model, data, batch and optimizer (AdamW with a small eps, so that the
-scale of a loss does not matter); losses are run with the z-score advantage, advantages with the `surogate` loss. The
-teacher of a seed is its start model after 150 steps of the quickstart.
+A row is "learns" when the mean reward of steps 16–20 lies above that of steps 1–5 by two standard errors over the
+seeds, else "not separated from noise". All rows share model, data, batch and optimizer (AdamW with a small eps, so that
+the scale of a loss does not matter); losses are run with the z-score advantage, advantages with the `surogate` loss.
+The teacher of a seed is its start model after 150 steps of the quickstart.
 
     python -m benchmarks.learning [--only NAME ...] [--seeds 3] [--json PATH]
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,7 @@ QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart"
 STEPS, WINDOW, TEACHER_STEPS, SUPERVISED = 20, 5, 150, 500
 COMMON = (
     f"trainer.max_steps={STEPS}",
-    "trainer.learning_rate=4e-4",
+    "trainer.learning_rate=1e-4",
     "trainer.lr_scheduler=constant",
     "trainer.warmup_steps=0",
     "trainer.optimizer.eps=1e-8",
@@ -105,7 +106,8 @@ def _train(output: Path, model: Path, seed: int, overrides: Sequence[str]) -> No
 
 
 def _run(*command: object) -> None:
-    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # beside other work, threads that wait for each other spin
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}: exited {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
