@@ -1,7 +1,7 @@
 """Checkpoints on disk: atomic, checksummed, with the witness of what they were trained on (P20).
 
 checkpoints/step_40/          the model in Hugging Face format, or the adapter in PEFT format
-    trainer/                  the optimizer: to go on from here
+    trainer/                  optimizer, entropy control, reports not yet written down: to go on from here
     witness.json              steps since the checkpoint before: ordinals, drops, digests, chain
     checksums.json            sha256 of every file; written last, so a directory without it is not a checkpoint
 checkpoints/witness/          a copy of every witness, which stays when its checkpoint goes

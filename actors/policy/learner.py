@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from actors.algorithms import chord
+from actors.algorithms.entropy import EntropyControl, acting_coef, controlled
 from actors.algorithms.losses import LossInputs, compute_loss
 from actors.algorithms.losses.metrics import metrics_of
-from actors.algorithms.losses.switches import kl_in_reward
 from actors.algorithms.schedules import learning_rate
 from actors.faults import point
 from actors.policy import attention, formats, loading
@@ -30,10 +30,17 @@ from actors.policy.logprobs import logprobs_and_entropy
 from actors.policy.micro_batches import MicroBatch, filled, micro_batch
 from actors.policy.optimizer import make_optimizer
 from actors.policy.ranks import ALONE, Ranks
-from actors.policy.snapshots import Snapshot, optimizer_snapshot, restore_optimizer
+from actors.policy.snapshots import (
+    Snapshot,
+    control_snapshot,
+    optimizer_snapshot,
+    restore_optimizer,
+    restored_control,
+)
 from actors.policy.supervised import SupervisedExamples
 from bus.weights import Weights
 from schemas.config import RunConfig
+from schemas.config.objective import ObjectiveConfig
 from schemas.messages import StepBatch
 
 log = structlog.get_logger("learner")
@@ -66,7 +73,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True)
-class _Share:
+class _RankStep:
     """One rank's part of a step: its batch, and by micro-batch the logprobs that no update of the step changes."""
 
     batch: StepBatch
@@ -107,6 +114,7 @@ class TorchLearner:
         self._frozen = FrozenModels(config, self.model, self._autocast)
         sft = config.trainer.sft
         self._supervised = SupervisedExamples(config, sft, self.model, self._autocast) if sft else None
+        self._entropy_control = EntropyControl(config.trainer.entropy_coef)
 
     def step(self, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """An optimizer update per minibatch and iteration, the minibatches in their order in each iteration.
@@ -122,27 +130,29 @@ class TorchLearner:
         started = time.perf_counter()
         num_updates = self._config.trainer.num_iterations * batch.num_minibatches
         rate = learning_rate(batch.step, self._config.trainer)
-        shares = [_Share(each, self._frozen.logprobs(each, with_old=num_updates > 1)) for each in (*before, batch)]
+        parts = [_RankStep(each, self._frozen.logprobs(each, with_old=num_updates > 1)) for each in (*before, batch)]
         updates, seconds_optimizer = [], 0.0
         for update in range(num_updates):
-            updates.append(self._finite_gradients(shares, ranks, update, num_updates))
+            updates.append(self._finite_gradients(parts, ranks, update, num_updates))
             computed = time.perf_counter()
             self._apply(rate)
             seconds_optimizer += time.perf_counter() - computed
-        return self._measured(updates, rate) | {
+        measured = self._measured(updates, rate)
+        self._control_entropy(measured)
+        return measured | {
             "torch_threads": float(torch.get_num_threads()),
             "seconds_forward_backward": time.perf_counter() - started - seconds_optimizer,
             "seconds_optimizer": seconds_optimizer,
         }
 
-    def _finite_gradients(self, shares: Sequence[_Share], ranks: Ranks, update: int, num_updates: int) -> _Gradients:
-        batch = shares[-1].batch
-        gradients = self._gradients(shares, ranks, update)
+    def _finite_gradients(self, parts: Sequence[_RankStep], ranks: Ranks, update: int, num_updates: int) -> _Gradients:
+        batch = parts[-1].batch
+        gradients = self._gradients(parts, ranks, update)
         if gradients.finite:
             return gradients
         found = {"loss": gradients.loss, "grad_norm": gradients.norm}
         log.warning("step computed again", step=batch.step, update=update + 1, **found)
-        gradients = self._gradients(shares, ranks, update)
+        gradients = self._gradients(parts, ranks, update)
         if gradients.finite:
             return gradients
         self._optimizer.zero_grad(set_to_none=True)
@@ -153,12 +163,12 @@ class TorchLearner:
             "trainer.learning_rate usually helps (actors rewind goes back to an older checkpoint)"
         )
 
-    def _gradients(self, shares: Sequence[_Share], ranks: Ranks, update: int) -> _Gradients:
+    def _gradients(self, parts: Sequence[_RankStep], ranks: Ranks, update: int) -> _Gradients:
         """Gradients of one update, on every rank the same, clipped."""
         own: list[Tensor] = []
         messages = []
-        for share in shares:  # in the order of ranks, as they are summed where each is a process
-            earlier, message = own, self._part(share, update)
+        for part in parts:  # in the order of ranks, as they are summed where each is a process
+            earlier, message = own, self._rank_gradients(part, update)
             messages.append(message)
             own = [gradient for gradient in (parameter.grad for parameter in self._trainable) if gradient is not None]
             for gradient, sum_before in zip(own, earlier, strict=bool(earlier)):
@@ -172,14 +182,14 @@ class TorchLearner:
         mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
         return _Gradients(loss, norm, everybody, mismatch_max)
 
-    def _part(self, share: _Share, update: int) -> bytes:
+    def _rank_gradients(self, part: _RankStep, update: int) -> bytes:
         """Gradients of one rank's micro-batches, in memory of their own; returns what was measured, as a message."""
-        batch, minibatch = share.batch, update % share.batch.num_minibatches
+        batch, minibatch = part.batch, update % part.batch.num_minibatches
         torch.manual_seed(update_seed(self._config.seed, batch.step, update, batch.rank))
         self._optimizer.zero_grad(set_to_none=True)
         measured: dict[str, float] = {"mismatch_max": 0.0}
         for number in filled(batch, minibatch):
-            _merge(measured, self._micro_batch(share, minibatch, number))
+            _merge(measured, self._backward(part, minibatch, number))
         if self._supervised and self._mu(batch.step):
             _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
         for parameter in self._trainable:
@@ -187,21 +197,18 @@ class TorchLearner:
                 parameter.grad = torch.zeros_like(parameter)
         return json.dumps(measured).encode()
 
-    def _micro_batch(self, share: _Share, minibatch: int, number: int) -> dict[str, float]:
+    def _backward(self, part: _RankStep, minibatch: int, number: int) -> dict[str, float]:
         """Gradients of one micro-batch; returns its share of the loss, metric sums, and the largest mismatch."""
-        micro, trainer = micro_batch(share.batch, number, self._device), self._config.trainer
+        micro, objective = micro_batch(part.batch, number, self._device), self._objective
         with self._autocast():
             logits_TV = self.model(**micro.row.forward_arguments()).logits[0]
         logprobs_T, entropy_T = logprobs_and_entropy(
-            logits_TV,
-            micro.token_ids_T,
-            micro.temperatures_T,
-            entropy_gradient=trainer.entropy_coef > 0 or trainer.adaptive_entropy is not None,
+            logits_TV, micro.token_ids_T, micro.temperatures_T, entropy_gradient=objective.entropy_coef > 0
         )
-        fixed = share.fixed.get(number, NONE)
-        inputs = self._inputs(micro, fixed, share.batch, minibatch, logprobs_T, entropy_T)
-        output = compute_loss(replace(inputs, advantages_T=kl_in_reward(inputs, trainer)), trainer)
-        loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(share.batch.step))
+        inputs = self._inputs(micro, part.fixed.get(number, NONE), part.batch, minibatch, logprobs_T, entropy_T)
+        output = compute_loss(inputs, objective)
+        # the supervised part of the mixture has a backward pass of its own, see `SupervisedExamples`
+        loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(part.batch.step))
         loss.backward()  # type: ignore[no-untyped-call]
         gap_T = inputs.masked((logprobs_T.detach() - micro.inference_logprobs_T).abs())
         measured = output.sums | {
@@ -212,6 +219,20 @@ class TorchLearner:
         }
         # one tensor, so that a GPU is waited for once
         return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
+
+    @property
+    def _objective(self) -> ObjectiveConfig:
+        """Of the step under way, or else of the next one: as configured, but for an entropy coefficient that adapts."""
+        trainer = self._config.trainer
+        if trainer.adaptive_entropy is None:
+            return trainer
+        return trainer.model_copy(update={"entropy_coef": acting_coef(self._entropy_control, trainer.adaptive_entropy)})
+
+    def _control_entropy(self, measured: Mapping[str, float]) -> None:
+        """The coefficient of the next step, on every rank the same; a step without tokens tells nothing of entropy."""
+        adaptive = self._config.trainer.adaptive_entropy
+        if adaptive is not None and measured["tokens"]:
+            self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
 
     def _mu(self, step: int) -> float:
         sft = self._config.trainer.sft
@@ -262,6 +283,7 @@ class TorchLearner:
             "loss": sum(update.loss for update in updates) / len(updates),
             "grad_norm": sum(update.norm for update in updates) / len(updates),
             "learning_rate": rate,
+            "entropy_coef": self._objective.entropy_coef,
             "updates": float(len(updates)),
             "mismatch_max": max(update.mismatch_max for update in updates),
             # those of the batch, however often it was gone over
@@ -278,14 +300,15 @@ class TorchLearner:
         return formats.weights(self.model, self._config.model)
 
     def snapshot(self) -> Snapshot:
-        """The folder loads with transformers (full) or peft (LoRA); `trainer/` in it holds the optimizer's state."""
-        model, trainer = formats.snapshot(self.model, self._config.model), optimizer_snapshot(self._optimizer)
-        return replace(model, tensors=model.tensors | trainer.tensors, texts=model.texts | trainer.texts)
+        """The folder loads with transformers (full) or peft (LoRA); `trainer/` in it holds what else goes on."""
+        model = formats.snapshot(self.model, self._config.model)
+        return model.with_files(optimizer_snapshot(self._optimizer)).with_files(control_snapshot(self._entropy_control))
 
     def restore(self, folder: Path) -> None:
-        """Weights and optimizer as they were saved."""
+        """Weights, optimizer and entropy control as they were saved."""
         formats.restore(self.model, self._config.model, folder)
         restore_optimizer(folder, self._optimizer)
+        self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
 
 
 def update_seed(seed: int, step: int, update: int, rank: int) -> int:

@@ -29,16 +29,6 @@ class RanksBrokenError(Exception):
 class Ranks(Protocol):
     """This rank among all."""
 
-    @property
-    def rank(self) -> int:
-        """From 0."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        ...
-
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor, in place, by its sum over all ranks.
 
@@ -58,8 +48,6 @@ class Ranks(Protocol):
 
 class Alone:
     """A gang of one."""
-
-    rank, size = 0, 1
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Nothing to add."""

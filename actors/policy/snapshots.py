@@ -75,7 +75,9 @@ def restore_optimizer(folder: Path, optimizer: "optim.Optimizer") -> None:
 
 def control_snapshot(control: EntropyControl) -> Snapshot:
     """What adaptive entropy goes on from; nothing before it has seen an entropy, which is how it begins."""
-    return Snapshot(texts={ENTROPY_CONTROL: json.dumps(asdict(control)).encode()} if math.isfinite(control.entropy) else {})
+    if not math.isfinite(control.entropy):
+        return Snapshot()
+    return Snapshot(texts={ENTROPY_CONTROL: json.dumps(asdict(control)).encode()})
 
 
 def restored_control(folder: Path, begin: EntropyControl) -> EntropyControl:

@@ -60,7 +60,7 @@ class SupervisedExamples:
 
     def backward(self, batch: StepBatch, minibatch: int, mu: float) -> dict[str, float]:
         """Gradients of one rank's share of a minibatch, × μ; returns its part of the loss, and metric sums."""
-        rows, num_tokens = self.share(batch, minibatch)
+        rows, num_tokens = self.rows(batch, minibatch)
         measured = {"loss": 0.0, "sft_nll": 0.0, "sft_tokens": 0.0}
         for each in rows:
             with self._autocast():
@@ -75,7 +75,7 @@ class SupervisedExamples:
             measured["sft_tokens"] += logprobs_T.numel()
         return measured
 
-    def share(self, batch: StepBatch, minibatch: int) -> tuple[list[SupervisedRow], int]:
+    def rows(self, batch: StepBatch, minibatch: int) -> tuple[list[SupervisedRow], int]:
         """One rank's rows of what a minibatch learns, and the completion tokens that all ranks have.
 
         A step's examples are dealt out to its minibatches, and each iteration learns them again.

@@ -66,7 +66,8 @@ class ReferenceConfig(Section):
 class AdaptiveEntropyConfig(Section):
     """Entropy control of Skywork-OR1, as in TRL: the bonus acts after steps whose entropy was at the target or below.
 
-    Its coefficient begins at `entropy_coef`, rises by `delta` after such a step and falls by `delta` after any other.
+    Its coefficient begins at `entropy_coef`, rises by `delta` after such a step and falls by `delta` after any other,
+    once per step however many updates that has. A run that goes on has the coefficient of its checkpoint.
     """
 
     target: float = Field(0.2, ge=0)

@@ -76,16 +76,16 @@ def test_an_adaptive_entropy_coefficient_outlives_a_killed_trainer_and_is_replay
     assert saved == {"coef": 2.0, "entropy": lines[5]["entropy_regularised"]}
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(("num_ranks", "phi"), [(1, False), (2, True)])
 def test_supervised_examples_are_learned_beside_the_policy_and_replayed(
-    tmp_path: Path, model_folder: ModelFolder, num_ranks: int
+    tmp_path: Path, model_folder: ModelFolder, num_ranks: int, phi: bool
 ) -> None:
     """The same four examples in each step, μ from 0 (where none is learned) to 0.5: their loss falls by a third."""
     path = tmp_path / "sft.jsonl"
     rows = [{"prompt": text, "completion": text[::-1]} for text in ("abcd", "efgh", "klm", "xyz")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sft = {"path": str(path), "batch_size": 4, "mu_peak": 0.5, "mu_valley": 0.5}
-    sft |= {"mu_warmup_steps": 2, "mu_decay_steps": 0, "phi": num_ranks == 2}
+    sft |= {"mu_warmup_steps": 2, "mu_decay_steps": 0, "phi": phi}
     config = objective_config(tmp_path, model_folder(), num_ranks=num_ranks, sft=sft)
     first, *lines = ran(config, tmp_path)
     assert "sft_nll" not in first
@@ -94,16 +94,12 @@ def test_supervised_examples_are_learned_beside_the_policy_and_replayed(
     check_replay(config, 8)
 
 
-REFERENCE = {"reference": {"beta": 0.1}}
-IN_THE_REWARD = {"reference": {"beta": 0.1, "place": "reward", "old_logprobs": "inference", "estimator": "k1"}}
+TEACHERS_TERM = {"loss": {"type": "surogate", "teacher_tau": 0.5}, "reference": {"beta": 0.1, "place": "reward"}}
+DISTILLATION = {"loss": {"type": "ref_kl"}, "reference": {"beta": 0.1}}
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8.0}], ids=["full", "lora"])
-@pytest.mark.parametrize(
-    "trainer",
-    [REFERENCE | {"loss": {"type": "surogate", "teacher_tau": 0.5}}, REFERENCE | {"loss": {"type": "ref_kl"}}],
-    ids=["teacher's term", "distillation"],
-)
+@pytest.mark.parametrize("trainer", [TEACHERS_TERM, DISTILLATION], ids=["teacher's term", "distillation"])
 def test_reference_and_teacher_stay_and_the_policy_moves(
     tmp_path: Path, model_folder: ModelFolder, trainer: dict[str, Any], lora: dict[str, Any] | None
 ) -> None:

@@ -2,6 +2,7 @@
 
     loss → entropy quantile → inference correction → off-policy mask → + β·KL → average → − entropy bonus
 
+A KL in the reward (`reference.place`) is in the advantages before all of this.
 A loss may take a switch inside its formula, or know none of it: `ignores` and `takes_inside` of its config class. A
 custom loss is the function of a user, without any switch.
 
@@ -31,7 +32,7 @@ from actors.algorithms.losses.ref_kl import ref_kl
 from actors.algorithms.losses.rloo import rloo
 from actors.algorithms.losses.sapo import sapo
 from actors.algorithms.losses.surogate import surogate
-from actors.algorithms.losses.switches import entropy_bonus, off_policy, reference_kl, with_weights
+from actors.algorithms.losses.switches import entropy_bonus, kl_in_reward, off_policy, reference_kl, with_weights
 from actors.algorithms.losses.vespo import vespo
 from schemas.config import losses as configs
 from schemas.config.objective import ObjectiveConfig
@@ -61,6 +62,7 @@ LOSSES: dict[type, Callable[[LossInputs, Any], TokenLoss]] = {
 
 def compute_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossOutput:
     """The share of one micro-batch in the loss of its step, and the sums of its metrics."""
+    inputs = replace(inputs, advantages_T=kl_in_reward(inputs, objective))
     sums = common_sums(inputs)
     if isinstance(objective.loss, configs.CustomLossConfig):
         output = custom(inputs, objective.loss)

@@ -75,7 +75,7 @@ def reference_kl(inputs: LossInputs, objective: ObjectiveConfig, ratio_T: Tensor
     with torch.set_grad_enabled(config.place == "loss" and torch.is_grad_enabled()):
         kl_T = kl_of(inputs, inputs.logprobs_T, config)
     sums["reference_kl"] = kl_T.detach().sum()
-    if config.place == "reward":  # it is in the advantages already, see `kl_in_reward`
+    if config.place == "reward":  # it is in the advantages already, by `kl_in_reward`
         return None
     if config.bias_correction:
         kl_T = kl_T * (ratio_of(inputs.masked(inputs.logprobs_T - inputs.old_T)) if ratio_T is None else ratio_T)

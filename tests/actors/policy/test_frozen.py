@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.algorithms.losses.switches import kl_in_reward
 from actors.policy.frozen import FixedLogprobs, check_vocabulary
 from actors.policy.learner import TorchLearner
 from actors.policy.micro_batches import micro_batch
@@ -104,14 +105,14 @@ def test_reference_in_the_reward_changes_advantages_alone(
     monkeypatch.setattr(module, "compute_loss", spy)
     reference = {"beta": 0.5, "estimator": "k1", "place": "reward"}
     learner = TorchLearner(run_config(model_folder(), reference=reference))
-    for step in (1, 2):
-        learner.step(step_batch(random_samples(step)[:2], step=step))
+    found = [learner.step(step_batch(random_samples(step)[:2], step=step)) for step in (1, 2)]
     inputs, expected = seen[-1], []
     d_T = (inputs.logprobs_T.detach() - inputs.reference_logprobs_T).double()
     for b, sample in enumerate(random_samples(2)[:2]):
         of_b = d_T[inputs.completion_of_T == b]
         expected += [sample.advantage - 0.5 * float(of_b[t:].sum()) for t in range(of_b.numel())]
-    assert inputs.advantages_T.tolist() == pytest.approx(expected, abs=1e-5)
+    assert kl_in_reward(inputs, learner._objective).tolist() == pytest.approx(expected, abs=1e-5)
+    assert found[-1]["advantage_mean"] == pytest.approx(sum(expected) / len(expected), abs=1e-5)
     assert max(abs(value) for value in expected) > 1.01
 
 

@@ -178,13 +178,13 @@ def mismatch_of(learner: TorchLearner, single: Any) -> float:
 def test_a_gradient_that_is_not_finite_once_is_computed_again(config: RunConfig, monkeypatch: Any) -> None:
     """A fault of the machine that does not come again: the step is trained as if nothing had been."""
     learner, untouched = TorchLearner(config), TorchLearner(config)
-    whole, calls = learner._micro_batch, []
+    whole, calls = learner._backward, []
 
     def faulty(*arguments: Any) -> dict[str, float]:
         calls.append(arguments)
         return whole(*arguments) | ({"loss": float("nan")} if len(calls) == 1 else {})
 
-    monkeypatch.setattr(learner, "_micro_batch", faulty)
+    monkeypatch.setattr(learner, "_backward", faulty)
     for one in (learner, untouched):
         one.step(step_batch(random_samples()))
     assert len(calls) == 2

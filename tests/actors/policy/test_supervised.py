@@ -42,9 +42,9 @@ def tokens(row: dict[str, str]) -> tuple[list[int], list[int]]:
 
 def gradients(learner: TorchLearner, batch: Any, before: Any = ()) -> dict[str, Tensor]:
     """Of one update, on all ranks."""
-    from actors.policy.learner import _Share
+    from actors.policy.learner import _RankStep
 
-    learner._gradients([_Share(each, {}) for each in (*before, batch)], ALONE, 0)
+    learner._gradients([_RankStep(each, {}) for each in (*before, batch)], ALONE, 0)
     return {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
 
 
@@ -91,7 +91,7 @@ def test_ranks_and_minibatches_share_the_examples(sft_run: Any, phi: bool) -> No
     assert learner._supervised is not None
     indices = sft_indices(5, 5, config.seed, batch.step)
     for minibatch in (0, 1):
-        rows, count = learner._supervised.share(batch, minibatch)
+        rows, count = learner._supervised.rows(batch, minibatch)
         learned = sorted(int(token) for row in rows for token in row.token_ids_T)
         expected = [tokens(ROWS[i])[1] for i in indices[minibatch::2]]
         assert learned == sorted(token for ids in expected for token in ids)

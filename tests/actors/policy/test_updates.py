@@ -140,13 +140,13 @@ def test_a_later_update_that_is_not_finite_says_which_it_was(
 ) -> None:
     """The third of four: two have been applied, this one not, and it was tried twice."""
     learner = TorchLearner(several(model_folder, num_minibatches=2))
-    whole, after = learner._micro_batch, []
+    whole, after = learner._backward, []
 
     def faulty(*arguments: Any) -> dict[str, float]:
         after.append(weights(learner.model))
         return whole(*arguments) | ({"loss": float("nan")} if len(after) > 2 else {})
 
-    monkeypatch.setattr(learner, "_micro_batch", faulty)
+    monkeypatch.setattr(learner, "_backward", faulty)
     with pytest.raises(FloatingPointError, match=r"step 1 \(update 3 of 4\): loss nan, .*, twice"):
         learner.step(step_batch(random_samples(), micro_batches=2, minibatches=2))
     assert len(after) == 4
@@ -160,13 +160,13 @@ def test_a_fault_in_a_later_update_that_passes_leaves_no_trace(
 ) -> None:
     """The weights have the bits of a step without it."""
     learner, untouched = (TorchLearner(several(model_folder)) for _ in range(2))
-    whole, calls = learner._micro_batch, []
+    whole, calls = learner._backward, []
 
     def faulty(*arguments: Any) -> dict[str, float]:
         calls.append(arguments)
         return whole(*arguments) | ({"loss": float("inf")} if len(calls) == 2 else {})
 
-    monkeypatch.setattr(learner, "_micro_batch", faulty)
+    monkeypatch.setattr(learner, "_backward", faulty)
     for one in (learner, untouched):
         one.step(step_batch(random_samples()))
     assert len(calls) == 3
@@ -182,6 +182,6 @@ def test_each_update_of_a_step_has_random_numbers_of_its_own(model_folder: Model
     for name, parameter in learner.model.named_parameters():
         if "lora_B" in name:
             parameter.data.fill_(0.1)  # else dropout in front of the adapter has nothing to change
-    share = learner_module._Share(step_batch(random_samples()), {})
-    first, second, again = (learner._gradients([share], learner_module.ALONE, update).loss for update in (0, 1, 0))
+    part = learner_module._RankStep(step_batch(random_samples()), {})
+    first, second, again = (learner._gradients([part], learner_module.ALONE, update).loss for update in (0, 1, 0))
     assert first == again != second

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.config import RunConfig
+from schemas.config.objective import ObjectiveConfig
 from schemas.config.resume import IDENTITY, REPACK, as_tree, class_of, differences, refusal
 
 
@@ -93,3 +94,9 @@ def test_a_prefix_ends_at_a_dot() -> None:
     """`model.lora.rank` is under `model.lora`; `model.lora_b` would not be."""
     assert class_of("model.lora.rank") == "identity"
     assert class_of("seeds") == "free"
+
+
+@pytest.mark.parametrize("key", ObjectiveConfig.model_fields)
+def test_all_that_is_minimised_is_of_the_runs_identity(key: str) -> None:
+    """The loss and whatever combines with it: a change makes another run, and replay would not know of it."""
+    assert class_of(f"trainer.{key}") == "identity"

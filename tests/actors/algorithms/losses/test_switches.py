@@ -1,6 +1,7 @@
 """The switches, each by hand, and the conventions in which the origins differ."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -234,11 +235,13 @@ def test_the_kl_escapes_correction_and_mask_or_not(switches: str, kl: list[float
 
 
 def test_the_kl_in_the_reward_is_of_this_and_all_later_tokens() -> None:
-    """KL 1, 2 and 4 times β = 0.1, in completions of two tokens and one; the loss has no other trace of it."""
+    """KL 1, 2 and 4 times β = 0.1, in completions of two tokens and one; that is all the loss has of it."""
     inputs = inputs_of(old_logprobs=(-1.0, -2.0, -3.0), reference_logprobs=(-2.0, -4.0, -7.0))
     objective = ObjectiveConfig(loss=DAPO, reference={"beta": 0.1, "estimator": "k1", "place": "reward"})
-    assert kl_in_reward(inputs, objective).tolist() == pytest.approx([1 - 0.3, 1 - 0.2, -1 - 0.4])
-    assert compute_loss(inputs, objective).loss.item() == compute_loss(inputs, ObjectiveConfig(loss=DAPO)).loss.item()
+    penalised_T = kl_in_reward(inputs, objective)
+    assert penalised_T.tolist() == pytest.approx([1 - 0.3, 1 - 0.2, -1 - 0.4])
+    by_hand = compute_loss(replace(inputs, advantages_T=penalised_T), ObjectiveConfig(loss=DAPO))
+    assert compute_loss(inputs, objective).loss.item() == by_hand.loss.item()
 
 
 def test_the_kl_in_the_reward_may_be_the_engines_and_cut() -> None:
