@@ -5,7 +5,7 @@ SEED ?= 0
 N ?= 200
 BIN := .venv/bin
 
-.PHONY: quickstart quickstart-lora check test chaos lint docs bench clean
+.PHONY: quickstart quickstart-lora check test system-deps test-system chaos lint docs bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -15,11 +15,18 @@ quickstart-lora: .venv/run.stamp
 
 # Lint, types and the fast tests: under two minutes.
 check: lint
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not slow and not system"
 
 # Everything that pip alone can run: under fifteen minutes on two cores.
 test: lint
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not system"
+
+# An environment of its own, with vLLM for CPUs: 3.7 GB.
+system-deps: .venv-system/stamp
+
+# With real systems of others; where CI=true a missing one fails, else it is said.
+test-system: .venv-system/stamp
+	.venv-system/bin/python -m pytest -m system -rs
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
 chaos: .venv/dev.stamp
@@ -36,7 +43,7 @@ docs: .venv/run.stamp
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
 bench: .venv/dev.stamp
-	for name in codec bus curve packing startup end_to_end order soak commit deterministic losses; do \
+	for name in codec bus curve packing startup end_to_end order soak commit deterministic losses weights; do \
 		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; done
 
 .venv/bin/python:
@@ -51,5 +58,12 @@ bench: .venv/dev.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dev]"
 	touch $@
 
+# vLLM's requirements do not allow the newest numpy.
+.venv-system/stamp: pyproject.toml constraints.txt tests/system/requirements.txt
+	$(PYTHON) -m venv .venv-system
+	grep -v ^numpy== constraints.txt > .venv-system/constraints.txt
+	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
+	touch $@
+
 clean:
-	rm -rf .venv outputs build *.egg-info
+	rm -rf .venv .venv-system outputs build *.egg-info

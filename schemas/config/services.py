@@ -73,8 +73,8 @@ class WeightsConfig(Section):
     """Where versions lie; on one host /dev/shm where empty, else `output_dir/weights`."""
     keep: int = Field(3, ge=2)
     """Newest versions kept, on disk or in the trainer's memory."""
-    bucket_bytes: int = Field(64 << 20, ge=1)
-    """Of one broadcast of the rendezvous channel; engines hold two besides what they load."""
+    bucket_bytes: int = Field(8 << 20, ge=1)
+    """Of one broadcast of the rendezvous channel. Engines check some buckets while the next ones are on the wire."""
     update_mode: Literal["drain", "interrupt", "inflight"] = "interrupt"
     """What happens to completions in the making: finish first, go on under the new weights with KV recomputed, or go on
     with the KV they have."""

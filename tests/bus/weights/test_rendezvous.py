@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from bus.weights import UpdateAbandonedError, Weights
-from bus.weights.buckets import Header, pack, unpack
-from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
+from bus.weights.buckets import Header, pack, unpack, verify
+from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver, _count
 from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
 
 POLICY = Policy(lineage=1, version=7)
@@ -89,7 +90,7 @@ def test_a_parcel_is_a_copy():
     weights = some_weights()
     parcel = pack(weights, 1000)
     weights.tensors["d.bias"].add_(1)
-    unpack(parcel.header.buckets[-1], parcel.bytes_of[-1])  # raises when the digest no longer fits
+    verify(parcel.header.buckets[-1], parcel.bytes_of[-1])  # raises when the digest no longer fits
 
 
 def test_a_header_that_is_not_the_manifests_is_refused():
@@ -100,12 +101,13 @@ def test_a_header_that_is_not_the_manifests_is_refused():
         Header.decode(header.encode().replace(b"d.bias", b"x.bias"), header.digest)
 
 
-def test_all_members_get_every_tensor(publisher: RendezvousPublisher):
-    """Two engines, one broadcast: the same bits, and nobody is missing."""
-    weights = some_weights()
+@pytest.mark.parametrize("host", [HOST, "localhost", "::1", "[::1]"])
+def test_all_members_get_every_tensor(host: str):
+    """Two engines, one broadcast: the same bits, and nobody is missing; whatever kind of address the trainer has."""
+    publisher, weights = RendezvousPublisher(host, bucket_bytes=1000, keep=2, timeout=30.0), some_weights()
     manifest = publisher.publish(POLICY, weights)
     update = update_of("A", "B")
-    ends = [RendezvousReceiver(boot_id, HOST, 5.0) for boot_id in ("A", "B")]
+    ends = [RendezvousReceiver(boot_id, host, 5.0) for boot_id in ("A", "B")]
     running = [in_thread(lambda end=end: end.receive(manifest, update, never)) for end in ends]
     publisher.send(update, never)
     for thread, results in running:
@@ -177,7 +179,7 @@ def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: Rendezvou
     gone = Manifest(policy=Policy(lineage=1, version=1), channel="rendezvous", content="full", uri=publisher.address,
                     digest="", num_bytes=0)  # fmt: skip
     with pytest.raises(UpdateAbandonedError, match=r"holds 1\.1 no more"):
-        RendezvousReceiver("A", HOST, 5.0).header(gone)
+        RendezvousReceiver("A", HOST, 5.0).header(gone, never)
 
 
 def test_a_member_that_never_comes_is_given_up_at_once_when_a_newer_update_is_named(publisher: RendezvousPublisher):
@@ -194,12 +196,167 @@ def test_a_member_that_never_comes_is_given_up_at_once_when_a_newer_update_is_na
     assert time.monotonic() - started < 1.5
 
 
-def test_a_member_that_never_comes_ends_the_wait_with_the_key_to_change():
-    """Without a word from the packer the timeout bounds the meeting."""
-    publisher = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=0.5)
+def test_a_member_that_never_comes_ends_the_wait_and_is_named():
+    """Without a word from the packer the timeout bounds the meeting. Who came leaves it when there is a newer one."""
+    publisher = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=0.7)
+    manifest, update = publisher.publish(POLICY, some_weights()), update_of("A", "B")
+    thread, results = in_thread(lambda: RendezvousReceiver("A", HOST, 30.0).receive(manifest, update, never))
+    with pytest.raises(UpdateAbandonedError, match=r"did not meet") as caught:
+        publisher.send(update, never)
+    assert caught.value.missed == ["B"]
+    with pytest.raises(UpdateAbandonedError, match=r"did not meet") as caught:
+        publisher.send(update_of("B", update="2"), never)
+    assert caught.value.missed == []  # who alone was to come is behind nobody
+    thread.join(5.0)
+    assert isinstance(results[0], UpdateAbandonedError)
+
+
+def test_a_group_that_was_given_up_is_never_entered_again(publisher: RendezvousPublisher):
+    """Its members may have left it: that is said at once, and the packer names another group."""
     publisher.publish(POLICY, some_weights())
-    with pytest.raises(UpdateAbandonedError, match=r"did not meet"):
-        publisher.send(update_of("nobody"), never)
+
+    def newer_update() -> None:
+        raise UpdateAbandonedError("a newer update is named")
+
+    with pytest.raises(UpdateAbandonedError, match="newer"):
+        publisher.send(update_of("A", group="1"), newer_update)
+    with pytest.raises(UpdateAbandonedError, match="group 1 has been given up"):
+        publisher.send(update_of("A", update="2", group="1"), never)
+
+
+def test_a_trainer_that_starts_anew_is_met_anew_in_the_same_group(publisher: RendezvousPublisher):
+    """Its store has another port, and the packer may not have noticed: between two updates nothing fails."""
+    end = RendezvousReceiver("A", HOST, 5.0)
+    for trainer in (publisher, RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=5.0)):
+        manifest, update = trainer.publish(POLICY, some_weights()), update_of("A", group="1")
+        thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
+        trainer.send(update, never)
+        thread.join(5.0)
+        assert torch.equal(results[0].tensors["a.weight"], some_weights().tensors["a.weight"])
+
+
+def test_a_trainer_that_is_frozen_is_not_waited_for():
+    """Its machine still takes connections, and nobody answers: the engine serves on and hears what the packer says."""
+    manifest = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=5.0).publish(POLICY, some_weights())
+    started = time.monotonic()
+
+    def newer_update() -> None:
+        if time.monotonic() - started > 0.2:
+            raise UpdateAbandonedError("a newer update is named")
+
+    before = set(threading.enumerate())
+    with socket.create_server((HOST, 0)) as frozen:
+        frozen_at = manifest.model_copy(update={"uri": f"tcp://{HOST}:{frozen.getsockname()[1]}"})
+        with pytest.raises(UpdateAbandonedError, match="newer"):
+            RendezvousReceiver("A", HOST, 2.0).receive(frozen_at, update_of("A"), newer_update)
+        assert time.monotonic() - started < 1.0
+    for thread in set(threading.enumerate()) - before:  # one still waits: bounded by weights.timeout
+        thread.join(10.0)
+
+
+def test_a_trainer_that_dies_before_it_hears_got_ends_the_update(publisher: RendezvousPublisher):
+    """It ends as any other does: the engine lives, and the next trainer's versions are received."""
+    manifest, update = publisher.publish(POLICY, some_weights()), update_of("A")
+
+    class Dead:
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError("Broken pipe")
+
+    over = threading.Event()
+
+    def check() -> None:
+        if over.is_set():
+            raise UpdateAbandonedError("the test is over")
+
+    end = RendezvousReceiver("A", HOST, 5.0)
+    buckets = end.buckets(manifest, update, never)
+    sender, _ = in_thread(lambda: publisher.send(update, check))
+    next(buckets)
+    assert end._group is not None
+    end._group.store = Dead()
+    with pytest.raises(UpdateAbandonedError, match="trainer is gone"):
+        list(buckets)
+    over.set()
+    sender.join(5.0)
+
+
+def test_a_version_that_is_being_sent_is_not_pruned(publisher: RendezvousPublisher):
+    """Members that have not read its header yet still find it; afterwards it goes."""
+    manifest = publisher.publish(POLICY, some_weights())
+    over = threading.Event()
+    waiting = threading.Event()
+
+    def check() -> None:
+        waiting.set()
+        if over.is_set():
+            raise UpdateAbandonedError("the test is over")
+
+    sender, _ = in_thread(lambda: publisher.send(update_of("A"), check))
+    assert waiting.wait(5.0)
+    for version in (8, 9):
+        publisher.publish(Policy(lineage=1, version=version), some_weights())
+    publisher.prune(keep_version=100)
+    assert [m.policy.version for m in publisher.published()] == [7, 8, 9]
+    assert RendezvousReceiver("A", HOST, 5.0).header(manifest, never).num_bytes == manifest.num_bytes
+    over.set()
+    sender.join(5.0)
+    publisher.prune(keep_version=100)
+    assert [m.policy.version for m in publisher.published()] == [8, 9]
+
+
+def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
+    """Engines come and go: headers of the versions held and one group's name; of the group what its members need."""
+    keys = []
+    for version in range(6):
+        policy, boot_id = Policy(lineage=1, version=version), f"engine-{version}"
+        publisher.prune(version)
+        manifest, update = (
+            publisher.publish(policy, some_weights()),
+            update_of(boot_id, update=str(version), policy=policy),
+        )
+        thread, _ = in_thread(
+            lambda m=manifest, u=update, b=boot_id: RendezvousReceiver(b, HOST, 5.0).receive(m, u, never)
+        )
+        publisher.send(update, never)
+        thread.join(5.0)
+        assert publisher._store is not None
+        assert publisher._group_store is not None
+        keys.append((publisher._store.server.num_keys(), publisher._group_store.server.num_keys()))
+    assert [own for own, _ in keys] == [2, 3, 4, 4, 4, 4]  # 1 to 3 versions (2 kept, then one published), and the group
+    assert len({of_group for _, of_group in keys}) == 1
+
+
+def test_an_engine_that_stops_early_waits_for_nobody(publisher: RendezvousPublisher):
+    """With a bucket under way that never comes; what gloo still holds of it goes when gloo's own timeout is over."""
+    manifest, update = publisher.publish(POLICY, some_weights()), update_of("A")
+    flats = publisher._parcels[POLICY][1].bytes_of
+    assert len(flats) == 3
+
+    def send_two() -> None:
+        group = publisher._group_of(update, never)
+        for flat in flats[:2]:
+            group.broadcast(flat, never).wait()
+
+    sender, _ = in_thread(send_two)
+    buckets = RendezvousReceiver("A", HOST, 1.0).buckets(manifest, update, never)
+    next(buckets)
+    sender.join(5.0)
+    started = time.monotonic()
+    buckets.close()
+    assert time.monotonic() - started < 0.5
+    left = [thread for thread in threading.enumerate() if thread.name == "weights-left"]
+    assert len(left) == 1
+    left[0].join(5.0)
+    assert not left[0].is_alive()
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [(b"3.1 7", 7), (b"3.1 0", 0), (b"3.2 7", -1), (b"", -1), (b"7", -1), (b"3.1 x", -1), (b"\xff \xff", -1)],
+)
+def test_what_anybody_may_write_into_the_store_is_no_error(said: bytes, count: int):
+    """Only a number of buckets of this very update counts: the store is not authenticated."""
+    assert _count(said, update_of("A", update="3.1")) == count
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])

@@ -1,0 +1,451 @@
+"""vLLM as an engine: an asyncio loop in a thread of its own, between the actor's threads and the server's HTTP.
+
+Consumes requests and weights. A request waits at a gate, which is open while the server's weights are known, becomes
+one call of `/inference/v1/generate`, and its answer counts only if all its tokens carry labels of this engine's boot id
+(P25; see `answers`). If one does not, the answer is dropped, the gate closes, `status` says `quarantined`, and the
+actor loads again; the request is sampled anew then.
+
+Adapters are served under a name per version. A new one is loaded beside the old one, without a pause; requests under
+way end with the version they began with, and only when more than `max_loras` versions would be in use do those of the
+oldest one go on with the current one (update mode drain: are waited for). The alternative, one name and
+`load_inplace`, swaps no faster (6 ms against 9 ms for an adapter of rank 4 of a tiny model), but the server then reads
+the adapter from disk again at each token, which made decoding 1.5 times slower, and every request would see two
+versions.
+
+All weights are overwritten in place, from files, while the server stands still:
+
+    drain       running requests end first; new ones wait
+    interrupt   the server stops between two tokens, forgets all keys and values, and goes on under the new weights
+    inflight    the same, and keeps them; no request that comes later is served from them
+
+If that fails in the middle the engine is `dirty`: the server stays paused until a whole version has been loaded.
+"""
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Coroutine
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import jinja2
+import structlog
+
+from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.vllm import answers
+from actors.engines.vllm.answers import ABORTED, UnknownWeightsError, Version
+from actors.engines.vllm.client import RefusedError, VllmClient
+from actors.engines.vllm.folders import Folders, check_fit, model_shapes, shapes_of
+from actors.engines.vllm.process import WHOLE_PROMPTS, OwnServer, api_key
+from actors.engines.vllm.versions import check_version, installed
+from actors.environments.prompts import Tokenizer, eos_ids
+from bus.weights import Weights
+from bus.weights.filesystem import FILE_NAMES
+from schemas.config.engines import VllmEngineConfig
+from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
+from schemas.messages import EngineState, Policy, Prompt
+
+log = structlog.get_logger("engine")
+
+POLL_SECONDS = 0.2
+WATCH_SECONDS = 1.0
+ROOM_SECONDS = 0.02
+"""Between two looks at whether the oldest adapter is still in use."""
+GREEDY_BELOW = 1e-5
+"""The temperature that vLLM takes for 0."""
+SLACK_SECONDS = 60.0
+"""More than any call to the loop takes that has a timeout of its own inside it."""
+
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """See the module.
+
+    Args:
+        model: the policy; with `lora` the server serves adapters of it.
+        config: of the server.
+        update_mode: of weights.
+        log_path: of an owned server.
+        scratch: a folder for weights that the channel does not lay out as files.
+        ordinal: which of `inference.engine.urls` is this one's.
+
+    Raises:
+        ConfigError: the server can't be used, and why.
+        EngineStoppedError: it has ended at its start, or takes longer than `startup_timeout`.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: VllmEngineConfig,
+        update_mode: Literal["drain", "interrupt", "inflight"],
+        log_path: Path,
+        scratch: Path,
+        ordinal: int = 0,
+    ) -> None:
+        self._model, self._config, self._mode = model, config, update_mode
+        self.holds_two_versions = model.lora is not None
+        self._tokenizer, self._eos = Tokenizer(model), eos_ids(model)
+        self._folders = Folders(scratch)
+        self._shapes = model_shapes(model) if model.lora is None else {}
+        self._serving = Version(uuid.uuid4().hex[:12], None, 0)
+        self._labels: dict[str, Policy | None] = {}
+        self._num_updates = 0
+        self._adapters: list[Version] = []
+        self._under_way: dict[str, Version] = {}
+        self._state: EngineState = "clean"
+        self._failure = ""
+        self._closed = False
+        self._num_running, self._generated_tokens = 0, 0
+        self._busy_seconds, self._busy_since = 0.0, 0.0
+        self._loading = threading.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        url, self._server = config.urls[ordinal] if config.urls else "", None
+        if not config.urls:
+            self._server = self._start_server(log_path)
+            url = self._server.url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._connect(url), config.startup_timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- any thread ----------------------------------------------------------------------------------------------
+
+    def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
+        """Send a request on; its pieces are whole completions, told when the answer has proven whose they are."""
+        self._check(request)
+        self._ensure_alive()
+        future: Future[list[Completion]] = Future()
+        self._loop.call_soon_threadsafe(self._begin, request, future)
+        return future
+
+    def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
+        """Have the server switch; returns the seconds for which it did not decode, at most."""
+        self._ensure_alive()
+        expected = "adapter" if self.holds_two_versions else "full"
+        if weights.content != expected:
+            raise ValueError(
+                f"the trainer publishes {weights.content} weights, this engine holds {expected}; is model.lora "
+                "the same in both?"
+            )
+        with self._loading:
+            self._num_updates += 1
+            version = Version(self._serving.boot, policy, self._num_updates)
+            switch = self._switch_adapter if self.holds_two_versions else self._switch_all
+            return self._call(switch(version, self._folder(version, weights), timeout), 2 * timeout)
+
+    def status(self) -> EngineStatus:
+        """A snapshot; no policy while it is not known which weights the server holds."""
+        if not self._failure and self._server is not None:
+            self._failure = self._server.ended()
+        if self._failure:
+            raise EngineStoppedError(self._failure)
+        busy = time.monotonic() - self._busy_since if self._num_running else 0.0
+        return EngineStatus(
+            self._serving.policy if self._state == "clean" else None,
+            self._num_running,
+            0,
+            self._generated_tokens,
+            self._busy_seconds + busy,
+            self._state,
+        )
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """Text without special tokens."""
+        return self._tokenizer.decode(token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """One token, special ones too."""
+        return self._tokenizer.decode([token_id], skip_special=False)
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text or of messages."""
+        try:
+            return self._tokenizer.encode(prompt)
+        except ConfigError as error:
+            raise RequestError(f"messages: {error}") from None
+        except jinja2.TemplateError as error:
+            raise RequestError(f"messages: the model's chat template refuses them: {error}") from None
+
+    def close(self) -> None:
+        """End the server if it is ours, and the thread."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(TimeoutError):
+                self._call(self._leave(), SLACK_SECONDS)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(POLL_SECONDS * 10)
+        if self._server is not None:
+            self._server.close()
+
+    def _start_server(self, log_path: Path) -> OwnServer:
+        python = self._config.python or sys.executable
+        found = installed(python)
+        check_version(found.version, python)
+        server = OwnServer(self._model, self._config, found.on_cpu, log_path)
+        log.info("vLLM starts", url=server.url, log=str(log_path))
+        return server
+
+    def _folder(self, version: Version, weights: Weights) -> Path:
+        if self.holds_two_versions:
+            return self._folders.adapter(version.name, weights)
+        folder = self._folders.full(version.name, weights, with_head=self._on_cpu)
+        check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
+        return folder
+
+    def _check(self, request: SampleRequest) -> None:
+        size, new = len(request.prompt_ids), request.max_tokens or 1
+        if size == 0:
+            raise RequestError("prompt: is empty")
+        if size + new > self._longest:  # the server would cut the completion short without a word
+            raise RequestError(
+                f"max_tokens: {size} prompt tokens and {new} new ones exceed {self._longest} "
+                "(inference.engine.max_model_len, or the model's own limit)"
+            )
+
+    def _ensure_alive(self) -> None:
+        if self._failure or self._closed:
+            raise EngineStoppedError(self._failure or "the engine has been closed")
+
+    def _call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Have the loop do it, and wait; its own timeouts end it before ours does."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout + SLACK_SECONDS)
+
+    # --- the loop's thread: the server ---------------------------------------------------------------------------
+
+    async def _connect(self, url: str) -> None:
+        self._gate = asyncio.Event()
+        self._client = VllmClient(url, api_key(self._config))
+        await self._until_it_serves()
+        check_version(await self._client.version(), url)
+        settings = await self._settings()
+        self._longest = int(settings["model_config"]["max_model_len"])
+        self._on_cpu = settings["device_config"]["device"] == "cpu"
+        await self._take(self._serving)
+        self._keep(asyncio.create_task(self._watch()))
+
+    async def _until_it_serves(self) -> None:
+        deadline = time.monotonic() + self._config.startup_timeout
+        while trouble := await self._client.trouble():
+            if self._server is not None and (ended := self._server.ended()):
+                raise EngineStoppedError(ended)
+            if time.monotonic() > deadline:
+                words = f"; the last lines of its log:\n{self._server.last_lines()}" if self._server else ""
+                raise EngineStoppedError(
+                    f"{trouble} after {self._config.startup_timeout:g} s (inference.engine.startup_timeout){words}"
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _settings(self) -> dict[str, Any]:
+        """The server's configuration, where it can be used.
+
+        Raises:
+            ConfigError: an endpoint or an option is missing.
+        """
+        try:
+            settings = await self._client.settings()
+        except RefusedError as error:
+            raise ConfigError(f"inference.engine.urls: {error}; start it with VLLM_SERVER_DEV_MODE=1") from None
+        mode = settings["model_config"]["logprobs_mode"]
+        if mode != "processed_logprobs":
+            raise ConfigError(
+                f"inference.engine.urls: {self._client.url} gives {mode}; start it with "
+                "--logprobs-mode processed_logprobs"
+            )
+        if self.holds_two_versions and settings.get("lora_config") is None:
+            raise ConfigError(
+                f"inference.engine.urls: {self._client.url} serves no adapters (model.lora); start it with "
+                "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            )
+        on_cpu = settings["device_config"]["device"] == "cpu"
+        if on_cpu and settings["scheduler_config"]["enable_chunked_prefill"]:
+            raise ConfigError(f"inference.engine.urls: on CPUs vLLM needs {WHOLE_PROMPTS}, or long prompts end it")
+        return settings
+
+    async def _watch(self) -> None:
+        """Until the server can't serve any more."""
+        while not self._failure:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._failure = await self._trouble()
+        log.error("vLLM has ended", reason=self._failure)
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _trouble(self) -> str:
+        """Why the server can't serve; of an owned one that has ended, the last lines of its log."""
+        trouble = await self._client.trouble()
+        if trouble and self._server is not None:
+            await asyncio.sleep(POLL_SECONDS)  # its guard is about to end
+            trouble = self._server.ended() or trouble
+        return trouble
+
+    async def _leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "_client"):
+            await self._client.close()
+
+    def _keep(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the loop's thread: requests -----------------------------------------------------------------------------
+
+    def _begin(self, asked: SampleRequest, future: "Future[list[Completion]]") -> None:
+        task = self._loop.create_task(self._sample(asked))
+        self._keep(task)
+        task.add_done_callback(partial(self._finish, asked, future))
+        future.add_done_callback(partial(self._drop_cancelled, task))
+        if not self._num_running:
+            self._busy_since = time.monotonic()
+        self._num_running += asked.num_completions
+
+    def _drop_cancelled(self, task: "asyncio.Task[Any]", future: "Future[list[Completion]]") -> None:
+        """From any thread; the connection that the task closes is what tells the server."""
+        if future.cancelled():
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    def _finish(
+        self, asked: SampleRequest, future: "Future[list[Completion]]", task: "asyncio.Task[list[Completion]]"
+    ) -> None:
+        self._num_running -= asked.num_completions
+        if not self._num_running:
+            self._busy_seconds += time.monotonic() - self._busy_since
+        with contextlib.suppress(InvalidStateError):  # cancelled by whoever asked
+            if task.cancelled():
+                future.set_exception(EngineStoppedError(self._failure or "the engine has been closed"))
+            elif (error := task.exception()) is not None:
+                future.set_exception(error)
+            else:
+                completions = task.result()
+                self._generated_tokens += sum(len(completion.token_ids) for completion in completions)
+                for number, completion in enumerate(completions):
+                    if asked.on_piece is not None:
+                        asked.on_piece(number, completion)
+                future.set_result(completions)
+
+    async def _sample(self, asked: SampleRequest) -> list[Completion]:
+        # without chance all completions are the same one, and the server refuses to sample it n times
+        n = 1 if asked.temperature < GREEDY_BELOW else asked.num_completions
+        completions = await self._ask(replace(asked, num_completions=n))
+        completions = await asyncio.gather(*(self._whole(asked, i, c) for i, c in enumerate(completions)))
+        return completions * (asked.num_completions // n)
+
+    async def _whole(self, asked: SampleRequest, number: int, completion: Completion) -> Completion:
+        """A completion to its end, however often it is interrupted."""
+        if completion.finish_reason != ABORTED:
+            return completion
+        while completion.finish_reason == ABORTED:
+            [rest] = await self._ask(answers.rest_of(asked, number, completion))
+            completion = answers.joined(completion, rest)
+        return answers.cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion
+
+    async def _ask(self, asked: SampleRequest) -> list[Completion]:
+        """One call of the server, again after each answer that was nobody's."""
+        while True:
+            await self._gate.wait()
+            version, request_id = self._serving, uuid.uuid4().hex
+            adapter = version if self.holds_two_versions else None
+            body = {
+                "request_id": request_id,
+                "token_ids": asked.prompt_ids,
+                "sampling_params": answers.sampling_params(asked, self._eos),
+                "cache_salt": version.name,
+            }
+            if adapter and adapter.policy:
+                body["model"] = adapter.adapter
+            self._under_way[request_id] = version
+            try:
+                answer = await self._client.generate(body)
+                return answers.completions_of(answer, asked, self._eos, self._labels, adapter)
+            except UnknownWeightsError as error:
+                self._quarantine(version, str(error))
+            finally:
+                del self._under_way[request_id]
+
+    def _quarantine(self, version: Version, reason: str) -> None:
+        if self._serving is version and self._state == "clean":  # else another answer has said so already
+            log.error("weights are not ours", detail=reason)
+            self._state = "quarantined"
+            self._gate.clear()
+
+    # --- the loop's thread: weights ------------------------------------------------------------------------------
+
+    async def _take(self, version: Version) -> None:
+        """The server's weights are these from now on."""
+        self._labels[version.label] = version.policy
+        await self._client.label(version.label)
+        self._serving, self._state = version, "clean"
+        self._gate.set()
+
+    async def _switch_adapter(self, version: Version, folder: Path, timeout: float) -> float:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._make_room()
+                started = time.monotonic()
+                await self._client.load_adapter(version.adapter, folder)
+                seconds = time.monotonic() - started
+                self._adapters.append(version)
+                await self._take(version)
+        except TimeoutError:
+            raise TimeoutError(self._too_late(version, timeout)) from None
+        return seconds
+
+    async def _make_room(self) -> None:
+        """For one more adapter: those that nobody uses go, and if there are still too many, the oldest is given up."""
+        while True:
+            in_use = {*self._under_way.values(), self._serving}
+            for version in [adapter for adapter in self._adapters if adapter not in in_use]:
+                self._adapters.remove(version)
+                await self._client.unload_adapter(version.adapter)
+                self._folders.forget(version.name)
+            if len(self._adapters) < self._config.max_loras:
+                return
+            if self._mode != "drain":
+                oldest = [i for i, version in self._under_way.items() if version == self._adapters[0]]
+                await self._client.abort(oldest)
+            await asyncio.sleep(ROOM_SECONDS)
+
+    async def _switch_all(self, version: Version, folder: Path, timeout: float) -> float:
+        was_clean = self._state == "clean"
+        self._gate.clear()
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._client.pause(wait=self._mode == "drain", clear_cache=self._mode != "inflight")
+        except TimeoutError:
+            if was_clean:
+                await self._client.resume()
+                self._gate.set()
+            raise TimeoutError(self._too_late(version, timeout)) from None
+        started = time.monotonic() if self._mode == "drain" else started
+        self._state = "dirty"
+        try:
+            async with asyncio.timeout(timeout):
+                await self._client.reload(folder)
+                await self._take(version)
+                await self._client.resume()
+        except TimeoutError:
+            raise TimeoutError(self._too_late(version, timeout)) from None
+        self._folders.forget(version.name)
+        return time.monotonic() - started
+
+    def _too_late(self, version: Version, timeout: float) -> str:
+        return (
+            f"weights {version.policy} were not switched in within {timeout:g} s (weights.timeout, "
+            f"weights.update_mode {self._mode})"
+        )

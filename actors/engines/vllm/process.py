@@ -1,0 +1,158 @@
+"""The owned server: how vLLM is started, what it says, and its end."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from actors.engines.requests import MOST_TOP_LOGPROBS
+from actors.engines.vllm import guard
+from schemas.config.engines import VllmEngineConfig
+from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM has kernels for."""
+WHOLE_PROMPTS = "--no-enable-chunked-prefill"
+END_SECONDS = 5.0
+TAIL_LINES = 15
+TAIL_BYTES = 20_000
+
+
+class OwnServer:
+    """A vLLM server with all its processes; it ends with this process at the latest (see `guard`)."""
+
+    def __init__(self, model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, log: Path) -> None:
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            self._log_start = out.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", guard.__file__, *command(model, config, on_cpu, port)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                env=environment(model, config),
+                start_new_session=True,
+            )
+
+    @property
+    def group(self) -> int:
+        """Of all its processes."""
+        return self._process.pid
+
+    def ended(self) -> str:
+        """Why it serves no more, with the last lines of its log; empty while it runs."""
+        if self._process.poll() is None:
+            return ""
+        return f"the vLLM server has ended; the last lines of {self._log}:\n{self.last_lines()}"
+
+    def last_lines(self) -> str:
+        """The end of what it has written in this life."""
+        with self._log.open("rb") as file:
+            file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
+            return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
+
+    def close(self) -> None:
+        """End it, in good order if that takes no longer than some seconds. May be called again."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        with contextlib.suppress(ProcessLookupError):  # the guard has done so
+            os.killpg(self.group, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def command(model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: int) -> list[str]:
+    """The server's command line.
+
+    On CPUs a prompt is computed at once: computing the first part of one that comes with a seed takes vLLM 0.32 to
+    wind back the request's random numbers, which its CPU generators can't, and that ends the server.
+    """
+    options: dict[str, object] = {
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--model": model.path,
+        "--dtype": model.dtype,
+        "--max-model-len": config.max_model_len,
+        "--tensor-parallel-size": config.tensor_parallel_size,
+        "--data-parallel-size": config.data_parallel_size,
+        "--gpu-memory-utilization": config.gpu_memory_utilization,
+        "--quantization": config.quantization,
+        "--reasoning-parser": config.reasoning_parser,
+        "--tool-call-parser": config.tool_call_parser,
+        "--logprobs-mode": "processed_logprobs",
+        # one more than clients get: see `answers.alternatives`
+        "--max-logprobs": MOST_TOP_LOGPROBS + 1,
+    }
+    if model.lora is not None:
+        options["--max-lora-rank"] = lora_rank(config.max_lora_rank or model.lora.rank)
+        options["--max-loras"] = config.max_loras
+        # a version that waits for its turn in a batch must not be thrown out for the one that is being loaded
+        options["--max-cpu-loras"] = config.max_loras + 1
+    flags = {
+        "--enable-scale-out": True,
+        "--enable-lora": model.lora is not None,
+        "--enable-prefix-caching": config.enable_prefix_caching,
+        "--no-enable-prefix-caching": not config.enable_prefix_caching,
+        "--enforce-eager": config.enforce_eager,
+        WHOLE_PROMPTS: on_cpu,
+        "--enable-auto-tool-choice": config.tool_call_parser is not None,
+        "--trust-remote-code": model.trust_remote_code,
+    }
+    python = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]
+
+
+def environment(model: ModelConfig, config: VllmEngineConfig) -> dict[str, str]:
+    """The server's environment: this process's own, the endpoints for weights, and the key.
+
+    The key is not on the command line, which everybody on the machine can read.
+    """
+    added = {"VLLM_SERVER_DEV_MODE": "1"}
+    if model.lora is not None:
+        added["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if key := api_key(config):
+        added["VLLM_API_KEY"] = key
+    return os.environ | added
+
+
+def api_key(config: VllmEngineConfig) -> str:
+    """The server's API key; empty where none is configured.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if not config.api_key_env:
+        return ""
+    key = os.environ.get(config.api_key_env, "")
+    if not key:
+        raise ConfigError(f"inference.engine.api_key_env: the environment has no {config.api_key_env}")
+    return key
+
+
+def lora_rank(rank: int) -> int:
+    """The smallest rank of vLLM's that holds this one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    fitting = [known for known in LORA_RANKS if known >= rank]
+    if not fitting:
+        raise ConfigError(f"model.lora.rank: {rank}, but vLLM serves adapters up to rank {LORA_RANKS[-1]}")
+    return fitting[0]
+
+
+def _free_port() -> int:
+    """A loopback port that nothing listens on now; should it be taken until the server binds, the server ends."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

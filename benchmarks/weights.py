@@ -1,0 +1,279 @@
+"""The parts of a weight update, by channel, against a bare broadcast and a plain copy of the same bytes.
+
+    python -m benchmarks.weights [--json PATH]
+
+*Parts.* `gather`: the trainer copies its weights and publishes them, which training waits for; `wire`: the engine's
+process receives and checks a version (`unchecked`: without its sha256); `load`: from there to served, of which the
+engine stands still for `pause` (`busy`: with 16 completions of about 24 tokens in the making, computed anew).
+
+*Limits.* `bare` is a `ProcessGroupGloo.broadcast` between the same two processes, of the same bytes in one tensor that
+is reused, `buckets` the same in buckets; `share` is bare / wire. For files it is the time to write the bytes and to
+read them by that of publishing and receiving them. All take turns in each round; medians over the rounds.
+
+The models are random: the quickstart's with its LoRA, and one of 25 M parameters in float32; the trainer is this
+process, the embedded engine another one. Files lie on disk and in memory (/dev/shm).
+"""
+
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from actors.engines.embedded.engine import EmbeddedEngine
+from actors.engines.protocol import SampleRequest
+from actors.policy import attention, formats, loading
+from benchmarks.machine import finish, scratch, table
+from bus.weights import WeightPublisher, WeightReceiver
+from bus.weights.buckets import verify
+from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
+from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
+from examples.quickstart.model import EOS, make_model, make_tokenizer
+from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.model import LoraConfig, ModelConfig
+from schemas.config.services import WeightsConfig
+from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
+
+HOST, BOOT_ID, TIMEOUT = "127.0.0.1", "engine", 60.0
+ROUNDS, WARMUP = 11, 3
+COMPLETIONS, PROMPT_TOKENS, MAX_TOKENS, WRITTEN = 16, 16, 40, 8
+distributed: Any = torch.distributed
+NO_EOS = {EOS: -100.0}
+
+
+def build(folder: Path, content: str) -> ModelConfig:
+    """A model directory: the quickstart's model with LoRA (0.6 MB), or one whose weights are 100 MB."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make_model() if content == "adapter" else Qwen3ForCausalLM(large(make_model().config))
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    lora = LoraConfig() if content == "adapter" else None
+    return ModelConfig(path=str(folder), dtype="float32", device="cpu", lora=lora)
+
+
+def large(small: Qwen3Config) -> Qwen3Config:
+    """The same with 25 M parameters."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+             "num_key_value_heads": 4, "head_dim": 64, "layer_types": None}  # fmt: skip
+    return Qwen3Config(**small.to_dict() | sizes)
+
+
+def update_of(policy: Policy) -> WeightUpdate:
+    """The only engine, in the group that it keeps."""
+    members = [WeightMember(boot_id=BOOT_ID, num_ranks=1)]
+    return WeightUpdate(update=str(policy.version), group="1", policy=policy, members=members)
+
+
+def bare_group(store: Any, rank: int) -> Any:
+    """The two processes, through nothing of ours."""
+    gloo: Any = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices, options._timeout = [gloo.create_device(hostname=HOST)], timedelta(seconds=TIMEOUT)
+    return gloo(store, rank, 2, options)
+
+
+def broadcast(group: Any, flat: torch.Tensor, sizes: list[int]) -> None:
+    """All parts of a flat tensor, in place."""
+    for work in [group.broadcast(part, 0) for part in torch.split(flat, sizes)]:
+        work.wait()
+
+
+# --- the engine's process --------------------------------------------------------------------------------------------
+
+
+class Receiving:
+    """Does what the trainer's process asks for, and tells the seconds."""
+
+    def __init__(self, model: ModelConfig, port: int) -> None:
+        engine = EmbeddedEngineConfig(max_sequence_len=64)
+        self._engine = EmbeddedEngine(model, engine, "interrupt")
+        self._receivers: dict[str, WeightReceiver] = {
+            "rendezvous": RendezvousReceiver(BOOT_ID, HOST, TIMEOUT), "filesystem": FilesystemReceiver()}  # fmt: skip
+        store = distributed.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=TIMEOUT))
+        self._group = bare_group(store, 1)
+        self._flat = torch.zeros(0, dtype=torch.uint8)
+
+    def bare(self, sizes: list[int]) -> dict[str, float]:
+        """One broadcast per size."""
+        if self._flat.numel() != sum(sizes):
+            self._flat = torch.zeros(sum(sizes), dtype=torch.uint8)
+        return {"seconds": timed(lambda: broadcast(self._group, self._flat, sizes))}
+
+    def receive(self, manifest: Manifest, checked: bool) -> dict[str, float]:
+        """A version, then the switch to it: as the engine stands, and with completions in the making."""
+        update = update_of(manifest.policy)
+        started = time.perf_counter()
+        with mock.patch("bus.weights.rendezvous.verify", verify if checked else lambda bucket, flat: None):
+            weights = self._receivers[manifest.channel].receive(manifest, update, bool)
+        received = time.perf_counter()
+        pause = self._engine.load(manifest.policy, weights, TIMEOUT)
+        loaded = time.perf_counter()
+        if not checked:
+            return {"unchecked": received - started}
+        self._write_some()
+        busy = self._engine.load(manifest.policy, weights, TIMEOUT)
+        self._finish()
+        return {"wire": received - started, "load": loaded - received, "pause": pause, "busy": busy}
+
+    def read(self, path: Path) -> dict[str, float]:
+        """A file."""
+        return {"seconds": timed(path.read_bytes)}
+
+    def _write_some(self) -> None:
+        request = SampleRequest([3] * PROMPT_TOKENS, COMPLETIONS, MAX_TOKENS, 1.0, 1.0, 0, logit_bias=NO_EOS)
+        before = self._engine.status().generated_tokens
+        self._future = self._engine.submit(request)
+        while self._engine.status().generated_tokens < before + COMPLETIONS * WRITTEN:
+            time.sleep(0.001)
+
+    def _finish(self) -> None:
+        self._future.cancel()
+        while self._engine.status().num_running:
+            time.sleep(0.001)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def serve(pipe: Connection, model: ModelConfig, port: int) -> None:
+    """Child process."""
+    receiving = Receiving(model, port)
+    pipe.send(None)
+    while (task := pipe.recv()) is not None:
+        name, *arguments = task
+        pipe.send(getattr(receiving, name)(*arguments))
+
+
+# --- the trainer's process -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A way for weights, and what lies beside it."""
+
+    name: str
+    publisher: WeightPublisher
+    folder: Path | None = None
+
+
+class Sending:
+    """The trainer's model, its channels, and the bare group."""
+
+    def __init__(self, model: ModelConfig, pipe: Connection, store: Any) -> None:
+        self._config, self._pipe = model, pipe
+        learner = loading.load_model(model, attention.NAME, torch.float32)
+        self._model = loading.add_lora(learner, model.lora) if model.lora else learner
+        self._group = bare_group(store, 0)
+        self._versions = count(1)
+        self.num_bytes = sum(t.nbytes for t in formats.weights(self._model, model).tensors.values())
+        self._flat = torch.arange(self.num_bytes).to(torch.uint8)
+
+    def bare(self, sizes: list[int]) -> float:
+        """Seconds of a broadcast, at its receiver."""
+        self._pipe.send(("bare", sizes))
+        broadcast(self._group, self._flat, sizes)
+        return float(self._pipe.recv()["seconds"])
+
+    def update(self, channel: Channel, checked: bool = True) -> dict[str, float]:
+        """Seconds of the parts of one update."""
+        policy = Policy(lineage=1, version=next(self._versions))
+        start = time.perf_counter()
+        weights = formats.weights(self._model, self._config)
+        copied = time.perf_counter()
+        channel.publisher.prune(policy.version)
+        manifest = channel.publisher.publish(policy, weights)
+        published = time.perf_counter()
+        self._pipe.send(("receive", manifest, checked))
+        if isinstance(channel.publisher, RendezvousPublisher):
+            channel.publisher.send(update_of(policy), bool)
+        parts = dict(self._pipe.recv())
+        return parts | {"gather": published - start, "publish": published - copied} if checked else parts
+
+    def copy(self, folder: Path) -> float:
+        """Seconds to write a file of the same bytes here and to read it there."""
+        path, data = folder / "plain", self._flat.numpy().tobytes()
+        written = timed(lambda: path.write_bytes(data))
+        self._pipe.send(("read", path))
+        return written + float(self._pipe.recv()["seconds"])
+
+
+def measure_content(content: str, folder: Path, memory: Path) -> list[dict[str, Any]]:
+    """All channels and limits in turn."""
+    model = build(folder / "model", content)
+    store = distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    child = context.Process(target=serve, args=(theirs, model, store.port), daemon=True)
+    child.start()
+    sending = Sending(model, pipe, store)
+    pipe.recv()
+    settings = WeightsConfig()
+    broadcasts = Channel("rendezvous", RendezvousPublisher(HOST, settings.bucket_bytes, settings.keep, TIMEOUT))
+    files = [
+        Channel(f"files, {where}", FilesystemPublisher(place / "weights", settings.keep), place)
+        for where, place in (("disk", folder), ("memory", memory))
+    ]
+    rounds = [one_round(sending, broadcasts, files) for _ in range(WARMUP + ROUNDS)][WARMUP:]
+    pipe.send(None)
+    child.join()
+    for channel in (broadcasts, *files):
+        channel.publisher.close()
+    return [
+        {"content": content, "megabytes": sending.num_bytes / 1e6, "channel": name}
+        | {part: statistics.median(one[name][part] for one in rounds) for part in rounds[0][name]}
+        for name in rounds[0]
+    ]
+
+
+def one_round(sending: Sending, broadcasts: Channel, files: list[Channel]) -> dict[str, dict[str, float]]:
+    """Seconds of each channel's parts and of its limit, with their ratio."""
+    sizes = [bucket.numel() for bucket in sending._flat.split(WeightsConfig().bucket_bytes)]
+    limits = {"bare": sending.bare([sending.num_bytes]), "buckets": sending.bare(sizes)}
+    parts = sending.update(broadcasts) | sending.update(broadcasts, checked=False) | limits
+    found = {broadcasts.name: parts | {"share": parts["bare"] / parts["wire"]}}
+    for channel in files:
+        assert channel.folder is not None
+        copy = sending.copy(channel.folder)
+        parts = sending.update(channel)
+        found[channel.name] = parts | {"bare": copy, "share": copy / (parts["publish"] + parts["wire"])}
+    return found
+
+
+def measure() -> dict[str, Any]:
+    """The adapter and the full weights."""
+    results = []
+    for content in ("adapter", "full"):
+        with scratch() as folder, tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as memory:
+            results += measure_content(content, folder.absolute(), Path(memory))
+    return {"torch_threads": torch.get_num_threads(), "results": results}
+
+
+def show(results: dict[str, Any]) -> str:
+    """A line per content and channel, in milliseconds."""
+    parts = ["gather", "wire", "unchecked", "load", "pause", "busy", "bare", "buckets"]
+    rows = [
+        [row["content"], row["megabytes"], row["channel"]]
+        + [1e3 * row[part] if part in row else "" for part in parts]
+        + [row["share"]]
+        for row in results["results"]
+    ]
+    return table([["content", "MB", "channel", *(f"{part} ms" for part in parts), "share"], *rows])
+
+
+if __name__ == "__main__":
+    finish(__doc__, measure, show)

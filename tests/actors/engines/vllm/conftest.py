@@ -1,0 +1,75 @@
+"""A tiny model that vLLM can serve, and engines in front of stubs."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engines.vllm.engine import VllmEngine
+from schemas.config.engines import VllmEngineConfig
+from schemas.config.model import LoraConfig, ModelConfig
+from tests.actors.engines.vllm.stub import StubServer
+
+ServableModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def servable_model(tmp_path_factory: pytest.TempPathFactory) -> ServableModel:
+    """`servable_model(seed=0, tied=False)`: the directory of a tiny model with heads as wide as vLLM's kernels need."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    from tests import models
+
+    shape = models.SMALL | {
+        "hidden_size": 64,
+        "head_dim": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.1,  # wider, and bfloat16 alone would move logprobs by more than the tests allow
+    }
+    made: dict[tuple[int, bool], Path] = {}
+
+    def folder(seed: int = 0, tied: bool = False) -> Path:
+        if (seed, tied) not in made:
+            made[seed, tied] = path = tmp_path_factory.mktemp("servable")
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model = AutoModelForCausalLM.from_config(Qwen3Config(**shape, tie_word_embeddings=tied))
+            model.save_pretrained(path)
+            models.tokenizer().save_pretrained(path)
+            (path / "generation_config.json").write_text(json.dumps({"eos_token_id": models.EOS}))
+        return made[seed, tied]
+
+    return folder
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    """A stub server that serves full weights."""
+    server = StubServer()
+    yield server
+    server.close()
+
+
+MakeVllm = Callable[..., VllmEngine]
+
+
+@pytest.fixture
+def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -> Iterator[MakeVllm]:
+    """`make_vllm(lora=False, mode="interrupt", **engine_keys)`: an engine in front of the stub."""
+    made: list[VllmEngine] = []
+
+    def make(lora: bool = False, mode: Any = "interrupt", **engine_keys: Any) -> VllmEngine:
+        adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
+        model = ModelConfig(path=str(servable_model()), dtype="float32", lora=adapter)
+        config = VllmEngineConfig(type="vllm", urls=[stub.url], **{"startup_timeout": 5.0, **engine_keys})
+        made.append(VllmEngine(model, config, mode, tmp_path / "vllm.log", tmp_path / "scratch"))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()

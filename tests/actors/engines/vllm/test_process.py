@@ -1,0 +1,192 @@
+"""How the owned server is started, and that it never outlives its owner."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actors.engines.vllm import guard
+from actors.engines.vllm.process import OwnServer, command, environment, lora_rank
+from actors.engines.vllm.versions import check_version, installed
+from schemas.config.engines import VllmEngineConfig
+from schemas.config.model import LoraConfig, ModelConfig
+from schemas.errors import ConfigError
+
+LORA = LoraConfig(rank=12, alpha=8.0)
+SERVER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); {}"
+
+
+def engine(**keys: Any) -> VllmEngineConfig:
+    """A configuration."""
+    return VllmEngineConfig(type="vllm", **keys)
+
+
+def model(lora: LoraConfig | None = None) -> ModelConfig:
+    """A model."""
+    return ModelConfig(path="org/model", dtype="bfloat16", lora=lora)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            found += [int(entry.name)] if int(its_group) == group and state != "Z" else []
+    return found
+
+
+def wait_for(condition: Any, seconds: float = 20.0) -> None:
+    """Until it is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+def test_the_command_line_says_what_is_configured() -> None:
+    """Keys, what the contract needs, and the user's own arguments last."""
+    words = command(
+        model(), engine(max_model_len=2048, tensor_parallel_size=2, extra_args=["--seed", "3"]), on_cpu=False, port=8001
+    )
+    line = " ".join(words)
+    assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    assert "--model org/model --dtype bfloat16 --max-model-len 2048 --tensor-parallel-size 2" in line
+    assert "--logprobs-mode processed_logprobs --max-logprobs 21" in line
+    assert {"--enable-scale-out", "--enable-prefix-caching"} <= set(words)
+    assert words[-2:] == ["--seed", "3"]
+    assert command(model(), engine(), on_cpu=True, port=8001)[-1] == "--no-enable-chunked-prefill"
+    assert not {
+        "--no-enable-chunked-prefill",
+        "--enable-lora",
+        "--quantization",
+        "--enforce-eager",
+        "--trust-remote-code",
+    } & set(words)
+
+
+def test_adapters_follow_from_the_model() -> None:
+    """Rank 12 needs kernels of rank 16; one version more than are served stays in memory."""
+    line = " ".join(command(model(LORA), engine(max_loras=3), on_cpu=False, port=8001))
+    assert "--max-lora-rank 16 --max-loras 3 --max-cpu-loras 4" in line
+    assert "--enable-lora" in line
+    assert environment(model(LORA), engine())["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(model(), engine())
+
+
+@pytest.mark.parametrize(("rank", "taken"), [(1, 1), (2, 8), (8, 8), (300, 320), (512, 512)])
+def test_ranks_are_rounded_up(rank: int, taken: int) -> None:
+    """To those that vLLM has."""
+    assert lora_rank(rank) == taken
+
+
+def test_a_rank_beyond_all_kernels_is_refused() -> None:
+    """With both numbers."""
+    with pytest.raises(ConfigError, match=r"model.lora.rank: 513, but .* up to rank 512"):
+        lora_rank(513)
+
+
+def test_the_environment_passes_through_and_holds_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES is the user's; the key is in the environment and not on the command line."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ConfigError, match="the environment has no MY_KEY"):
+        environment(model(), engine(api_key_env="MY_KEY"))
+    monkeypatch.setenv("MY_KEY", "secret")
+    given = environment(model(), engine(api_key_env="MY_KEY"))
+    assert (given["CUDA_VISIBLE_DEVICES"], given["VLLM_API_KEY"]) == ("3", "secret")
+    assert "secret" not in command(model(), engine(api_key_env="MY_KEY"), on_cpu=False, port=8001)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"extra_args": ["--port=9"]}, "--port=9 is set by the engine itself"),
+        ({"urls": ["http://host:8000/v1"]}, "without a path"),
+        ({"max_loras": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_what_would_break_the_contract_is_refused(keys: dict[str, Any], problem: str) -> None:
+    """By name."""
+    with pytest.raises(ValidationError, match=problem):
+        engine(**keys)
+
+
+def test_another_vllm_is_refused_with_both_versions() -> None:
+    """Patch levels may differ."""
+    check_version("0.32.4", "here")
+    for other in ("0.31.9", "0.33.0", "0.3.2"):
+        with pytest.raises(ConfigError, match=rf"here has vLLM {other}, this engine is for vLLM 0.32.\*"):
+            check_version(other, "here")
+
+
+def test_an_interpreter_without_vllm_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Also one that is not there."""
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 0\n")
+    bare.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"has no vLLM; install vllm==0.32.\*"):
+        installed(str(bare))
+    with pytest.raises(ConfigError, match=r"inference.engine.python: /nowhere can't be run"):
+        installed("/nowhere")
+
+
+def guarded(server: str) -> list[str]:
+    """The command of a guard with a server that starts a worker and then does this."""
+    return [sys.executable, "-I", guard.__file__, sys.executable, "-c", SERVER.format(server)]
+
+
+def test_all_processes_of_the_server_die_with_its_owner() -> None:
+    """kill -9 of an owner leaves no server and no worker of it."""
+    code = f"""
+import subprocess, time
+guard = subprocess.Popen({guarded("time.sleep(600)")!r}, stdin=subprocess.PIPE, start_new_session=True)
+print(guard.pid, flush=True)
+time.sleep(600)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    group = int(owner.stdout.readline())
+    wait_for(lambda: len(members(group)) == 3)  # guard, server, worker
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    wait_for(lambda: members(group) == [])
+
+
+def test_a_server_that_ends_takes_its_workers_with_it() -> None:
+    """And the guard says how it ended."""
+    command = guarded("time.sleep(0.3); sys.exit(3)")
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    assert process.wait(20) == -signal.SIGKILL
+    assert process.stderr is not None
+    assert process.stderr.read() == b"the server ended with exit code 3\n"
+    wait_for(lambda: members(process.pid) == [])
+
+
+def test_closing_ends_a_server_in_good_order(tmp_path: Path) -> None:
+    """SIGTERM reaches it; what it writes then is in the log. Without its guard it is killed all the same."""
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\ntrap 'echo bye; exit 0' TERM\necho started\nsleep 600 & wait\n")
+    fake.chmod(0o755)
+    server = OwnServer(model(), engine(python=str(fake)), False, tmp_path / "logs" / "inference-0.vllm.log")
+    wait_for(lambda: "started" in server.last_lines())
+    assert server.ended() == ""
+    server.close()
+    assert server.last_lines().splitlines() == ["started", "bye", "the server ended with exit code 0"]
+    assert "the last lines of" in server.ended()
+    assert members(server.group) == []
+    orphan = OwnServer(model(), engine(python=str(fake)), False, tmp_path / "logs" / "inference-0.vllm.log")
+    wait_for(lambda: "started" in orphan.last_lines())
+    assert "bye" not in orphan.last_lines()  # of this life alone
+    os.kill(orphan.group, signal.SIGKILL)
+    wait_for(orphan.ended)
+    orphan.close()
+    wait_for(lambda: members(orphan.group) == [])

