@@ -288,7 +288,7 @@ def make_inference(
         if isinstance(settings, VllmEngineConfig):
             from actors.engines.vllm.engine import VllmEngine
 
-            paths = config.output / "logs" / f"{name}.vllm.log", config.output / "engines" / name
+            paths = config.output / "logs" / f"{name}.vllm.log", config.output / f"{name}.weights"
             return VllmEngine(config.model, settings, config.weights.update_mode, *paths, ordinal_of(name))
         from actors.engines.embedded.engine import EmbeddedEngine
 

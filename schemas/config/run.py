@@ -16,6 +16,7 @@ from schemas.config.actors import (
 from schemas.config.advantages import AdvantageConfig, GaeAdvantageConfig, ProcessAdvantageConfig
 from schemas.config.base import Section
 from schemas.config.data import ArithmeticConfig, EnvironmentConfig, EvalConfig, JsonlConfig, ReverseTextConfig
+from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig, is_loopback
 
@@ -102,7 +103,19 @@ def _samples_fit(config: RunConfig) -> list[str]:
                 f"rollout.group_size: {config.rollout.group_size} exceeds "
                 f"inference.engine.max_sequences {engine.max_sequences}"
             )
+    if isinstance(engine, VllmEngineConfig) and config.rollout.max_tokens >= (engine.max_model_len or 1 << 62):
+        problems.append(
+            f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt in "
+            f"inference.engine.max_model_len {engine.max_model_len}"
+        )
     return problems
+
+
+def _every_engine_has_a_server(config: RunConfig) -> list[str]:
+    engine, actors = config.inference.engine, config.up.inference
+    if isinstance(engine, VllmEngineConfig) and engine.urls and len(engine.urls) != actors:
+        return [f"inference.engine.urls: {len(engine.urls)} servers for up.inference {actors}; one for each is needed"]
+    return []
 
 
 def _environment_names_differ(config: RunConfig) -> list[str]:
@@ -171,6 +184,7 @@ def _teacher_for_a_loss_that_reads_it(config: RunConfig) -> list[str]:
 RULES = (
     _lag_rules_agree,
     _samples_fit,
+    _every_engine_has_a_server,
     _environment_names_differ,
     _weights_set_for_all_or_none,
     _plaintext_stays_on_loopback,

@@ -108,10 +108,8 @@ class VllmEngine:
         self._busy_seconds, self._busy_since = 0.0, 0.0
         self._loading = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        url, self._server = config.urls[ordinal] if config.urls else "", None
-        if not config.urls:
-            self._server = self._start_server(log_path)
-            url = self._server.url
+        self._server = None if config.urls else self._start_server(log_path)
+        url = self._server.url if self._server else self._url(ordinal)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
@@ -189,6 +187,12 @@ class VllmEngine:
             self._thread.join(POLL_SECONDS * 10)
         if self._server is not None:
             self._server.close()
+        self._folders.close()
+
+    def _url(self, ordinal: int) -> str:
+        if ordinal >= len(self._config.urls):
+            raise ConfigError(f"inference.engine.urls: has none for inference-{ordinal}")
+        return self._config.urls[ordinal]
 
     def _start_server(self, log_path: Path) -> OwnServer:
         python = self._config.python or sys.executable

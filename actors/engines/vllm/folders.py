@@ -30,7 +30,7 @@ class Folders:
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
-        shutil.rmtree(scratch, ignore_errors=True)  # of a life before
+        self.close()  # of a life before
 
     def adapter(self, name: str, weights: Weights) -> Path:
         """A PEFT adapter."""
@@ -61,6 +61,10 @@ class Folders:
     def forget(self, name: str) -> None:
         """Remove what was written for a version."""
         shutil.rmtree(self._scratch / name, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all that was written."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _write(self, name: str, weights: Weights) -> Path:
         folder = self._scratch / name

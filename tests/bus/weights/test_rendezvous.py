@@ -20,6 +20,7 @@ from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
 
 POLICY = Policy(lineage=1, version=7)
 HOST = "127.0.0.1"
+SOMEBODY_IS_MISSING = pytest.mark.parametrize("publisher", [3.0], indirect=True, ids=[""])
 
 
 def some_weights(seed: int = 0) -> Weights:
@@ -36,9 +37,9 @@ def some_weights(seed: int = 0) -> Weights:
 
 
 @pytest.fixture
-def publisher() -> Iterator[RendezvousPublisher]:
-    """A trainer's end with small buckets."""
-    made = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=30.0)
+def publisher(request: pytest.FixtureRequest) -> Iterator[RendezvousPublisher]:
+    """A trainer's end with small buckets; `SOMEBODY_IS_MISSING` makes its waits short."""
+    made = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=getattr(request, "param", 30.0))
     yield made
     made.close()
 
@@ -111,7 +112,7 @@ def test_all_members_get_every_tensor(host: str):
     running = [in_thread(lambda end=end: end.receive(manifest, update, never)) for end in ends]
     publisher.send(update, never)
     for thread, results in running:
-        thread.join(5.0)
+        thread.join(30.0)
         assert results[0].files == weights.files
         assert results[0].content == "full"
         for name, tensor in weights.tensors.items():
@@ -128,7 +129,7 @@ def test_a_group_is_kept_while_its_members_stay(publisher: RendezvousPublisher):
         update = update_of("A", update=str(version), group="1", policy=policy)
         thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
         publisher.send(update, never)
-        thread.join(5.0)
+        thread.join(30.0)
         assert torch.equal(results[0].tensors["a.weight"], some_weights(version).tensors["a.weight"])
         groups.append(publisher._group)
     assert groups[0] is groups[1] is not None
@@ -161,12 +162,12 @@ def test_bytes_that_changed_on_the_wire_are_refused(publisher: RendezvousPublish
             raise UpdateAbandonedError("the test is over")
 
     sent_thread, sent = in_thread(lambda: publisher.send(update, until_stopped))
-    thread.join(5.0)
+    thread.join(30.0)
     stop.set()
     assert isinstance(results[0], ValueError)
     assert "another digest" in str(results[0])
     assert seen == ["a.weight"]  # the damaged bucket was never handed over
-    sent_thread.join(10.0)
+    sent_thread.join(30.0)
     assert isinstance(sent[0], UpdateAbandonedError)  # nobody said "got"
 
 
@@ -182,6 +183,7 @@ def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: Rendezvou
         RendezvousReceiver("A", HOST, 5.0).header(gone, never)
 
 
+@SOMEBODY_IS_MISSING
 def test_a_member_that_never_comes_is_given_up_at_once_when_a_newer_update_is_named(publisher: RendezvousPublisher):
     """Nobody waits for the timeout when the packer knows better."""
     publisher.publish(POLICY, some_weights())
@@ -207,10 +209,11 @@ def test_a_member_that_never_comes_ends_the_wait_and_is_named():
     with pytest.raises(UpdateAbandonedError, match=r"did not meet") as caught:
         publisher.send(update_of("B", update="2"), never)
     assert caught.value.missed == []  # who alone was to come is behind nobody
-    thread.join(5.0)
+    thread.join(30.0)
     assert isinstance(results[0], UpdateAbandonedError)
 
 
+@SOMEBODY_IS_MISSING
 def test_a_group_that_was_given_up_is_never_entered_again(publisher: RendezvousPublisher):
     """Its members may have left it: that is said at once, and the packer names another group."""
     publisher.publish(POLICY, some_weights())
@@ -231,7 +234,7 @@ def test_a_trainer_that_starts_anew_is_met_anew_in_the_same_group(publisher: Ren
         manifest, update = trainer.publish(POLICY, some_weights()), update_of("A", group="1")
         thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
         trainer.send(update, never)
-        thread.join(5.0)
+        thread.join(30.0)
         assert torch.equal(results[0].tensors["a.weight"], some_weights().tensors["a.weight"])
 
 
@@ -280,6 +283,7 @@ def test_a_trainer_that_dies_before_it_hears_got_ends_the_update(publisher: Rend
     sender.join(5.0)
 
 
+@SOMEBODY_IS_MISSING
 def test_a_version_that_is_being_sent_is_not_pruned(publisher: RendezvousPublisher):
     """Members that have not read its header yet still find it; afterwards it goes."""
     manifest = publisher.publish(POLICY, some_weights())
@@ -318,7 +322,7 @@ def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
             lambda m=manifest, u=update, b=boot_id: RendezvousReceiver(b, HOST, 5.0).receive(m, u, never)
         )
         publisher.send(update, never)
-        thread.join(5.0)
+        thread.join(30.0)
         assert publisher._store is not None
         assert publisher._group_store is not None
         keys.append((publisher._store.server.num_keys(), publisher._group_store.server.num_keys()))
@@ -343,7 +347,7 @@ def test_an_engine_that_stops_early_waits_for_nobody(publisher: RendezvousPublis
     sender.join(5.0)
     started = time.monotonic()
     buckets.close()
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 5.0
     left = [thread for thread in threading.enumerate() if thread.name == "weights-left"]
     assert len(left) == 1
     left[0].join(5.0)
@@ -385,15 +389,15 @@ def test_the_others_get_the_version_in_a_new_group_when_a_member_freezes_or_dies
         victim.kill()
     time.sleep(0.3)
     given_up.set()  # the packer has seen its lease end and names a newer update
-    sender.join(3.0)
-    thread.join(3.0)
+    sender.join(30.0)
+    thread.join(30.0)
     assert isinstance(sent[0], UpdateAbandonedError)
     assert sent[0].missed == ["B"]
     assert isinstance(results[0], UpdateAbandonedError)
     second = update_of("A", update="2")
     thread, results = in_thread(lambda: end.receive(manifest, second, never))
     publisher.send(second, never)
-    thread.join(5.0)
+    thread.join(30.0)
     assert torch.equal(results[0].tensors["layer.23"], big.tensors["layer.23"])
     victim.kill()
     victim.wait(5.0)

@@ -340,14 +340,17 @@ def test_a_server_that_is_gone_stops_the_engine(make_vllm: MakeVllm, stub: StubS
         engine.submit(ask(PROMPT))
 
 
-def test_closing_fails_what_is_under_way(make_vllm: MakeVllm, stub: StubServer) -> None:
-    """May be done twice."""
-    engine = make_vllm()
+def test_closing_fails_what_is_under_way(make_vllm: MakeVllm, stub: StubServer, tmp_path: Path) -> None:
+    """May be done twice; nothing that was written stays."""
+    engine = make_vllm(lora=True)
+    engine.load(policy(1), ADAPTER, WAIT)
+    assert (tmp_path / "scratch").exists()
     stub.holding = True
     future = engine.submit(ask(PROMPT))
     wait_for(lambda: len(stub.asked("/inference/v1/generate")) == 1)
     engine.close()
     engine.close()
+    assert not (tmp_path / "scratch").exists()
     for ended in (lambda: future.result(WAIT), lambda: engine.submit(ask(PROMPT))):
         with pytest.raises(EngineStoppedError, match="has been closed"):
             ended()

@@ -1,0 +1,50 @@
+"""Engines that are servers of their own, in a run's configuration."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.assembly import make_inference
+from actors.telemetry.metrics import Metrics
+from schemas.config.engines import VllmEngineConfig
+from schemas.config.resume import class_of
+from schemas.errors import ConfigError
+from tests.ring.harness import ring_config
+
+URLS = ["http://one:8000", "http://two:8000"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "up", "problem"),
+    [
+        ({"max_model_len": 64}, 1, None),
+        ({"max_model_len": 12}, 1, "rollout.max_tokens: 12 leaves no room .* inference.engine.max_model_len 12"),
+        ({"urls": URLS}, 2, None),
+        ({"urls": URLS}, 1, "inference.engine.urls: 2 servers for up.inference 1"),
+        ({"urls": URLS}, 3, "inference.engine.urls: 2 servers for up.inference 3"),
+    ],
+)
+def test_vllm_fits_the_rest_of_the_run(tmp_path: Path, engine: Any, up: int, problem: str | None) -> None:
+    """Both keys are named."""
+    sections: Any = {"inference": {"engine": {"type": "vllm", **engine}}, "up": {"inference": up}}
+    if problem is None:
+        assert isinstance(ring_config(tmp_path, **sections).inference.engine, VllmEngineConfig)
+        return
+    with pytest.raises(ConfigError, match=problem):
+        ring_config(tmp_path, **sections)
+
+
+def test_the_engine_may_change_when_a_run_goes_on() -> None:
+    """Where completions come from is no part of what they are."""
+    assert class_of("inference.engine.type") == class_of("inference.engine.urls") == "free"
+
+
+def test_an_actor_beyond_the_servers_is_refused(tmp_path: Path, model_folder: Any) -> None:
+    """`actors run inference-2` with two servers."""
+    model = {"path": str(model_folder("llama")), "lora": {"rank": 4}}
+    config = ring_config(
+        tmp_path, model=model, inference={"engine": {"type": "vllm", "urls": URLS}}, up={"inference": 2}
+    )
+    with pytest.raises(ConfigError, match=r"inference.engine.urls: has none for inference-2"):
+        make_inference(config, "inference-2", Metrics("inference"))._make_engine()
