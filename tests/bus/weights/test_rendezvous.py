@@ -121,7 +121,7 @@ def test_all_members_get_every_tensor(host: str):
 
 def test_a_group_is_kept_while_its_members_stay(publisher: RendezvousPublisher):
     """To meet costs more than to send."""
-    end = RendezvousReceiver("A", HOST, 5.0)
+    end = RendezvousReceiver("A", HOST, 30.0)
     groups = []
     for version in (7, 8):
         policy = Policy(lineage=1, version=version)
@@ -140,7 +140,7 @@ def test_a_manifest_of_other_weights_is_noticed_before_anything_is_received(publ
     manifest = publisher.publish(POLICY, some_weights())
     other = manifest.model_copy(update={"digest": "0" * 64})
     with pytest.raises(ValueError, match="not the one that the trainer published"):
-        RendezvousReceiver("A", HOST, 5.0).receive(other, update_of("A"), never)
+        RendezvousReceiver("A", HOST, 30.0).receive(other, update_of("A"), never)
 
 
 def test_bytes_that_changed_on_the_wire_are_refused(publisher: RendezvousPublisher):
@@ -151,7 +151,7 @@ def test_bytes_that_changed_on_the_wire_are_refused(publisher: RendezvousPublish
     seen: list[str] = []
 
     def apply() -> None:
-        for bucket, _ in RendezvousReceiver("A", HOST, 5.0).buckets(manifest, update, never):
+        for bucket, _ in RendezvousReceiver("A", HOST, 30.0).buckets(manifest, update, never):
             seen.append(bucket.tensors[0][0])
 
     thread, results = in_thread(apply)
@@ -180,7 +180,7 @@ def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: Rendezvou
     gone = Manifest(policy=Policy(lineage=1, version=1), channel="rendezvous", content="full", uri=publisher.address,
                     digest="", num_bytes=0)  # fmt: skip
     with pytest.raises(UpdateAbandonedError, match=r"holds 1\.1 no more"):
-        RendezvousReceiver("A", HOST, 5.0).header(gone, never)
+        RendezvousReceiver("A", HOST, 30.0).header(gone, never)
 
 
 @SOMEBODY_IS_MISSING
@@ -229,7 +229,7 @@ def test_a_group_that_was_given_up_is_never_entered_again(publisher: RendezvousP
 
 def test_a_trainer_that_starts_anew_is_met_anew_in_the_same_group(publisher: RendezvousPublisher):
     """Its store has another port, and the packer may not have noticed: between two updates nothing fails."""
-    end = RendezvousReceiver("A", HOST, 5.0)
+    end = RendezvousReceiver("A", HOST, 30.0)
     for trainer in (publisher, RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=5.0)):
         manifest, update = trainer.publish(POLICY, some_weights()), update_of("A", group="1")
         thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
@@ -271,7 +271,7 @@ def test_a_trainer_that_dies_before_it_hears_got_ends_the_update(publisher: Rend
         if over.is_set():
             raise UpdateAbandonedError("the test is over")
 
-    end = RendezvousReceiver("A", HOST, 5.0)
+    end = RendezvousReceiver("A", HOST, 30.0)
     buckets = end.buckets(manifest, update, never)
     sender, _ = in_thread(lambda: publisher.send(update, check))
     next(buckets)
@@ -301,7 +301,7 @@ def test_a_version_that_is_being_sent_is_not_pruned(publisher: RendezvousPublish
         publisher.publish(Policy(lineage=1, version=version), some_weights())
     publisher.prune(keep_version=100)
     assert [m.policy.version for m in publisher.published()] == [7, 8, 9]
-    assert RendezvousReceiver("A", HOST, 5.0).header(manifest, never).num_bytes == manifest.num_bytes
+    assert RendezvousReceiver("A", HOST, 30.0).header(manifest, never).num_bytes == manifest.num_bytes
     over.set()
     sender.join(5.0)
     publisher.prune(keep_version=100)
@@ -319,7 +319,7 @@ def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
             update_of(boot_id, update=str(version), policy=policy),
         )
         thread, _ = in_thread(
-            lambda m=manifest, u=update, b=boot_id: RendezvousReceiver(b, HOST, 5.0).receive(m, u, never)
+            lambda m=manifest, u=update, b=boot_id: RendezvousReceiver(b, HOST, 30.0).receive(m, u, never)
         )
         publisher.send(update, never)
         thread.join(30.0)
