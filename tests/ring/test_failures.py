@@ -367,7 +367,10 @@ def test_an_engine_that_freezes_with_requests_under_way_holds_nobody_up(
     faults = tmp_path / "faults"
     faults.mkdir()
     monkeypatch.setenv("GRPO_FAULTS", str(faults))
-    config = ring_config(tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 10}}, up={"inference": 2})
+    slow = {"engine": {"type": "fake", "token_seconds": 0.01}}
+    config = ring_config(
+        tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 10}}, up={"inference": 2}, inference=slow
+    )
     with processes(config, tmp_path) as started:
         up = started.up()
         wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)

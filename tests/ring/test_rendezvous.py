@@ -47,7 +47,8 @@ def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Pa
 @pytest.mark.slow
 def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
     """A run begins with one engine, gets a second one, and loses the first for good: the second carries it on."""
-    config = broadcast_config(tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 10}})
+    slow = {"engine": {"type": "fake", "token_seconds": 0.02}}  # so that the run outlasts the start of an engine
+    config = broadcast_config(tmp_path, trainer={"max_steps": 80, "checkpoint": {"interval": 10}}, inference=slow)
     with processes(config, tmp_path) as started:
         for name in ("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0"):
             started.run(name)
@@ -69,7 +70,8 @@ def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
     faults = tmp_path / "faults"
     faults.mkdir()
     monkeypatch.setenv("GRPO_FAULTS", str(faults))
-    config = broadcast_config(tmp_path, trainer={"max_steps": 40, "checkpoint": {"interval": 10}})
+    slow = {"engine": {"type": "fake", "token_seconds": 0.01}}
+    config = broadcast_config(tmp_path, trainer={"max_steps": 60, "checkpoint": {"interval": 10}}, inference=slow)
     with processes(config, tmp_path) as started:
         up = started.up()
         wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)
@@ -78,7 +80,7 @@ def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
         wait_until(hit.exists, "the fault", 30.0)
         before = steps_recorded(config)
         victim = children(up.pid).get("inference-1")
-        wait_until(lambda: steps_recorded(config) >= before + 3, "three more steps", 15.0)
+        wait_until(lambda: steps_recorded(config) >= before + 3, "three more steps", 30.0)
         if how == "SIGSTOP" and victim is not None:
             os.kill(victim, signal.SIGCONT)
         assert up.wait(90.0) == 0, started.text("up")

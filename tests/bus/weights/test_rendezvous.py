@@ -108,7 +108,7 @@ def test_all_members_get_every_tensor(host: str):
     publisher, weights = RendezvousPublisher(host, bucket_bytes=1000, keep=2, timeout=30.0), some_weights()
     manifest = publisher.publish(POLICY, weights)
     update = update_of("A", "B")
-    ends = [RendezvousReceiver(boot_id, host, 5.0) for boot_id in ("A", "B")]
+    ends = [RendezvousReceiver(boot_id, host, 30.0) for boot_id in ("A", "B")]
     running = [in_thread(lambda end=end: end.receive(manifest, update, never)) for end in ends]
     publisher.send(update, never)
     for thread, results in running:
