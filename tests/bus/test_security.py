@@ -26,6 +26,7 @@ from tests.bus.conftest import MakeConfig, Place
 from tests.bus.test_control import Actor, Packer, _dealer, _started, _steps
 from tests.bus.test_data import _group, _inbox, _outbox, _take
 from tests.schemas.messages.examples import example_frames
+from tests.strangers import knock
 
 WAIT = 10.0
 Stranger = Callable[["zmq.Socket[bytes]", bytes], None]
@@ -118,7 +119,7 @@ def test_stranger_on_the_data_plane_is_not_heard_and_named_once(
             stranger(evil, server)
             evil.setsockopt(zmq.RECONNECT_IVL, 60_000)
             evil.connect(endpoint)
-            evil.send_multipart([b"rollout-0", *codec.encode(_group(777))], zmq.NOBLOCK)
+            knock(evil, [b"rollout-0", *codec.encode(_group(777))])
         _until(lambda: _refused(inbox.counts, reason) == 5)
         outbox = _outbox(closing, config, inbox.address)
         for ordinal in range(50):
@@ -145,7 +146,7 @@ def test_stranger_on_the_control_plane_hears_nothing(
     evil.setsockopt(zmq.IDENTITY, identity_of("screen", "b0"))
     stranger(evil, keys.load(Path(address.bus.keys)).server_publics[0])
     evil.connect(address)
-    evil.send_multipart(example_frames("observer_beat"), zmq.NOBLOCK)
+    knock(evil, example_frames("observer_beat"))
     _until(lambda: _refused(packer.server.counts, reason))
     assert not evil.poll(100)
     assert packer.heard == []

@@ -17,6 +17,7 @@ from tests.ring.harness import (
     wait_until,
     watching,
 )
+from tests.strangers import knock
 
 
 def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and_keys_are_rotated(tmp_path):
@@ -32,17 +33,17 @@ def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and
     )
     done = threading.Event()
 
-    def knock() -> None:
+    def knocks() -> None:
         while not done.wait(0.02):
             with zmq.Context.instance().socket(zmq.DEALER) as stranger:
                 stranger.setsockopt(zmq.LINGER, 0)
                 stranger.connect(config.bus.control)
-                stranger.send(b"beat", zmq.NOBLOCK)
+                knock(stranger, [b"beat"])
                 stranger.poll(50)
 
     with ring(config) as run, watching(config) as watcher:
         run.start()
-        threading.Thread(target=knock, daemon=True).start()
+        threading.Thread(target=knocks, daemon=True).start()
         wait_until(lambda: watcher.progress().get("step", 0) >= 2, "step 2")
         keys.rotate(folder)
         wait_until(lambda: watcher.progress().get("step", 0) >= 4, "step 4")
@@ -76,7 +77,7 @@ def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
         with zmq.Context.instance().socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 0)
             stranger.connect(config.bus.control)
-            stranger.send(b"beat", zmq.NOBLOCK)
+            knock(stranger, [b"beat"])
             name = "grpo_bus_refused_connections_total"
             samples = [f'{name}{{reason="{reason}"}}' for reason in ("plaintext", "incomplete")]
             wait_until(lambda: sum(scraped(config, "packer-0", each) for each in samples), "the stranger is counted")
