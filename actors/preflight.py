@@ -45,24 +45,25 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
     Raises:
         ConfigError: every problem found, each as `path.to.key: what is wrong, what is allowed`.
     """
-    missing = dict(_missing_data(config))
+    missing = [(key, path) for key, path in _data_files(config) if not path.exists()]
     looks = (_model, _folders, _keys, _functions, _rows, _supervised)
     problems = [problem for look in looks for problem in look(config)]
-    if not starts:
-        problems = [problem for problem in problems if not any(path in problem for path in missing)]
+    if starts:
+        problems += [f"{key}: there is no file {path}" for key, path in missing]
     if problems:
         raise ConfigError(*problems)
-    return [f"{key}: {path} is not here; `actors up` needs it" for path, key in missing.items()]
+    return [f"{key}: {path} is not here; `actors up` needs it" for key, path in missing]
 
 
-def _missing_data(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(path, key) of files with rows that are not there."""
+def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
+    """By key: files with rows."""
     for environment in config.environments:
         if isinstance(environment, JsonlConfig):
-            files = {"path": environment.path, "eval_path": environment.eval_path}
-            for key, path in files.items():
-                if path and not Path(path).exists():
-                    yield path, f"environments[].{key}"
+            yield "environments[].path", Path(environment.path)
+            if environment.eval_path:
+                yield "environments[].eval_path", Path(environment.eval_path)
+    if config.trainer.sft is not None:
+        yield "trainer.sft.path", Path(config.trainer.sft.path)
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -189,12 +190,13 @@ def _bound(tree: ast.Module) -> set[str]:
 
 def _supervised(config: RunConfig) -> Iterator[str]:
     """Every row must be an example; how many tokens it has is for the trainer to find."""
-    if config.trainer.sft is None:
+    sft = config.trainer.sft
+    if sft is None or not Path(sft.path).exists():
         return
     from actors.environments.supervised import read_supervised  # here: it loads numpy
 
     try:
-        read_supervised(Path(config.trainer.sft.path))
+        read_supervised(Path(sft.path))
     except ConfigError as error:
         yield from error.problems
 
@@ -207,6 +209,9 @@ def _rows(config: RunConfig) -> Iterator[str]:
     from actors.environments.jsonl import Jsonl  # here: it loads numpy
 
     for environment, split in itertools.product(files, get_args(Split)):
+        file = environment.path if split == "train" else environment.eval_path
+        if file and not Path(file).exists():
+            continue
         try:
             rows = Jsonl(environment, split)
         except ConfigError as error:

@@ -76,6 +76,7 @@ def receive(pipe: Connection, folder: str) -> None:
         "bus": lambda: inbox.receive(60.0),
         "plain": lambda: plain.receive(60.0),
         **{way: lambda copy=copy: raw.recv_multipart(copy=copy) for way, copy in RAW_WAYS.items()},
+        "typed": lambda: codec.decode(raw.recv_multipart(copy=False)[1:]),
     }
     while (task := pipe.recv()) is not None:
         way, count = task
@@ -123,6 +124,7 @@ def measure_size(size: str, pipe: Connection, boxes: dict[str, Outbox], raw: "zm
     sends: dict[str, Callable[[], object]] = {
         **{way: lambda outbox=outbox: send_typed(outbox) for way, outbox in boxes.items()},
         **{way: lambda copy=copy: raw.send_multipart(frames, copy=copy) for way, copy in RAW_WAYS.items()},
+        "typed": lambda: raw.send_multipart([b"rollout-0", *codec.encode(group)], copy=False),
     }
     rates: dict[str, list[float]] = {way: [] for way in sends}
     for _ in range(ROUNDS):
@@ -138,8 +140,14 @@ def measure_size(size: str, pipe: Connection, boxes: dict[str, Outbox], raw: "zm
         "message_bytes": codec.num_bytes(frames),
         "messages_per_second": medians,
         "bus_bytes_per_second": medians["bus"] * codec.num_bytes(frames),
-        "share_of_raw": statistics.median(mine / other for mine, other in zip(rates["bus"], best_raw, strict=True)),
+        "share_of_raw": share(rates["bus"], best_raw),
+        "share_of_typed": share(rates["bus"], rates["typed"]),
     }
+
+
+def share(mine: list[float], others: list[float]) -> float:
+    """The median over rounds of one rate by another."""
+    return statistics.median(one / other for one, other in zip(mine, others, strict=True))
 
 
 # --- strangers -------------------------------------------------------------------------------------------------------
@@ -263,11 +271,11 @@ def measure() -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> str:
     """Two tables and a line."""
-    rows: list[list[object]] = [["size", "bus msg/s", "plain msg/s", *(f"{way} msg/s" for way in RAW_WAYS), "MB/s"]]
-    rows[0].append("bus / best raw")
+    rows: list[list[object]] = [["size", "bus msg/s", "plain msg/s", *(f"{way} msg/s" for way in RAW_WAYS)]]
+    rows[0] += ["typed msg/s", "MB/s", "bus / best raw", "bus / typed"]
     for r in results["data"]:
         megabytes = r["bus_bytes_per_second"] / 1e6
-        rows.append([r["size"], *r["messages_per_second"].values(), megabytes, r["share_of_raw"]])
+        rows.append([r["size"], *r["messages_per_second"].values(), megabytes, r["share_of_raw"], r["share_of_typed"]])
     found = results["strangers"]
     kinds: list[list[object]] = [["stranger", "attempts/s", "refused", "ms of CPU each", "friend's msg/s"]]
     kinds += [[kind, *values.values()] for kind, values in found["by_kind"].items()]

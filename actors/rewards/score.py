@@ -282,7 +282,12 @@ class Scorer:
     def _call(self, reward: NamedReward, group: RolloutGroup) -> Future[Any]:
         arguments = reward.arguments(group)
         if reward.is_async:
-            return asyncio.run_coroutine_threadsafe(self._await(reward, group, arguments), self._loop)
+            call = self._await(reward, group, arguments)
+            try:
+                return asyncio.run_coroutine_threadsafe(call, self._loop)
+            except RuntimeError:  # the loop is closed
+                call.close()
+                raise
         return self._pool.submit(_run, reward, group, arguments)
 
     async def _await(self, reward: NamedReward, group: RolloutGroup, arguments: dict[str, Any]) -> Any:
@@ -327,12 +332,22 @@ class Scorer:
 
     def _run_loop(self) -> None:
         self._loop.run_forever()
+        self._loop.run_until_complete(_end_late_tasks())
         self._loop.close()
 
     def _end_loop(self) -> None:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.stop)  # behind the cancelled tasks, so that they end first
+
+
+async def _end_late_tasks() -> None:
+    """Those handed over while the loop was ending, which nothing has cancelled yet."""
+    late = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=TICK_SECONDS)
 
 
 def _run(reward: NamedReward, group: RolloutGroup, arguments: dict[str, Any]) -> Any:

@@ -59,6 +59,10 @@ def test_the_trainers_own_files_are_looked_at(tmp_path: Path) -> None:
         path = _rows(tmp_path / "sft.jsonl", *rows[:count])
         found = _problems(tmp_path, trainer={"max_steps": 1, "sft": sft | {"path": path}})
         assert found == [f"trainer.sft.path: {path}, line 2: {problem}" for problem in problems]
+    config = check_tree(
+        ring_config(tmp_path).model_dump() | {"trainer": {"max_steps": 1, "sft": sft | {"path": "/no"}}}
+    )
+    assert preflight(config, starts=False) == ["trainer.sft.path: /no is not here; `actors up` needs it"]
 
 
 @pytest.mark.parametrize("name", ["borrowed", "Judge", "short", "weigh", "outer"])
@@ -150,9 +154,9 @@ def test_all_bad_files_of_data_are_named(tmp_path: Path) -> None:
     ]
     problems = _problems(tmp_path, environments=environments)
     assert [re.split("; its| with `role`", problem)[0] for problem in problems] == [
-        f"environments[].path: {tmp_path}/none.jsonl can't be read: No such file or directory",
         f"environments[].eval_path: {bad}, line 2: the prompt must be text, or a list of messages",
         f"environments[].path: {rows}, line 1: no column 'prompt' (prompt_column)",
+        f"environments[].path: there is no file {tmp_path}/none.jsonl",
     ]
 
 

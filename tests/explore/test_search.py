@@ -213,6 +213,7 @@ def test_search_finds_a_scored_group_that_is_never_sent_again() -> None:
     assert len(bug.deviating) == 1  # one lost message
 
 
+@pytest.mark.slow
 def test_walks_find_a_release_of_what_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for taking "nobody holds it" for "it is over": the rollout died, its scored group is on its way."""
     ended = replies._Replies._ended
@@ -238,6 +239,7 @@ def test_search_finds_a_record_that_is_told_before_its_commit() -> None:
     assert "is recorded" in str(bug.violation)
 
 
+@pytest.mark.slow
 def test_search_finds_a_ledger_that_is_not_taken_over_before_its_first_ticket() -> None:
     """Its gang has an incarnation by then, and engines a target: the next gang would have the same lineage (P4)."""
     bug = found(replace(STEPS, product=Product(takes_over=lambda values: "num_issued" in values)))

@@ -137,6 +137,7 @@ def test_reward_that_always_hangs_and_counts_as_none_teaches_nothing_and_ends_th
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 def test_async_reward_that_blocks_fails_its_group_by_name_and_costs_no_other_an_attempt(tmp_path):
     """The reward actor starts over with a loop that runs; of all groups only the one that blocked is sampled again."""
     gate = tmp_path / "gate"
@@ -165,6 +166,7 @@ def test_async_reward_that_blocks_fails_its_group_by_name_and_costs_no_other_an_
 
 
 @pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.slow
 def test_reward_that_hangs_sometimes_costs_attempts_and_not_the_run(tmp_path, retries):
     """Sixteen calls never return: the process ends with 75, which no limit counts, and the next completes the run.
 
@@ -250,6 +252,7 @@ def failing(error: Exception):
     ],
     ids=["HTTP 500", "HTTP 400", "hangs", "one completion fails"],
 )
+@pytest.mark.slow
 def test_group_that_the_engine_never_answers_is_dropped_after_three_attempts(
     tmp_path, monkeypatch, answer, reason, words
 ):

@@ -91,6 +91,7 @@ def test_rollout_stopped_beyond_its_lease_does_no_harm_when_it_goes_on(tmp_path)
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 def test_drained_actors_exit_with_0_and_leave_no_work_behind(tmp_path):
     """SIGTERM to a rollout and a reward actor at work: they finish what they hold, exit 0, and others go on."""
     config = ring_config(tmp_path, inference=SAMPLING, trainer={"max_steps": 6}, eval={"num_prompts": 0})
@@ -144,6 +145,7 @@ def test_newer_process_of_a_name_takes_over_and_the_older_says_why_it_ends(tmp_p
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 def test_second_packer_on_a_ledger_is_refused(tmp_path):
     """Exit 2, naming ledger.path and the file; the first packer is not disturbed."""
     config = ring_config(tmp_path, **SHORT)

@@ -70,6 +70,7 @@ def test_a_run_whose_actors_are_killed_reaches_the_same_weights(tmp_path, undist
     assert weights_of(config) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_goes_on_reaches_the_same_weights(tmp_path, undisturbed):
     """All actors drain at step 4, which no interval asks to be saved, and are started again."""
     config = level_0(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.003}})

@@ -101,6 +101,7 @@ def test_a_ledger_without_room_waits_for_it(tmp_path):
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 def test_a_ledger_that_stays_locked_fails_the_run_in_words(tmp_path):
     """A backup tool holds the file: after ledger.commit_timeout the reason, the key, and what to do."""
     config = ring_config(tmp_path, ledger={"commit_timeout": 0.1}, trainer={"max_steps": 50}, eval={"num_prompts": 0})

@@ -87,6 +87,7 @@ def test_peer_that_crashes_and_starts_again_costs_nothing_but_time(tmp_path, tra
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 def test_half_of_all_beats_and_states_may_be_lost(tmp_path, transport):
     """Every kind of Beat and State is dropped with probability 0.5 for a whole run, which ends as it should."""
     lost: Counter[str] = Counter()

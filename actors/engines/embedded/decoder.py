@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from actors.algorithms.noise import NormNoise, is_noisy_norm
 from actors.engines.embedded import cache
 from actors.policy import loading
 from actors.policy.attention import pack_row
@@ -19,7 +20,7 @@ from schemas.config.model import ModelConfig
 class Decoder:
     """A causal LM that computes next-token logits of sequences kept in slots. Use it from one thread."""
 
-    def __init__(self, config: ModelConfig, limits: EmbeddedEngineConfig) -> None:
+    def __init__(self, config: ModelConfig, limits: EmbeddedEngineConfig, noise: NormNoise | None = None) -> None:
         dtype = loading.TORCH_DTYPES[config.dtype]
         self.model: nn.Module = loading.load_model(config, cache.NAME, dtype)
         if config.lora is not None:
@@ -29,6 +30,8 @@ class Decoder:
             _align(self.model)
         self.device = loading.device_of(config)
         self._adapter = config.lora is not None
+        self._noise = noise
+        self._clean_norms: dict[str, Tensor] = {}
         base: Any = self.model.config
         self.max_length = min(limits.max_sequence_len, int(getattr(base, "max_position_embeddings", 1 << 30)))
         self.vocab_size = int(base.vocab_size)
@@ -80,8 +83,8 @@ class Decoder:
         """Copy the first `length` keys and values of slots to other slots."""
         self._cache.copy(torch.tensor(sources, device=self.device), torch.tensor(targets, device=self.device), length)
 
-    def load(self, weights: Weights) -> None:
-        """Overwrite the weights.
+    def load(self, weights: Weights, version: int) -> None:
+        """Overwrite the weights, and put the noise of this version on the norms, where there is any.
 
         Raises:
             ValueError: they are not this model's; nothing has been overwritten.
@@ -94,6 +97,20 @@ class Decoder:
             )
         targets = loading.adapter_tensors(self.model) if self._adapter else loading.full_tensors(self.model)
         loading.copy_into(targets, weights.tensors, "published weights")
+        if self._noise is not None:
+            self._renew_noise(self._noise, version)
+
+    @torch.inference_mode()
+    def _renew_noise(self, noise: NormNoise, version: int) -> None:
+        norms = {
+            name.removeprefix(loading.PEFT_PREFIX): parameter
+            for name, parameter in self.model.named_parameters()
+            if is_noisy_norm(name)
+        }
+        if not self._adapter or not self._clean_norms:  # an adapter leaves the norms as the version before has them
+            self._clean_norms = {name: norm.clone() for name, norm in norms.items()}
+        for name, value in noise.on(self._clean_norms, version).items():
+            norms[name].copy_(value)
 
     def _forward(self, tokens_T: Tensor, plan: cache.CachePlan, keep: Tensor) -> Tensor:
         output = self.model(

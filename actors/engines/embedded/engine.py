@@ -24,6 +24,7 @@ import numpy as np
 import structlog
 import torch
 
+from actors.algorithms.noise import NormNoise
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.running import Request, Running
 from actors.engines.embedded.sampling import sample, uniforms
@@ -64,12 +65,16 @@ class EmbeddedEngine:
     holds_two_versions = False
 
     def __init__(
-        self, model: ModelConfig, config: EmbeddedEngineConfig, update_mode: Literal["drain", "interrupt", "inflight"]
+        self,
+        model: ModelConfig,
+        config: EmbeddedEngineConfig,
+        update_mode: Literal["drain", "interrupt", "inflight"],
+        noise: NormNoise | None = None,
     ) -> None:
         self._config = config
         # a request sampled by two versions would depend on the token at which they were switched
         self._mode = "drain" if config.deterministic else update_mode
-        self._decoder = Decoder(model, config)
+        self._decoder = Decoder(model, config, noise)
         self._tokenizer = Tokenizer(model)
         self._eos = np.array(sorted(eos_ids(model)), np.int32)
         self._policy: Policy | None = None
@@ -209,7 +214,7 @@ class EmbeddedEngine:
             self._update = None
         started = time.monotonic()
         try:
-            self._decoder.load(update.weights)
+            self._decoder.load(update.weights, update.policy.version)
         except ValueError as error:
             update.done.set_exception(error)
             return

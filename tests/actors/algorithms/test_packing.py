@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.algorithms.packing import LINEAR_COST, QUADRATIC_COST, cost, lower_bound, pack
+from actors.algorithms.packing import LINEAR_COST, QUADRATIC_COST, _balance, cost, lower_bound, pack
 
 CAPACITY = 100
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=60)
@@ -79,10 +79,23 @@ def test_a_rank_with_the_longest_sample_of_one_row_gets_the_cheapest_of_the_next
 
 
 def test_costs_of_eight_ranks_are_level() -> None:
-    """With several micro-batches per rank, the costliest rank stays within 5 % of the mean."""
-    lengths = lognormal(seed=1, median=4000, n=512)
-    totals = [sum(cost(micro_batch, lengths) for micro_batch in rank) for rank in pack(lengths, 16384, 8)]
-    assert max(totals) <= 1.05 * sum(totals) / 8
+    """The costliest is within 2 % of the mean in the median of 30 cases; few micro-batches leave little choice."""
+    cases = [(median, n, seed) for median, n in ((1000, 128), (4000, 128), (4000, 512)) for seed in range(10)]
+    ratios = []
+    for median, n, seed in cases:
+        lengths = lognormal(seed, median, n)
+        totals = [sum(cost(micro_batch, lengths) for micro_batch in rank) for rank in pack(lengths, 16384, 8)]
+        ratios.append(max(totals) * 8 / sum(totals))
+    assert sorted(ratios)[len(ratios) // 2] <= 1.02
+    assert sum(ratio > 1.1 for ratio in ratios) <= 1
+
+
+def test_samples_are_exchanged_where_whole_micro_batches_can_not_level_two_ranks() -> None:
+    """90 + 10 and 50 of 100: shares of 100 and 50 become 90 and 60."""
+    lengths = [90, 50, 10]
+    ranks = _balance([[[0, 2]], [[1]]], lengths, 100)
+    assert sorted(sum(lengths[i] for batch in rank for i in batch) for rank in ranks) == [60, 90]
+    assert _balance([[[0]], [[1]]], [90, 50], 100) == [[[0]], [[1]]], "a sample that is alone stays"
 
 
 def test_cost_adds_tokens_and_squared_tokens_per_sample() -> None:

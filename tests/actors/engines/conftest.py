@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
+from actors.algorithms.noise import NormNoise
 from actors.engines.embedded.engine import EmbeddedEngine
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
@@ -24,6 +25,7 @@ def make_engine(model_folder: ModelFolder) -> Iterator[MakeEngine]:
         eos: int = 2,
         lora: bool = False,
         dtype: Literal["float32", "bfloat16"] = "float32",
+        noise: NormNoise | None = None,
         **engine_keys: Any,
     ) -> EmbeddedEngine:
         model = ModelConfig(
@@ -33,7 +35,7 @@ def make_engine(model_folder: ModelFolder) -> Iterator[MakeEngine]:
             lora=LoraConfig(rank=4, alpha=8.0) if lora else None,
         )
         config = EmbeddedEngineConfig(max_sequences=max_sequences, max_sequence_len=64, **engine_keys)
-        made.append(EmbeddedEngine(model, config, mode))  # type: ignore[arg-type]
+        made.append(EmbeddedEngine(model, config, mode, noise))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

@@ -84,6 +84,7 @@ def test_bits_are_the_same_alone_and_in_any_order(engine: EmbeddedEngine) -> Non
         assert [bits(group) for group in together] == [expected[i] for i in order]
 
 
+@pytest.mark.slow
 def test_bits_are_the_same_for_requests_that_come_and_go_at_random_times(engine: EmbeddedEngine) -> None:
     """Three rounds; every third of the others is cancelled at some moment."""
     asked, draw = requests(), random.Random(1)

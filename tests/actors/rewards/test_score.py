@@ -1,12 +1,14 @@
 import asyncio
+import gc
 import json
 import math
 import sys
 import threading
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -502,3 +504,32 @@ def test_functions_of_the_same_name_are_told_apart() -> None:
         RewardFunctionConfig(path="actors.rewards.builtin:exact_match"),
     ]
     assert [reward.name for reward in load_rewards(configs)] == ["exact_match_0", "exact_match_1"]
+
+
+def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refused() -> None:
+    """One that comes while the loop already stops is cancelled; a later one raises, and no coroutine is left."""
+
+    async def slow(prompts: Any, completions: list[str]) -> list[float]:
+        await asyncio.sleep(60.0)
+        return [0.0] * len(completions)
+
+    scorer, stopping, handed_over = Scorer(60.0, 2), threading.Event(), threading.Event()
+
+    def stop() -> None:
+        scorer._loop.stop()
+        stopping.set()
+        handed_over.wait(10.0)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        scorer._loop.call_soon_threadsafe(stop)
+        assert stopping.wait(10.0)
+        call = scorer._call(_reward(slow), _group(["a"]))
+        handed_over.set()
+        with pytest.raises(CancelledError):
+            call.result(10.0)
+        wait_until(scorer._loop.is_closed, "the loop is closed")
+        with pytest.raises(RuntimeError, match="loop is closed"):
+            scorer._call(_reward(slow), _group(["a"]))
+        gc.collect()
+    assert [str(each.message) for each in warned if "never awaited" in str(each.message)] == []

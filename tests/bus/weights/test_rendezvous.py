@@ -184,6 +184,7 @@ def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: Rendezvou
 
 
 @SOMEBODY_IS_MISSING
+@pytest.mark.slow
 def test_a_member_that_never_comes_is_given_up_at_once_when_a_newer_update_is_named(publisher: RendezvousPublisher):
     """Nobody waits for the timeout when the packer knows better."""
     publisher.publish(POLICY, some_weights())
@@ -238,6 +239,7 @@ def test_a_trainer_that_starts_anew_is_met_anew_in_the_same_group(publisher: Ren
         assert torch.equal(results[0].tensors["a.weight"], some_weights().tensors["a.weight"])
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_frozen_is_not_waited_for():
     """Its machine still takes connections, and nobody answers: the engine serves on and hears what the packer says."""
     manifest = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=5.0).publish(POLICY, some_weights())
@@ -364,6 +366,7 @@ def test_what_anybody_may_write_into_the_store_is_no_error(said: bytes, count: i
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.slow
 def test_the_others_get_the_version_in_a_new_group_when_a_member_freezes_or_dies(
     publisher: RendezvousPublisher, how: signal.Signals
 ):
