@@ -1,0 +1,9 @@
+"""All pages, in the order of the README."""
+
+from grafana.cost import COST
+from grafana.data_plane import DATA_PLANE
+from grafana.inference import INFERENCE
+from grafana.overview import OVERVIEW
+from grafana.training import TRAINING
+
+PAGES = (OVERVIEW, DATA_PLANE, TRAINING, INFERENCE, COST)
