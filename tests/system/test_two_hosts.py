@@ -1,0 +1,252 @@
+"""One run on two hosts: two network namespaces with addresses of their own, joined by a cable, and keys on the bus.
+
+The first has packer and trainer, the second rollout, reward and inference, with no server secret; what they share is a
+disk, as hosts of a cluster do. All that crosses the cable is recorded.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas.config import RunConfig, load_config
+from tests.ring.harness import check_promise, steps_recorded, summary_of, wait_until
+from tests.system.tools import missing, tool
+
+ROOT = Path(__file__).parents[2]
+RECORDER = Path(__file__).with_name("recorder.py")
+PORT = 5555
+CUT_SECONDS = 8.0
+"""More than a lease (3 s): to each host the other one is gone."""
+MAX_STEPS = 24
+STEPS_AT_HAND = 5
+"""Two that are composed, two of groups that have come (level 1), and one that is being trained."""
+LONG_PROMPT = 7
+"""Bytes: no shorter word is looked for, since among a million encrypted bytes it may stand by chance."""
+NAMES_ON_THE_WIRE = (b"token_ids", b"rewards_G", b"boot_id", b"rollout_group", b"example_key")
+"""Fields of messages, which their headers spell out."""
+PLAINTEXT = """
+import sys, zmq
+from bus import codec
+from schemas.messages import ObserverBeat
+context = zmq.Context()
+socket = context.socket(zmq.PUSH if sys.argv[1] == "connect" else zmq.PULL)
+getattr(socket, sys.argv[1])(sys.argv[2])
+if sys.argv[1] == "connect":
+    beat = ObserverBeat(run="r", name="n", boot_id="b", sequence=1, phase="running")
+    socket.send_multipart([bytes(frame) for frame in codec.encode(beat)])
+else:
+    socket.RCVTIMEO = 60000
+    socket.recv_multipart()
+socket.close(linger=60000)
+context.term()
+"""
+"""A message of the bus without encryption: what the recorder must see."""
+
+
+@dataclass
+class Host:
+    """A network namespace with one device."""
+
+    name: str
+    address: str
+    keys: Path
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """Its end of the cable; the kernel allows 15 characters."""
+        return f"{self.name}e"
+
+    def spawn(self, label: str, log: Path, *command: object) -> "subprocess.Popen[bytes]":
+        """A command on this host, which ends with the test."""
+        words = ["ip", "netns", "exec", self.name, sys.executable, *map(str, command)]
+        with log.open("ab") as stream:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            self.processes[label] = subprocess.Popen(words, stdout=stream, stderr=stream, env=environment)
+        return self.processes[label]
+
+    def actor(self, name: str, config: Path) -> None:
+        """`actors run`, with what is this host's own given as overrides."""
+        own = [f"bus.host={self.address}", f"inference.host={self.address}", f"bus.keys={self.keys}"]
+        command = ("-m", "actors", "run", name.partition("-")[0], "--config", config, "--name", name, *own)
+        self.spawn(name, config.with_name(f"{name}.log"), *command)
+
+    def end(self) -> None:
+        """Kill what still runs here."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait(10.0)
+
+
+@dataclass
+class Cable:
+    """The two hosts and what crosses between them."""
+
+    first: Host
+    second: Host
+    folder: Path
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Nothing crosses for the length of a block."""
+        _ip("-n", self.first.name, "link", "set", self.first.device, "down")
+        try:
+            yield
+        finally:
+            _ip("-n", self.first.name, "link", "set", self.first.device, "up")
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[Path]:
+        """The file with all frames that cross during a block, whole once it has ended."""
+        path, log = self.folder / "frames", self.folder / "recorder.log"
+        recorder = self.first.spawn("recorder", log, RECORDER, self.first.device, path)
+        wait_until(path.exists, "the recorder listens")
+        try:
+            yield path
+        finally:
+            recorder.send_signal(signal.SIGTERM)
+            assert recorder.wait(10.0) == 0, log.read_text()
+
+
+@pytest.fixture
+def cable(tmp_path: Path) -> Iterator[Cable]:
+    """Two hosts for one test; the second gets the keys that it needs and no others."""
+    tool("ip", "apt-get install iproute2")
+    if os.geteuid() != 0:
+        missing("network namespaces need root: run the tests as root")
+    keys, subnet = tmp_path / "keys", f"10.{os.getpid() // 250 % 250}.{os.getpid() % 250}"
+    subprocess.run([sys.executable, "-m", "actors", "keys", "new", keys], check=True, capture_output=True)
+    copy = tmp_path / "keys-of-the-second"
+    copy.mkdir(mode=0o700)
+    for name in ("server.public", "client.public", "client.secret"):
+        (copy / name).write_bytes((keys / name).read_bytes())
+        (copy / name).chmod((keys / name).stat().st_mode & 0o777)
+    tag = f"h{os.getpid() % 10**7}"
+    made = Cable(Host(f"{tag}a", f"{subnet}.1", keys), Host(f"{tag}b", f"{subnet}.2", copy), tmp_path)
+    try:
+        _lay(made)
+        yield made
+    finally:
+        for host in (made.first, made.second):
+            host.end()
+            subprocess.run(["ip", "netns", "del", host.name], capture_output=True, check=False)
+
+
+def _lay(cable: Cable) -> None:
+    hosts = (cable.first, cable.second)
+    for host in hosts:
+        made = subprocess.run(["ip", "netns", "add", host.name], capture_output=True, text=True, check=False)
+        if made.returncode:
+            missing(f"no network namespaces here: {made.stderr.strip()}; allow CAP_SYS_ADMIN and CAP_NET_ADMIN")
+    first, second = hosts
+    other = ("peer", "name", second.device, "netns", second.name)
+    _ip("link", "add", first.device, "netns", first.name, "type", "veth", *other)
+    for host in hosts:
+        _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.device)
+        _ip("-n", host.name, "link", "set", host.device, "up")
+        _ip("-n", host.name, "link", "set", "lo", "up")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], capture_output=True, check=True)
+
+
+def quickstart(folder: Path, control: str) -> Path:
+    """The quickstart's run.yaml for two hosts and few steps, with its model as it is before the warm-up."""
+    spec = importlib.util.spec_from_file_location("quickstart_model", ROOT / "examples/quickstart/model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    maker.make_model().save_pretrained(folder / "model")
+    maker.make_tokenizer().save_pretrained(folder / "model")
+    tree: dict[str, Any] = yaml.safe_load((ROOT / "examples/quickstart/run.yaml").read_text())
+    tree |= {"output_dir": str(folder / "out"), "bus": {"control": control, "resend_after": 5.0}}
+    tree["model"]["path"] = str(folder / "model")
+    tree["trainer"] |= {"max_steps": MAX_STEPS, "checkpoint": {"interval": 10}}
+    tree["eval"] = {"num_prompts": 20}
+    tree["telemetry"] = {"sample_groups_per_step": 8}
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def start(cable: Cable) -> RunConfig:
+    """Each actor as on a machine of its own; the configuration as the first host has it."""
+    path = quickstart(cable.folder, f"tcp://{cable.first.address}:{PORT}")
+    for name in ("packer-0", "trainer-0"):
+        cable.first.actor(name, path)
+    for name in ("inference-0", "reward-0", "rollout-0"):
+        cable.second.actor(name, path)
+    return load_config(path, [f"bus.keys={cable.first.keys}", f"bus.host={cable.first.address}"])
+
+
+def finish(cable: Cable) -> None:
+    """Wait until every actor has ended by itself, with 0."""
+    deadline = time.monotonic() + 180.0
+    actors = {**cable.first.processes, **cable.second.processes}
+    actors.pop("recorder", None)
+    for name, process in actors.items():
+        code = process.wait(max(1.0, deadline - time.monotonic()))
+        assert code == 0, f"{name}: {(cable.folder / f'{name}.log').read_text()[-3000:]}"
+
+
+def check(config: RunConfig, frames: bytes) -> None:
+    """The quickstart's guarantees, and nothing of the run in the clear."""
+    said, summary = check_promise(config), summary_of(config)
+    assert said.trained == list(range(MAX_STEPS * config.packer.groups_per_step))
+    assert said.dropped == {}
+    assert summary["ledger"]["trained_twice"] == 0
+    assert summary["eval_after"]["reverse_text"]["num_prompts"] == 20
+    samples = [json.loads(line) for line in (config.output / "samples.jsonl").read_text().splitlines()]
+    prompts = {sample["prompt"].encode() for sample in samples if len(sample["prompt"]) >= LONG_PROMPT}
+    assert len(prompts) > 50
+    assert len(frames) > 100 * len(samples), "the groups have crossed"
+    assert b"CURVE" in frames
+    assert [word for word in (*prompts, *NAMES_ON_THE_WIRE) if word in frames] == []
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_two_hosts_train_the_quickstart_with_keys_and_nothing_crosses_in_the_clear(cable: Cable) -> None:
+    """24 steps of 8 groups; the recorder sees the field names of a message that is sent without keys, and none else."""
+    with cable.recorded() as path:
+        address = f"tcp://{cable.first.address}:{PORT + 1}"
+        reader = cable.first.spawn("reader", cable.folder / "plain.log", "-c", PLAINTEXT, "bind", address)
+        cable.second.spawn("writer", cable.folder / "plain.log", "-c", PLAINTEXT, "connect", address)
+        assert reader.wait(90.0) == 0, (cable.folder / "plain.log").read_text()
+    assert b"boot_id" in path.read_bytes()
+    path.unlink()
+    with cable.recorded() as path:
+        config = start(cable)
+        finish(cable)
+    check(config, path.read_bytes())
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_a_cut_between_two_hosts_costs_time_and_nothing_else(cable: Cable) -> None:
+    """After step 4 the cable is cut for 8 s, longer than a lease; the run then ends as if it had not been."""
+    with cable.recorded() as path:
+        config = start(cable)
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4", 120.0)
+        with cable.cut():
+            cut_at = steps_recorded(config)
+            time.sleep(CUT_SECONDS)
+            stood_at = steps_recorded(config)
+        assert stood_at <= cut_at + STEPS_AT_HAND < MAX_STEPS, "the trainer had only what had crossed before"
+        finish(cable)
+    check(config, path.read_bytes())
