@@ -1,0 +1,149 @@
+"""SGLang's HTTP: sampling by token ids, and the endpoints for weights. Use it from one event loop."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from actors.engines.protocol import EngineStoppedError, RequestError
+from actors.engines.sglang.answers import Json
+from actors.engines.vllm.answers import UnknownWeightsError
+
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 1.0
+"""That a connection is kept without use. The server closes it after 5; a request sent at that moment is lost."""
+INFO_SECONDS = 30.0
+NEVER_LOADED = "adapter that has never been loaded"
+"""In SGLang's words for a request under an adapter that it does not have."""
+
+
+class RefusedError(ValueError):
+    """An answer other than 200, in SGLang's words."""
+
+    def __init__(self, path: str, status: int, words: str) -> None:
+        super().__init__(f"SGLang answers {status} to {path}: {words}")
+        self.status, self.words = status, words
+
+
+class SglangClient:
+    """One HTTP session to one server.
+
+    A wait for completions has no end of its own: whoever waits gives up, or the engine finds the server gone.
+    """
+
+    def __init__(self, url: str, api_key: str = "", admin_api_key: str = "") -> None:
+        self.url = url
+        self._key, self._admin_key = api_key, admin_api_key or api_key
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+        )
+
+    async def generate(self, body: Json) -> Json:
+        """Sample one completion.
+
+        Raises:
+            RequestError: it can't be served, in SGLang's words.
+            UnknownWeightsError: the server does not have the adapter that was asked for.
+            EngineStoppedError: it did not answer, or failed.
+        """
+        try:
+            answer: Json = await self._call("/generate", body, self._key)
+            return answer
+        except RefusedError as error:
+            if error.status == 400 and NEVER_LOADED in error.words:
+                raise UnknownWeightsError(error.words) from None
+            if error.status in (400, 413, 422):
+                raise RequestError(error.words) from None
+            raise EngineStoppedError(str(error)) from None
+
+    async def abort(self, rid: str) -> None:
+        """End a request; its answer comes at once, with what was sampled so far."""
+        await self._change("/abort_request", {"rid": rid})
+
+    async def pause(self, keep_cache: bool) -> None:
+        """Stand still at the next token boundary, until `go_on`.
+
+        Args:
+            keep_cache: of running requests; else they are put back into the queue and computed again afterwards, and
+                the caches may be flushed meanwhile.
+        """
+        await self._change("/pause_generation", {"mode": "in_place" if keep_cache else "retract"})
+
+    async def go_on(self) -> None:
+        """After a pause; harmless where there was none."""
+        await self._change("/continue_generation", {"torch_empty_cache": False})
+
+    async def update(self, folder: Path, label: str, flush_cache: bool) -> None:
+        """Overwrite all weights with those of a folder; tokens from here on carry the label.
+
+        If that fails, the model may be in pieces: SGLang says that it rolls back, but reads the new folder for it.
+        """
+        body = {"model_path": str(folder), "weight_version": label, "flush_cache": flush_cache}
+        await self._change("/update_weights_from_disk", body)
+
+    async def label(self, label: str) -> None:
+        """Have tokens from here on carry this label."""
+        await self._change("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Serve an adapter under a name, beside those that are there."""
+        await self._change("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take an adapter away, once no request uses it."""
+        await self._change("/unload_lora_adapter", {"lora_name": name})
+
+    async def adapters(self) -> list[str]:
+        """Names of those that are loaded."""
+        models: Json = await self._call("/v1/models", None, self._key)
+        return [card["id"] for card in models["data"] if card["parent"] is not None]
+
+    async def server_info(self) -> Json:
+        """How the server was started, and what it can hold."""
+        info: Json = await self._call("/server_info", None, self._key, INFO_SECONDS)
+        return info
+
+    async def check_there(self) -> None:
+        """Ask for something that needs no GPU: `/health` samples a token, and fails while the server is paused or busy.
+
+        Raises:
+            EngineStoppedError: there is no server.
+        """
+        try:
+            await self._call("/model_info", None, self._key, INFO_SECONDS)
+        except TimeoutError:
+            return  # too busy to say
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def _change(self, path: str, body: Json) -> None:
+        await self._call(path, body, self._admin_key)
+
+    async def _call(self, path: str, body: Json | None, key: str, seconds: float | None = None) -> Any:
+        method = "GET" if body is None else "POST"
+        timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with self._session.request(
+                method, self.url + path, json=body, headers=headers, timeout=timeout
+            ) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise RefusedError(path, response.status, words_of(text))
+        except aiohttp.ClientError as error:
+            raise EngineStoppedError(f"SGLang at {self.url}: {type(error).__name__}: {error}") from error
+        return json.loads(text) if text else None
+
+
+def words_of(body: str) -> str:
+    """What an error's body says; SGLang has several shapes of it."""
+    try:
+        content = json.loads(body)
+        error = next(content[key] for key in ("error", "error_message", "message", "detail") if content.get(key))
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, AttributeError, KeyError, StopIteration):
+        return body[:300]

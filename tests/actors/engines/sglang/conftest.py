@@ -1,0 +1,40 @@
+"""Engines in front of stubs."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engines.sglang.engine import SglangEngine
+from schemas.config.model import LoraConfig, ModelConfig
+from schemas.config.sglang import SglangEngineConfig
+from tests.actors.engines.sglang.stub import StubServer, serving
+from tests.conftest import ModelFolder
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    """A stub server that serves anything."""
+    with serving() as server:
+        yield server
+
+
+MakeSglang = Callable[..., SglangEngine]
+
+
+@pytest.fixture
+def make_sglang(model_folder: ModelFolder, stub: StubServer, tmp_path: Path) -> Iterator[MakeSglang]:
+    """`make_sglang(lora=False, mode="interrupt", **engine_keys)`: an engine in front of the stub."""
+    made: list[SglangEngine] = []
+
+    def make(lora: bool = False, mode: Any = "interrupt", **engine_keys: Any) -> SglangEngine:
+        adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
+        model = ModelConfig(path=str(model_folder("qwen3")), dtype="float32", lora=adapter)
+        config = SglangEngineConfig(**{"type": "sglang", "urls": [stub.url], "startup_timeout": 5.0} | engine_keys)
+        made.append(SglangEngine(model, config, mode, tmp_path / "scratch"))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()

@@ -1,0 +1,59 @@
+"""What every engine promises, held against SGLang's in front of a stub server.
+
+Two promises read otherwise here: SGLang says which weights have sampled when a completion ends, so a stream has each of
+them as one piece.
+"""
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from actors.engines.protocol import Engine
+from tests.actors.engines.sglang.conftest import MakeSglang
+from tests.actors.engines.sglang.stub import StubServer
+from tests.actors.engines.test_contract import serve  # noqa: F401 - a fixture
+from tests.engine_contract import LONG, EngineContract, Served, Start, body, completions, until
+
+
+class TestSglang(EngineContract):
+    @pytest.fixture
+    def start(
+        self,
+        serve: Callable[[Engine], Served],  # noqa: F811
+        make_sglang: MakeSglang,
+        stub: StubServer,
+    ) -> Start:
+        """A pause per token, in the stub."""
+
+        def start(token_seconds: float = 0.0) -> Served:
+            stub.token_seconds = token_seconds
+            return serve(make_sglang())
+
+        return start
+
+    def test_a_completion_across_an_update_names_both_policies(self, start: Start, stub: StubServer) -> None:
+        """From token 0 the old one, from a later token on the new one; told at its end."""
+        served = start(token_seconds=0.05)
+        thread = threading.Thread(target=lambda: (until(lambda: stub.num_sampled >= 2), served.load(2)))
+        thread.start()
+        [choice] = completions(served, max_tokens=LONG, stream=True)
+        thread.join()
+        [first, second] = choice["segments"]
+        assert (first, second[1:]) == ([0, 1, 1], [1, 2])
+        assert 2 <= second[0] < LONG
+
+    def test_a_client_that_leaves_ends_all_its_completions(self, start: Start, stub: StubServer) -> None:
+        """While four are under way; another request is served."""
+        served = start(token_seconds=0.1)
+        content = json.dumps(body(served, n=4, max_tokens=LONG, stream=True)).encode()
+        answer = urllib.request.urlopen(urllib.request.Request(f"{served.url}/v1/completions", content))
+        until(lambda: stub.num_running() == 4)
+        assert served.num_running() == 4
+        answer.close()
+        until(lambda: served.num_running() == stub.num_running() == 0)
+        assert len(stub.asked("/abort_request")) == 4
+        assert stub.num_sampled < 4 * LONG
+        assert len(completions(served, max_tokens=1)) == 1
