@@ -2,18 +2,21 @@
 
 Consumes manifests from State. Emits beats with the engine's address, policy and load. Waits on State, and inside an
 update on the weight channel and on the engine's next token boundary, both under `weights.timeout`. A version that
-can't be loaded leaves the old one serving; it is tried again with the next State.
+can't be loaded leaves the old one serving; it is tried again with the next State. An engine that no longer holds what
+it has loaded (P25) serves no policy: by files it is loaded again at once, by broadcast the packer names it an update.
 """
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from actors.engines.access import api_key, server_tls
-from actors.engines.protocol import Engine
+from actors.engines.protocol import Engine, EngineStoppedError
 from actors.engines.server import CompletionServer
 from actors.faults import point
+from actors.ledger.updates import MAX_FAILURES
 from actors.membership import Drain, Membership
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
@@ -27,6 +30,7 @@ log = structlog.get_logger("inference")
 
 POLL_SECONDS = 0.2
 RETRY_UPDATE_SECONDS = 1.0
+NO_UPDATE: dict[str, float] = {}
 
 
 class InferenceActor:
@@ -56,6 +60,10 @@ class InferenceActor:
         self._update_id = 0
         self._entered = ""
         """The update that was entered last."""
+        self._failed = ""
+        """The one of which the beat says that it failed here."""
+        self._failures = 0
+        """Versions in a row that could not be loaded."""
         self._error = ""
         metrics.set("grpo_inference_policy_version", -1)
         self.membership = Membership(config, InferenceBeat, name, lose=lose)
@@ -76,7 +84,7 @@ class InferenceActor:
             load=0,
             generated_tokens=0,
             holds_two_versions=False,
-            update_seconds={},
+            update_seconds=NO_UPDATE,
             weight_ranks=int(self._config.weights.channel == "rendezvous"),
         )
         try:
@@ -103,6 +111,7 @@ class InferenceActor:
             while not self._follow(engine):
                 self.membership.wait(POLL_SECONDS)
         finally:
+            self.membership.report(engine_state="starting")  # closing takes some engines seconds, and beats go on
             server.close()
 
     def _listen(self, engine: Engine) -> CompletionServer:
@@ -150,7 +159,7 @@ class InferenceActor:
         started = time.monotonic()
         self._entered = update.update if update else ""
         try:
-            weights = self._receiver.receive(manifest, update, self._check_still_named)
+            weights = self._receiver.receive(manifest, update, partial(self._check_worth_it, engine))
             received = time.monotonic()
             point("inference.received")
             pause = engine.load(manifest.policy, weights, self._config.weights.timeout)
@@ -162,9 +171,8 @@ class InferenceActor:
             log.warning("weights not loaded", policy=str(manifest.policy), detail=str(error))
             self._metrics.count("grpo_inference_weight_updates_total", outcome="failed")
             self._retry_at, self._error = time.monotonic() + RETRY_UPDATE_SECONDS, str(error)
-            if update is not None:
-                failure = UpdateFailure(update=update.update, missed=[], detail=str(error))
-                self.membership.report(failed_update=failure, error=str(error))
+            self._say_failed(str(error))
+            self._give_up_after(update, error)
             return
         point("inference.loaded")
         parts = {"pause": pause, "wire": received - started, "load": time.monotonic() - received}
@@ -172,17 +180,39 @@ class InferenceActor:
         for part, seconds in parts.items():
             self._metrics.observe("grpo_inference_weight_update_seconds", seconds, part=part)
         self._metrics.set("grpo_inference_policy_version", manifest.policy.version)
-        self._error = ""
+        self._error, self._failures = "", 0
         bind_everywhere(policy=str(manifest.policy))
         self.membership.report(policy=manifest.policy, engine_state="clean", update_seconds=parts)
 
-    def _check_still_named(self) -> None:
+    def _say_failed(self, detail: str) -> None:
+        """Tell that the update entered last is not what this engine serves.
+
+        Also of one that had succeeded: the packer may not have heard of its success, and would wait for it.
+        """
+        if self._entered and self._failed != self._entered:
+            self._failed = self._entered
+            failure = UpdateFailure(update=self._entered, missed=[], detail=detail)
+            self.membership.report(failed_update=failure, error=self._error)
+
+    def _give_up_after(self, update: WeightUpdate | None, error: Exception) -> None:
+        """End when the packer names this engine no more: a new process is named again.
+
+        Raises:
+            EngineStoppedError: so many versions of the rendezvous channel have failed here, the last one so.
+        """
+        self._failures += 1
+        if update is not None and self._failures >= MAX_FAILURES:
+            raise EngineStoppedError(f"weights could not be loaded {self._failures} times in a row: {error}") from error
+
+    def _check_worth_it(self, engine: Engine) -> None:
         """Give up an update when State names another one.
 
         Raises:
             UpdateAbandonedError: it does.
+            EngineStoppedError: the engine has failed meanwhile.
         """
         point("inference.receiving")
+        engine.status()
         state = self.membership.latest()
         if isinstance(state, InferenceState) and state.update is not None and state.update.update != self._entered:
             raise UpdateAbandonedError("the packer names another update")
@@ -195,7 +225,8 @@ class InferenceActor:
         self._metrics.count("grpo_inference_busy_seconds_total", status.busy_seconds - self._counted_seconds)
         self._counted_tokens, self._counted_seconds = status.generated_tokens, status.busy_seconds
         if status.state != "clean":  # it is again when a version has been loaded
-            self.membership.report(engine_state=status.state)
+            self.membership.report(engine_state=status.state, policy=None, update_seconds=NO_UPDATE)
+            self._say_failed(f"the engine is {status.state}")
         self.membership.report(
             urgent=False,
             phase=self._drain.phase,

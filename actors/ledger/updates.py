@@ -5,8 +5,9 @@
                                           ▼
                                         idle: the next one has a new group, without those who missed it
 
-The members of an update are frozen. An engine that comes later enters the next one, which is named as soon as this one
-has ended, for the same version: the trainer holds a copy of it. So no file is needed, and no step waits for a joiner.
+The members of an update are frozen. An engine that comes later, or that no longer has what it had loaded (its beat
+names no policy then), enters the next one, which is named as soon as this one has ended, for the same version: the
+trainer holds a copy of it. So no file is needed, and no step waits for a joiner.
 """
 
 from collections.abc import Mapping

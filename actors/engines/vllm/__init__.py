@@ -2,6 +2,7 @@
 
 guard     runs the server for as long as its owner lives
 process   the owned server: command line, environment, log, end
+inside    what that server loads of ours: a door before the endpoints that change weights
 versions  which vLLM this was tested with
 client    the server's HTTP
 answers   its answers as completions, with the version that sampled each token: pure functions

@@ -8,6 +8,7 @@ import aiohttp
 
 from actors.engines.protocol import EngineStoppedError, RequestError
 from actors.engines.vllm.answers import UnknownWeightsError
+from actors.engines.vllm.inside.grpo_actors_door import HEADER
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 1.0
@@ -34,10 +35,11 @@ class VllmClient:
     A wait for completions has no end of its own: whoever waits gives up, or the engine finds the server dead.
     """
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", door_key: str = "") -> None:
         self.url = url
+        headers = {"Authorization": f"Bearer {api_key}" if api_key else "", HEADER: door_key}
         self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers={name: value for name, value in headers.items() if value},
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
         )

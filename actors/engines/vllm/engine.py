@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,19 @@ from typing import Any, Literal, TypeVar
 import jinja2
 import structlog
 
-from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.protocol import (
+    Completion,
+    EngineStatus,
+    EngineStoppedError,
+    RequestError,
+    SampleRequest,
+    check_token_ids,
+)
 from actors.engines.vllm import answers
 from actors.engines.vllm.answers import ABORTED, UnknownWeightsError, Version
 from actors.engines.vllm.client import RefusedError, VllmClient
-from actors.engines.vllm.folders import Folders, check_fit, model_shapes, shapes_of
-from actors.engines.vllm.process import WHOLE_PROMPTS, OwnServer, api_key
+from actors.engines.vllm.folders import Folders, check_fit, model_shapes, shapes_of, vocab_size
+from actors.engines.vllm.process import END_SECONDS, WHOLE_PROMPTS, OwnServer, api_key
 from actors.engines.vllm.versions import check_version, installed
 from actors.environments.prompts import Tokenizer, eos_ids
 from bus.weights import Weights
@@ -95,7 +102,7 @@ class VllmEngine:
         self.holds_two_versions = model.lora is not None
         self._tokenizer, self._eos = Tokenizer(model), eos_ids(model)
         self._folders = Folders(scratch)
-        self._shapes = model_shapes(model) if model.lora is None else {}
+        self._shapes, self._vocab_size = model_shapes(model) if model.lora is None else {}, vocab_size(model)
         self._serving = Version(uuid.uuid4().hex[:12], None, 0)
         self._labels: dict[str, Policy | None] = {}
         self._num_updates = 0
@@ -142,7 +149,14 @@ class VllmEngine:
             self._num_updates += 1
             version = Version(self._serving.boot, policy, self._num_updates)
             switch = self._switch_adapter if self.holds_two_versions else self._switch_all
-            return self._call(switch(version, self._folder(version, weights), timeout), 2 * timeout)
+            try:
+                folder = self._folder(version, weights)
+                return self._call(self._until_dead(switch(version, folder, timeout)), 2 * timeout)
+            except CancelledError:
+                raise EngineStoppedError(self._failure or "the engine has been closed") from None
+            finally:
+                if version not in self._adapters:  # those may be read again for as long as they are served
+                    self._folders.forget(version.name)
 
     def status(self) -> EngineStatus:
         """A snapshot; no policy while it is not known which weights the server holds."""
@@ -186,7 +200,7 @@ class VllmEngine:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(POLL_SECONDS * 10)
         if self._server is not None:
-            self._server.close()
+            self._server.close(0.0 if self._failure else END_SECONDS)
         self._folders.close()
 
     def _url(self, ordinal: int) -> str:
@@ -213,6 +227,8 @@ class VllmEngine:
         size, new = len(request.prompt_ids), request.max_tokens or 1
         if size == 0:
             raise RequestError("prompt: is empty")
+        for name, tokens in (("prompt", request.prompt_ids), ("logit_bias", request.logit_bias)):
+            check_token_ids(name, tokens, self._vocab_size)
         if size + new > self._longest:  # the server would cut the completion short without a word
             raise RequestError(
                 f"max_tokens: {size} prompt tokens and {new} new ones exceed {self._longest} "
@@ -230,8 +246,8 @@ class VllmEngine:
     # --- the loop's thread: the server ---------------------------------------------------------------------------
 
     async def _connect(self, url: str) -> None:
-        self._gate = asyncio.Event()
-        self._client = VllmClient(url, api_key(self._config))
+        self._gate, self._alarm = asyncio.Event(), asyncio.Event()
+        self._client = VllmClient(url, api_key(self._config), self._server.door_key if self._server else "")
         await self._until_it_serves()
         check_version(await self._client.version(), url)
         settings = await self._settings()
@@ -281,7 +297,9 @@ class VllmEngine:
     async def _watch(self) -> None:
         """Until the server can't serve any more."""
         while not self._failure:
-            await asyncio.sleep(WATCH_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._alarm.wait(), WATCH_SECONDS)
+            self._alarm.clear()
             self._failure = await self._trouble()
         log.error("vLLM has ended", reason=self._failure)
         for task in self._tasks - {asyncio.current_task()}:
@@ -301,6 +319,12 @@ class VllmEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "_client"):
             await self._client.close()
+
+    async def _until_dead(self, work: Coroutine[Any, Any, T]) -> T:
+        """A server whose core is gone waits for its open requests before it ends, and they for the core."""
+        task = asyncio.create_task(work)
+        self._keep(task)
+        return await task
 
     def _keep(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.add(task)
@@ -378,6 +402,9 @@ class VllmEngine:
                 return answers.completions_of(answer, asked, self._eos, self._labels, adapter)
             except UnknownWeightsError as error:
                 self._quarantine(version, str(error))
+            except EngineStoppedError:
+                self._alarm.set()  # whoever asks again is to find the actor gone
+                raise
             finally:
                 del self._under_way[request_id]
 
@@ -445,7 +472,6 @@ class VllmEngine:
                 await self._client.resume()
         except TimeoutError:
             raise TimeoutError(self._too_late(version, timeout)) from None
-        self._folders.forget(version.name)
         return time.monotonic() - started
 
     def _too_late(self, version: Version, timeout: float) -> str:

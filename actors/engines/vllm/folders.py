@@ -26,7 +26,11 @@ COMPUTED = "rotary_emb.inv_freq"
 
 
 class Folders:
-    """Makes the folders of versions below `scratch`; those of the channel are used as they are."""
+    """Makes the folders of versions below `scratch`; those of the channel are used as they are.
+
+    Raises, wherever it writes:
+        ValueError: there is no room; names the key that says where.
+    """
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -71,7 +75,7 @@ class Folders:
         folder.mkdir(parents=True, exist_ok=True)
         for file_name, text in weights.files.items():
             (folder / file_name).write_text(text, encoding="utf-8")
-        _save(weights.tensors, folder / FILE_NAMES[weights.content])
+        self._save(weights.tensors, folder / FILE_NAMES[weights.content])
         return folder
 
     def _beside(self, name: str, weights: Path, embedding: str) -> Path:
@@ -83,14 +87,22 @@ class Folders:
         if weights.parent != folder:
             (folder / weights.name).symlink_to(weights)
         with safe_open(weights, "pt") as file:
-            _save({HEAD: file.get_tensor(embedding)}, folder / "head.safetensors")
+            self._save({HEAD: file.get_tensor(embedding)}, folder / "head.safetensors")
         return folder
 
+    def _save(self, tensors: "dict[str, torch.Tensor]", path: Path) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file  # here: torch is slow to import
 
-def _save(tensors: "dict[str, torch.Tensor]", path: Path) -> None:
-    from safetensors.torch import save_file  # here: torch is slow to import
-
-    save_file(tensors, path)
+        try:
+            save_file(tensors, path)
+        except (SafetensorError, OSError) as error:
+            shutil.rmtree(path.parent, ignore_errors=True)
+            num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+            raise ValueError(
+                f"{num_bytes / 1e9:.2f} GB of weights can't be written for vLLM to {self._scratch}: {error}; set "
+                "weights.directory to a folder with room, on this machine"
+            ) from error
 
 
 def shapes_of(path: Path) -> Shapes:
@@ -112,6 +124,12 @@ def model_shapes(model: ModelConfig) -> Shapes:
         return shapes_of(model_file(model, FILE_NAMES["full"]))
     parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     return {name: shape for part in parts for name, shape in shapes_of(model_file(model, part)).items()}
+
+
+def vocab_size(model: ModelConfig) -> int:
+    """Tokens that the model knows, as its config.json says."""
+    settings = json.loads(model_file(model, "config.json").read_text(encoding="utf-8"))
+    return int(settings.get("text_config", settings)["vocab_size"])
 
 
 def check_fit(model: Shapes, version: Shapes) -> None:

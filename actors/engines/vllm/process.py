@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from actors.engines.requests import MOST_TOP_LOGPROBS
 from actors.engines.vllm import guard
+from actors.engines.vllm.inside import grpo_actors_door as door
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
@@ -27,7 +29,7 @@ class OwnServer:
 
     def __init__(self, model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, log: Path) -> None:
         port = _free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        self.url, self.door_key = f"http://127.0.0.1:{port}", secrets.token_hex(16)
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
@@ -37,7 +39,7 @@ class OwnServer:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                env=environment(model, config),
+                env=environment(model, config, self.door_key),
                 start_new_session=True,
             )
 
@@ -58,11 +60,11 @@ class OwnServer:
             file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
             return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
 
-    def close(self) -> None:
-        """End it, in good order if that takes no longer than some seconds. May be called again."""
+    def close(self, patience: float = END_SECONDS) -> None:
+        """End it, in good order if that takes no longer than `patience` seconds. May be called again."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
+            self._process.wait(patience)
         with contextlib.suppress(ProcessLookupError):  # the guard has done so
             os.killpg(self.group, signal.SIGKILL)
         self._process.wait()
@@ -91,6 +93,7 @@ def command(model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: in
         "--logprobs-mode": "processed_logprobs",
         # one more than clients get: see `answers.alternatives`
         "--max-logprobs": MOST_TOP_LOGPROBS + 1,
+        "--middleware": door.MIDDLEWARE,
     }
     if model.lora is not None:
         options["--max-lora-rank"] = lora_rank(config.max_lora_rank or model.lora.rank)
@@ -112,12 +115,13 @@ def command(model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: in
     return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]
 
 
-def environment(model: ModelConfig, config: VllmEngineConfig) -> dict[str, str]:
-    """The server's environment: this process's own, the endpoints for weights, and the key.
+def environment(model: ModelConfig, config: VllmEngineConfig, door_key: str) -> dict[str, str]:
+    """The server's environment: this process's own, the endpoints for weights, the door before them, and the keys.
 
-    The key is not on the command line, which everybody on the machine can read.
+    Keys are not on the command line, which everybody on the machine can read.
     """
-    added = {"VLLM_SERVER_DEV_MODE": "1"}
+    path = [str(Path(door.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    added = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": os.pathsep.join(path), door.KEY_VARIABLE: door_key}
     if model.lora is not None:
         added["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if key := api_key(config):

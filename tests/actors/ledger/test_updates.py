@@ -134,6 +134,26 @@ def test_an_engine_says_itself_that_it_could_not_load():
     assert scene.see(1, a=1, b=said) == ("3.2", "3.2", ["b"])
 
 
+def test_an_engine_that_has_lost_its_weights_is_named_at_once():
+    """Its beat is that of a joiner; the failure that it tells with it is of an update that is over."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    assert scene.see(1, a=1, b=1) is None
+    lost = engine("b", None, engine_state="quarantined", failed_update=failure("3.1"))
+    assert scene.see(1, a=1, b=lost) == ("3.2", "3.2", ["b"])
+    assert scene.see(1, a=1, b=lost) is None
+    assert scene.see(1, a=1, b=1) is None
+    assert not scene.updates.under_way
+
+
+def test_weights_lost_before_their_success_was_heard_of_end_the_update():
+    """Else its members would be waited for as long as they live."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    lost = engine("b", None, engine_state="quarantined", failed_update=failure("3.1"))
+    assert scene.see(1, a=1, b=lost) == ("3.2", "3.2", ["b"])
+
+
 def test_a_failure_of_an_older_update_is_old_news():
     """Beats repeat it; it ends nothing twice."""
     scene = Scene()

@@ -3,12 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from actors.engines.protocol import EngineStoppedError
+from actors.engines.vllm.engine import VllmEngine
 from actors.inference import InferenceActor
+from actors.ledger.updates import MAX_FAILURES
 from actors.telemetry.metrics import Metrics
 from bus.weights import Weights
-from schemas.messages import InferenceState, Manifest
+from schemas.messages import InferenceState, Manifest, WeightMember, WeightUpdate
 from tests.actors.engines.engines import ask, policy
 from tests.actors.engines.vllm.conftest import MakeVllm
 from tests.actors.engines.vllm.stub import StubServer
@@ -44,3 +48,64 @@ def test_a_quarantined_engine_says_so_and_loads_again(
     assert [state for state in states if state] == ["clean", "quarantined", "clean"]
     assert future.result(10)[0].segments == [(0, 1, 4)]
     assert len(stub.asked("/v1/load_lora_adapter")) == 2
+
+
+class Scene:
+    """An actor of the rendezvous channel with all that its beats have said, and the State that it is told."""
+
+    def __init__(self, engine: VllmEngine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = ring_config(folder, "inproc", weights={"channel": "rendezvous"})
+        self.actor = InferenceActor(config, "inference-0", Metrics("inference"), lambda: engine, lambda _: Receiver())
+        self.engine, self.beat = engine, dict[str, Any]()
+        manifest = Manifest(
+            policy=policy(4), channel="rendezvous", content="adapter", uri="tcp://a:1", digest="d", num_bytes=1
+        )
+        self._state = {"update_id": 1, "manifest": manifest, "phase": "running", "update": None}
+        monkeypatch.setattr(self.actor.membership, "report", lambda **told: self.beat.update(told))
+        monkeypatch.setattr(
+            self.actor.membership, "latest", lambda: InferenceState.model_construct(**dict(self._state))
+        )
+
+    def named(self, update: str) -> None:
+        """State names this one, for this engine alone; the actor takes a turn."""
+        member = WeightMember(boot_id=self.actor.membership.boot_id, num_ranks=1)
+        self._state["update"] = WeightUpdate(update=update, group=update, policy=policy(4), members=[member])
+        self.actor._follow(self.engine)
+
+
+def test_a_quarantined_engine_serves_no_policy_and_takes_the_next_update_that_names_it(
+    make_vllm: MakeVllm, stub: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By broadcast it can't help itself: the beat is that of an engine that joins, and ends the update that it was in.
+
+    Without that the packer would wait for ever for the success of one whose success it had not heard of.
+    """
+    scene = Scene(make_vllm(lora=True), tmp_path, monkeypatch)
+    scene.named("3.1")
+    assert (scene.beat["engine_state"], scene.beat["policy"]) == ("clean", policy(4))
+    assert scene.beat["update_seconds"].keys() == {"pause", "wire", "load"}
+    stub.label = "somebody"
+    future = scene.engine.submit(ask([1, 5]))
+    wait_for(lambda: scene.engine.status().state == "quarantined")
+    scene.actor._report(scene.engine)
+    assert (scene.beat["engine_state"], scene.beat["policy"]) == ("quarantined", None)
+    assert scene.beat["update_seconds"] == {}
+    assert scene.beat["failed_update"].update == "3.1"
+    scene.named("3.1")
+    assert scene.beat["policy"] is None  # an update is entered once
+    scene.named("3.2")
+    assert (scene.beat["engine_state"], scene.beat["policy"]) == ("clean", policy(4))
+    assert future.result(10)[0].segments == [(0, 1, 4)]
+
+
+def test_an_engine_that_can_load_nothing_ends_and_says_why(
+    make_vllm: MakeVllm, stub: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packer names it no more after so many failures; a new process is named again."""
+    scene = Scene(make_vllm(lora=True), tmp_path, monkeypatch)
+    stub.refuse["/v1/load_lora_adapter"] = (500, {"error": {"message": "rank 64 is too large"}})
+    for number in range(1, MAX_FAILURES):
+        scene.named(f"3.{number}")
+        assert scene.beat["failed_update"].update == f"3.{number}"
+    with pytest.raises(EngineStoppedError, match=r"3 times in a row: .* rank 64 is too large"):
+        scene.named(f"3.{MAX_FAILURES}")

@@ -1,5 +1,6 @@
 """The engine in front of a stub server: gate, labels, versions, errors."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
 from actors.engines.vllm.engine import VllmEngine
@@ -174,8 +176,6 @@ def test_a_server_that_does_not_come_to_rest_in_time_goes_on(
     engine.load(policy(1), full, WAIT)
 
     async def never(**_: Any) -> None:
-        import asyncio
-
         await asyncio.sleep(60)
 
     monkeypatch.setattr(engine._client, "pause", never)
@@ -183,6 +183,39 @@ def test_a_server_that_does_not_come_to_rest_in_time_goes_on(
         engine.load(policy(2), full, 0.1)
     assert stub.paths()[-1] == "/resume"
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
+
+
+def test_a_server_that_ends_in_the_middle_of_an_update_is_not_waited_for(
+    make_vllm: MakeVllm, stub: StubServer, full: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its HTTP server would not answer before its core does: the actor is told as soon as that is known to be dead."""
+    engine = make_vllm()
+
+    async def never(**_: Any) -> None:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(engine._client, "pause", never)
+    loading = in_thread(lambda: engine.load(policy(1), full, 600.0))
+    stub.healthy = False
+    with pytest.raises(EngineStoppedError, match="/health answers 503"):
+        loading.result(WAIT)
+
+
+def test_no_room_for_a_version_is_told_with_the_key(
+    make_vllm: MakeVllm, full: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old version serves on, and nothing is left of the file."""
+    engine = make_vllm()
+
+    def no_room(tensors: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", no_room)
+    with pytest.raises(ValueError, match=r"GB of weights .* No space left on device; set weights.directory"):
+        engine.load(policy(1), full, WAIT)
+    assert engine.status().state == "clean"
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_weights_changed_behind_our_back_quarantine_the_engine(
@@ -286,15 +319,17 @@ def test_an_adapter_that_the_server_refuses_leaves_the_old_one(make_vllm: MakeVl
 def test_a_request_that_cannot_be_served_is_an_error_in_the_servers_words(
     make_vllm: MakeVllm, stub: StubServer
 ) -> None:
-    """Length is checked here, since the server would cut the completion short without a word."""
+    """Length is checked here, since the server would cut the completion short without a word; tokens as everywhere."""
     engine = make_vllm()
     with pytest.raises(RequestError, match=r"max_tokens: 4 prompt tokens and 61 new ones exceed 64"):
         engine.submit(ask(PROMPT, max_tokens=61))
     with pytest.raises(RequestError, match="prompt: is empty"):
         engine.submit(ask([]))
-    stub.refuse["/inference/v1/generate"] = (400, {"error": {"message": "Token id 999 is out of vocabulary"}})
-    with pytest.raises(RequestError, match=r"^Token id 999 is out of vocabulary$"):
-        engine.submit(ask([999])).result(WAIT)
+    with pytest.raises(RequestError, match="prompt: token ids must be from 0 to 29"):
+        engine.submit(ask([1, 30]))
+    stub.refuse["/inference/v1/generate"] = (400, {"error": {"message": "temperature is too high"}})
+    with pytest.raises(RequestError, match=r"^temperature is too high$"):
+        engine.submit(ask(PROMPT)).result(WAIT)
     stub.refuse["/inference/v1/generate"] = (500, {"detail": "out of memory"})
     with pytest.raises(EngineStoppedError, match=r"500 .* out of memory"):
         engine.submit(ask(PROMPT)).result(WAIT)

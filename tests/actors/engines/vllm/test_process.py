@@ -79,8 +79,8 @@ def test_adapters_follow_from_the_model() -> None:
     line = " ".join(command(model(LORA), engine(max_loras=3), on_cpu=False, port=8001))
     assert "--max-lora-rank 16 --max-loras 3 --max-cpu-loras 4" in line
     assert "--enable-lora" in line
-    assert environment(model(LORA), engine())["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(model(), engine())
+    assert environment(model(LORA), engine(), "k")["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(model(), engine(), "k")
 
 
 @pytest.mark.parametrize(("rank", "taken"), [(1, 1), (2, 8), (8, 8), (300, 320), (512, 512)])
@@ -99,9 +99,9 @@ def test_the_environment_passes_through_and_holds_the_key(monkeypatch: pytest.Mo
     """CUDA_VISIBLE_DEVICES is the user's; the key is in the environment and not on the command line."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(ConfigError, match="the environment has no MY_KEY"):
-        environment(model(), engine(api_key_env="MY_KEY"))
+        environment(model(), engine(api_key_env="MY_KEY"), "k")
     monkeypatch.setenv("MY_KEY", "secret")
-    given = environment(model(), engine(api_key_env="MY_KEY"))
+    given = environment(model(), engine(api_key_env="MY_KEY"), "k")
     assert (given["CUDA_VISIBLE_DEVICES"], given["VLLM_API_KEY"]) == ("3", "secret")
     assert "secret" not in command(model(), engine(api_key_env="MY_KEY"), on_cpu=False, port=8001)
 
