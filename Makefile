@@ -5,7 +5,7 @@ SEED ?= 0
 N ?= 200
 BIN := .venv/bin
 
-.PHONY: quickstart quickstart-lora check test system-deps test-system chaos lint docs bench clean
+.PHONY: quickstart quickstart-lora check test system-deps test-system chaos lint docs dashboards bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -21,8 +21,9 @@ check: lint
 test: lint
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not system"
 
-# An environment of its own, with vLLM for CPUs: 3.7 GB.
+# An environment of its own, with vLLM for CPUs: 3.7 GB; and programs of the distribution, where that is allowed.
 system-deps: .venv-system/stamp
+	tests/system/install.sh
 
 # With real systems of others; where CI=true a missing one fails, else it is said.
 test-system: .venv-system/stamp
@@ -39,11 +40,15 @@ lint: .venv/dev.stamp
 
 docs: .venv/run.stamp
 	$(BIN)/python -c "from actors.telemetry.metrics import document; print(document(), end='')" > docs/metrics.md
-	$(BIN)/python -c "from pathlib import Path; from schemas.config.tables import with_tables; p = Path('docs/algorithms.md'); p.write_text(with_tables(p.read_text()))"
+	$(BIN)/python -c "from pathlib import Path; from schemas.config.tables import with_tables; [p.write_text(with_tables(p.read_text())) for p in map(Path, ('docs/algorithms.md', 'docs/training.md'))]"
+
+dashboards: .venv/run.stamp
+	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dashboards]"
+	$(BIN)/python -m grafana
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
 bench: .venv/dev.stamp
-	for name in codec bus curve packing startup end_to_end order soak commit deterministic losses weights; do \
+	for name in codec bus curve packing startup end_to_end order soak commit deterministic losses weights trainer_scaling trainers; do \
 		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; done
 
 .venv/bin/python:

@@ -19,6 +19,7 @@ from schemas.config import RunConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from actors.algorithms.noise import NormNoise
     from actors.algorithms.pools import Keys, Pools
     from actors.environments import Environment
     from actors.inference import InferenceActor
@@ -188,8 +189,11 @@ def pool_keys(label: str, environment: "Environment", hash_keys: list[str]) -> "
         raise ConfigError(f"packer.pools.hash_keys: not every example of {label} has a column {error}") from None
 
 
-def make_learner(config: RunConfig, threads: int | None = None) -> "Learner":
-    """The learner of this configuration, with torch's threads as they come, or this many."""
+def make_learner(config: RunConfig, threads: int | None = None, rank: int | None = None) -> "Learner":
+    """The learner of this configuration, with torch's threads as they come, or this many.
+
+    Without a rank it has all weights, whatever a gang of the run would share out.
+    """
     from schemas.config.actors import FakeEngineConfig
 
     if isinstance(config.inference.engine, FakeEngineConfig):
@@ -202,6 +206,10 @@ def make_learner(config: RunConfig, threads: int | None = None) -> "Learner":
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if rank is not None and config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1:
+        from actors.policy.sharding import ShardedLearner
+
+        return ShardedLearner(config, rank)
     return TorchLearner(config)
 
 
@@ -231,7 +239,7 @@ def make_trainer(
         config,
         name,
         metrics,
-        learner or (lambda: make_learner(config)),
+        learner or (lambda: make_learner(config, rank=rank)),
         meet,
         make_publisher(config) if rank == 0 else None,
         CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint, writes=rank == 0),
@@ -278,6 +286,7 @@ def make_inference(
     from actors.inference import InferenceActor
     from schemas.config.actors import FakeEngineConfig
     from schemas.config.engines import VllmEngineConfig
+    from schemas.config.sglang import SglangEngineConfig
 
     def engine() -> Any:
         settings = config.inference.engine
@@ -288,14 +297,28 @@ def make_inference(
         if isinstance(settings, VllmEngineConfig):
             from actors.engines.vllm.engine import VllmEngine
 
-            paths = config.output / "logs" / f"{name}.vllm.log", config.output / f"{name}.weights"
+            paths = config.output / "logs" / f"{name}.vllm.log", weights_scratch(config, name, own=not settings.urls)
             return VllmEngine(config.model, settings, config.weights.update_mode, *paths, ordinal_of(name))
+        if isinstance(settings, SglangEngineConfig):
+            from actors.engines.sglang.engine import SglangEngine
+
+            scratch = weights_scratch(config, name, own=False)
+            return SglangEngine(config.model, settings, config.weights.update_mode, scratch, ordinal_of(name))
         from actors.engines.embedded.engine import EmbeddedEngine
 
-        return EmbeddedEngine(config.model, settings, config.weights.update_mode)
+        return EmbeddedEngine(config.model, settings, config.weights.update_mode, norm_noise(config))
 
     port = config.inference.port and config.inference.port + ordinal_of(name)
     return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port, lose)
+
+
+def norm_noise(config: RunConfig) -> "NormNoise | None":
+    """What engines put on the norms, if anything."""
+    if config.inference.noise is None:
+        return None
+    from actors.algorithms.noise import NormNoise
+
+    return NormNoise(config.inference.noise, config.trainer.max_steps, config.seed)
 
 
 MAKERS: dict[str, Callable[..., Actor]] = {
@@ -317,8 +340,21 @@ def weights_directory(config: RunConfig) -> Path:
     """Where published versions lie: as configured, else shared memory when the bus stays on this host."""
     if config.weights.directory:
         return Path(config.weights.directory).absolute()
+    return config.output / "weights" if config.bus.control.startswith("tcp") else _shared_memory(config)
+
+
+def weights_scratch(config: RunConfig, name: str, own: bool) -> Path:
+    """Where an actor lays out a version for a server that reads files: shared memory where both are on one host."""
+    base = weights_directory(config)
+    if own and not config.weights.directory:
+        base = _shared_memory(config)
+    return base.with_name(f"{base.name}.{name}")
+
+
+def _shared_memory(config: RunConfig) -> Path:
+    """A folder of this run's there, or on disk where there is none."""
     shared_memory = Path("/dev/shm")  # noqa: S108 - a folder of ours inside it
-    if config.bus.control.startswith("tcp") or not shared_memory.is_dir():
+    if not shared_memory.is_dir():
         return config.output / "weights"
     tag = hashlib.sha256(str(config.output).encode()).hexdigest()[:10]
     return shared_memory / f"grpo-actors-{os.getuid()}-{tag}"

@@ -95,11 +95,11 @@ def plan(config: RunConfig) -> Iterator[Child]:
     counts = {
         "packer": 1,
         "trainer": config.trainer.num_ranks,
-        "inference": config.up.inference,
+        **({"inference": config.up.inference} if config.inference.pool is None else {"inference-pool": 1}),
         "reward": config.up.reward,
         "rollout": config.up.rollout,
     }
-    computing = counts["trainer"] + counts["inference"]
+    computing = counts["trainer"] + counts.get("inference", 0)
     share = max(1, (os.cpu_count() or 1) // computing)
     threads = {"trainer": share, "inference": share} | config.up.torch_threads
     for kind, count in counts.items():

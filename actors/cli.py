@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from schemas.config import RunConfig
 
-ACTORS = ("rollout", "reward", "packer", "trainer", "inference")
+ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool")
 EXIT_CONFIG = 2
 FORK = "go on from the newest checkpoint though the configuration makes it another run; what came after is given up"
 
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--fork", action="store_true", help=FORK)
     check = add("check", _check, "Check a configuration; needs no GPU and no model.")
     check.add_argument("--resume", type=Path, metavar="DIR", help="a run's output_dir: may it go on with this?")
+    check.add_argument("--memory", action="store_true", help="what it will need, by part, from the model's config.json")
     add("topology", _topology, "Print who binds, who connects, and the high-water mark of each edge.")
     run = add("run", _run, "Run one actor.", config=False)
     run.add_argument("actor", choices=ACTORS)
@@ -70,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     run.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
     _add_overrides(run)
+    for name, command, text in (
+        ("top", _top, "Watch a run from another terminal; Ctrl-C leaves it alone."),
+        ("status", _status, "Print one screen about a run; exit code 0: healthy, 1: not healthy, 2: no such run."),
+    ):
+        seen = add(name, command, text, config=False)
+        seen.add_argument("run", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
+        _add_overrides(seen)
     samples = add("samples", _samples, "Show sampled completions with rewards.", config=False)
     samples.add_argument("output_dir", type=Path, help="a run's output_dir")
     samples.add_argument("--step", type=int, help="only this step (default: the last one)")
@@ -109,6 +117,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from schemas.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
+    if arguments.actor == "inference-pool":
+        return _run_pool(config, arguments)
     from actors.runtime import leave, run_actor
 
     code = run_actor(
@@ -123,6 +133,15 @@ def _run(arguments: argparse.Namespace) -> int:
     return code
 
 
+def _run_pool(config: "RunConfig", arguments: argparse.Namespace) -> int:
+    from actors.pool import run_pool
+    from actors.runtime import die_with
+
+    if arguments.parent is not None:
+        die_with(arguments.parent)
+    return run_pool(config, arguments.config, arguments.name or "inference-pool-0", arguments.overrides)
+
+
 def _check(arguments: argparse.Namespace) -> int:
     from actors.preflight import preflight
     from schemas.config import load_config, warnings
@@ -135,6 +154,10 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         return _check_resume(config, arguments.resume)
     print(f"{arguments.config}: good")
+    if arguments.memory:
+        from actors.policy.memory import estimate
+
+        print(estimate(config).table())
     return 0
 
 
@@ -177,6 +200,18 @@ def _topology(arguments: argparse.Namespace) -> int:
 
     print(describe(load_config(arguments.config, arguments.overrides)))
     return 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from actors.view.watch import config_of, top
+
+    return top(config_of(arguments.run, arguments.overrides))
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from actors.view.watch import config_of, status
+
+    return status(config_of(arguments.run, arguments.overrides))
 
 
 def _samples(arguments: argparse.Namespace) -> int:

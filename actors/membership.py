@@ -89,6 +89,8 @@ class Membership:
         self.addresses = Addresses(config)
         self._timeout = config.bus.peer_timeout
         self._on_state = on_state
+        self.on_turn: Callable[[], None] = lambda: None
+        """Called whenever the owner looks at State: each time that its main loop goes round."""
         self._state: State | None = None
         self._run = ""
         self._news = threading.Event()
@@ -122,6 +124,7 @@ class Membership:
             StartOverError: another run has taken the place of the one that this process belongs to.
             PackerSilentError: nothing heard for `bus.peer_timeout`.
         """
+        self.on_turn()
         self._check_silence()
         state = self._state
         if state is not None:

@@ -103,6 +103,8 @@ class PackerActor:
         self._labels, self._curriculum = list(train), curriculum
         self._inflow = _Inflow()
         self._draining = self._reading = False
+        self.on_turn: Callable[[], None] = lambda: None
+        """Called at the end of each round."""
         self._last_round = time.monotonic()
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
@@ -240,6 +242,7 @@ class PackerActor:
         self._control.publish(replies.states(self._machine, self.record.progress))
         point("packer.told")
         self._forget_trained()
+        self.on_turn()
 
     def _take(self, message: Message, settled: dict[int, tuple[str, list[bytes]]]) -> None:
         """A scored group, judged by the machine; its payload goes into the same commit as the verdict."""
@@ -250,6 +253,12 @@ class PackerActor:
         digest = hashlib.sha256(b"".join(frames)).hexdigest()
         facts = facts_of(message, digest, rejected_as(message.rewards_G, self._config.packer))
         verdict = self._machine.scored(facts)
+        self._metrics.count(
+            "grpo_packer_completion_tokens_total",
+            message.token_ids.size,
+            purpose=message.purpose,
+            verdict=verdict.value,
+        )
         if verdict is Verdict.SETTLED:
             settled[message.ordinal] = (digest, frames)
             self._payloads[message.ordinal] = message

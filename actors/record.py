@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,13 @@ import structlog
 
 from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.lag import lag_of
+from actors.gauges import REWARD_COLUMN, Gauges
 from actors.ledger import GroupState, Machine, Store
 from actors.ledger.replies import beats_by_role
+from actors.progress import Progress, ProgressFile
 from actors.telemetry.attempts import RETRY_SECONDS, Attempts
 from actors.telemetry.engines import EngineTotals
-from actors.telemetry.metrics import DROPS, PURPOSES, Metrics
+from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter, writing
 from actors.telemetry.targets import Target, TargetsFile
 from actors.telemetry.totals import StepTotals
@@ -43,7 +44,7 @@ MAX_PENDING_SAMPLES = 100
 """Groups of text that wait for room in memory; the newest ones do, older ones are never written."""
 EVAL_SAMPLES = 3
 """Groups of an evaluation that go into samples.jsonl."""
-BEST_EFFORT = ("samples.jsonl", "metrics_targets.json")
+BEST_EFFORT = ("samples.jsonl", "metrics_targets.json", "progress.json")
 """Files that no run waits for at its end."""
 EvalGroups = tuple[int, list[ScoredGroup]]
 EvalResults = dict[str, dict[str, float | None]]
@@ -75,8 +76,6 @@ class RunRecord:
         self._incarnation = machine.gang.incarnation
         self._evals: deque[tuple[int, EvalResults, list[ScoredGroup]]] = deque()
         self._samples: deque[tuple[int, ScoredGroup]] = deque(maxlen=MAX_PENDING_SAMPLES)
-        self._counted: dict[str, float] = {}
-        """By counter and labels, of which there are as many as the table of metrics has."""
         self._next_gauges = 0.0
         self._stuck_since: float | None = None
         self._summarised = False
@@ -92,9 +91,14 @@ class RunRecord:
         self.metrics_target: Target = ("packer", "", "")
         """The packer's own; those of the others are in their beats."""
         self._targets = TargetsFile(config.output, config.name)
+        self._progress, self._progress_file = Progress(config, machine), ProgressFile(config.output)
         self._totals = StepTotals()
         self._evaluated = self.evaluated
         reporter.begin(machine.recorded_step, self.evaluated, self._totals.add)
+        self._gauges = Gauges(config, machine, metrics, store.path)
+        self._gauges.show_step(self._totals.newest)
+        for version in sorted(self.evaluated):
+            self._gauges.show_eval(version, self._values["evals"][str(version)])
 
     def take_values(self) -> dict[str, Any]:
         """What shall be in the next commit."""
@@ -102,7 +106,8 @@ class RunRecord:
         return taken
 
     def heard(self, identity: str, beat: Beat) -> None:
-        """Keep what a beat tells about work done."""
+        """Keep what a beat tells about work done, and who sent it."""
+        self._progress.heard(time.monotonic(), identity, beat)
         if isinstance(beat, TrainerBeat) and beat.rank == 0:
             for report in beat.reports:
                 if report.step > self._machine.recorded_step:
@@ -164,6 +169,7 @@ class RunRecord:
         while not self._attempts.write("summary.json", write):
             self._wait_for_room()
         self._summarised = True
+        self._show()
 
     def _forget_dead_history(self) -> None:
         """A gang that starts again trains the steps after its checkpoint again, and its reports of them count."""
@@ -208,6 +214,7 @@ class RunRecord:
         groups = with_step_advantages([self._load(ordinal) for ordinal in step.ordinals], self._config.reward)
         values = step_values(step.step, groups) | report.values | {"time": heard_at}
         self._totals.add(self._reporter.report_step(step.step, values, report.weights))
+        self._gauges.show_step(values)
         if self._reports.pop(step.step, None) is None:
             log.warning("step recorded without the trainer's figures: they died with it", step=step.step)
         self._stamp("last_step", heard_at)
@@ -217,13 +224,13 @@ class RunRecord:
         self._machine.note_recorded(step.step)
         for group in groups:
             self._metrics.observe("grpo_packer_lag_steps", lag_of(step.step, group.oldest_version))
-        self._metrics.set("grpo_packer_reward_mean", values["reward_mean"])
 
     def _record_eval(self, version: int, results: EvalResults, samples: list[ScoredGroup]) -> None:
         self._reporter.report_eval(version, results)
         self._values["evals"][str(version)] = results
         self._evaluated.append(version)
         self._dirty.add("evals")
+        self._gauges.show_eval(version, results)
         self._samples.extend((version, group) for group in samples)
         log.info(
             "evaluated",
@@ -311,7 +318,11 @@ class RunRecord:
             "dropped": {reason: n for reason, n in machine.groups.dropped["train"].items() if n},
             "failed_attempts": machine.groups.num_failed_attempts,
             "last_failure": machine.groups.last_failure,
-        }
+            "failure": machine.failure,
+            "unwritten": sorted(self._attempts.problems.values()),
+            "packer": self.metrics_target[1],
+            "seconds": time.time() - self._values["times"]["started"],
+        } | self._progress.values(time.monotonic())
 
     def _ledger(self, purpose: str) -> dict[str, Any]:
         """Each term counted by the database from its own rows (DESIGN §3). An evaluated group counts as trained."""
@@ -339,45 +350,21 @@ class RunRecord:
         }
 
     def _show(self) -> None:
-        """The packer's gauges, from the machine's own state."""
-        machine, m = self._machine, self._metrics
-        for purpose in PURPOSES:
-            counts = machine.groups.counts(purpose)
-            for state in GroupState:
-                m.set("grpo_packer_groups", counts[state], purpose=purpose, state=state.value)
-            self._count_up("grpo_packer_issued_total", machine.groups.num_issued[purpose], purpose=purpose)
-            for reason in DROPS:
-                self._count_up(
-                    "grpo_packer_drops_total", machine.groups.dropped[purpose][reason], purpose=purpose, reason=reason
-                )
-        counters = machine.groups.counters
-        self._count_up("grpo_packer_copies_dropped_total", counters["copies_dropped"])
-        self._count_up("grpo_packer_reissued_total", counters["reissued"])
-        self._count_up("grpo_packer_resampled_in_vain_total", counters["resampled_in_vain"])
-        self._count_up("grpo_packer_holder_deaths_total", counters["deaths"])
-        m.set("grpo_packer_step", machine.trained_step)
-        m.set("grpo_packer_durable_step", machine.durable_step)
-        served = machine.engines.served_version(machine.peers.all(InferenceBeat))
-        m.set("grpo_packer_served_version", -1 if served is None else served)
-        held = [machine.groups.rows[o].issued_at for ordinals in machine.groups.held_by.values() for o in ordinals]
-        m.set("grpo_packer_oldest_group_age_seconds", time.monotonic() - min(held) if held else 0.0)
-        roles = beats_by_role(machine)
-        for role in ("rollout", "reward", "trainer", "inference", "observer"):
-            m.set("grpo_packer_peers", len(roles.get(role, [])), actor=role)
-        peers = [(role, beat.name, beat.metrics_url) for role, beats in roles.items() for beat in beats]
-        self._attempts.write("metrics_targets.json", partial(self._show_targets, [self.metrics_target, *peers]))
-        if self._store.path != ":memory:":
-            m.set("grpo_packer_ledger_bytes", Path(self._store.path).stat().st_size)
+        """Gauges, progress.json and metrics_targets.json."""
+        machine, now = self._machine, time.monotonic()
+        self._progress.sample(now)
+        if self._progress_file.is_due(now, machine.phase):
+            self._attempts.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
+        self._gauges.show_run()
+        roles = beats_by_role(machine).items()
+        peers = [(role, beat.name, beat.metrics_url) for role, beats in roles for beat in beats]
+        # nobody is missed when a run is done: without targets no alert says that they are down
+        targets = [] if self._summarised else [self.metrics_target, *peers]
+        self._attempts.write("metrics_targets.json", partial(self._show_targets, targets))
 
     def _show_targets(self, targets: list[Target]) -> None:
         with writing(self._config.output / "metrics_targets.json"):
             self._targets.follow(targets)
-
-    def _count_up(self, name: str, total: float, **labels: str) -> None:
-        """Bring a counter to a total that is counted elsewhere; a restarted packer starts with the ledger's total."""
-        key = name + str(labels)
-        self._metrics.count(name, max(0.0, total - self._counted.get(key, 0.0)), **labels)
-        self._counted[key] = total
 
     def _add_tokens(self, what: str, amount: int) -> None:
         if amount > 0:
@@ -414,7 +401,7 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
     for f, name in enumerate(groups[0].reward_names):
         scores = np.concatenate([group.rewards_FG[f] for group in groups])
-        values[f"reward/{name}"] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
+        values[REWARD_COLUMN + name] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
     return values
 
 

@@ -27,6 +27,7 @@ from bus.counts import EdgeCounts
 from bus.data import Outbox
 from schemas.config import RunConfig
 from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.engines import VllmEngineConfig
 from schemas.errors import ConfigError
 from schemas.messages import (
     AttemptFailure,
@@ -283,6 +284,8 @@ class RolloutActor:
         engine = self._config.inference.engine
         if isinstance(engine, EmbeddedEngineConfig):
             limits["inference.engine.max_sequence_len"] = engine.max_sequence_len
+        if isinstance(engine, VllmEngineConfig) and engine.max_model_len is not None:
+            limits["inference.engine.max_model_len"] = engine.max_model_len
         return min(limits.items(), key=lambda item: item[1])
 
     def _example(self, ticket: Ticket) -> Example:

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from types import FrameType
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 import structlog
@@ -19,6 +20,7 @@ from prometheus_client import start_http_server
 
 from actors import faults
 from actors.assembly import MAKERS, Actor
+from actors.liveness import Liveness
 from actors.membership import PackerSilentError, StartOverError
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import ACTORS, Metrics
@@ -27,7 +29,7 @@ from schemas.errors import ConfigError, PeerRefusedError, ProtocolError, RunFail
 
 log = structlog.get_logger("runtime")
 
-OWN_THREADS = ("control", "scored", "batches", "http", "reward-async")
+OWN_THREADS = ("control", "scored", "batches", "http", "ranks", "reward-async")
 """Names of threads without which an actor can't work begin so. Threads of user code may die as they please, but the
 event loop of async reward functions is one of ours, whatever they do to it."""
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -58,14 +60,17 @@ def run_actor(
     if parent is not None:
         die_with(parent)
     threading.excepthook = _end_with_thread
-    metrics = Metrics(next(actor for actor in ACTORS if actor == kind))
+    metrics, liveness = Metrics(next(actor for actor in ACTORS if actor == kind)), Liveness()
     try:
         actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
-        _drain_on_signals(actor)
-        server, url = _serve_metrics(config, metrics, actor)
+        going_round: Any = getattr(actor, "membership", actor)  # the packer has none, and says it itself
+        going_round.on_turn = liveness.turn
+        _drain_on_signals(actor, liveness)
+        server, url = _serve_metrics(config, metrics, actor, liveness)
         try:
             actor.run(url)
         finally:
+            liveness.leave()
             server.shutdown()
         return EXIT_DONE
     except ConfigError as error:
@@ -96,12 +101,15 @@ def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
     """An actor whose bus thread has died would wait for ever: it ends, and is started again."""
     name = failure.thread.name if failure.thread else ""
     error = failure.exc_value or failure.exc_type()
+    if isinstance(error, StartOverError):  # of a thread beside a main loop that can't hear it
+        log.warning("starting over", reason=str(error))
+        leave(EXIT_START_OVER)
     log.error("thread failed", thread=name, exc_info=(failure.exc_type, error, failure.exc_traceback))
     if name.startswith(OWN_THREADS):
         leave(EXIT_ERROR)
 
 
-def _drain_on_signals(actor: Actor) -> None:
+def _drain_on_signals(actor: Actor, liveness: Liveness) -> None:
     """The first SIGTERM or SIGINT drains, the second one ends at once."""
     seen = threading.Event()
 
@@ -109,13 +117,14 @@ def _drain_on_signals(actor: Actor) -> None:
         if seen.is_set():
             leave(128 + number)
         seen.set()
+        liveness.leave()
         actor.drain()
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
 
 
-def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[WSGIServer, str]:
+def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor, liveness: Liveness) -> tuple[WSGIServer, str]:
     membership = getattr(actor, "membership", None)
     metrics.watch_bus(lambda: actor.edges, (lambda: float(membership.silent_seconds)) if membership else None)
     host = config.telemetry.metrics_host
@@ -126,6 +135,9 @@ def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[W
             f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
             "0 takes any free port"
         ) from error
+    app = server.get_app()
+    assert app is not None
+    server.set_app(liveness.beside(app))
     reached_at = (config.bus.advertise_host or socket.gethostname()) if host in WILDCARDS else host
     return server, f"http://{reached_at}:{server.server_port}/metrics"
 

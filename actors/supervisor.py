@@ -27,8 +27,8 @@ from actors.claim import claimed
 from actors.membership import DRAIN_SECONDS, Membership, PackerSilentError, StartOverError
 from actors.preflight import preflight
 from actors.remains import is_done, newest_checkpoint, run_so_far
-from actors.screen import Screen
 from actors.telemetry.logs import bind_everywhere, configure_logs
+from actors.view.screen import Screen
 from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config, warnings
 from schemas.config.resume import differences, refusal
@@ -50,7 +50,7 @@ END_SECONDS = 5.0
 STOP_STAGES = (
     (("trainer", "rollout"), ("rollout",), DRAIN_SECONDS + 5.0, 1.0),
     (("reward",), ("reward",), DRAIN_SECONDS + 5.0, 1.0),
-    (("inference",), ("inference", "trainer"), 120.0, 60.0),
+    (("inference", "inference-pool"), ("inference", "inference-pool", "trainer"), 120.0, 60.0),
     (("packer",), ("packer",), 10.0, 10.0),
 )
 """Who is told to leave, who is waited for, how long, and how long when the run has failed. Rollouts need rewards to get
@@ -129,7 +129,7 @@ class Supervisor:
                     wait_for(self.children, END_SECONDS)
                     self._screen.close(self._progress(membership))
                     return EXIT_DONE
-                self._screen.show(progress)
+                self._screen.show(progress, membership.silent_seconds)
                 time.sleep(POLL_SECONDS)
             log.info("stopping", signal=signal.Signals(self._stopping).name)
             self._screen.close(self._progress(membership))
@@ -234,7 +234,7 @@ class Supervisor:
                     self._screen.say(f"continuing run {self._config.name} from step {state.step}")
                 self._continues = False
                 restarts = {child.name: child.restarts for child in self.children if child.restarts}
-                return state.progress | {"restarts": restarts}
+                return state.progress | {"restarts": restarts | state.progress.get("restarts", {})}
         return {}
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 
 from actors.faults import point
-from actors.membership import Drain, Membership, StartOverError
+from actors.membership import Drain, Membership, PackerSilentError, StartOverError
 from actors.policy.checkpoints import CheckpointFolder
 from actors.saving import CheckpointSaver, Witness
 from actors.sending import WeightSender
@@ -140,6 +140,7 @@ class TrainerActor:
         self._drain = Drain()
         self._reports: list[StepReport] = []
         self._stalled = 0.0
+        self._told_to_leave = False
         self._sender: WeightSender | None = None
         if isinstance(publisher, BroadcastPublisher):
             self._sender = WeightSender(publisher, metrics, self._say_failed_update)
@@ -188,8 +189,10 @@ class TrainerActor:
 
     def _pass_update_on(self, state: State) -> None:
         """In the control thread, so that a broadcast begins at once, whatever the step under way does."""
-        if self._sender is not None and isinstance(state, TrainerState):
-            self._sender.follow(state.update)
+        if isinstance(state, TrainerState):
+            self._told_to_leave = state.order == "exit" or bool(state.refusal)
+            if self._sender is not None:
+                self._sender.follow(state.update)
 
     def _say_failed_update(self, failure: UpdateFailure) -> None:
         self.membership.report(failed_update=failure)
@@ -205,10 +208,11 @@ class TrainerActor:
             return
         try:
             self._run_steps(learner, start)
+            if self._rank == 0:
+                self._save_last(learner)
+            self._end_of_assistance(learner)
         except RanksBrokenError as error:
             self._wait_for_exit(error)
-        if self._rank == 0:
-            self._save_last(learner)
         while not self._drain and not self._done():
             self.membership.wait(POLL_SECONDS)
         if self._publisher and self._done():
@@ -217,7 +221,9 @@ class TrainerActor:
     def _run_steps(self, learner: "Learner", start: int) -> None:
         """All steps after `start`, until the last one or a drain."""
         ranks = self._meet(self._run, self._incarnation, self._follow)
+        learner.enter(ranks, self._ensure_the_gang_waits)
         self._publish(learner, start)
+        self._end_of_assistance(learner)
         self.membership.report(published=self._published())
         for step in range(start + 1, self._config.trainer.max_steps + 1):
             batch, waited = self._wait_for(step)
@@ -226,6 +232,25 @@ class TrainerActor:
             self._step(learner, ranks, batch, waited)
             if b"leaving" in ranks.exchange(b"leaving" if self._drain else b""):
                 return  # all ranks after the same step: none waits for one that has left
+
+    def _end_of_assistance(self, learner: "Learner") -> None:
+        """Where weights are spread over the ranks, the others assist rank 0 in publishing and saving up to here."""
+        if self._rank == 0:
+            learner.dismiss()
+        else:
+            learner.assist()
+
+    def _ensure_the_gang_waits(self) -> None:
+        """For a thread beside a collective that stands still; `_follow` is for the main loop alone.
+
+        Raises:
+            StartOverError: the gang was told to exit, or the run has failed.
+            PackerSilentError: nobody is there to tell it.
+        """
+        if self._told_to_leave:
+            raise StartOverError("the gang was told to exit while this rank waited for another one")
+        if self.membership.silent_seconds > self._config.bus.peer_timeout:
+            raise PackerSilentError("the packer has been silent while this rank waited for another one")
 
     def _wait_for_exit(self, error: Exception) -> None:
         """A rank is lost. The packer, whose word counts, says so within its lease; if it does not, the fault is here.
@@ -316,6 +341,7 @@ class TrainerActor:
             self.membership.report(reports=list(self._reports))
             if batch.step % self._config.trainer.checkpoint.interval == 0:
                 self._save(learner)
+        self._end_of_assistance(learner)
         self._show(batch, values)
 
     def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
@@ -407,6 +433,8 @@ class TrainerActor:
             m.count("grpo_trainer_step_seconds_total", values.get(f"seconds_{phase}", 0.0), phase=phase)
         for name in ("loss", "grad_norm", "learning_rate", "mismatch_kl", "entropy"):
             m.set(f"grpo_trainer_{name}", values.get(name, 0.0))
+        for age in ("current", "older"):
+            m.set("grpo_trainer_mismatch_abs", values.get(f"mismatch_abs_{age}", 0.0), weights=age)
         m.set("grpo_trainer_masked_fraction", values.get("masked_fraction", 0.0), cause="any")
         for cause in ("low", "high", "geo", "sequence"):
             m.set("grpo_trainer_masked_fraction", values.get(f"masked_fraction_{cause}", 0.0), cause=cause)

@@ -55,13 +55,12 @@ class PackedRow:
         return found
 
     def forward_arguments(self) -> dict[str, Any]:
-        """Arguments of the model's forward, logits only where a completion token is predicted."""
+        """Arguments of the model's forward."""
         return {
             "input_ids": self.token_ids_R[None],
             "position_ids": self.position_ids_R[None],
             "attention_mask": None,
             "use_cache": False,
-            "logits_to_keep": self.source_T,
             "packed_row": self,
         }
 

@@ -58,6 +58,15 @@ class FakeLearner:
         """What a snapshot wrote."""
         self.digest = json.loads((folder / "trainer" / "fake.json").read_text(encoding="utf-8"))
 
+    def enter(self, ranks: "Ranks", shall_wait: Callable[[], object]) -> None:
+        """Each rank has the whole digest."""
+
+    def assist(self) -> None:
+        """Nothing is lent."""
+
+    def dismiss(self) -> None:
+        """Nobody assists."""
+
 
 def _part(batch: StepBatch) -> bytes:
     """A digest of one rank's batch, and the number of its tokens."""

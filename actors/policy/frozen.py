@@ -11,11 +11,11 @@ from typing import Any
 
 import structlog
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from actors.environments.prompts import vocabulary
 from actors.policy import attention, loading
-from actors.policy.logprobs import chosen_logprobs
+from actors.policy.chosen import ChosenLogprobs
 from actors.policy.micro_batches import MicroBatch, filled, micro_batch
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
@@ -58,14 +58,15 @@ class FrozenModels:
         ConfigError: the teacher can't be loaded, or has another vocabulary.
     """
 
-    def __init__(self, config: RunConfig, policy: nn.Module, autocast: Autocast) -> None:
+    def __init__(self, config: RunConfig, policy: ChosenLogprobs, autocast: Autocast) -> None:
         self._policy, self._autocast = policy, autocast
         self._device = loading.device_of(config.model)
         self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
         self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
-        self._teacher: nn.Module | None = None
+        self._teacher: ChosenLogprobs | None = None
         if config.trainer.teacher is not None:
-            teacher = config.model.model_copy(update=config.trainer.teacher.model_dump())
+            given = config.trainer.teacher.model_dump() | {"quantization": None}
+            teacher = config.model.model_copy(update=given)
             check_vocabulary(config.model, teacher)
             self._teacher = _frozen(teacher, TEACHER_KEY)
 
@@ -76,18 +77,27 @@ class FrozenModels:
             batch: of one rank.
             with_old: whether the policy's are among them; the only update of a step needs none, they are its own.
         """
-        if not (with_old or self._wants_reference or self._teacher):
+        if not self.asked(with_old):
             return {}
         found = {}
         for number in filled(batch):
             micro = micro_batch(batch, number, self._device)
-            found[number] = self._logprobs(micro, with_old)
+            found[number] = self.of(micro, with_old)
             if not found[number].finite:
                 log.warning("logprobs computed again", step=batch.step, micro_batch=number)
-                found[number] = self._logprobs(micro, with_old)
+                found[number] = self.of(micro, with_old)
         return found
 
-    def _logprobs(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
+    def asked(self, with_old: bool) -> bool:
+        """Whether anybody asks for any."""
+        return bool(with_old or self._wants_reference or self._teacher)
+
+    def num_forwards(self, with_old: bool) -> int:
+        """Of the policy, in a micro-batch; a second model's are none of its."""
+        return with_old + (self._wants_reference and self._reference is None)
+
+    def of(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
+        """Of one micro-batch, computed once."""
         return FixedLogprobs(
             old_T=logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None,
             reference_T=self._reference_logprobs(micro) if self._wants_reference else None,
@@ -97,21 +107,20 @@ class FrozenModels:
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
         if self._reference is not None:
             return logprobs_without_gradient(self._reference, micro)
-        adapted: Any = self._policy
+        adapted: Any = self._policy.model
         with adapted.disable_adapter():
             return logprobs_without_gradient(self._policy, micro, self._autocast)
 
 
-def logprobs_without_gradient(model: nn.Module, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
-    """(T,) of the completion tokens at the temperature of sampling, without dropout."""
-    training = model.training
-    model.eval()
+def logprobs_without_gradient(chosen: ChosenLogprobs, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
+    """(T,) of the completion tokens at the temperature of sampling, without dropout; 0 outside the loss mask."""
+    training = chosen.model.training
+    chosen.model.eval()
     try:
         with torch.no_grad(), autocast():
-            logits_TV = model(**micro.row.forward_arguments()).logits[0]
-        return chosen_logprobs(logits_TV, micro.token_ids_T, micro.temperatures_T)
+            return chosen.of(micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K)[0]
     finally:
-        model.train(training)
+        chosen.model.train(training)
 
 
 def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
@@ -130,6 +139,6 @@ def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
         )
 
 
-def _frozen(config: ModelConfig, key: str = "model.path") -> nn.Module:
+def _frozen(config: ModelConfig, key: str = "model.path") -> ChosenLogprobs:
     model = loading.load_model(config, attention.NAME, loading.TORCH_DTYPES[config.dtype], key=key)
-    return model.requires_grad_(False).eval()
+    return ChosenLogprobs(model.requires_grad_(False).eval())

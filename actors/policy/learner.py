@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +22,16 @@ from actors.algorithms import chord
 from actors.algorithms.entropy import EntropyControl, acting_coef, controlled
 from actors.algorithms.losses import LossInputs, compute_loss
 from actors.algorithms.losses.metrics import metrics_of
+from actors.algorithms.mismatch import judged, mismatch_sums
 from actors.algorithms.schedules import learning_rate
 from actors.faults import point
 from actors.policy import attention, formats, loading
+from actors.policy.chosen import ChosenLogprobs
 from actors.policy.frozen import NONE, FixedLogprobs, FrozenModels
-from actors.policy.logprobs import logprobs_and_entropy
 from actors.policy.micro_batches import MicroBatch, filled, micro_batch
 from actors.policy.optimizer import make_optimizer
 from actors.policy.ranks import ALONE, Ranks
+from actors.policy.shards import clip_gradients
 from actors.policy.snapshots import (
     Snapshot,
     control_snapshot,
@@ -40,7 +42,9 @@ from actors.policy.snapshots import (
 from actors.policy.supervised import SupervisedExamples
 from bus.weights import Weights
 from schemas.config import RunConfig
+from schemas.config.model import ModelConfig
 from schemas.config.objective import ObjectiveConfig
+from schemas.errors import RunFailedError
 from schemas.messages import StepBatch
 
 log = structlog.get_logger("learner")
@@ -69,6 +73,23 @@ class Learner(Protocol):
 
     def restore(self, folder: Path) -> None:
         """Go on from a checkpoint."""
+        ...
+
+    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+        """The gang is whole, and what was to be restored has been: a learner with shards takes its own.
+
+        Args:
+            ranks: this one among all.
+            shall_wait: called in a thread while others are waited for; raises when the gang shall not wait any more.
+        """
+        ...
+
+    def assist(self) -> None:
+        """On other ranks than 0: lend shards for what rank 0 publishes and saves, until it dismisses this rank."""
+        ...
+
+    def dismiss(self) -> None:
+        """On rank 0: it has published and saved what there was."""
         ...
 
 
@@ -105,16 +126,20 @@ class TorchLearner:
         self._device = loading.device_of(config.model)
         lora = config.model.lora
         base_dtype = torch.float32 if lora is None else self._dtype
-        self.model: nn.Module = loading.load_model(config.model, attention.NAME, base_dtype)
+        self.model: nn.Module = loading.load_model(self._loaded_as(config.model), attention.NAME, base_dtype)
         if lora is not None:
             self.model = loading.add_lora(self.model, lora)
+        if config.model.gradient_checkpointing:
+            loading.checkpoint_gradients(self.model, config.model)
         self.model.train()
+        self._chosen = ChosenLogprobs(self.model)
         self._trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = make_optimizer(self.model, config.trainer.optimizer)
-        self._frozen = FrozenModels(config, self.model, self._autocast)
+        self._optimizer = make_optimizer(self.model, config.trainer)
+        self._frozen = FrozenModels(config, self._chosen, self._autocast)
         sft = config.trainer.sft
-        self._supervised = SupervisedExamples(config, sft, self.model, self._autocast) if sft else None
+        self._supervised = SupervisedExamples(config, sft, self._chosen, self._autocast) if sft else None
         self._entropy_control = EntropyControl(config.trainer.entropy_coef)
+        self._mismatch_cause = ""
 
     def step(self, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """An optimizer update per minibatch and iteration, the minibatches in their order in each iteration.
@@ -126,14 +151,17 @@ class TorchLearner:
         Raises:
             FloatingPointError: they are not finite the second time either. They have not been applied; those of the
             updates before it in this step have, so what is in memory now is no version of the policy.
+            RunFailedError: trainer and engine differ by more than `trainer.mismatch.stop`; nothing has been applied.
         """
         started = time.perf_counter()
         num_updates = self._config.trainer.num_iterations * batch.num_minibatches
         rate = learning_rate(batch.step, self._config.trainer)
-        parts = [_RankStep(each, self._frozen.logprobs(each, with_old=num_updates > 1)) for each in (*before, batch)]
+        parts = [_RankStep(each, self._fixed(each, num_updates > 1)) for each in (*before, batch)]
         updates, seconds_optimizer = [], 0.0
         for update in range(num_updates):
             updates.append(self._finite_gradients(parts, ranks, update, num_updates))
+            if update == 0:  # the others are of weights that no engine has sampled from
+                self._watch_mismatch(batch.step, updates[0].sums)
             computed = time.perf_counter()
             self._apply(rate)
             seconds_optimizer += time.perf_counter() - computed
@@ -144,6 +172,42 @@ class TorchLearner:
             "seconds_forward_backward": time.perf_counter() - started - seconds_optimizer,
             "seconds_optimizer": seconds_optimizer,
         }
+
+    def _watch_mismatch(self, step: int, sums: Mapping[str, float]) -> None:
+        if self._config.inference.engine.type == "fake":
+            return
+        found = judged(sums, self._config.trainer.mismatch)
+        if found is not None and found.stops:
+            raise RunFailedError(f"step {step}: {found.words}")
+        cause = found.cause if found is not None else ""
+        if found is not None and cause != self._mismatch_cause:
+            log.warning("trainer and engine differ", step=step, cause=cause, detail=found.words)
+        self._mismatch_cause = cause
+
+    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+        """Nothing to share out."""
+
+    def assist(self) -> None:
+        """Rank 0 has all there is."""
+
+    def dismiss(self) -> None:
+        """Nobody assists."""
+
+    # --- what shards change, see `actors.policy.sharding` --------------------------------------------------------
+
+    def _loaded_as(self, model: ModelConfig) -> ModelConfig:
+        return model
+
+    def _fixed(self, batch: StepBatch, with_old: bool) -> Mapping[int, FixedLogprobs]:
+        return self._frozen.logprobs(batch, with_old)
+
+    def _keep_pace(self, batch: StepBatch, minibatch: int) -> None:
+        """For other ranks, which have more micro-batches with samples: nothing is shared with them here."""
+
+    def _sum(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
+        ranks.sum(gradients)
+
+    # --- a step --------------------------------------------------------------------------------------------------
 
     def _finite_gradients(self, parts: Sequence[_RankStep], ranks: Ranks, update: int, num_updates: int) -> _Gradients:
         batch = parts[-1].batch
@@ -174,11 +238,11 @@ class TorchLearner:
             for gradient, sum_before in zip(own, earlier, strict=bool(earlier)):
                 gradient += sum_before
         point("trainer.gradients")
-        ranks.sum(own)
+        self._sum(ranks, own)
         everybody: dict[str, float] = {}
         for message in [*messages[:-1], *ranks.exchange(messages[-1])]:
             _merge(everybody, json.loads(message))
-        norm = float(nn.utils.clip_grad_norm_(self._trainable, self._config.trainer.max_grad_norm))
+        norm = clip_gradients(self._trainable, self._config.trainer.max_grad_norm)
         mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
         return _Gradients(loss, norm, everybody, mismatch_max)
 
@@ -190,6 +254,7 @@ class TorchLearner:
         measured: dict[str, float] = {"mismatch_max": 0.0}
         for number in filled(batch, minibatch):
             _merge(measured, self._backward(part, minibatch, number))
+        self._keep_pace(batch, minibatch)
         if self._supervised and self._mu(batch.step):
             _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
         for parameter in self._trainable:
@@ -201,22 +266,16 @@ class TorchLearner:
         """Gradients of one micro-batch; returns its share of the loss, metric sums, and the largest mismatch."""
         micro, objective = micro_batch(part.batch, number, self._device), self._objective
         with self._autocast():
-            logits_TV = self.model(**micro.row.forward_arguments()).logits[0]
-        logprobs_T, entropy_T = logprobs_and_entropy(
-            logits_TV, micro.token_ids_T, micro.temperatures_T, entropy_gradient=objective.entropy_coef > 0
-        )
+            logprobs_T, entropy_T = self._chosen.of(
+                micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K, objective.entropy_coef > 0
+            )
         inputs = self._inputs(micro, part.fixed.get(number, NONE), part.batch, minibatch, logprobs_T, entropy_T)
         output = compute_loss(inputs, objective)
         # the supervised part of the mixture has a backward pass of its own, see `SupervisedExamples`
         loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(part.batch.step))
         loss.backward()  # type: ignore[no-untyped-call]
-        gap_T = inputs.masked((logprobs_T.detach() - micro.inference_logprobs_T).abs())
-        measured = output.sums | {
-            "loss": loss.detach(),
-            "entropy": inputs.masked(entropy_T.detach()).sum(),
-            "abs_log_ratio": gap_T.sum(),
-            "mismatch_max": gap_T.max(),
-        }
+        measured = output.sums | mismatch_sums(inputs)
+        measured |= {"loss": loss.detach(), "entropy": inputs.masked(entropy_T.detach()).sum()}
         # one tensor, so that a GPU is waited for once
         return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
 
@@ -269,8 +328,7 @@ class TorchLearner:
         )
 
     def _apply(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        self._optimizer.set_rate(rate)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -306,7 +364,7 @@ class TorchLearner:
 
     def restore(self, folder: Path) -> None:
         """Weights, optimizer and entropy control as they were saved."""
-        formats.restore(self.model, self._config.model, folder)
+        formats.restore(self.model, self._loaded_as(self._config.model), folder)
         restore_optimizer(folder, self._optimizer)
         self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
 

@@ -1,5 +1,6 @@
 """Loading a Hugging Face causal LM, with or without LoRA, for the trainer and the embedded engine alike."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from transformers import AutoModelForCausalLM
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.errors import ConfigError
 
+NF4_BLOCK = 64
+"""Weights that share a scale."""
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+PEFT_PREFIX = "base_model.model."
+"""Before the names of a model's own parameters, once it has an adapter."""
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -41,16 +46,64 @@ def load_model(
     Raises:
         ConfigError: the model can't be loaded; says why.
     """
+    device, quantized = device_of(config), config.quantization is not None
+    extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path or config.path, dtype=dtype, attn_implementation=attention, trust_remote_code=config.trust_remote_code
+            path or config.path,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=config.trust_remote_code,
+            **extra,
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
     problem = _unpackable(model)
     if problem:
         raise ConfigError(f"{key}: {config.path} ({type(model).__name__}) {problem}")
-    return model.to(device_of(config))  # type: ignore[no-any-return]
+    if quantized:
+        _compute_alike(model, device)
+        return model  # type: ignore[no-any-return]
+    return model.to(device)  # type: ignore[no-any-return]
+
+
+def _quantization(config: ModelConfig) -> Any:
+    """What transformers needs to quantise a model while it loads it.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed.
+    """
+    from transformers import BitsAndBytesConfig
+
+    missing = [name for name in ("accelerate", "bitsandbytes") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"model.quantization: needs {' and '.join(missing)}; install grpo-actors[bnb]")
+    assert config.quantization is not None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=config.quantization.type,
+        bnb_4bit_use_double_quant=config.quantization.double_quant,
+        bnb_4bit_compute_dtype=TORCH_DTYPES[config.dtype],
+    )
+
+
+def _compute_alike(model: nn.Module, device: torch.device) -> None:
+    """Have quantised layers compute in eval mode, thus in the engine, as they do in training.
+
+    On CPUs with bfloat16 they would pack their weights anew at the first forward in eval mode, for a kernel that rounds
+    otherwise and through which, once they train on, no gradient comes.
+
+    Raises:
+        ConfigError: a layer that bitsandbytes (0.50) gives the scales of other rows on a CPU.
+    """
+    layers = [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "support_avx512bf16_for_cpu")]
+    for name, layer in layers:
+        layer.support_avx512bf16_for_cpu = False
+        if device.type == "cpu" and layer.in_features % NF4_BLOCK:
+            raise ConfigError(
+                f"model.quantization: {name} has {layer.in_features} inputs, and on a CPU bitsandbytes computes "
+                f"rightly with multiples of {NF4_BLOCK} only; use a GPU (model.device), or no quantization"
+            )
 
 
 def _unpackable(model: Any) -> str:
@@ -63,6 +116,18 @@ def _unpackable(model: Any) -> str:
     if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
         return "has attention sinks, which the packed attention does not compute"
     return ""
+
+
+def checkpoint_gradients(model: nn.Module, config: ModelConfig) -> None:
+    """Have each layer keep its input alone, and compute the rest again in the backward pass.
+
+    Raises:
+        ConfigError: its layers can't.
+    """
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    except ValueError as error:
+        raise ConfigError(f"model.gradient_checkpointing: {config.path}: {str(error).splitlines()[0]}") from error
 
 
 def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
@@ -101,9 +166,9 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All weights by their Hugging Face names; a tied one once, under its first name, which its file has too."""
     tensors, seen = {}, set()
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
+    for name, tensor in model.state_dict(keep_vars=True).items():  # else each name would have a tensor of its own
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
             tensors[name] = tensor.detach()
     return tensors
 

@@ -23,6 +23,8 @@ class MicroBatch:
     versions_T: Tensor
     completion_of_T: Tensor
     num_completions: int
+    wanted_K: Tensor
+    """Places in T of the tokens in the loss mask, which alone need logprobs."""
 
 
 def filled(batch: StepBatch, minibatch: int | None = None) -> list[int]:
@@ -54,6 +56,7 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         inference_logprobs_T=of_completions("logprobs"),
         advantages_T=of_completions("advantages"),
         loss_mask_T=of_completions("loss_mask").bool(),
+        wanted_K=torch.from_numpy(batch.loss_mask[start:end][in_completion].nonzero()[0]).to(device),
         versions_T=of_completions("versions").long(),
         completion_of_T=torch.from_numpy(np.repeat(np.arange(last - first), np.diff(offsets) - prompts)).to(device),
         num_completions=last - first,

@@ -80,6 +80,7 @@ class GlooRanks:
         self, rank: int, size: int, meeting_point: Path, host: str, check: Callable[[], object], timeout: float
     ) -> None:
         self.rank, self.size, self._check = rank, size, check
+        self._meeting_point, self._host = meeting_point, host
         meeting_point.parent.mkdir(parents=True, exist_ok=True)
         self._group: Any = _waiting(lambda: _meet(rank, size, meeting_point, host), check, timeout)
 
@@ -102,6 +103,17 @@ class GlooRanks:
         parts = self._gather(padded)
         return [bytes(part[:length].numpy()) for part, length in zip(parts, lengths, strict=True)]
 
+    def mesh(self, device: torch.device) -> Any:
+        """The ranks as torch's DeviceMesh, with collectives of their own: gloo on CPUs, NCCL on GPUs.
+
+        There is one in a process, as torch has it; an incarnation of the gang is one process on each rank.
+        """
+        distributed: Any = torch.distributed
+        store = distributed.FileStore(f"{self._meeting_point}.mesh", self.size)
+        backend = "nccl" if device.type == "cuda" else _gloo_on(self._host)
+        distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=UNBOUNDED)
+        return distributed.device_mesh.init_device_mesh(device.type, (self.size,))
+
     def _gather(self, tensor: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         try:
@@ -120,11 +132,23 @@ class GlooRanks:
 
 def _meet(rank: int, size: int, meeting_point: Path, host: str) -> Any:
     distributed: Any = torch.distributed
-    store = distributed.FileStore(str(meeting_point), size)
+    return _gloo(distributed.FileStore(str(meeting_point), size), rank, size, host)
+
+
+def _gloo(store: Any, rank: int, size: int, host: str) -> Any:
+    distributed: Any = torch.distributed
     options = distributed.ProcessGroupGloo._Options()
     options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = UNBOUNDED
     return distributed.ProcessGroupGloo(store, rank, size, options)
+
+
+def _gloo_on(host: str) -> str:
+    """A name for gloo on this address: torch's own would listen wherever the machine's name leads."""
+    name, backend = "gloo_on_host", torch.distributed.Backend
+    if name not in backend.backend_list:
+        backend.register_backend(name, lambda store, rank, size, _: _gloo(store, rank, size, host), devices=["cpu"])
+    return name
 
 
 def _waiting(make: Callable[[], Any], check: Callable[[], object], timeout: float) -> Any:

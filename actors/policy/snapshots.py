@@ -2,17 +2,20 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors.algorithms.entropy import EntropyControl
 
 if TYPE_CHECKING:
-    from torch import Tensor, optim
+    from torch import Tensor
+
+    from actors.policy.optimizer import PolicyOptimizer
 
 ENTROPY_CONTROL = "trainer/entropy_control.json"
+OPTIMIZER, OPTIMIZER_NUMBERS = "trainer/optimizer.safetensors", "trainer/optimizer.json"
 
 
 @dataclass(frozen=True)
@@ -45,32 +48,49 @@ class Snapshot:
         return replace(self, tensors=self.tensors | other.tensors, texts=self.texts | other.texts)
 
 
-def copied(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
-    """Copies on the CPU, which the next step does not touch."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+def copied(tensors: "Iterable[tuple[str, Tensor]]") -> "dict[str, Tensor]":
+    """Copies on the CPU, which the next step does not touch; made one by one."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
 
 
-def optimizer_snapshot(optimizer: "optim.Optimizer") -> Snapshot:
-    """Optimizer state under `trainer/`, as safetensors and JSON: data only, no pickle.
+def optimizer_snapshot(optimizer: "PolicyOptimizer", keep: bool = True) -> Snapshot:
+    """Optimizer state under `trainer/`, as safetensors and JSON: data only, no pickle. Keys are `PARAMETER/STATE`.
 
     There is no random state in it: a step seeds its generators from the run's seed, its number and its rank.
+
+    Args:
+        optimizer: of this rank.
+        keep: whether this rank is the one that saves; of states that are spread over ranks each rank tells its part.
     """
-    state = optimizer.state_dict()
-    tensors = {f"{index}.{name}": value for index, values in state["state"].items() for name, value in values.items()}
-    groups = json.dumps(state["param_groups"]).encode()
-    return Snapshot({"trainer/optimizer.safetensors": copied(tensors)}, {"trainer/optimizer.json": groups})
+    from actors.policy.shards import gathered
+
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, int] = {}
+    for parameter, name, value in optimizer.states():
+        key = f"{parameter}/{name}"
+        if isinstance(value, int):
+            numbers[key] = value
+        else:
+            tensors |= copied(gathered([(key, value)], keep))
+    return Snapshot({OPTIMIZER: tensors}, {OPTIMIZER_NUMBERS: json.dumps(numbers).encode()})
 
 
-def restore_optimizer(folder: Path, optimizer: "optim.Optimizer") -> None:
+def restore_optimizer(folder: Path, optimizer: "PolicyOptimizer") -> None:
     """What `optimizer_snapshot` wrote below this folder, into an optimizer over the same parameters."""
-    from safetensors.torch import load_file
+    optimizer.restore(_saved_states(folder))
 
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in load_file(folder / "trainer" / "optimizer.safetensors").items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    groups = json.loads((folder / "trainer" / "optimizer.json").read_text(encoding="utf-8"))
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+def _saved_states(folder: Path) -> "Iterator[tuple[str, str, Tensor | int]]":
+    """One after the other, so that no more than one is in memory twice."""
+    from safetensors import safe_open
+
+    with safe_open(folder / OPTIMIZER, "pt") as file:
+        for key in file.keys():  # noqa: SIM118 - it is no mapping
+            parameter, _, name = key.partition("/")
+            yield parameter, name, file.get_tensor(key)
+    for key, number in json.loads((folder / OPTIMIZER_NUMBERS).read_text(encoding="utf-8")).items():
+        parameter, _, name = key.partition("/")
+        yield parameter, name, number
 
 
 def control_snapshot(control: EntropyControl) -> Snapshot:

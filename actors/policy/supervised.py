@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from actors.algorithms.chord import mixed, sft_indices, sft_share
 from actors.algorithms.packing import pack
 from actors.environments.prompts import Tokenizer
 from actors.environments.supervised import KEY, read_supervised
 from actors.policy.attention import PackedRow, pack_row
+from actors.policy.chosen import ChosenLogprobs
 from actors.policy.frozen import Autocast
 from actors.policy.loading import device_of
-from actors.policy.logprobs import chosen_logprobs
 from schemas.config import RunConfig
 from schemas.config.sft import SftConfig
 from schemas.errors import ConfigError
@@ -36,15 +36,15 @@ class SupervisedExamples:
     Args:
         config: of the run.
         sft: its section.
-        model: the policy.
+        policy: that learns them.
         autocast: in which it computes.
 
     Raises:
         ConfigError: the file is not what it should be, or an example is longer than a micro-batch.
     """
 
-    def __init__(self, config: RunConfig, sft: SftConfig, model: nn.Module, autocast: Autocast) -> None:
-        self._model, self._autocast, self._phi = model, autocast, sft.phi
+    def __init__(self, config: RunConfig, sft: SftConfig, policy: ChosenLogprobs, autocast: Autocast) -> None:
+        self._policy, self._autocast, self._phi = policy, autocast, sft.phi
         self._seed, self._batch_size, self._capacity = config.seed, sft.batch_size, config.packer.sequence_len
         self._device = device_of(config.model)
         tokenizer = Tokenizer(config.model)
@@ -63,10 +63,9 @@ class SupervisedExamples:
         rows, num_tokens = self.rows(batch, minibatch)
         measured = {"loss": 0.0, "sft_nll": 0.0, "sft_tokens": 0.0}
         for each in rows:
-            with self._autocast():
-                logits_TV = self._model(**each.row.forward_arguments()).logits[0]
             ones_T = torch.ones(each.token_ids_T.numel(), device=self._device)
-            logprobs_T = chosen_logprobs(logits_TV, each.token_ids_T, ones_T)
+            with self._autocast():
+                logprobs_T, _ = self._policy.of(each.row, each.token_ids_T, ones_T)
             supervised = sft_share(logprobs_T, ones_T, num_tokens, with_phi=self._phi)
             loss = mixed(torch.zeros_like(supervised), supervised, mu)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -8,15 +8,16 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from bus.counts import REFUSALS, EdgeCounts
 from schemas.errors import DecodeError
+from schemas.messages import EngineState
 
 Actor = Literal["rollout", "reward", "packer", "trainer", "inference"]
 ACTORS: tuple[Actor, ...] = ("rollout", "reward", "packer", "trainer", "inference")
@@ -31,6 +32,17 @@ SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "internal
 COMPLETION_FILTERS = ("gibberish", "repetition", "truncated")
 DROPS = ("poison", "stale", "eval_void", "forked", "zero_variance", "too_easy", "too_hard")
 POOLS = ("easy", "hard")
+VERDICTS = ("settled", "filtered", "copy", "failed")
+ENGINE_STATES: tuple[EngineState, ...] = get_args(EngineState)
+STEP_GAUGES = (
+    "reward_mean",
+    "reward_std",
+    "groups_without_variance",
+    "completion_tokens_mean",
+    "truncated_fraction",
+    "lag_max",
+)
+"""Columns of metrics.jsonl that the packer shows of the newest recorded step."""
 GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
 
 
@@ -121,18 +133,56 @@ SPECS = (
     Spec("grpo_packer_copies_dropped_total", "counter", "Scored groups of ordinals that were settled already."),
     Spec("grpo_packer_reissued_total", "counter", "Attempts beyond an ordinal's first."),
     Spec("grpo_packer_holder_deaths_total", "counter", "Tickets whose holder died or lost its lease."),
+    Spec(
+        "grpo_packer_completion_tokens_total",
+        "counter",
+        "Completion tokens of scored groups, by what became of them; failed: judged unfit, so the attempt has failed.",
+        _labels(purpose=PURPOSES, verdict=VERDICTS),
+    ),
     Spec("grpo_packer_lag_steps", "histogram", "Lag of groups in the steps that took them.", (), LAG_BUCKETS),
+    Spec("grpo_packer_lag_budget_steps", "gauge", "packer.max_async_level: the lag that admission allows."),
     Spec("grpo_packer_step", "gauge", "Steps trained by all ranks in the live lineage."),
+    Spec("grpo_packer_max_steps", "gauge", "trainer.max_steps: where the run ends."),
     Spec("grpo_packer_durable_step", "gauge", "Newest step with a good checkpoint on all ranks."),
     Spec(
         "grpo_packer_oldest_group_age_seconds", "gauge", "Age of the current attempt at the oldest ordinal in flight."
     ),
     Spec("grpo_packer_reward_mean", "gauge", "Mean reward of the newest step's completions."),
+    Spec("grpo_packer_reward_std", "gauge", "Standard deviation of the rewards of the newest step's completions."),
+    Spec("grpo_packer_groups_without_variance", "gauge", "Share of the newest step's groups that teach nothing."),
+    Spec("grpo_packer_completion_tokens_mean", "gauge", "Mean length of the newest step's completions."),
+    Spec("grpo_packer_truncated_fraction", "gauge", "Share of the newest step's completions cut at max_tokens."),
+    Spec("grpo_packer_lag_max", "gauge", "Largest lag of the newest step's groups, in steps."),
+    Spec(
+        "grpo_packer_function_reward_mean",
+        "gauge",
+        "Mean of one reward function over the newest step's completions, before its weight.",
+        _labels(function=()),
+    ),
+    Spec("grpo_packer_eval_version", "gauge", "Version of the newest evaluation; -1: none yet."),
+    Spec(
+        "grpo_packer_eval_exact_match",
+        "gauge",
+        "Share of the newest evaluation's completions that match exactly; NaN: not measured.",
+        _labels(environment=()),
+    ),
+    Spec(
+        "grpo_packer_eval_mean_reward",
+        "gauge",
+        "Mean reward of the newest evaluation's completions; NaN: none could be scored.",
+        _labels(environment=()),
+    ),
     Spec(
         "grpo_packer_peers",
         "gauge",
         "Live peers.",
-        _labels(actor=("rollout", "reward", "trainer", "inference", "observer")),
+        _labels(role=("rollout", "reward", "trainer", "inference", "observer")),
+    ),
+    Spec(
+        "grpo_packer_engines",
+        "gauge",
+        "Live engines by state; quarantined: takes no new weights until it is started anew.",
+        _labels(state=ENGINE_STATES),
     ),
     Spec("grpo_packer_served_version", "gauge", "Newest version of an engine that takes new work; -1: none."),
     Spec("grpo_packer_commit_seconds", "histogram", "Time of one ledger commit.", (), FAST_BUCKETS),
@@ -175,6 +225,13 @@ SPECS = (
     Spec("grpo_trainer_grad_norm", "gauge", "Gradient norm of the newest step before clipping."),
     Spec("grpo_trainer_learning_rate", "gauge", "Learning rate of the newest step."),
     Spec("grpo_trainer_mismatch_kl", "gauge", "KL of trainer and engine on the newest step's tokens (k3, nats)."),
+    Spec(
+        "grpo_trainer_mismatch_abs",
+        "gauge",
+        "Mean difference of trainer's and engine's logprobs on the newest step's tokens (nats), by the weights that "
+        "sampled them: those that the step starts from, or older ones.",
+        _labels(weights=("current", "older")),
+    ),
     Spec("grpo_trainer_entropy", "gauge", "Entropy of the policy on the newest step's tokens (nats)."),
     Spec(
         "grpo_trainer_masked_fraction",
@@ -218,6 +275,14 @@ BUS_SPECS = (
         _labels(reason=tuple(REFUSALS)),
     ),
 )
+PROCESS_SPECS = (
+    Spec("process_cpu_seconds_total", "counter", "CPU time of the actor's process; on Linux."),
+    Spec("process_resident_memory_bytes", "gauge", "Memory of the actor's process; on Linux."),
+    Spec("process_open_fds", "gauge", "Open file descriptors of the actor's process; on Linux."),
+    Spec("process_start_time_seconds", "gauge", "Unix time of the start of the actor's process; on Linux."),
+)
+"""Of prometheus-client itself, as far as dashboards use it; the names are those of every Prometheus client."""
+ALL_SPECS = (*SPECS, *BUS_SPECS, *PROCESS_SPECS)
 
 
 class Metrics:
@@ -225,6 +290,7 @@ class Metrics:
 
     def __init__(self, actor: Actor) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -309,7 +375,7 @@ def document() -> str:
         "| Name | Kind | Labels | Tells |",
         "|---|---|---|---|",
     ]
-    for spec in (*SPECS, *BUS_SPECS):
+    for spec in ALL_SPECS:
         labels = "; ".join(f"{name}: {', '.join(values)}" if values else name for name, values in spec.labels)
         lines.append(f"| `{spec.name}` | {spec.kind} | {labels} | {spec.help} |")
     return "\n".join(lines) + "\n"

@@ -9,9 +9,13 @@ from schemas.config.base import Section
 from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.filters import CompletionFilterConfig
+from schemas.config.mismatch import MismatchConfig
 from schemas.config.model import Dtype
+from schemas.config.noise import NoiseConfig
 from schemas.config.objective import ObjectiveConfig
+from schemas.config.optimizers import AdamWConfig, OptimizerConfig
 from schemas.config.pools import PoolsConfig
+from schemas.config.sglang import EnginePoolConfig, SglangEngineConfig
 
 
 class TemperatureScheduleConfig(Section):
@@ -131,20 +135,6 @@ class PackerConfig(Section):
         return self
 
 
-class AdamWConfig(Section):
-    """AdamW, decoupled weight decay."""
-
-    type: Literal["adamw"] = "adamw"
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the mean of gradients."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the mean of squared gradients."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the denominator."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Of matrices; biases and norms are not decayed."""
-
-
 class CheckpointConfig(Section):
     """Periodic checkpoints in Hugging Face or PEFT format."""
 
@@ -180,7 +170,10 @@ class TrainerConfig(ObjectiveConfig):
     teacher: TeacherConfig | None = None
     """For losses with a teacher (on-policy distillation)."""
     num_ranks: int = Field(1, ge=1, le=1024)
-    """Trainer processes, one gang: data-parallel, each has the whole model. They share `output_dir`."""
+    """Trainer processes, one gang, each with its share of a step's samples. They share `output_dir`."""
+    sharding: Literal["none", "fsdp"] = "none"
+    """`none`: each rank has the whole model (data parallel), and a step can be replayed to the bit; `fsdp`: each has a
+    part of every weight, gradient and optimizer state, and gathers a layer while it computes it (FSDP2)."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
@@ -189,7 +182,7 @@ class TrainerConfig(ObjectiveConfig):
     """Steps over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Learning rate at the end ÷ learning_rate."""
-    optimizer: AdamWConfig = AdamWConfig()
+    optimizer: OptimizerConfig = AdamWConfig()
     """The optimizer."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this global norm."""
@@ -197,6 +190,8 @@ class TrainerConfig(ObjectiveConfig):
     """When to save."""
     gang_timeout: float = Field(20.0, gt=0)
     """Seconds in which all ranks of a gang are expected to be there, and to find each other (P19)."""
+    mismatch: MismatchConfig = MismatchConfig()
+    """When trainer and engine differ more than the same weights can."""
 
 
 class EmbeddedEngineConfig(Section):
@@ -226,7 +221,9 @@ class FakeEngineConfig(Section):
     """Pause per decoded token."""
 
 
-EngineConfig = Annotated[EmbeddedEngineConfig | VllmEngineConfig | FakeEngineConfig, Field(discriminator="type")]
+EngineConfig = Annotated[
+    EmbeddedEngineConfig | VllmEngineConfig | SglangEngineConfig | FakeEngineConfig, Field(discriminator="type")
+]
 
 
 class InferenceConfig(Section):
@@ -234,6 +231,10 @@ class InferenceConfig(Section):
 
     engine: EngineConfig = EmbeddedEngineConfig()
     """Which engine serves the policy."""
+    pool: EnginePoolConfig | None = None
+    """Servers that come and go while the run goes on, an inference actor for each; none where empty."""
+    noise: NoiseConfig | None = None
+    """Noise on the norms of the policy that is served (QeRL); none where empty. Engine `embedded` alone has it."""
     host: str = "127.0.0.1"
     """Address that HTTP binds to."""
     advertise_host: str | None = None

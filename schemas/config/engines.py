@@ -19,6 +19,7 @@ SET_BY_US = (
     "--enable-scale-out",
     "--enable-lora",
     "--max-cpu-loras",
+    "--middleware",
 )
 """Arguments of vLLM on which the promises of an engine rest."""
 

@@ -1,8 +1,8 @@
 """The policy: which model, in which precision, with or without LoRA."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from schemas.config.base import Section
 
@@ -22,6 +22,22 @@ class LoraConfig(Section):
     """Module names that get an adapter, or every linear layer but the head."""
 
 
+class QuantizationConfig(Section):
+    """The frozen base model in four bits a weight, under adapters (QLoRA); needs grpo-actors[bnb]."""
+
+    type: Literal["nf4"]
+    """NormalFloat of four bits, in blocks of 64 weights (bitsandbytes)."""
+    double_quant: bool = True
+    """Quantise the blocks' scales too: 4.1 instead of 4.5 bits a weight."""
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _trainable(cls, given: Any) -> Any:
+        if given == "fp8":
+            raise ValueError("transformers' fp8 layers have no backward pass, so not even adapters train; use nf4")
+        return given
+
+
 class ModelConfig(Section):
     """A Hugging Face causal LM."""
 
@@ -35,3 +51,14 @@ class ModelConfig(Section):
     """`auto`: the GPU when there is one."""
     lora: LoraConfig | None = None
     """Train adapters instead of all weights."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer of the policy for the backward pass, which computes the rest again: up to a
+    third more computation, and much less memory for long rows (transformers' own, not re-entrant)."""
+    quantization: QuantizationConfig | None = None
+    """Keep the base model quantised, in the trainer and the embedded engine; only with `lora`."""
+
+    @model_validator(mode="after")
+    def _quantised_base_is_frozen(self) -> "ModelConfig":
+        if self.quantization is not None and self.lora is None:
+            raise ValueError("quantization: quantised weights can't be trained themselves; set lora too, e.g. lora: {}")
+        return self

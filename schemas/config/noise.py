@@ -6,8 +6,10 @@ from schemas.config.base import Section
 
 
 class NoiseConfig(Section):
-    """QeRL: normal noise on the RMSNorm weights of the inference policy, less from stage to stage over
-    `trainer.max_steps` (Surogate: noise_scheduler). Evaluations are sampled with it, too."""
+    """QeRL: normal noise on the RMSNorm weights of the inference policy, in stages over `trainer.max_steps`.
+
+    Surogate's noise_scheduler. Evaluations are sampled with it, too.
+    """
 
     sigma_start: float = Field(5e-2, gt=0)
     """Standard deviation of the second stage; the first one has none."""

@@ -22,6 +22,7 @@ IDENTITY = (
     "model.path",
     "model.dtype",
     "model.lora",
+    "model.quantization",
     "environments",
     "rollout.group_size",
     "reward.functions",

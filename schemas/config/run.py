@@ -19,6 +19,7 @@ from schemas.config.data import ArithmeticConfig, EnvironmentConfig, EvalConfig,
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig, is_loopback
+from schemas.config.sglang import SglangEngineConfig
 
 
 class RunConfig(Section):
@@ -113,8 +114,46 @@ def _samples_fit(config: RunConfig) -> list[str]:
 
 def _every_engine_has_a_server(config: RunConfig) -> list[str]:
     engine, actors = config.inference.engine, config.up.inference
-    if isinstance(engine, VllmEngineConfig) and engine.urls and len(engine.urls) != actors:
+    if config.inference.pool is not None or not isinstance(engine, VllmEngineConfig | SglangEngineConfig):
+        return []
+    attached = isinstance(engine, SglangEngineConfig) or engine.urls
+    if attached and len(engine.urls) != actors:
         return [f"inference.engine.urls: {len(engine.urls)} servers for up.inference {actors}; one for each is needed"]
+    return []
+
+
+def _pool_is_of_servers(config: RunConfig) -> list[str]:
+    engine = config.inference.engine
+    if config.inference.pool is None:
+        return []
+    if not isinstance(engine, VllmEngineConfig | SglangEngineConfig):
+        return [f"inference.pool: engine {engine.type} runs in its actor; take inference.engine.type vllm or sglang"]
+    problems = []
+    if engine.urls:
+        problems.append("inference.engine.urls: inference.pool names the servers; set one of both")
+    if config.inference.port:
+        problems.append(f"inference.port: {config.inference.port} with inference.pool, whose actors take any free one")
+    return problems
+
+
+def _broadcasts_are_taken(config: RunConfig) -> list[str]:
+    engine = config.inference.engine
+    if isinstance(engine, SglangEngineConfig) and config.weights.channel == "rendezvous":
+        return ["weights.channel: rendezvous; engine sglang reads files, set weights.channel to filesystem"]
+    return []
+
+
+def _adapters_fit(config: RunConfig) -> list[str]:
+    engine, lora = config.inference.engine, config.model.lora
+    if isinstance(engine, VllmEngineConfig) and lora is not None and (engine.max_lora_rank or lora.rank) < lora.rank:
+        return [f"inference.engine.max_lora_rank: {engine.max_lora_rank} is below model.lora.rank {lora.rank}"]
+    return []
+
+
+def _noise_where_it_is_made(config: RunConfig) -> list[str]:
+    engine = config.inference.engine
+    if config.inference.noise is not None and not isinstance(engine, EmbeddedEngineConfig):
+        return [f"inference.noise: engine {engine.type} has none; remove it, or take inference.engine.type embedded"]
     return []
 
 
@@ -181,10 +220,29 @@ def _teacher_for_a_loss_that_reads_it(config: RunConfig) -> list[str]:
     return []
 
 
+def _shards_hold_what_they_can(config: RunConfig) -> list[str]:
+    trainer = config.trainer
+    if trainer.sharding == "none":
+        return []
+    problems = []
+    if trainer.optimizer.type == "adamw_8bit":
+        problems.append("trainer.sharding: fsdp can't spread the blocks of trainer.optimizer adamw_8bit; use adamw")
+    if config.model.quantization is not None:
+        problems.append("trainer.sharding: fsdp can't spread the blocks of model.quantization; remove one of them")
+    if trainer.sft is not None:
+        problems.append("trainer.sharding: fsdp needs as many rows on each rank, which trainer.sft does not have")
+    return problems
+
+
 RULES = (
+    _shards_hold_what_they_can,
     _lag_rules_agree,
     _samples_fit,
     _every_engine_has_a_server,
+    _pool_is_of_servers,
+    _broadcasts_are_taken,
+    _adapters_fit,
+    _noise_where_it_is_made,
     _environment_names_differ,
     _weights_set_for_all_or_none,
     _plaintext_stays_on_loopback,
@@ -216,11 +274,19 @@ def warnings(config: RunConfig) -> list[str]:
         if getattr(config.rollout, key) != exact
     ]
     trainer = config.trainer
+    if trainer.sharding == "fsdp" and trainer.num_ranks == 1:
+        found.append("trainer.sharding: fsdp with trainer.num_ranks 1 has nothing to share out")
     found += [
         f"trainer.{key}: does nothing with trainer.loss {trainer.loss.type}"
         for key in sorted(trainer.loss.ignores)
         if getattr(trainer, key) is not None
     ]
+    engine = config.inference.engine
+    if config.model.quantization is not None and isinstance(engine, VllmEngineConfig) and engine.quantization is None:
+        found.append(
+            f"inference.engine.quantization: vLLM serves the base model as it is, and adapters are trained on it as "
+            f"model.quantization {config.model.quantization.type} has it; set bitsandbytes, or the two differ"
+        )
     if config.model.lora is not None and config.model.lora.dropout > 0:
         found.append("model.lora.dropout: above 0 the trainer's logprobs differ from the engine's")
     needs_file = [e for e in config.environments if isinstance(e, JsonlConfig) and e.eval_path is None]

@@ -68,9 +68,10 @@ class WeightsConfig(Section):
 
     channel: Literal["filesystem", "rendezvous"] = "filesystem"
     """`filesystem`: versioned directories, switched atomically. `rendezvous`: the trainer broadcasts to all engines at
-    once (gloo on CPUs); nothing is written."""
+    once (gloo, through the hosts' memory); nothing is written."""
     directory: str = ""
-    """Where versions lie; on one host /dev/shm where empty, else `output_dir/weights`."""
+    """Where versions lie; on one host /dev/shm where empty, else `output_dir/weights`. What an engine lays out for a
+    server of its own that reads files lies beside it; in /dev/shm where empty."""
     keep: int = Field(3, ge=2)
     """Newest versions kept, on disk or in the trainer's memory."""
     bucket_bytes: int = Field(8 << 20, ge=1)

@@ -10,6 +10,7 @@ from actors.environments import Example
 from actors.rollout import AttemptError, RolloutActor, _Held, _Peers, build_group, may_sample
 from actors.telemetry.metrics import Metrics
 from schemas.config.actors import EmbeddedEngineConfig, FakeEngineConfig
+from schemas.config.engines import VllmEngineConfig
 from schemas.errors import ConfigError
 from schemas.messages import EnginePeer, Policy, RewardPeer, Ticket
 from tests.ring.harness import ring_config
@@ -171,6 +172,7 @@ async def test_example_that_differs_from_the_packers_fails_the_attempt(actor):
     [
         (FakeEngineConfig(), "packer.sequence_len 64"),
         (EmbeddedEngineConfig(max_sequence_len=50), "inference.engine.max_sequence_len 50"),
+        (VllmEngineConfig(max_model_len=50), "inference.engine.max_model_len 50"),
     ],
 )
 async def test_prompt_that_leaves_no_room_fails_the_attempt_by_name(actor, engine, words):

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from actors.children import Child, plan
-from actors.screen import Screen
 from actors.supervisor import Supervisor, clean_up, supervise
+from actors.view.screen import Screen
 from bus.topology import Addresses
 from schemas.config import dump_config
 from schemas.errors import ConfigError, RunFailedError

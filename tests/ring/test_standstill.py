@@ -59,7 +59,7 @@ def test_nobody_blocks_while_the_trainer_stands_still_for_a_minute(tmp_path):
         while time.monotonic() < still_until:
             time.sleep(1.0)
             peers = [
-                sum(p.value("grpo_packer_peers", actor=a) for a in ("rollout", "reward", "trainer", "inference"))
+                sum(p.value("grpo_packer_peers", role=a) for a in ("rollout", "reward", "trainer", "inference"))
                 for p in packers
             ]
             fewest_peers = min(fewest_peers, *peers)

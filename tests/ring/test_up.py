@@ -54,6 +54,7 @@ def told(config: RunConfig, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
+@pytest.mark.slow
 def test_up_runs_to_the_end_and_leaves_what_it_promises(tmp_path):
     """Exit 0 at max_steps, progress lines, every file of DESIGN §11, and on the way /metrics of all five actors."""
     config = ring_config(
@@ -307,6 +308,7 @@ def test_actor_in_a_crash_loop_fails_the_run_by_name(tmp_path):
     assert str(config.output / "logs" / "reward-0.log") in text
 
 
+@pytest.mark.slow
 def test_up_with_a_reward_that_can_not_be_imported_ends_with_2_and_plain_words(tmp_path):
     """What only an actor can find out ends the run at once, with the actor's words, without restarts."""
     config = ring_config(tmp_path, reward={"functions": [{"path": "no_such_package:function"}]})

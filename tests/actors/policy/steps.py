@@ -21,7 +21,7 @@ def run_config(model: Path, dtype: str = "float32", lora: dict[str, Any] | None 
             "environments": [{"type": "reverse_text"}],
             "rollout": {"max_tokens": 12},
             "reward": {"functions": [{"path": "characters_in_place"}]},
-            "trainer": {"max_steps": 10, "learning_rate": 1e-2} | trainer,
+            "trainer": {"max_steps": 10, "learning_rate": 1e-2, "mismatch": {"stop": None}} | trainer,
             "inference": {"engine": {"type": "embedded", "max_sequences": 16, "max_sequence_len": 64}},
         }
     )
@@ -125,7 +125,9 @@ def scored_group(ordinal: int, sizes: Sequence[int] = (3, 8, 5, 6)) -> ScoredGro
     )
 
 
-def batches_of(groups: Sequence[ScoredGroup], num_ranks: int = 1, num_minibatches: int = 1) -> list[StepBatch]:
-    """What the packer makes of these groups in step 1, in micro-batches of 40 tokens."""
-    header: dict[str, Any] = {"run": "run", "term": 1, "incarnation": 1, "step": 1, "dropped": []}
+def batches_of(
+    groups: Sequence[ScoredGroup], num_ranks: int = 1, num_minibatches: int = 1, step: int = 1
+) -> list[StepBatch]:
+    """What the packer makes of these groups, in micro-batches of 40 tokens."""
+    header: dict[str, Any] = {"run": "run", "term": 1, "incarnation": 1, "step": step, "dropped": []}
     return build_batches(groups, num_ranks, 40, num_minibatches, digests=["d"] * len(groups), **header)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actors.policy import attention, loading
 from actors.policy.attention import pack_row
-from actors.policy.logprobs import chosen_logprobs
+from actors.policy.logprobs import logprobs_and_entropy
 from schemas.config.model import ModelConfig
 from tests import models
 from tests.conftest import ModelFolder
@@ -39,8 +39,8 @@ def packed_logprobs(model: Any, rows: Sequence[Sample], share: bool = True) -> l
     groups = [g for _, _, g in rows] if share else range(len(rows))
     row = pack_row(tokens, offsets, prompts, groups, torch.device("cpu"))
     chosen = torch.tensor(list(chain.from_iterable(c for _, c, _ in rows)))
-    logits = model(**row.forward_arguments()).logits[0]
-    flat = chosen_logprobs(logits, chosen, torch.ones(len(chosen)))
+    logits = model(**row.forward_arguments(), logits_to_keep=row.source_T).logits[0]
+    flat, _ = logprobs_and_entropy(logits, chosen, torch.ones(len(chosen)))
     return list(flat.split([len(c) for _, c, _ in rows]))
 
 

@@ -151,13 +151,13 @@ def test_frozen_logprobs_that_are_not_finite_once_are_computed_again(
     """A fault of the machine that passes is no fault of the run."""
     learner = TorchLearner(run_config(model_folder(), **REFERENCE))
     expected = fixed(learner, step_batch(random_samples()))
-    whole, calls = learner._frozen._logprobs, []
+    whole, calls = learner._frozen.of, []
 
     def faulty(*arguments: Any) -> FixedLogprobs:
         calls.append(arguments)
         return FixedLogprobs(old_T=torch.tensor([float("nan")])) if len(calls) == 1 else whole(*arguments)
 
-    monkeypatch.setattr(learner._frozen, "_logprobs", faulty)
+    monkeypatch.setattr(learner._frozen, "of", faulty)
     found = fixed(learner, step_batch(random_samples()))
     assert len(calls) == 2
     assert torch.equal(joined(found, "old_T"), joined(expected, "old_T"))

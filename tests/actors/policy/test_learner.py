@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from actors.policy.learner import TorchLearner
 from schemas.config import RunConfig
+from schemas.errors import RunFailedError
 from tests import models
 from tests.actors.policy.steps import Sampled, random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
@@ -113,7 +115,7 @@ def test_a_gradient_that_is_not_finite_updates_nothing(config: RunConfig) -> Non
     learner = TorchLearner(config)
     before = parameters(learner)
     model: Any = learner.model
-    model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + (logits - logits).sum(-1, True).sqrt())
+    model.model.norm.register_forward_hook(lambda module, inputs, x: x + (x - x).sum(-1, True).sqrt())
     with pytest.raises(FloatingPointError, match="gradient norm nan"):
         learner.step(step_batch(random_samples()))
     assert changed(before, learner) == set()
@@ -138,7 +140,8 @@ def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(model_folder: Model
     assert {p.dtype for p in trained} == {torch.float32}
     seen: list[torch.dtype] = []
     model: Any = learner.model
-    model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: seen.append(logits.dtype))
+    layers = model.get_decoder().layers
+    layers[0].mlp.down_proj.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     found = learner.step(step_batch(random_samples()))
     assert seen == [torch.bfloat16]
     exact = TorchLearner(run_config(model_folder(), lora=lora)).step(step_batch(random_samples()))
@@ -255,3 +258,22 @@ def test_a_checkpoint_holds_no_pickle(model_folder: ModelFolder, tmp_path: Path)
     saved(TorchLearner(run_config(model_folder())), tmp_path / "checkpoint")
     files = {path.suffix for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()}
     assert files <= {".safetensors", ".json", ".jinja", ".txt", ".md"}
+
+
+@pytest.mark.parametrize(("stop", "fails"), [(0.7, True), (None, False)])
+def test_engine_that_serves_another_model_stops_the_run_before_anything_is_applied(
+    model_folder: ModelFolder, stop: float | None, fails: bool
+) -> None:
+    """Logprobs of another model on the very weights of the step: the words say so, the weights stay as they are."""
+    learner = TorchLearner(run_config(model_folder(), mismatch={"stop": stop}))
+    before = parameters(learner)
+    foreign = [Sampled([1, 10, 11], [12, 13, 14], [-9.0, -8.0, -9.0], 1.0)]
+    if fails:
+        with pytest.raises(RunFailedError, match=r"step 1: .* do not compute the same model"):
+            learner.step(step_batch(foreign))
+        assert changed(before, learner) == set()
+    else:
+        with capture_logs() as logs:
+            assert learner.step(step_batch(foreign))["mismatch_abs_current"] > 1.0
+            learner.step(step_batch(foreign, step=2))
+        assert [line["cause"] for line in logs if line["event"] == "trainer and engine differ"] == ["model"]

@@ -62,7 +62,7 @@ def test_two_iterations_over_two_minibatches_are_four_updates_by_hand(
     found = learner.step(step_batch(samples, micro_batches=micro_batches, minibatches=2))
 
     plain = models.plain(model_folder())
-    optimizer = make_optimizer(plain, config.trainer.optimizer)
+    optimizer = make_optimizer(plain, config.trainer)
     optimizer.param_groups[0]["lr"] = optimizer.param_groups[-1]["lr"] = 1e-3
     with torch.no_grad():
         old = [models.logprobs(plain, s.prompt, s.completion) for s in samples]

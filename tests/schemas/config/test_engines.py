@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors.assembly import make_inference
+from actors.assembly import make_inference, weights_directory, weights_scratch
 from actors.telemetry.metrics import Metrics
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.resume import class_of
@@ -20,6 +20,7 @@ URLS = ["http://one:8000", "http://two:8000"]
     [
         ({"max_model_len": 64}, 1, None),
         ({"max_model_len": 12}, 1, "rollout.max_tokens: 12 leaves no room .* inference.engine.max_model_len 12"),
+        ({"max_lora_rank": 2}, 1, "inference.engine.max_lora_rank: 2 is below model.lora.rank 4"),
         ({"urls": URLS}, 2, None),
         ({"urls": URLS}, 1, "inference.engine.urls: 2 servers for up.inference 1"),
         ({"urls": URLS}, 3, "inference.engine.urls: 2 servers for up.inference 3"),
@@ -27,7 +28,8 @@ URLS = ["http://one:8000", "http://two:8000"]
 )
 def test_vllm_fits_the_rest_of_the_run(tmp_path: Path, engine: Any, up: int, problem: str | None) -> None:
     """Both keys are named."""
-    sections: Any = {"inference": {"engine": {"type": "vllm", **engine}}, "up": {"inference": up}}
+    model = {"path": "fake", "lora": {"rank": 4}}
+    sections: Any = {"inference": {"engine": {"type": "vllm", **engine}}, "up": {"inference": up}, "model": model}
     if problem is None:
         assert isinstance(ring_config(tmp_path, **sections).inference.engine, VllmEngineConfig)
         return
@@ -48,3 +50,16 @@ def test_an_actor_beyond_the_servers_is_refused(tmp_path: Path, model_folder: An
     )
     with pytest.raises(ConfigError, match=r"inference.engine.urls: has none for inference-2"):
         make_inference(config, "inference-2", Metrics("inference"))._make_engine()
+
+
+def test_an_own_server_reads_from_this_hosts_memory_and_another_from_where_weights_lie(tmp_path: Path) -> None:
+    """Each actor has a folder of its own, none inside the one that the trainer empties at its start."""
+    vllm: Any = {"weights": {"directory": ""}, "inference": {"engine": {"type": "vllm"}}}
+    here, apart = (ring_config(tmp_path, transport, **vllm) for transport in ("ipc", "tcp"))
+    own, others = weights_scratch(apart, "inference-0", own=True), weights_scratch(apart, "inference-0", own=False)
+    assert own == weights_scratch(here, "inference-0", own=True) != weights_scratch(here, "inference-1", own=True)
+    assert own.parent == weights_directory(here).parent
+    assert own != weights_directory(here)
+    assert others == tmp_path / "out" / "weights.inference-0"
+    chosen = ring_config(tmp_path, weights={"directory": str(tmp_path / "there")}, inference=vllm["inference"])
+    assert weights_scratch(chosen, "inference-0", own=True) == tmp_path / "there.inference-0"

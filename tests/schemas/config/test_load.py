@@ -61,7 +61,7 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
          "did you mean 'arithmetic'?")),
         ({"environments": [{"name": "x"}]}, "environments.0.type: is required"),
         ({"inference__engine": {"type": "vlm"}},
-         "inference.engine.type: 'vlm' is not one of 'embedded', 'vllm', 'fake', did you mean 'vllm'?"),
+         "inference.engine.type: 'vlm' is not one of 'embedded', 'vllm', 'sglang', 'fake', did you mean 'vllm'?"),
         ({"environments": [{"type": "jsonl", "path": "a", "min_letters": 3}]},
          "environments.0.min_letters: is a key of type reverse_text, not of jsonl"),
         ({"environments": [{"type": "jsonl", "path": "a", "operations": []}]},

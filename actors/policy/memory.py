@@ -1,0 +1,250 @@
+"""What a run will need in memory, by part, before anything is loaded.
+
+The model is made of tensors without values (torch's FakeTensorMode) from its config.json alone: what it has of
+parameters is exact, and what a forward pass of one row keeps for its backward pass is counted, not guessed, whatever
+the architecture. What only a real step shows (allocators, scratch memory of kernels) is not in it.
+"""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from actors.policy import attention, loading
+from actors.policy.attention import pack_row
+from actors.policy.logprobs import CHUNK_BYTES
+from schemas.config import RunConfig
+from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.model import ModelConfig
+from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
+from schemas.errors import ConfigError
+
+BLOCK = 64
+"""Weights that share a scale in NF4."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one trainer rank, and of one inference process with an embedded engine (else 0)."""
+
+    weights: int
+    """Of the policy; float32 where they are trained."""
+    adapter: int
+    gradients: int
+    optimizer: int
+    """Its states, which are there from the first step on."""
+    gathered: int
+    """With trainer.sharding fsdp: what a rank has whole while it computes, embeddings and two layers."""
+    activations: int
+    """What one row of packer.sequence_len tokens keeps for the backward pass, with the gradients of one layer's."""
+    output_layer: int
+    """A chunk of logits and their gradient, and the gradient of an output layer that is trained, once more."""
+    reference: int
+    teacher: int
+    published: int
+    """Weights that are being sent or written, on the CPU; `weights.keep` of them in the channel rendezvous."""
+    checkpoint: int
+    """Copies of weights and optimizer states while a checkpoint is written, on the CPU."""
+    engine_weights: int
+    engine_kv_cache: int
+    """With `max_sequences` completions of `max_sequence_len` tokens."""
+
+    @property
+    def trainer(self) -> int:
+        """One rank, its copies on the CPU left out."""
+        apart = ("published", "checkpoint", "engine_weights", "engine_kv_cache")
+        return sum(value for name, value in self.as_dict().items() if name not in apart)
+
+    def table(self) -> str:
+        """For people: a line per part that is there."""
+        rows = [(f.name.replace("_", " "), value) for f in fields(self) if (value := getattr(self, f.name))]
+        sums = {"one trainer rank": self.trainer, "its copies on the CPU": self.published + self.checkpoint}
+        if self.engine_weights:
+            sums["one inference process"] = self.engine_weights + self.engine_kv_cache
+        lines = [f"{name:<24}{value / 2**20:>12,.1f} MiB" for name, value in chain(rows, sums.items())]
+        return "\n".join([*lines[: len(rows)], "-" * 40, *lines[len(rows) :]])
+
+    def as_dict(self) -> dict[str, int]:
+        """Bytes by part."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Bytes of the policy."""
+
+    frozen: int
+    adapter: int
+    trained_bytes: int
+    states: int
+    head_gradient: int
+    gathered: int
+    activations: int
+
+
+def estimate(config: RunConfig) -> MemoryEstimate:
+    """Bytes by part, from the configuration and config.json of its models.
+
+    Raises:
+        ConfigError: a model's config.json can't be read.
+    """
+    model, trainer = config.model, config.trainer
+    policy = _counted(model, trainer.optimizer, config.packer.sequence_len)
+    base = _parameters_bytes(model)
+    on_cpu = not torch.cuda.is_available() or model.device == "cpu"
+    published = policy.adapter or base
+    has_second = trainer.reference is not None and model.lora is None
+    taught = trainer.teacher.model_dump() | {"quantization": None} if trainer.teacher else {}
+    teacher = model.model_copy(update=taught)
+    engine = config.inference.engine
+    embedded = isinstance(engine, EmbeddedEngineConfig)
+    shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1
+    return MemoryEstimate(
+        weights=(policy.frozen + policy.trained_bytes - policy.adapter) // shards,
+        adapter=policy.adapter // shards,
+        gradients=policy.trained_bytes // shards,
+        optimizer=policy.states // shards,
+        gathered=policy.gathered if shards > 1 else 0,
+        activations=policy.activations,
+        output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient,
+        reference=base if has_second else 0,
+        teacher=_parameters_bytes(teacher, "trainer.teacher.path") if taught else 0,
+        published=published * (config.weights.keep if config.weights.channel == "rendezvous" else 1),
+        checkpoint=policy.trained_bytes + policy.states,
+        engine_weights=base + policy.adapter if embedded else 0,
+        engine_kv_cache=_kv_cache_bytes(model, engine) if isinstance(engine, EmbeddedEngineConfig) else 0,
+    )
+
+
+def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -> _Counted:
+    dtype = loading.TORCH_DTYPES[config.dtype]
+    model = _skeleton(config, torch.float32 if config.lora is None else dtype)
+    whole = _base_bytes(model, config)
+    if config.lora:
+        model = loading.add_lora(model, config.lora)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    head = model.get_output_embeddings().weight
+    outer = sum(map(_bytes, model.parameters())) - sum(inner := _layers_bytes(model))
+    return _Counted(
+        gathered=outer + sum(inner[:2]),
+        frozen=whole if config.lora else 0,
+        adapter=sum(map(_bytes, trained)) if config.lora else 0,
+        trained_bytes=sum(map(_bytes, trained)),
+        states=_state_bytes(model, trained, optimizer),
+        head_gradient=_bytes(head) if head.requires_grad else 0,
+        activations=_kept_bytes(model, num_tokens, dtype, config.gradient_checkpointing),
+    )
+
+
+def _layers_bytes(model: Any) -> list[int]:
+    """Weights of each layer."""
+    names = set(getattr(model.get_decoder(), "_no_split_modules", None) or ())
+    return [sum(map(_bytes, m.parameters())) for m in model.modules() if type(m).__name__ in names]
+
+
+def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:
+    """The model without values."""
+    described = _described(config, key)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            described, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=config.trust_remote_code
+        )
+    return model.train()
+
+
+def _described(config: ModelConfig, key: str = "model.path") -> Any:
+    try:
+        return AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{key}: {config.path} can't be read: {str(error).splitlines()[0]}") from error
+
+
+def _parameters_bytes(config: ModelConfig, key: str = "model.path") -> int:
+    """Of a model that is not trained, in its `dtype`, or quantised."""
+    return _base_bytes(_skeleton(config, loading.TORCH_DTYPES[config.dtype], key), config)
+
+
+def _base_bytes(model: Any, config: ModelConfig) -> int:
+    """NF4: linear layers but the output layer in four bits, and a scale for each block, quantised itself or float32."""
+    if config.quantization is None:
+        return sum(map(_bytes, model.parameters()))
+    head = model.get_output_embeddings()
+    linear = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not head}
+    scale = (1 + 4 / 256 if config.quantization.double_quant else 4) / BLOCK
+    rest = sum(_bytes(p) for p in model.parameters() if id(p) not in linear)
+    return rest + math.ceil(sum(p.numel() for p in linear.values()) * (0.5 + scale))
+
+
+def _kept_bytes(model: nn.Module, num_tokens: int, dtype: torch.dtype, checkpointing: bool) -> int:
+    """What the layers keep for one row, and the gradients that flow while one of them is gone through backwards."""
+    with FakeTensorMode():
+        return _kept_bytes_of_fake(_as_on_cpu(model), num_tokens, dtype, checkpointing)
+
+
+def _as_on_cpu(model: nn.Module) -> nn.Module:
+    """Tensors of the device meta exchanged for such as say that they are on the CPU, whose kernels are then chosen."""
+    made: dict[int, Any] = {}
+
+    def exchanged(tensor: Tensor | None) -> Any:
+        if tensor is not None and id(tensor) not in made:
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        return made[id(tensor)] if tensor is not None else None
+
+    for module in model.modules():
+        module._parameters = {name: exchanged(p) for name, p in module._parameters.items()}
+        module._buffers = {name: exchanged(b) for name, b in module._buffers.items()}
+    return model
+
+
+def _kept_bytes_of_fake(model: Any, num_tokens: int, dtype: torch.dtype, checkpointing: bool) -> int:
+    kept: dict[int, int] = {}
+    parameters = {p.untyped_storage()._cdata for p in chain(model.parameters(), model.buffers())}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in parameters:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    ends = np.array([0, num_tokens])
+    row = pack_row(np.zeros(num_tokens, np.int32), ends, np.array([1]), [0], torch.device("cpu"))
+    body = model.get_decoder()
+    with (
+        torch.autocast("cpu", dtype, enabled=dtype is not torch.float32),
+        torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+    ):
+        output = body(**row.forward_arguments()).last_hidden_state
+    num_layers = int(body.config.get_text_config().num_hidden_layers)
+    total, between = sum(kept.values()), int(output.untyped_storage().nbytes())
+    one_layer = total // num_layers
+    return 2 * one_layer + num_layers * between if checkpointing else total + one_layer
+
+
+def _state_bytes(model: Any, trained: list[nn.Parameter], config: OptimizerConfig) -> int:
+    """Two numbers for each trained weight, in float32; in 8 bits with a scale for 256; one for a matrix of Muon's."""
+    if isinstance(config, AdamW8bitConfig):
+        return sum(2 * (n + n // 64 if n >= 4096 else 4 * n) for n in (p.numel() for p in trained))
+    orthogonal = isinstance(config, MuonConfig)
+    outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    outside.add(id(model.get_output_embeddings().weight))
+    return sum(_bytes(p) * (1 if orthogonal and p.ndim == 2 and id(p) not in outside else 2) for p in trained)
+
+
+def _kv_cache_bytes(model: ModelConfig, engine: EmbeddedEngineConfig) -> int:
+    text = _described(model).get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    numbers = int(2 * text.num_hidden_layers * heads * dim)
+    return engine.max_sequences * engine.max_sequence_len * numbers * loading.TORCH_DTYPES[model.dtype].itemsize
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,163 @@
+"""Tokens/s and memory of a training step over row length, vocabulary and checkpointing; estimates against measured.
+
+    python -m benchmarks.trainer_scaling [--json PATH]
+
+Each case is a process of its own that trains three steps on one row, filled by four samples that share no prompt. The
+first step warms up. `estimate` is what `actors check --memory` says of one rank, `measured` the largest resident
+set beyond the imports (on a GPU: the most that torch had allocated).
+
+Floating-point operations of a step, for MFU on a GPU that PEAK knows:
+
+    (6·N, with LoRA 4·N) · tokens of the row  +  6 · layers · heads · head size · Σ length²  over its samples
+
+N is all parameters but an embedding that is not the output layer too. A frozen weight has no gradient of its own, hence
+4; what checkpointing computes again does not count. Of attention, causal, forward 2 and backward 4 products over half
+of length².
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import finish, table
+from benchmarks.trainer_cases import Clock, Shape, answer, config_of, status_bytes, step_batch, worker, write_model
+from schemas.config import RunConfig
+
+STEPS = 3
+PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+"""Dense bfloat16 operations per second, by a part of the device's name; from the vendor's data sheets."""
+MIDDLE = Shape(32_000, 640, 1_792, 10, 10, 2)
+"""65 M parameters."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One process."""
+
+    name: str
+    shape: Shape
+    sequence_len: int = 2_048
+    checkpointing: bool = False
+    lora: bool = False
+
+
+def cases() -> Iterator[Case]:
+    """One thing changed at a time, then the estimate's shape."""
+    base = Case("22 M", Shape())
+    yield base
+    yield replace(base, sequence_len=1_024)
+    yield replace(base, sequence_len=4_096)
+    yield replace(base, sequence_len=4_096, checkpointing=True)
+    yield replace(base, lora=True)
+    for vocab_size in (8_000, 128_000):
+        yield replace(base, shape=replace(base.shape, vocab_size=vocab_size))
+    for lora in (False, True):
+        yield replace(base, name="65 M", shape=MIDDLE, lora=lora)
+    yield replace(base, name="65 M", shape=MIDDLE, checkpointing=True)
+
+
+def measure() -> dict[str, Any]:
+    """All cases, one after the other."""
+    return {"rows": [_measured(case) for case in cases()]}
+
+
+def _measured(case: Case) -> dict[str, Any]:
+    from actors.policy.memory import estimate
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "case.json").write_text(json.dumps(asdict(case)))
+        write_model(folder / "model", case.shape)
+        estimated = estimate(_config(case, folder)).trainer
+        with worker([sys.executable, "-m", "benchmarks.trainer_scaling", "--case", folder]) as process:
+            return _row(case, estimated, [process.step() for _ in range(STEPS)])
+
+
+def _config(case: Case, folder: Path) -> RunConfig:
+    import torch
+
+    model = {"lora": {} if case.lora else None, "gradient_checkpointing": case.checkpointing}
+    device = {"device": "cuda", "dtype": "bfloat16"} if torch.cuda.is_available() else {"device": "cpu"}
+    return config_of(folder / "model", case.sequence_len, model | device)
+
+
+def _row(case: Case, estimated: int, steps: list[dict[str, float]]) -> dict[str, Any]:
+    last = steps[-1]
+    seconds, cpu_seconds = (statistics.median(step[key] for step in steps[1:]) for key in ("seconds", "cpu_seconds"))
+    return {
+        "model": case.name + (" LoRA" if case.lora else ""),
+        "row": case.sequence_len,
+        "vocabulary": case.shape.vocab_size,
+        "checkpointing": "yes" if case.checkpointing else "no",
+        "tokens/s": last["tokens"] / seconds,
+        "tokens/CPU s": last["tokens"] / cpu_seconds,
+        "estimate MiB": estimated / 2**20,
+        "measured MiB": last["peak_bytes"] / 2**20,
+        "estimate/measured": estimated / last["peak_bytes"],
+        "MFU": last["flops"] / seconds / last["peak_flops"] if last["peak_flops"] else "unknown",
+    }
+
+
+def run_case(folder: Path) -> None:
+    """A step for each line that comes in."""
+    import torch
+
+    from actors.policy.learner import TorchLearner
+
+    given = json.loads((folder / "case.json").read_text())
+    case = Case(**given | {"shape": Shape(**given["shape"])})
+    on_gpu, imported = torch.cuda.is_available(), status_bytes("VmRSS")
+    learner = TorchLearner(_config(case, folder))
+    lengths = [(case.sequence_len // 16, [3 * case.sequence_len // 16])] * 4
+    for step, _ in enumerate(sys.stdin, start=1):
+        batch, clock = step_batch(lengths, case.shape.vocab_size, case.sequence_len, step), Clock()
+        learner.step(batch)
+        if on_gpu:
+            torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() if on_gpu else status_bytes("VmHWM") - imported
+        answer(
+            **clock.read(),
+            tokens=batch.token_ids.size,
+            peak_bytes=peak,
+            flops=flops(case, lengths),
+            peak_flops=_peak_flops(torch.cuda.get_device_name() if on_gpu else ""),
+        )
+
+
+def flops(case: Case, lengths: list[tuple[int, list[int]]]) -> float:
+    """Of one step; see the top. Embeddings are tied here, so all parameters count."""
+    shape, head_size = case.shape, 64
+    attention = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * head_size * shape.hidden_size
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size
+    parameters = shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size
+    tokens = sum(prompt + sum(sizes) for prompt, sizes in lengths)
+    squares = sum((prompt + size) ** 2 for prompt, sizes in lengths for size in sizes)
+    width = shape.num_attention_heads * head_size
+    return (4 if case.lora else 6) * parameters * tokens + 6 * shape.num_hidden_layers * width * squares
+
+
+def _peak_flops(device: str) -> float:
+    return next((value for name, value in PEAK.items() if name in device), 0.0)
+
+
+def show(results: dict[str, Any]) -> str:
+    """The table."""
+    rows = results["rows"]
+    return table([list(rows[0]), *(list(row.values()) for row in rows)])
+
+
+if __name__ == "__main__":
+    if "--case" in sys.argv:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--case", type=Path, required=True)
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        run_case(parser.parse_args().case)
+    else:
+        finish(__doc__, measure, show)

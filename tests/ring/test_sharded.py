@@ -1,0 +1,80 @@
+"""A gang whose ranks share out the weights, as real processes: it loses a rank in the middle of a step, and goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.config import RunConfig
+from tests.models import build
+from tests.ring.harness import check_promise, children, processes, ring_config, steps_recorded, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    """Eight steps of two ranks on a tiny model."""
+    build(tmp_path / "model")
+    return ring_config(
+        tmp_path,
+        model={"path": str(tmp_path / "model"), "dtype": "float32", "device": "cpu"},
+        trainer={
+            "max_steps": 8,
+            "learning_rate": 1e-3,
+            "num_ranks": 2,
+            "sharding": "fsdp",
+            "optimizer": {"eps": 1e-4},
+            "checkpoint": {"interval": 3},
+        },
+        inference={"engine": {"type": "embedded", "max_sequence_len": 64}},
+        eval={"num_prompts": 0},
+        ledger={"keep_steps": 100},
+        up={"torch_threads": {"trainer": 1, "inference": 1}},
+        bus={"control": "ipc", "lease": 3.0},
+    )
+
+
+def test_two_ranks_train_save_and_are_replayed_within_the_tolerance(tmp_path: Path, config: RunConfig) -> None:
+    """The run ends as any other, and one process that has all weights comes to the same loss and gradient norm."""
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(120.0) == 0, started.text("up")
+    check_promise(config)
+    command = [sys.executable, "-m", "actors", "replay", str(config.output), "--step", "8"]
+    replayed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert replayed.stdout.count("within 0.0001") == 2
+    assert "weights were spread over ranks, so they are not compared" in replayed.stdout
+
+
+@pytest.mark.parametrize(
+    ("victim", "place", "fault"),
+    [
+        ("trainer-1", "trainer.batch", "SIGKILL"),
+        ("trainer-0", "trainer.gradients", "SIGKILL"),
+        ("trainer-1", "trainer.batch", "SIGSTOP"),
+    ],
+)
+def test_a_rank_that_is_lost_in_the_middle_of_a_step_costs_time_alone(
+    tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch, victim: str, place: str, fault: str
+) -> None:
+    """The other one stands in a collective: it hears that the gang exits, both start anew, nothing is trained twice."""
+    faults, other = tmp_path / "faults", "trainer-0" if victim == "trainer-1" else "trainer-1"
+    faults.mkdir()
+    monkeypatch.setenv("GRPO_FAULTS", str(faults))
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4", 90.0)
+        old = children(up.pid)
+        (faults / f"{victim}@{place}").write_text(fault)
+        wait_until((faults / f"{victim}@{place}.hit").exists, "the fault", 60.0)
+        wait_until(lambda: children(up.pid).get(other, old[other]) != old[other], f"{other} starts anew", 60.0)
+        if fault == "SIGSTOP":
+            os.kill(old[victim], signal.SIGCONT)
+        assert up.wait(120.0) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
+    log = (config.output / "logs" / "up.log").read_text()
+    assert f"{other} ended" not in log or "exit code 1" not in log
