@@ -298,7 +298,8 @@ def make_inference(
             from actors.engines.vllm.engine import VllmEngine
 
             paths = config.output / "logs" / f"{name}.vllm.log", weights_scratch(config, name, own=not settings.urls)
-            return VllmEngine(config.model, settings, config.weights.update_mode, *paths, ordinal_of(name))
+            mode, noise = config.weights.update_mode, norm_noise(config)
+            return VllmEngine(config.model, settings, mode, *paths, ordinal_of(name), noise)
         if isinstance(settings, SglangEngineConfig):
             from actors.engines.sglang.engine import SglangEngine
 

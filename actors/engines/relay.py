@@ -1,7 +1,8 @@
 """Requests on their way to a server of others: futures for any thread, answered on an event loop in one of its own.
 
 An engine gives it one coroutine, which answers a request. A future that is cancelled cancels its coroutine; when the
-server is gone (`fail`) or the engine is closed, all that is under way fails, and nothing is taken any more.
+server is gone (`fail`) or the engine is closed, all that is under way fails, requests and calls alike, and nothing is
+taken any more: a server whose core is dead may keep its open connections, so they are not waited for.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeVar
 
@@ -52,11 +53,23 @@ class Relay:
     def ensure_alive(self) -> None:
         """Raise an EngineStoppedError with the reason where there is no server any more."""
         if self._failure or self._closed:
-            raise EngineStoppedError(self._failure or "the engine has been closed")
+            raise EngineStoppedError(self._reason)
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Have the loop do it, and wait; its own timeouts end it before ours does."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout + SLACK_SECONDS)
+        """Have the loop do it, and wait; its own timeouts end it before ours does.
+
+        Raises:
+            EngineStoppedError: meanwhile the server is gone, or the engine has been closed.
+        """
+        try:
+            return self._run(self._kept(work), timeout)
+        except CancelledError:
+            raise EngineStoppedError(self._reason) from None
+
+    def fail(self, reason: str) -> None:
+        """There is no server any more."""
+        self._failure = reason
+        self._loop.call_soon_threadsafe(self._cancel_all)
 
     @property
     def failure(self) -> str:
@@ -74,9 +87,16 @@ class Relay:
             return
         self._closed = True
         with contextlib.suppress(TimeoutError):
-            self.call(self._leave(farewell), JOIN_SECONDS)
+            self._run(self._leave(farewell), JOIN_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_SECONDS)
+
+    @property
+    def _reason(self) -> str:
+        return self._failure or "the engine has been closed"
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout + SLACK_SECONDS)
 
     # --- the loop's thread ---------------------------------------------------------------------------------------
 
@@ -87,15 +107,15 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def fail(self, reason: str) -> None:
-        """There is no server any more."""
-        self._failure = reason
-        for task in self._tasks - {asyncio.current_task()}:
+    async def _kept(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.keep(work)
+
+    def _cancel_all(self) -> None:
+        for task in list(self._tasks):
             task.cancel()
 
     async def _leave(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        for task in list(self._tasks):
-            task.cancel()
+        self._cancel_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._tasks:  # what the cancelled ones have left to be done
             await asyncio.wait(self._tasks, timeout=JOIN_SECONDS)
@@ -123,7 +143,7 @@ class Relay:
             self._busy_seconds += time.monotonic() - self._busy_since
         with contextlib.suppress(InvalidStateError):  # cancelled by whoever asked
             if task.cancelled():
-                future.set_exception(EngineStoppedError(self._failure or "the engine has been closed"))
+                future.set_exception(EngineStoppedError(self._reason))
             elif (error := task.exception()) is not None:
                 future.set_exception(error)
             else:

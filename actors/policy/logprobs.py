@@ -147,9 +147,9 @@ class _Chunked(torch.autograd.Function):
         ahead_TD = torch.empty_like(hidden_TD) if plan.ahead else None
         for chunk in plan.chunks(len(hidden_TD)):
             divisors_C = None if divisors_T is None else divisors_T[chunk]
-            found = _computed(plan, hidden[chunk], weight, bias, token_ids_T[chunk], divisors_C)
-            logprobs_T[chunk], normaliser_T[chunk], entropy_T[chunk], ahead_CD = found
-            if ahead_TD is not None:
+            found, ahead_CD = _computed(plan, hidden[chunk], weight, bias, token_ids_T[chunk], divisors_C)
+            logprobs_T[chunk], normaliser_T[chunk], entropy_T[chunk] = found
+            if ahead_TD is not None and ahead_CD is not None:
                 ahead_TD[chunk] = ahead_CD
         ctx.plan = plan
         kept = (hidden_TD, weight_VD, bias_V, token_ids_T, divisors_T, normaliser_T, entropy_T)
@@ -169,7 +169,7 @@ class _Chunked(torch.autograd.Function):
 
 def _computed(
     plan: _Plan, hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, ids_C: Tensor, divisors_C: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
     """Of one chunk: logprobs, normaliser, entropy, and what the hidden states get per unit of logprob.
 
     A function, as `_of_logits` is, so that nothing of a chunk is alive when the next one begins.
@@ -183,10 +183,11 @@ def _computed(
     entropy_C = normaliser_C - torch.linalg.vecdot(weights_CV, tempered_CV) / sum_C
     logprobs_C = _chosen(tempered_CV, ids_C) - normaliser_C
     if not plan.ahead:
-        return logprobs_C, normaliser_C, entropy_C, None
+        return (logprobs_C, normaliser_C, entropy_C), None
     gradient_CV = weights_CV.div_(sum_C[:, None]).neg_()
     gradient_CV[torch.arange(len(ids_C), device=ids_C.device), ids_C] += 1
-    return logprobs_C, normaliser_C, entropy_C, _untempered_(gradient_CV, bent_CV, divisors_C, plan) @ weight_VD
+    ahead_CD = _untempered_(gradient_CV, bent_CV, divisors_C, plan) @ weight_VD
+    return (logprobs_C, normaliser_C, entropy_C), ahead_CD
 
 
 def _gradients(ctx: Any, gradient_T: Tensor, entropy_gradient_T: Tensor) -> tuple[Tensor | None, ...]:

@@ -234,7 +234,7 @@ class InferenceConfig(Section):
     pool: EnginePoolConfig | None = None
     """Servers that come and go while the run goes on, an inference actor for each; none where empty."""
     noise: NoiseConfig | None = None
-    """Noise on the norms of the policy that is served (QeRL); none where empty. Engine `embedded` alone has it."""
+    """Noise on the norms of the policy that is served (QeRL), by engines `embedded` and `vllm`; none where empty."""
     host: str = "127.0.0.1"
     """Address that HTTP binds to."""
     advertise_host: str | None = None

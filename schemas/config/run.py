@@ -152,8 +152,17 @@ def _adapters_fit(config: RunConfig) -> list[str]:
 
 def _noise_where_it_is_made(config: RunConfig) -> list[str]:
     engine = config.inference.engine
-    if config.inference.noise is not None and not isinstance(engine, EmbeddedEngineConfig):
-        return [f"inference.noise: engine {engine.type} has none; remove it, or take inference.engine.type embedded"]
+    if config.inference.noise is None or isinstance(engine, EmbeddedEngineConfig):
+        return []
+    if not isinstance(engine, VllmEngineConfig):
+        return [
+            f"inference.noise: engine {engine.type} has none; remove it, or take inference.engine.type embedded or vllm"
+        ]
+    if config.model.lora is not None and (engine.urls or config.inference.pool is not None):
+        servers = "inference.engine.urls" if engine.urls else "inference.pool"
+        return [f"inference.noise: with model.lora the server must be started by its actor; remove it, or {servers}"]
+    if config.model.lora is not None and any(word.startswith("--worker-ext") for word in engine.extra_args):
+        return ["inference.engine.extra_args: with model.lora inference.noise needs --worker-extension-cls for itself"]
     return []
 
 

@@ -19,7 +19,6 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import jinja2
 import numpy as np
 import structlog
 import torch
@@ -36,12 +35,12 @@ from actors.engines.protocol import (
     SampleRequest,
     check_token_ids,
 )
-from actors.environments.prompts import Tokenizer, eos_ids
+from actors.engines.tokenizing import Tokenizing
+from actors.environments.prompts import eos_ids
 from bus.weights import Weights
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
-from schemas.errors import ConfigError
-from schemas.messages import Policy, Prompt
+from schemas.messages import Policy
 
 log = structlog.get_logger("engine")
 
@@ -55,7 +54,7 @@ class _Update:
     done: "Future[float]" = field(default_factory=Future)
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Tokenizing):
     """See the module. Weights are loaded in the caller's thread and applied in the engine's.
 
     Futures stay pending until they have a result, so whoever holds one may cancel it at any moment; the engine finds
@@ -71,11 +70,11 @@ class EmbeddedEngine:
         update_mode: Literal["drain", "interrupt", "inflight"],
         noise: NormNoise | None = None,
     ) -> None:
+        super().__init__(model)
         self._config = config
         # a request sampled by two versions would depend on the token at which they were switched
         self._mode = "drain" if config.deterministic else update_mode
         self._decoder = Decoder(model, config, noise)
-        self._tokenizer = Tokenizer(model)
         self._eos = np.array(sorted(eos_ids(model)), np.int32)
         self._policy: Policy | None = None
         self._running = Running(config.max_sequences, self._decoder.max_length, self._tokenizer.decode)
@@ -129,23 +128,6 @@ class EmbeddedEngine:
                 self._ensure_alive()
             waiting = sum(request.asked.num_completions for request in self._waiting)
         return EngineStatus(self._policy, len(self._running), waiting, self._generated_tokens, self._busy_seconds)
-
-    def detokenize(self, token_ids: list[int]) -> str:
-        """Text without special tokens."""
-        return self._tokenizer.decode(token_ids)
-
-    def token_text(self, token_id: int) -> str:
-        """One token, special ones too."""
-        return self._tokenizer.decode([token_id], skip_special=False)
-
-    def tokenize(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text or of messages."""
-        try:
-            return self._tokenizer.encode(prompt)
-        except ConfigError as error:
-            raise RequestError(f"messages: {error}") from None
-        except jinja2.TemplateError as error:
-            raise RequestError(f"messages: the model's chat template refuses them: {error}") from None
 
     def close(self) -> None:
         """End the thread."""

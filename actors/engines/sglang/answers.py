@@ -5,21 +5,18 @@ multiplies by itself. Every finished answer says which weights sampled which of 
 
     meta_info.weight_versions   [{"version": "b7f0:1.4.5", "start": 0, "end": 12}, …]     segments   [(0, 1, 4), …]
 
-The label is set by the engine with each update (`vllm.answers.Version`, which names both engines' weights).
+The label is set by the engine with each update (see `labels`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from actors.engines.labels import Version, segments_of
 from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, RequestError, SampleRequest
-from actors.engines.vllm.answers import Version, segments_of
+from actors.engines.upstream import Json
 from schemas.messages import Policy
 
-ABORTED = "abort"
-"""Finish reason of a completion that was ended by the server's owner, and is to be continued."""
 LARGEST_SEED = 2**63
-
-Json = dict[str, Any]
 
 
 def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: frozenset[int], rid: str, salt: str) -> Json:

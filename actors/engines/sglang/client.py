@@ -1,44 +1,26 @@
 """SGLang's HTTP: sampling by token ids, and the endpoints for weights. Use it from one event loop."""
 
-import json
+import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from actors.engines.labels import UnknownWeightsError
 from actors.engines.protocol import EngineStoppedError, RequestError
-from actors.engines.sglang.answers import Json
-from actors.engines.vllm.answers import UnknownWeightsError
+from actors.engines.upstream import Json, RefusedError, Upstream
 
-CONNECT_SECONDS = 10.0
-IDLE_SECONDS = 1.0
-"""That a connection is kept without use. The server closes it after 5; a request sent at that moment is lost."""
 INFO_SECONDS = 30.0
 NEVER_LOADED = "adapter that has never been loaded"
 """In SGLang's words for a request under an adapter that it does not have."""
 
 
-class RefusedError(ValueError):
-    """An answer other than 200, in SGLang's words."""
-
-    def __init__(self, path: str, status: int, words: str) -> None:
-        super().__init__(f"SGLang answers {status} to {path}: {words}")
-        self.status, self.words = status, words
-
-
 class SglangClient:
-    """One HTTP session to one server.
-
-    A wait for completions has no end of its own: whoever waits gives up, or the engine finds the server gone.
-    """
+    """One server."""
 
     def __init__(self, url: str, api_key: str = "", admin_api_key: str = "") -> None:
         self.url = url
         self._key, self._admin_key = api_key, admin_api_key or api_key
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
-        )
+        self._http = Upstream("SGLang", url, {})
 
     async def generate(self, body: Json) -> Json:
         """Sample one completion.
@@ -102,7 +84,8 @@ class SglangClient:
 
     async def server_info(self) -> Json:
         """How the server was started, and what it can hold."""
-        info: Json = await self._call("/server_info", None, self._key, INFO_SECONDS)
+        async with asyncio.timeout(INFO_SECONDS):
+            info: Json = await self._call("/server_info", None, self._key)
         return info
 
     async def check_there(self) -> None:
@@ -111,39 +94,17 @@ class SglangClient:
         Raises:
             EngineStoppedError: there is no server.
         """
-        try:
-            await self._call("/model_info", None, self._key, INFO_SECONDS)
-        except TimeoutError:
-            return  # too busy to say
+        with contextlib.suppress(TimeoutError):  # too busy to say
+            async with asyncio.timeout(INFO_SECONDS):
+                await self._call("/model_info", None, self._key)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        await self._http.close()
 
     async def _change(self, path: str, body: Json) -> None:
         await self._call(path, body, self._admin_key)
 
-    async def _call(self, path: str, body: Json | None, key: str, seconds: float | None = None) -> Any:
-        method = "GET" if body is None else "POST"
-        timeout = aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS)
+    async def _call(self, path: str, body: Json | None, key: str) -> Any:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            async with self._session.request(
-                method, self.url + path, json=body, headers=headers, timeout=timeout
-            ) as response:
-                text = await response.text()
-                if response.status != 200:
-                    raise RefusedError(path, response.status, words_of(text))
-        except aiohttp.ClientError as error:
-            raise EngineStoppedError(f"SGLang at {self.url}: {type(error).__name__}: {error}") from error
-        return json.loads(text) if text else None
-
-
-def words_of(body: str) -> str:
-    """What an error's body says; SGLang has several shapes of it."""
-    try:
-        content = json.loads(body)
-        error = next(content[key] for key in ("error", "error_message", "message", "detail") if content.get(key))
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, AttributeError, KeyError, StopIteration):
-        return body[:300]
+        return await self._http.call("GET" if body is None else "POST", path, body, headers)

@@ -2,7 +2,7 @@
 
 A request waits at a gate, which is open while the server's weights are known, becomes one call of `/generate` for each
 of its completions, and an answer counts only if all its tokens carry labels of this engine's boot id (P25; see
-`answers`). If one does not (somebody else has loaded weights, or the server has been started anew), the answer is
+`labels`). If one does not (somebody else has loaded weights, or the server has been started anew), the answer is
 dropped, the gate closes, `status` says `quarantined`, and the actor loads again; the request is sampled anew then.
 
 Adapters are served under a name per version. A new one is loaded beside the old one, without a pause; requests under
@@ -21,7 +21,6 @@ update fails in the middle the engine is `dirty`: the server stays paused until 
 """
 
 import asyncio
-import json
 import os
 import threading
 import time
@@ -30,9 +29,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal
 
-import jinja2
 import structlog
 
+from actors.engines.continuation import ABORTED, cut_at_stop, joined, rest_of
+from actors.engines.folders import Folders, check_fit, model_shapes, shapes_of, vocab_size
+from actors.engines.labels import UnknownWeightsError, Version
 from actors.engines.protocol import (
     Completion,
     EngineStatus,
@@ -42,18 +43,18 @@ from actors.engines.protocol import (
     check_token_ids,
 )
 from actors.engines.relay import Relay
-from actors.engines.sglang.answers import ABORTED, Json, completion_of, generate_body
-from actors.engines.sglang.client import RefusedError, SglangClient
+from actors.engines.sglang.answers import completion_of, generate_body
+from actors.engines.sglang.client import SglangClient
 from actors.engines.sglang.versions import check_server
-from actors.engines.vllm.answers import UnknownWeightsError, Version, cut_at_stop, joined, rest_of
-from actors.engines.vllm.folders import Folders, check_fit, model_shapes, shapes_of
-from actors.environments.prompts import Tokenizer, eos_ids, model_file
+from actors.engines.tokenizing import Tokenizing
+from actors.engines.upstream import Json, RefusedError
+from actors.environments.prompts import eos_ids
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.model import ModelConfig
 from schemas.config.sglang import SglangEngineConfig
 from schemas.errors import ConfigError
-from schemas.messages import EngineState, Policy, Prompt
+from schemas.messages import EngineState, Policy
 
 log = structlog.get_logger("engine")
 
@@ -68,7 +69,7 @@ MARGIN_TOKENS = 5
 """Of `max_req_input_len`: a prompt is shorter than that, prompt and completion together than four tokens more."""
 
 
-class SglangEngine:
+class SglangEngine(Tokenizing):
     """See the module.
 
     Args:
@@ -93,10 +94,11 @@ class SglangEngine:
     ) -> None:
         if ordinal >= len(config.urls):
             raise ConfigError(f"inference.engine.urls: has none for inference-{ordinal}")
+        super().__init__(model)
         self._config, self._mode = config, update_mode
         self.holds_two_versions = model.lora is not None
-        self._tokenizer, self._eos, self._vocab_size = Tokenizer(model), eos_ids(model), vocab_size(model)
-        self._folders = Folders(scratch)
+        self._eos, self._vocab_size = eos_ids(model), vocab_size(model)
+        self._folders = Folders(scratch, "SGLang")
         self._shapes = model_shapes(model) if model.lora is None else {}
         self._serving = Version(uuid.uuid4().hex[:12], None, 0)
         self._labels: dict[str, Policy | None] = {}
@@ -146,23 +148,6 @@ class SglangEngine:
         policy = self._serving.policy if self._state == "clean" else None
         relay = self._relay
         return EngineStatus(policy, relay.num_running, 0, relay.generated_tokens, relay.busy_seconds, state=self._state)
-
-    def detokenize(self, token_ids: list[int]) -> str:
-        """Text without special tokens."""
-        return self._tokenizer.decode(token_ids)
-
-    def token_text(self, token_id: int) -> str:
-        """One token, special ones too."""
-        return self._tokenizer.decode([token_id], skip_special=False)
-
-    def tokenize(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text or of messages."""
-        try:
-            return self._tokenizer.encode(prompt)
-        except ConfigError as error:
-            raise RequestError(f"messages: {error}") from None
-        except jinja2.TemplateError as error:
-            raise RequestError(f"messages: the model's chat template refuses them: {error}") from None
 
     def close(self) -> None:
         """End all requests; the server goes on."""
@@ -390,9 +375,3 @@ def secret(variable: str, key: str) -> str:
     if variable and not os.environ.get(variable):
         raise ConfigError(f"{key}: the environment has no {variable}")
     return os.environ[variable] if variable else ""
-
-
-def vocab_size(model: ModelConfig) -> int:
-    """Of the model's embedding."""
-    values = json.loads(model_file(model, "config.json").read_text(encoding="utf-8"))
-    return int(values.get("vocab_size") or values["text_config"]["vocab_size"])

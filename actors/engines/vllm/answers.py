@@ -5,53 +5,18 @@ The server labels what it samples with the weights that it holds, and each choic
     spans     {"version": "b7f0:1.4.5", "start": 0, "end": 12}, {"version": "b7f0:1.5.6", "start": 12, "end": 40}
     segments  [(0, 1, 4), (12, 1, 5)]
 
-The label is set by the engine with each update: its boot id, the policy, and a number of the update, so that one
-policy that is loaded twice is two versions. A label that the engine has not set means that somebody else has changed
-the weights, or that another server answers.
+The label is set by the engine with each update (see `labels`).
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, SampleRequest, Segment
-from actors.engines.text import Detokenize, StopWatch
+from actors.engines.labels import Version, segments_of
+from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, SampleRequest
 from schemas.messages import Policy
 
-ABORTED = "abort"
-"""Finish reason of a choice that was ended by the server's owner, and is to be continued."""
 NO_LOGPROB = -9999.0
 """What the server writes for a logprob that is not a number."""
-
-
-class UnknownWeightsError(Exception):
-    """The answer was not sampled by weights that this engine has loaded: it is nobody's."""
-
-
-@dataclass(frozen=True)
-class Version:
-    """Weights as the server has them, and everything that is named after them."""
-
-    boot: str
-    policy: Policy | None
-    """None: as the server has started with."""
-    update: int
-
-    @property
-    def name(self) -> str:
-        """Salt of the prefix cache: no two versions share keys and values."""
-        return f"{self.policy or 'base'}.{self.update}"
-
-    @property
-    def label(self) -> str:
-        """Of the tokens that these weights sample."""
-        return f"{self.boot}:{self.name}"
-
-    @property
-    def adapter(self) -> str:
-        """As the server knows it."""
-        return f"policy-{self.name}"
 
 
 def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]:
@@ -128,24 +93,6 @@ def _completion(
     )
 
 
-def segments_of(spans: Sequence[Mapping[str, Any]] | None, labels: Mapping[str, Policy | None]) -> list[Segment]:
-    """Which policy sampled from which token on.
-
-    Raises:
-        UnknownWeightsError: a label was not set by us, or there is none.
-    """
-    if spans is None:
-        raise UnknownWeightsError("vLLM does not say which weights sampled")
-    segments: list[Segment] = []
-    for span in spans:
-        if span["version"] not in labels:
-            raise UnknownWeightsError(f"vLLM sampled with weights {span['version']!r}, which this engine did not load")
-        policy = labels[span["version"]]
-        if policy is not None and (not segments or segments[-1][1:] != (policy.lineage, policy.version)):
-            segments.append((span["start"], policy.lineage, policy.version))
-    return segments
-
-
 def alternatives(candidates: Sequence[Mapping[str, Any]], k: int) -> Alternatives:
     """The k most probable tokens of one place.
 
@@ -153,53 +100,3 @@ def alternatives(candidates: Sequence[Mapping[str, Any]], k: int) -> Alternative
     for one more.
     """
     return sorted(((c["token_id"], c["logprob"]) for c in candidates), key=lambda c: -c[1])[:k]
-
-
-def rest_of(asked: SampleRequest, number: int, so_far: Completion) -> SampleRequest:
-    """The request that continues completion `number` behind what it has.
-
-    Its seed is a hash of the completion's own and of the place: with the same one the random numbers of the first
-    tokens would be used once more, for tokens that depend on them.
-    """
-    done = len(so_far.token_ids)
-    digest = hashlib.sha256(f"{asked.seed + number} {done}".encode()).digest()
-    return replace(
-        asked,
-        prompt_ids=asked.prompt_ids + so_far.token_ids,
-        num_completions=1,
-        max_tokens=None if asked.max_tokens is None else asked.max_tokens - done,
-        seed=int.from_bytes(digest[:7]),
-        on_piece=None,
-    )
-
-
-def joined(so_far: Completion, rest: Completion) -> Completion:
-    """A completion and its continuation as one."""
-    first = len(so_far.token_ids)
-    segments = so_far.segments + [(first + start, lineage, version) for start, lineage, version in rest.segments]
-    return Completion(
-        so_far.token_ids + rest.token_ids,
-        so_far.logprobs + rest.logprobs,
-        [segment for i, segment in enumerate(segments) if i == 0 or segment[1:] != segments[i - 1][1:]],
-        rest.finish_reason,
-        stop_reason=rest.stop_reason,
-        top_logprobs=so_far.top_logprobs + rest.top_logprobs,
-    )
-
-
-def cut_at_stop(whole: Completion, stop: Sequence[str], detokenize: Detokenize) -> Completion:
-    """A joined completion up to its first stop string: the server has not seen one that lies across the seam."""
-    watch = StopWatch(stop, (), detokenize)
-    for last, token in enumerate(whole.token_ids):
-        reason = watch.add(token)
-        if reason is not None:
-            end = last + 1
-            return Completion(
-                whole.token_ids[:end],
-                whole.logprobs[:end],
-                [segment for segment in whole.segments if segment[0] < end],
-                "stop",
-                stop_reason=reason,
-                top_logprobs=whole.top_logprobs[:end],
-            )
-    return whole

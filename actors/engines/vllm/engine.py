@@ -1,8 +1,8 @@
-"""vLLM as an engine: an asyncio loop in a thread of its own, between the actor's threads and the server's HTTP.
+"""vLLM as an engine: between the actor's threads and the server's HTTP (see `relay`).
 
 Consumes requests and weights. A request waits at a gate, which is open while the server's weights are known, becomes
 one call of `/inference/v1/generate`, and its answer counts only if all its tokens carry labels of this engine's boot id
-(P25; see `answers`). If one does not, the answer is dropped, the gate closes, `status` says `quarantined`, and the
+(P25; see `labels`). If one does not, the answer is dropped, the gate closes, `status` says `quarantined`, and the
 actor loads again; the request is sampled anew then.
 
 Adapters are served under a name per version. A new one is loaded beside the old one, without a pause; requests under
@@ -18,7 +18,12 @@ All weights are overwritten in place, from files, while the server stands still:
     interrupt   the server stops between two tokens, forgets all keys and values, and goes on under the new weights
     inflight    the same, and keeps them; no request that comes later is served from them
 
-If that fails in the middle the engine is `dirty`: the server stays paused until a whole version has been loaded.
+Noise is on the norms of all weights as they are laid out. Those under an adapter are all versions' own, so with noise
+an adapter is switched like all weights: requests under way are interrupted (update mode drain: are waited for), the
+server stands still while the norms are overwritten, and what was interrupted is computed again under the new version,
+in mode inflight too.
+
+If a switch fails in the middle the engine is `dirty`: the server stays paused until a whole version has been loaded.
 """
 
 import asyncio
@@ -27,16 +32,18 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import jinja2
 import structlog
 
+from actors.engines.continuation import ABORTED, cut_at_stop, joined, rest_of
+from actors.engines.folders import Folders, check_fit, model_shapes, shapes_of, vocab_size
+from actors.engines.labels import UnknownWeightsError, Version
 from actors.engines.protocol import (
     Completion,
     EngineStatus,
@@ -45,19 +52,25 @@ from actors.engines.protocol import (
     SampleRequest,
     check_token_ids,
 )
+from actors.engines.relay import Relay
+from actors.engines.tokenizing import Tokenizing
+from actors.engines.upstream import RefusedError
 from actors.engines.vllm import answers
-from actors.engines.vllm.answers import ABORTED, UnknownWeightsError, Version
-from actors.engines.vllm.client import RefusedError, VllmClient
-from actors.engines.vllm.folders import Folders, check_fit, model_shapes, shapes_of, vocab_size
+from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.process import END_SECONDS, WHOLE_PROMPTS, OwnServer, api_key
 from actors.engines.vllm.versions import check_version, installed
-from actors.environments.prompts import Tokenizer, eos_ids
+from actors.environments.prompts import eos_ids
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
-from schemas.messages import EngineState, Policy, Prompt
+from schemas.messages import EngineState, Policy
+
+if TYPE_CHECKING:
+    import torch
+
+    from actors.algorithms.noise import NormNoise
 
 log = structlog.get_logger("engine")
 
@@ -67,13 +80,9 @@ ROOM_SECONDS = 0.02
 """Between two looks at whether the oldest adapter is still in use."""
 GREEDY_BELOW = 1e-5
 """The temperature that vLLM takes for 0."""
-SLACK_SECONDS = 60.0
-"""More than any call to the loop takes that has a timeout of its own inside it."""
-
-T = TypeVar("T")
 
 
-class VllmEngine:
+class VllmEngine(Tokenizing):
     """See the module.
 
     Args:
@@ -83,6 +92,7 @@ class VllmEngine:
         log_path: of an owned server.
         scratch: a folder for weights that the channel does not lay out as files.
         ordinal: which of `inference.engine.urls` is this one's.
+        noise: on the norms of what is served; with `lora` for an owned server alone.
 
     Raises:
         ConfigError: the server can't be used, and why.
@@ -97,11 +107,16 @@ class VllmEngine:
         log_path: Path,
         scratch: Path,
         ordinal: int = 0,
+        noise: "NormNoise | None" = None,
     ) -> None:
-        self._model, self._config, self._mode = model, config, update_mode
-        self.holds_two_versions = model.lora is not None
-        self._tokenizer, self._eos = Tokenizer(model), eos_ids(model)
-        self._folders = Folders(scratch)
+        super().__init__(model)
+        self._model, self._config, self._mode, self._noise = model, config, update_mode, noise
+        self._serves_adapters = model.lora is not None
+        self.holds_two_versions = self._serves_adapters and noise is None
+        self._sets_norms = self._serves_adapters and noise is not None
+        self._clean_norms: dict[str, torch.Tensor] = {}
+        self._eos = eos_ids(model)
+        self._folders = Folders(scratch, "vLLM")
         self._shapes, self._vocab_size = model_shapes(model) if model.lora is None else {}, vocab_size(model)
         self._serving = Version(uuid.uuid4().hex[:12], None, 0)
         self._labels: dict[str, Policy | None] = {}
@@ -109,19 +124,12 @@ class VllmEngine:
         self._adapters: list[Version] = []
         self._under_way: dict[str, Version] = {}
         self._state: EngineState = "clean"
-        self._failure = ""
-        self._closed = False
-        self._num_running, self._generated_tokens = 0, 0
-        self._busy_seconds, self._busy_since = 0.0, 0.0
         self._loading = threading.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._server = None if config.urls else self._start_server(log_path)
         url = self._server.url if self._server else self._url(ordinal)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
-        self._thread.start()
+        self._relay = Relay("vllm", self._sample)
         try:
-            self._call(self._connect(url), config.startup_timeout)
+            self._relay.call(self._connect(url), config.startup_timeout)
         except BaseException:
             self.close()
             raise
@@ -131,15 +139,12 @@ class VllmEngine:
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
         """Send a request on; its pieces are whole completions, told when the answer has proven whose they are."""
         self._check(request)
-        self._ensure_alive()
-        future: Future[list[Completion]] = Future()
-        self._loop.call_soon_threadsafe(self._begin, request, future)
-        return future
+        return self._relay.submit(request)
 
     def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
         """Have the server switch; returns the seconds for which it did not decode, at most."""
-        self._ensure_alive()
-        expected = "adapter" if self.holds_two_versions else "full"
+        self._relay.ensure_alive()
+        expected = "adapter" if self._serves_adapters else "full"
         if weights.content != expected:
             raise ValueError(
                 f"the trainer publishes {weights.content} weights, this engine holds {expected}; is model.lora "
@@ -148,59 +153,27 @@ class VllmEngine:
         with self._loading:
             self._num_updates += 1
             version = Version(self._serving.boot, policy, self._num_updates)
-            switch = self._switch_adapter if self.holds_two_versions else self._switch_all
             try:
-                folder = self._folder(version, weights)
-                return self._call(self._until_dead(switch(version, folder, timeout)), 2 * timeout)
-            except CancelledError:
-                raise EngineStoppedError(self._failure or "the engine has been closed") from None
+                return self._relay.call(self._switch(version, policy.version, weights, timeout), 3 * timeout)
             finally:
                 if version not in self._adapters:  # those may be read again for as long as they are served
                     self._folders.forget(version.name)
 
     def status(self) -> EngineStatus:
         """A snapshot; no policy while it is not known which weights the server holds."""
-        if not self._failure and self._server is not None:
-            self._failure = self._server.ended()
-        if self._failure:
-            raise EngineStoppedError(self._failure)
-        busy = time.monotonic() - self._busy_since if self._num_running else 0.0
-        return EngineStatus(
-            self._serving.policy if self._state == "clean" else None,
-            self._num_running,
-            0,
-            self._generated_tokens,
-            self._busy_seconds + busy,
-            self._state,
-        )
-
-    def detokenize(self, token_ids: list[int]) -> str:
-        """Text without special tokens."""
-        return self._tokenizer.decode(token_ids)
-
-    def token_text(self, token_id: int) -> str:
-        """One token, special ones too."""
-        return self._tokenizer.decode([token_id], skip_special=False)
-
-    def tokenize(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text or of messages."""
-        try:
-            return self._tokenizer.encode(prompt)
-        except ConfigError as error:
-            raise RequestError(f"messages: {error}") from None
-        except jinja2.TemplateError as error:
-            raise RequestError(f"messages: the model's chat template refuses them: {error}") from None
+        if not self._relay.failure and self._server is not None and (ended := self._server.ended()):
+            self._fail(ended)
+        if self._relay.failure:
+            raise EngineStoppedError(self._relay.failure)
+        policy = self._serving.policy if self._state == "clean" else None
+        relay = self._relay
+        return EngineStatus(policy, relay.num_running, 0, relay.generated_tokens, relay.busy_seconds, state=self._state)
 
     def close(self) -> None:
         """End the server if it is ours, and the thread."""
-        if not self._closed:
-            self._closed = True
-            with contextlib.suppress(TimeoutError):
-                self._call(self._leave(), SLACK_SECONDS)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(POLL_SECONDS * 10)
+        self._relay.close(self._leave)
         if self._server is not None:
-            self._server.close(0.0 if self._failure else END_SECONDS)
+            self._server.close(0.0 if self._relay.failure else END_SECONDS)
         self._folders.close()
 
     def _url(self, ordinal: int) -> str:
@@ -212,16 +185,25 @@ class VllmEngine:
         python = self._config.python or sys.executable
         found = installed(python)
         check_version(found.version, python)
-        server = OwnServer(self._model, self._config, found.on_cpu, log_path)
+        server = OwnServer(self._model, self._config, found.on_cpu, log_path, self._sets_norms)
         log.info("vLLM starts", url=server.url, log=str(log_path))
         return server
 
-    def _folder(self, version: Version, weights: Weights) -> Path:
-        if self.holds_two_versions:
-            return self._folders.adapter(version.name, weights)
-        folder = self._folders.full(version.name, weights, with_head=self._on_cpu)
-        check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
-        return folder
+    def _switch(self, version: Version, number: int, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
+        """The way to a version, whose files are written here; `number` decides on its noise."""
+        from actors.engines.vllm.norms import model_norms, noisy  # here: torch is slow to import
+
+        if not self._serves_adapters:
+            clean_or_noisy = weights if self._noise is None else noisy(weights, self._noise, number)
+            folder = self._folders.full(version.name, clean_or_noisy, with_head=self._on_cpu)
+            check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
+            return self._switch_all(version, partial(self._client.reload, folder), timeout)
+        folder = self._folders.adapter(version.name, weights)
+        if self._noise is None:
+            return self._switch_adapter(version, folder, timeout)
+        self._clean_norms = self._clean_norms or model_norms(self._model)
+        norms = self._folders.norms(version.name, self._noise.on(self._clean_norms, number))
+        return self._switch_adapter_and_norms(version, folder, norms, timeout)
 
     def _check(self, request: SampleRequest) -> None:
         size, new = len(request.prompt_ids), request.max_tokens or 1
@@ -235,14 +217,6 @@ class VllmEngine:
                 "(inference.engine.max_model_len, or the model's own limit)"
             )
 
-    def _ensure_alive(self) -> None:
-        if self._failure or self._closed:
-            raise EngineStoppedError(self._failure or "the engine has been closed")
-
-    def _call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Have the loop do it, and wait; its own timeouts end it before ours does."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout + SLACK_SECONDS)
-
     # --- the loop's thread: the server ---------------------------------------------------------------------------
 
     async def _connect(self, url: str) -> None:
@@ -254,7 +228,7 @@ class VllmEngine:
         self._longest = int(settings["model_config"]["max_model_len"])
         self._on_cpu = settings["device_config"]["device"] == "cpu"
         await self._take(self._serving)
-        self._keep(asyncio.create_task(self._watch()))
+        self._relay.keep(self._watch())
 
     async def _until_it_serves(self) -> None:
         deadline = time.monotonic() + self._config.startup_timeout
@@ -284,7 +258,7 @@ class VllmEngine:
                 f"inference.engine.urls: {self._client.url} gives {mode}; start it with "
                 "--logprobs-mode processed_logprobs"
             )
-        if self.holds_two_versions and settings.get("lora_config") is None:
+        if self._serves_adapters and settings.get("lora_config") is None:
             raise ConfigError(
                 f"inference.engine.urls: {self._client.url} serves no adapters (model.lora); start it with "
                 "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
@@ -296,14 +270,12 @@ class VllmEngine:
 
     async def _watch(self) -> None:
         """Until the server can't serve any more."""
-        while not self._failure:
+        while not self._relay.failure:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._alarm.wait(), WATCH_SECONDS)
             self._alarm.clear()
-            self._failure = await self._trouble()
-        log.error("vLLM has ended", reason=self._failure)
-        for task in self._tasks - {asyncio.current_task()}:
-            task.cancel()
+            if trouble := await self._trouble():
+                self._fail(trouble)
 
     async def _trouble(self) -> str:
         """Why the server can't serve; of an owned one that has ended, the last lines of its log."""
@@ -313,58 +285,15 @@ class VllmEngine:
             trouble = self._server.ended() or trouble
         return trouble
 
+    def _fail(self, reason: str) -> None:
+        log.error("vLLM has ended", reason=reason)
+        self._relay.fail(reason)
+
     async def _leave(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         if hasattr(self, "_client"):
             await self._client.close()
 
-    async def _until_dead(self, work: Coroutine[Any, Any, T]) -> T:
-        """A server whose core is gone waits for its open requests before it ends, and they for the core."""
-        task = asyncio.create_task(work)
-        self._keep(task)
-        return await task
-
-    def _keep(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     # --- the loop's thread: requests -----------------------------------------------------------------------------
-
-    def _begin(self, asked: SampleRequest, future: "Future[list[Completion]]") -> None:
-        task = self._loop.create_task(self._sample(asked))
-        self._keep(task)
-        task.add_done_callback(partial(self._finish, asked, future))
-        future.add_done_callback(partial(self._drop_cancelled, task))
-        if not self._num_running:
-            self._busy_since = time.monotonic()
-        self._num_running += asked.num_completions
-
-    def _drop_cancelled(self, task: "asyncio.Task[Any]", future: "Future[list[Completion]]") -> None:
-        """From any thread; the connection that the task closes is what tells the server."""
-        if future.cancelled():
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                self._loop.call_soon_threadsafe(task.cancel)
-
-    def _finish(
-        self, asked: SampleRequest, future: "Future[list[Completion]]", task: "asyncio.Task[list[Completion]]"
-    ) -> None:
-        self._num_running -= asked.num_completions
-        if not self._num_running:
-            self._busy_seconds += time.monotonic() - self._busy_since
-        with contextlib.suppress(InvalidStateError):  # cancelled by whoever asked
-            if task.cancelled():
-                future.set_exception(EngineStoppedError(self._failure or "the engine has been closed"))
-            elif (error := task.exception()) is not None:
-                future.set_exception(error)
-            else:
-                completions = task.result()
-                self._generated_tokens += sum(len(completion.token_ids) for completion in completions)
-                for number, completion in enumerate(completions):
-                    if asked.on_piece is not None:
-                        asked.on_piece(number, completion)
-                future.set_result(completions)
 
     async def _sample(self, asked: SampleRequest) -> list[Completion]:
         # without chance all completions are the same one, and the server refuses to sample it n times
@@ -378,16 +307,16 @@ class VllmEngine:
         if completion.finish_reason != ABORTED:
             return completion
         while completion.finish_reason == ABORTED:
-            [rest] = await self._ask(answers.rest_of(asked, number, completion))
-            completion = answers.joined(completion, rest)
-        return answers.cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion
+            [rest] = await self._ask(rest_of(asked, number, completion))
+            completion = joined(completion, rest)
+        return cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion
 
     async def _ask(self, asked: SampleRequest) -> list[Completion]:
         """One call of the server, again after each answer that was nobody's."""
         while True:
             await self._gate.wait()
             version, request_id = self._serving, uuid.uuid4().hex
-            adapter = version if self.holds_two_versions else None
+            adapter = version if self._serves_adapters else None
             body = {
                 "request_id": request_id,
                 "token_ids": asked.prompt_ids,
@@ -424,17 +353,23 @@ class VllmEngine:
         self._gate.set()
 
     async def _switch_adapter(self, version: Version, folder: Path, timeout: float) -> float:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._make_room()
-                started = time.monotonic()
-                await self._client.load_adapter(version.adapter, folder)
-                seconds = time.monotonic() - started
-                self._adapters.append(version)
-                await self._take(version)
-        except TimeoutError:
-            raise TimeoutError(self._too_late(version, timeout)) from None
+        async with self._in_time(version, timeout):
+            seconds = await self._add_adapter(version, folder)
+            await self._take(version)
         return seconds
+
+    async def _switch_adapter_and_norms(self, version: Version, folder: Path, norms: Path, timeout: float) -> float:
+        async with self._in_time(version, timeout):
+            await self._add_adapter(version, folder)
+        return await self._switch_all(version, partial(self._client.set_norms, norms), timeout)
+
+    async def _add_adapter(self, version: Version, folder: Path) -> float:
+        """Beside those that are there; returns the seconds that it took."""
+        await self._make_room()
+        started = time.monotonic()
+        await self._client.load_adapter(version.adapter, folder)
+        self._adapters.append(version)
+        return time.monotonic() - started
 
     async def _make_room(self) -> None:
         """For one more adapter: those that nobody uses go, and if there are still too many, the oldest is given up."""
@@ -451,31 +386,37 @@ class VllmEngine:
                 await self._client.abort(oldest)
             await asyncio.sleep(ROOM_SECONDS)
 
-    async def _switch_all(self, version: Version, folder: Path, timeout: float) -> float:
+    async def _switch_all(self, version: Version, overwrite: Callable[[], Awaitable[None]], timeout: float) -> float:
         was_clean = self._state == "clean"
         self._gate.clear()
         started = time.monotonic()
         try:
-            async with asyncio.timeout(timeout):
+            async with self._in_time(version, timeout):
+                while self._serves_adapters and self._under_way:  # they can't go on with another adapter
+                    if self._mode != "drain":
+                        await self._client.abort(list(self._under_way))
+                    await asyncio.sleep(ROOM_SECONDS)
                 await self._client.pause(wait=self._mode == "drain", clear_cache=self._mode != "inflight")
         except TimeoutError:
             if was_clean:
                 await self._client.resume()
                 self._gate.set()
-            raise TimeoutError(self._too_late(version, timeout)) from None
+            raise
         started = time.monotonic() if self._mode == "drain" else started
         self._state = "dirty"
-        try:
-            async with asyncio.timeout(timeout):
-                await self._client.reload(folder)
-                await self._take(version)
-                await self._client.resume()
-        except TimeoutError:
-            raise TimeoutError(self._too_late(version, timeout)) from None
+        async with self._in_time(version, timeout):
+            await overwrite()
+            await self._take(version)
+            await self._client.resume()
         return time.monotonic() - started
 
-    def _too_late(self, version: Version, timeout: float) -> str:
-        return (
-            f"weights {version.policy} were not switched in within {timeout:g} s (weights.timeout, "
-            f"weights.update_mode {self._mode})"
-        )
+    @contextlib.asynccontextmanager
+    async def _in_time(self, version: Version, timeout: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout):
+                yield
+        except TimeoutError:
+            raise TimeoutError(
+                f"weights {version.policy} were not switched in within {timeout:g} s (weights.timeout, "
+                f"weights.update_mode {self._mode})"
+            ) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from actors.engines.requests import MOST_TOP_LOGPROBS
 from actors.engines.vllm import guard
 from actors.engines.vllm.inside import grpo_actors_door as door
+from actors.engines.vllm.inside import grpo_actors_norms as norms
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
@@ -27,7 +28,9 @@ TAIL_BYTES = 20_000
 class OwnServer:
     """A vLLM server with all its processes; it ends with this process at the latest (see `guard`)."""
 
-    def __init__(self, model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, log: Path) -> None:
+    def __init__(
+        self, model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, log: Path, sets_norms: bool = False
+    ) -> None:
         port = _free_port()
         self.url, self.door_key = f"http://127.0.0.1:{port}", secrets.token_hex(16)
         self._log = log
@@ -35,7 +38,7 @@ class OwnServer:
         with log.open("ab") as out:
             self._log_start = out.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, *command(model, config, on_cpu, port)],
+                [sys.executable, "-I", guard.__file__, *command(model, config, on_cpu, port, sets_norms)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
@@ -72,7 +75,9 @@ class OwnServer:
         self._process.stdin.close()
 
 
-def command(model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: int) -> list[str]:
+def command(
+    model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: int, sets_norms: bool = False
+) -> list[str]:
     """The server's command line.
 
     On CPUs a prompt is computed at once: computing the first part of one that comes with a seed takes vLLM 0.32 to
@@ -94,6 +99,7 @@ def command(model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: in
         # one more than clients get: see `answers.alternatives`
         "--max-logprobs": MOST_TOP_LOGPROBS + 1,
         "--middleware": door.MIDDLEWARE,
+        "--worker-extension-cls": norms.EXTENSION if sets_norms else None,
     }
     if model.lora is not None:
         options["--max-lora-rank"] = lora_rank(config.max_lora_rank or model.lora.rank)

@@ -37,6 +37,35 @@ def test_vllm_fits_the_rest_of_the_run(tmp_path: Path, engine: Any, up: int, pro
         ring_config(tmp_path, **sections)
 
 
+@pytest.mark.parametrize(
+    ("engine", "lora", "problem"),
+    [
+        ({"type": "embedded"}, True, None),
+        ({"type": "vllm"}, True, None),
+        ({"type": "vllm", "urls": URLS}, False, None),
+        ({"type": "vllm", "urls": URLS}, True, "inference.noise: with model.lora .* or inference.engine.urls"),
+        ({"type": "vllm", "pool": {"urls": URLS}}, True, "inference.noise: with model.lora .* or inference.pool"),
+        (
+            {"type": "vllm", "extra_args": ["--worker-extension-cls=mine.Own"]},
+            True,
+            "inference.engine.extra_args: .* inference.noise needs --worker-extension-cls",
+        ),
+        ({"type": "sglang", "urls": URLS}, False, "inference.noise: engine sglang has none"),
+    ],
+)
+def test_noise_is_for_engines_that_make_it(tmp_path: Path, engine: Any, lora: bool, problem: str | None) -> None:
+    """Norms under an adapter take code of ours in the server, which one that is there already does not have."""
+    pool = engine.pop("pool", None)
+    model = {"path": "fake", "lora": {"rank": 4} if lora else None}
+    inference = {"engine": engine, "pool": pool, "noise": {}}
+    sections: Any = {"inference": inference, "up": {"inference": 2}, "model": model}
+    if problem is None:
+        assert ring_config(tmp_path, **sections).inference.noise is not None
+        return
+    with pytest.raises(ConfigError, match=problem):
+        ring_config(tmp_path, **sections)
+
+
 def test_the_engine_may_change_when_a_run_goes_on() -> None:
     """Where completions come from is no part of what they are."""
     assert class_of("inference.engine.type") == class_of("inference.engine.urls") == "free"

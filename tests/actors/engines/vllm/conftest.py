@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.algorithms.noise import NormNoise
 from actors.engines.vllm.engine import VllmEngine
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
@@ -28,7 +29,7 @@ def servable_model(tmp_path_factory: pytest.TempPathFactory) -> ServableModel:
         "head_dim": 32,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 4096,
         "initializer_range": 0.1,  # wider, and bfloat16 alone would move logprobs by more than the tests allow
     }
     made: dict[tuple[int, bool], Path] = {}
@@ -60,14 +61,16 @@ MakeVllm = Callable[..., VllmEngine]
 
 @pytest.fixture
 def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -> Iterator[MakeVllm]:
-    """`make_vllm(lora=False, mode="interrupt", **engine_keys)`: an engine in front of the stub."""
+    """`make_vllm(lora=False, mode="interrupt", noise=None, **engine_keys)`: an engine in front of the stub."""
     made: list[VllmEngine] = []
 
-    def make(lora: bool = False, mode: Any = "interrupt", **engine_keys: Any) -> VllmEngine:
+    def make(
+        lora: bool = False, mode: Any = "interrupt", noise: NormNoise | None = None, **engine_keys: Any
+    ) -> VllmEngine:
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
         model = ModelConfig(path=str(servable_model()), dtype="float32", lora=adapter)
         config = VllmEngineConfig(type="vllm", urls=[stub.url], **{"startup_timeout": 5.0, **engine_keys})
-        made.append(VllmEngine(model, config, mode, tmp_path / "vllm.log", tmp_path / "scratch"))
+        made.append(VllmEngine(model, config, mode, tmp_path / "vllm.log", tmp_path / "scratch", noise=noise))
         return made[-1]
 
     yield make

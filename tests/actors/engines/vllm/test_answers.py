@@ -4,18 +4,9 @@ from typing import Any
 
 import pytest
 
+from actors.engines.labels import UnknownWeightsError, Version
 from actors.engines.protocol import Completion, EngineStoppedError, SampleRequest
-from actors.engines.vllm.answers import (
-    UnknownWeightsError,
-    Version,
-    alternatives,
-    completions_of,
-    cut_at_stop,
-    joined,
-    rest_of,
-    sampling_params,
-    segments_of,
-)
+from actors.engines.vllm.answers import alternatives, completions_of, sampling_params
 from schemas.messages import Policy
 
 FOUR, FIVE = Policy(lineage=1, version=4), Policy(lineage=1, version=5)
@@ -47,13 +38,6 @@ def only(**changes: Any) -> Completion:
     """The completion of an answer with one choice."""
     [completion] = completions_of({"choices": [choice(**changes)]}, ASKED, EOS, LABELS)
     return completion
-
-
-def test_spans_become_segments_by_policy() -> None:
-    """One policy that was loaded twice is one segment; tokens before the first version have none."""
-    spans = [span("b:base.0", 0, 3), span("b:1.4.1", 3, 5), span("b:1.4.2", 5, 6), span("b:1.5.3", 6, 9)]
-    assert segments_of(spans, LABELS) == [(3, 1, 4), (6, 1, 5)]
-    assert segments_of([], LABELS) == []
 
 
 @pytest.mark.parametrize("spans", [[span("default", 0, 2)], [span("b:1.4.1", 0, 1), span("c:1.4.1", 1, 2)], None])
@@ -113,31 +97,3 @@ def test_a_request_in_the_servers_terms() -> None:
     assert "max_tokens" not in params
     assert sampling_params(ASKED, EOS)["logprobs"] == 0
     assert sampling_params(ASKED, EOS)["max_tokens"] == 8
-
-
-def test_the_rest_of_a_completion_goes_on_behind_its_tokens() -> None:
-    """Its seed follows from the completion's own seed and the place alone, and is neither's."""
-    so_far = Completion([7, 8, 9], [-1.0] * 3, [(0, 1, 4)], "abort")
-    rest = rest_of(ASKED, 1, so_far)
-    assert (rest.prompt_ids, rest.num_completions, rest.max_tokens) == ([1, 5, 7, 8, 9], 1, 5)
-    again, other = rest_of(ASKED, 1, so_far), rest_of(ASKED, 0, so_far)
-    assert rest.seed == again.seed
-    assert len({rest.seed, other.seed, 40, 41}) == 4
-
-
-def test_a_continuation_joins_with_its_segments() -> None:
-    """Those of the continuation are moved behind what was there; the same policy goes on in one segment."""
-    so_far = Completion([7, 8], [-1.0, -2.0], [(0, 1, 4)], "abort")
-    rest = Completion([9, 2], [-3.0, -4.0], [(0, 1, 4), (1, 1, 5)], "stop")
-    whole = joined(so_far, rest)
-    assert whole == Completion([7, 8, 9, 2], [-1.0, -2.0, -3.0, -4.0], [(0, 1, 4), (3, 1, 5)], "stop")
-
-
-def test_a_stop_string_across_the_seam_ends_a_joined_completion() -> None:
-    """`ab` was sampled as a | b c: what comes behind it was never wanted."""
-    text = {4: "a", 5: "b", 6: "c"}
-    whole = Completion([6, 4, 5, 6], [-1.0] * 4, [(0, 1, 4), (3, 1, 5)], "length")
-    cut = cut_at_stop(whole, ("ab",), lambda tokens: "".join(text[t] for t in tokens))
-    assert (cut.token_ids, cut.finish_reason, cut.stop_reason) == ([6, 4, 5], "stop", "ab")
-    assert (len(cut.logprobs), cut.segments) == (3, [(0, 1, 4)])
-    assert cut_at_stop(whole, ("zz",), lambda tokens: "".join(text[t] for t in tokens)) is whole

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
+from actors.engines.folders import model_shapes
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
 from actors.engines.vllm.engine import VllmEngine
-from actors.engines.vllm.folders import model_shapes, shapes_of
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.config.model import ModelConfig
@@ -199,23 +198,6 @@ def test_a_server_that_ends_in_the_middle_of_an_update_is_not_waited_for(
     stub.healthy = False
     with pytest.raises(EngineStoppedError, match="/health answers 503"):
         loading.result(WAIT)
-
-
-def test_no_room_for_a_version_is_told_with_the_key(
-    make_vllm: MakeVllm, full: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The old version serves on, and nothing is left of the file."""
-    engine = make_vllm()
-
-    def no_room(tensors: Any, path: Path) -> None:
-        path.write_bytes(b"half")
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", no_room)
-    with pytest.raises(ValueError, match=r"GB of weights .* No space left on device; set weights.directory"):
-        engine.load(policy(1), full, WAIT)
-    assert engine.status().state == "clean"
-    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_weights_changed_behind_our_back_quarantine_the_engine(
@@ -419,13 +401,6 @@ def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_configured(
         EngineStoppedError, match=r"/health answers 503 after 0.5 s \(inference.engine.startup_timeout\)"
     ):
         make_vllm(startup_timeout=0.5)
-
-
-def test_shapes_are_read_from_the_header_alone(servable_model: ServableModel) -> None:
-    """Names and shapes of the model's file."""
-    shapes = shapes_of(servable_model() / "model.safetensors")
-    assert shapes["model.norm.weight"] == (64,)
-    assert shapes == model_shapes(ModelConfig(path=str(servable_model())))
 
 
 def test_text_and_messages_are_tokenised_as_the_rollouts_do(make_vllm: MakeVllm) -> None:

@@ -11,20 +11,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from actors.algorithms.noise import NormNoise, is_noisy_norm
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
-from actors.engines.vllm.client import RefusedError, VllmClient
+from actors.engines.upstream import RefusedError
+from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.inside.grpo_actors_norms import EXTENSION
 from bus.weights import Weights
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
+from schemas.config.noise import NoiseConfig
 from tests import models
 from tests.actors.engines.engines import ask, policy, sample
 from tests.actors.engines.vllm.conftest import ServableModel
@@ -37,9 +42,11 @@ WAIT = 60.0
 STARTUP = 300.0
 TIGHT, BFLOAT16 = 1e-4, 0.05
 """Largest gap between the server's logprobs and those of transformers; twice that among a thousand tokens."""
-LONG = 900
+LONG = 3600
 """Tokens that take the server longer than anything that a test does meanwhile."""
 LORA = LoraConfig(rank=4, alpha=8.0)
+NOISE = NormNoise(NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3), total_steps=6, seed=4)
+"""None at version 0, much at 2, less at 5."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +61,7 @@ def start(model: Path, folder: Path, lora: bool = False, mode: Any = "interrupt"
     """An engine with a server of its own."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     config = VllmEngineConfig(
-        type="vllm", max_model_len=1024, enforce_eager=True, startup_timeout=STARTUP, gpu_memory_utilization=0.3, **keys
+        type="vllm", max_model_len=4096, enforce_eager=True, startup_timeout=STARTUP, gpu_memory_utilization=0.3, **keys
     )
     settings = ModelConfig(path=str(model), dtype="bfloat16" if lora else "float32", lora=LORA if lora else None)
     return VllmEngine(settings, config, mode, folder / "logs" / "inference-0.vllm.log", folder / "engines")
@@ -70,8 +77,9 @@ def full(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def adapters(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    """Adapters over a model in bfloat16."""
-    engine = start(servable_model(0), tmp_path_factory.mktemp("lora"), lora=True)
+    """Adapters over a model in bfloat16; the server can set norms, as one of an engine with noise can."""
+    norms = ["--worker-extension-cls", EXTENSION]
+    engine = start(servable_model(0), tmp_path_factory.mktemp("lora"), lora=True, extra_args=norms)
     yield engine
     engine.close()
 
@@ -103,11 +111,12 @@ class Adapters:
                 peft.get_peft_model(models.plain(self._model), settings).save_pretrained(path)
         return Weights("adapter", {}, directory=str(path))
 
-    def reference(self, seed: int) -> Any:
+    def reference(self, seed: int, noise_of: int = 0) -> Any:
         """transformers and peft, in float32 with all weights rounded as the server has them."""
         import peft
 
-        model = peft.PeftModel.from_pretrained(models.plain(self._model), self.weights(seed).directory)
+        base = noisy(models.plain(self._model).bfloat16(), noise_of).float()
+        model = peft.PeftModel.from_pretrained(base, self.weights(seed).directory)
         return model.bfloat16().float()
 
 
@@ -115,6 +124,13 @@ class Adapters:
 def made(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory) -> Adapters:
     """Adapters of the served model."""
     return Adapters(servable_model(0), tmp_path_factory.mktemp("adapters"))
+
+
+def noisy(model: Any, version: int) -> Any:
+    """The model with the noise of a version on its norms."""
+    norms = {name: weight for name, weight in model.state_dict().items() if is_noisy_norm(name)}
+    model.load_state_dict(model.state_dict() | NOISE.on(norms, version))
+    return model
 
 
 def gap(model: Any, completion: Completion, prompt: list[int] = PROMPT, temperature: float = 1.0) -> float:
@@ -142,19 +158,36 @@ def counted(engine: VllmEngine, name: str) -> float:
     """A value of the server's own metrics."""
 
     async def ask_for(client: VllmClient) -> float:
-        async with client._session.get(client.url + "/metrics") as response:
+        async with client._http.session.get(client.url + "/metrics") as response:
             lines = (await response.text()).splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
     return float(call(engine, ask_for))
 
 
-def under_way(engine: VllmEngine, n: int = 2, seed: int = 0) -> "Future[list[Completion]]":
-    """A request for LONG tokens each, some tokens into it; `biased_gap` goes with it."""
+def under_way(engine: VllmEngine, n: int = 2, seed: int = 0, seconds: float = 1.0) -> "Future[list[Completion]]":
+    """A request for LONG tokens each, given some time to begin; `biased_gap` goes with it."""
     future = engine.submit(SampleRequest(PROMPT, n, LONG, 1.0, 1.0, seed, logit_bias={models.EOS: -100.0}))
-    time.sleep(0.2)  # the server answers no question about its state as long as it is busy with this
-    assert not future.done()
+    time.sleep(seconds)  # the server tells nothing of a request before it ends
     return future
+
+
+def across(
+    engine: VllmEngine, before: Callable[[], Any], switch: Callable[[], Any], first: int, parts: int = 2, n: int = 2
+) -> list[Completion]:
+    """Completions that version `first` had begun when the switch came, and that ended after it, in so many parts.
+
+    Whether the server had begun with them, or had ended them, nobody tells before: such a try says nothing.
+    """
+    for seconds in (1.0, 0.3, 2.0, 0.6, 3.0, 1.0):
+        before()
+        future = under_way(engine, n, seed=11, seconds=seconds)
+        switch()
+        completions = future.result(WAIT)
+        assert all(len(completion.token_ids) == LONG for completion in completions)
+        if all(len(each.segments) == parts and each.segments[0][2] == first for each in completions):
+            return completions
+    raise AssertionError(f"no try met the switch; the last: {[completion.segments for completion in completions]}")
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
@@ -265,14 +298,16 @@ def test_a_request_under_way_goes_on_under_the_new_weights(
     """
     first, second = servable_model(0, tied=True), servable_model(1, tied=True)
     full._mode = mode
-    full.load(policy(10), weights(first), WAIT)
-    future = under_way(full, seed=11)
-    full.load(policy(11), weights(second), WAIT)
+    completions = across(
+        full,
+        lambda: full.load(policy(10), weights(first), WAIT),
+        lambda: full.load(policy(11), weights(second), WAIT),
+        first=10,
+        parts=1 if mode == "drain" else 2,
+    )
     full._mode = "interrupt"
-    for completion in future.result(WAIT):
-        assert len(completion.token_ids) == LONG
+    for completion in completions:
         if mode == "drain":
-            assert completion.segments == [(0, 1, 10)]
             continue
         [(_, *before), (seam, *after)] = completion.segments
         assert (before, after) == ([1, 10], [1, 11])
@@ -289,6 +324,19 @@ def biased_gap(model: Any, completion: Completion) -> torch.Tensor:
     logits[:, models.EOS] -= 100.0
     expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
     return (torch.tensor(completion.logprobs) - expected).abs()
+
+
+def test_all_weights_are_served_with_the_noise_of_their_version(
+    full: VllmEngine, servable_model: ServableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None at version 0, and never added up."""
+    folder = servable_model(0, tied=True)
+    monkeypatch.setattr(full, "_noise", NOISE)
+    for version in (0, 5, 2, 5, 0):
+        full.load(policy(version), weights(folder), WAIT)
+        [[completion]] = sample(full, ask(PROMPT, max_tokens=30, seed=version))
+        assert gap(noisy(models.plain(folder), version), completion) < TIGHT
+        assert version == 0 or gap(models.plain(folder), completion) > 100 * TIGHT
 
 
 def test_a_reload_that_fails_can_be_made_good(full: VllmEngine, servable_model: ServableModel, tmp_path: Path) -> None:
@@ -311,10 +359,14 @@ def test_a_reload_that_fails_can_be_made_good(full: VllmEngine, servable_model: 
 def test_weights_swapped_behind_our_back_quarantine_the_engine(full: VllmEngine, servable_model: ServableModel) -> None:
     """A label that is not ours, in the middle of a request: nothing of it is given out."""
     good = servable_model(0, tied=True)
-    full.load(policy(30), weights(good), WAIT)
-    future = under_way(full)
-    call(full, lambda client: client.label("somebody"), as_owner=True)
-    wait_for(lambda: full.status().state == "quarantined", WAIT)
+    for seconds in (1.0, 0.3, 0.6, 0.1):  # until the label comes before the end
+        full.load(policy(30), weights(good), WAIT)
+        future = under_way(full, seconds=seconds)
+        call(full, lambda client: client.label("somebody"), as_owner=True)
+        wait_for(partial(lambda asked: full.status().state == "quarantined" or asked.done(), future), WAIT)
+        if not future.done():
+            break
+    assert full.status().state == "quarantined"
     assert not future.done()
     full.load(policy(30), weights(good), WAIT)
     assert [c.segments for c in future.result(WAIT)] == [[(0, 1, 30)]] * 2
@@ -356,6 +408,31 @@ def test_adapters_give_the_logprobs_of_peft(adapters: VllmEngine, made: Adapters
             assert completion.segments == [(0, 1, version)]
 
 
+def test_an_adapter_is_served_over_norms_with_the_noise_of_its_version(
+    adapters: VllmEngine, made: Adapters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None at version 0, never added up, and what was under way goes on under both."""
+    monkeypatch.setattr(adapters, "_noise", NOISE)
+    for version, seed in ((0, 1), (5, 2), (2, 2), (5, 1)):
+        adapters.load(policy(version), made.weights(seed), WAIT)
+        [[completion]] = sample(adapters, ask(PROMPT, max_tokens=30, seed=4))
+        assert gap(made.reference(seed, version), completion) < BFLOAT16
+        assert version == 0 or gap(made.reference(seed), completion) > 2 * BFLOAT16
+    [completion] = across(
+        adapters,
+        lambda: adapters.load(policy(5), made.weights(1), WAIT),
+        lambda: adapters.load(policy(0), made.weights(1), WAIT),
+        first=5,
+        n=1,
+    )
+    [(_, _, first), (seam, _, second)] = completion.segments
+    assert (first, second, len(completion.token_ids)) == (5, 0, LONG)
+    before, after = (biased_gap(made.reference(1, version), completion) for version in (5, 0))
+    assert before[:seam].max() < 2 * BFLOAT16
+    assert after[seam:].max() < 2 * BFLOAT16
+    assert after[:seam].max() > 2 * BFLOAT16
+
+
 def test_logprobs_agree_with_the_embedded_engine(
     adapters: VllmEngine, made: Adapters, servable_model: ServableModel
 ) -> None:
@@ -387,7 +464,7 @@ def test_two_versions_are_served_at_once(adapters: VllmEngine, made: Adapters) -
     """A request under way ends with the adapter that it began with."""
     assert adapters.holds_two_versions
     adapters.load(policy(10), made.weights(1), WAIT)
-    old = under_way(adapters, n=4, seed=3)
+    old = under_way(adapters, n=8, seed=3)
     pause = adapters.load(policy(11), made.weights(2), WAIT)
     [[new]] = sample(adapters, ask(PROMPT, max_tokens=20, seed=3))
     assert not old.done()
@@ -396,17 +473,17 @@ def test_two_versions_are_served_at_once(adapters: VllmEngine, made: Adapters) -
     for completion in old.result(WAIT):
         assert completion.segments == [(0, 1, 10)]
         assert biased_gap(made.reference(1), completion).max() < 2 * BFLOAT16
-    assert pause < 1.0
+    assert pause < 5.0
 
 
 def test_a_third_version_takes_over_from_the_first(adapters: VllmEngine, made: Adapters) -> None:
     """Each token has the logprob of the adapter that its segment names."""
-    adapters.load(policy(20), made.weights(1), WAIT)
-    old = under_way(adapters, seed=5)
-    adapters.load(policy(21), made.weights(2), WAIT)
-    assert not old.done()
-    adapters.load(policy(22), made.weights(3), WAIT)
-    for completion in old.result(WAIT):
+
+    def two_more() -> None:
+        adapters.load(policy(21), made.weights(2), WAIT)
+        adapters.load(policy(22), made.weights(3), WAIT)
+
+    for completion in across(adapters, lambda: adapters.load(policy(20), made.weights(1), WAIT), two_more, first=20):
         [(_, _, first), (seam, _, second)] = completion.segments
         assert (first, second, len(completion.token_ids)) == (20, 21, LONG)
         assert biased_gap(made.reference(1), completion)[:seam].max() < 2 * BFLOAT16

@@ -1,4 +1,4 @@
-"""A version of the weights as a folder that vLLM reads: where the channel has laid it, else written here.
+"""A version of the weights as a folder that a server of others reads: where the channel has laid it, else written here.
 
 A server with two safetensors files in a folder takes the tensors of both. So what a version lacks can lie beside it.
 """
@@ -28,12 +28,16 @@ COMPUTED = "rotary_emb.inv_freq"
 class Folders:
     """Makes the folders of versions below `scratch`; those of the channel are used as they are.
 
+    Args:
+        scratch: a folder.
+        reader: who reads them, for errors.
+
     Raises, wherever it writes:
         ValueError: there is no room; names the key that says where.
     """
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: Path, reader: str) -> None:
+        self._scratch, self._reader = scratch, reader
         self.close()  # of a life before
 
     def adapter(self, name: str, weights: Weights) -> Path:
@@ -59,8 +63,17 @@ class Folders:
             return folder
         embeddings = [tensor for tensor in shapes if tensor.endswith(EMBEDDING)]
         if len(embeddings) != 1:
-            raise ValueError(f"tied embeddings can't be loaded into vLLM on a CPU: found {embeddings} as {EMBEDDING}")
+            raise ValueError(
+                f"tied embeddings can't be loaded into {self._reader} on a CPU: found {embeddings} as {EMBEDDING}"
+            )
         return self._beside(name, folder / FILE_NAMES["full"], embeddings[0])
+
+    def norms(self, name: str, norms: "dict[str, torch.Tensor]") -> Path:
+        """A file with the norms of a version alone."""
+        path = self._scratch / name / "norms.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._save(norms, path)
+        return path
 
     def forget(self, name: str) -> None:
         """Remove what was written for a version."""
@@ -100,8 +113,8 @@ class Folders:
             shutil.rmtree(path.parent, ignore_errors=True)
             num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             raise ValueError(
-                f"{num_bytes / 1e9:.2f} GB of weights can't be written for vLLM to {self._scratch}: {error}; set "
-                "weights.directory to a folder with room, on this machine"
+                f"{num_bytes / 1e9:.2f} GB of weights can't be written for {self._reader} to {self._scratch}: {error}; "
+                "set weights.directory to a folder with room, on this machine"
             ) from error
 
 
@@ -112,8 +125,8 @@ def shapes_of(path: Path) -> Shapes:
     return {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
 
 
-def model_shapes(model: ModelConfig) -> Shapes:
-    """Of the model's own files.
+def model_files(model: ModelConfig) -> list[Path]:
+    """The model's own weights.
 
     Raises:
         ConfigError: it has no safetensors.
@@ -121,15 +134,24 @@ def model_shapes(model: ModelConfig) -> Shapes:
     try:
         index = model_file(model, INDEX)
     except ConfigError:
-        return shapes_of(model_file(model, FILE_NAMES["full"]))
+        return [model_file(model, FILE_NAMES["full"])]
     parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    return {name: shape for part in parts for name, shape in shapes_of(model_file(model, part)).items()}
+    return [model_file(model, part) for part in parts]
+
+
+def model_shapes(model: ModelConfig) -> Shapes:
+    """Of the model's own files.
+
+    Raises:
+        ConfigError: it has no safetensors.
+    """
+    return {name: shape for path in model_files(model) for name, shape in shapes_of(path).items()}
 
 
 def vocab_size(model: ModelConfig) -> int:
     """Tokens that the model knows, as its config.json says."""
     settings = json.loads(model_file(model, "config.json").read_text(encoding="utf-8"))
-    return int(settings.get("text_config", settings)["vocab_size"])
+    return int(settings.get("text_config", {}).get("vocab_size") or settings["vocab_size"])
 
 
 def check_fit(model: Shapes, version: Shapes) -> None:
