@@ -382,7 +382,7 @@ def test_nobody_else_swaps_the_weights_of_an_owned_server(full: VllmEngine, serv
         lambda client: client.label("somebody"),
         lambda client: client.pause(wait=False, clear_cache=False),
         lambda client: client.load_adapter("policy-1.31.1", other),
-        lambda client: client._call("POST", "/weight_checker", {"action": "reset"}),
+        lambda client: client._http.call("POST", "/weight_checker", {"action": "reset"}),
     ]
     for swap in swaps:
         with pytest.raises(RefusedError, match="for the inference actor that owns this server") as caught:
