@@ -31,6 +31,8 @@ from schemas.messages import RolloutGroup
 MAX_STUCK_CALLS = 16
 """Calls of groups that have failed, or were scored without them, which keep their threads; with more of them a new
 process takes over. Those that are called again, and might be at that time, come on top."""
+STANDSTILL_SECONDS = 30.0
+"""For which a machine under load, or a process that was frozen, may keep the event loop from going round."""
 TICK_SECONDS = 0.1
 """The event loop shows this often that nobody blocks it."""
 UNSHAPED = ShapingConfig()
@@ -262,7 +264,10 @@ class Scorer:
     @property
     def worn_out(self) -> str:
         """Why a new process should take over; empty while this one can score."""
-        if time.monotonic() - self._ticked > self._timeout + 1.0:  # by now the call that blocks has failed
+        runs_a_task = asyncio.current_task(self._loop) is not None
+        # with one by now the call that blocks has failed; with none it is most likely the machine that stood still
+        allowed_seconds = self._timeout + (1.0 if runs_a_task else STANDSTILL_SECONDS)
+        if time.monotonic() - self._ticked > allowed_seconds:
             name, _ = self._blocker() or ("one of them", None)
             return f"{name} blocks the event loop of all async reward functions; make it a plain def"
         stuck = Counter(list(self._stuck.values()))

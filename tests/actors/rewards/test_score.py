@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -533,3 +534,28 @@ def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refuse
             scorer._call(_reward(slow), _group(["a"]))
         gc.collect()
     assert [str(each.message) for each in warned if "never awaited" in str(each.message)] == []
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_loop_that_stands_still_with_the_machine_does_not_wear_the_process_out(blocks: bool) -> None:
+    """No tick for 5 s with a timeout of 1 s: a function that blocks is named; where none runs, nobody is."""
+    release, entered = threading.Event(), threading.Event()
+
+    async def blocking(prompts: Any, completions: list[str]) -> list[float]:
+        entered.set()
+        release.wait(10.0)
+        return [0.0] * len(completions)
+
+    scorer = Scorer(1.0, 2)
+    if blocks:
+        scorer._call(_reward(blocking, "blocking"), _group(["a"]))
+        assert entered.wait(10.0)
+    scorer._tick = lambda: None  # type: ignore[method-assign]
+    wait_until(lambda: scorer._ticked < time.monotonic() - 0.2, "no tick")
+    scorer._ticked = time.monotonic() - 5.0
+    words = scorer.worn_out
+    release.set()
+    scorer.close()
+    assert words == (
+        "blocking blocks the event loop of all async reward functions; make it a plain def" if blocks else ""
+    )
