@@ -42,6 +42,8 @@ NUM_STRANGERS, NUM_WARM = 3334, 300
 STRANGER_SECONDS = 0.3
 """How long a stranger's socket lives: longer than a handshake."""
 KINDS = ("plaintext", "wrong_server_key", "unlisted_key")
+FULL_SECONDS = {"4 KiB": 2e-4, "1 MiB": 1e-3}
+"""Until a full outbox is tried again, which encodes again: a small part of what its queue takes to empty."""
 OWN_PAIR = zmq.curve_keypair()
 RAW_CONTEXT: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -119,7 +121,7 @@ def measure_size(size: str, pipe: Connection, boxes: dict[str, Outbox], raw: "zm
 
     def send_typed(outbox: Outbox) -> None:
         while not outbox.try_send(group):
-            time.sleep(2e-4)
+            time.sleep(FULL_SECONDS[size])
 
     sends: dict[str, Callable[[], object]] = {
         **{way: lambda outbox=outbox: send_typed(outbox) for way, outbox in boxes.items()},
