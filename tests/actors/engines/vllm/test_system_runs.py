@@ -89,7 +89,7 @@ def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("example", "changes"),
     [
         pytest.param(
-            "run.yaml", ["weights.channel=rendezvous", "trainer.max_steps=150"], id="full weights by broadcast"
+            "run.yaml", ["weights.channel=rendezvous", "trainer.max_steps=300"], id="full weights by broadcast"
         ),
         # fewer and larger steps of a smaller adapter: vLLM's kernels for adapters are slow on CPUs
         pytest.param(
