@@ -75,7 +75,7 @@ ADVICE = {
     "model": "they do not compute the same model; compare what the engine serves with model.path (dtype, tied "
     "embeddings, adapter, chat template, quantization), and look for who else changes its weights",
     "numerics": "the engine computes less precisely; compare its dtype, quantization and KV cache with model.dtype, or "
-    "set trainer.correction",
+    "set trainer.correction; inference.noise looks the same",
     "staleness": "the policy moves far between sampling and training; lower packer.max_async_level, "
     "packer.max_off_policy_steps or trainer.learning_rate, or take a loss made for it, such as decoupled",
     "unknown": "every token is of older weights, so this may be staleness or another model; "

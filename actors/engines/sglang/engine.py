@@ -342,10 +342,12 @@ class SglangEngine(Tokenizing):
                     await asyncio.sleep(ROOM_SECONDS)
                 started = time.monotonic()
                 await self._client.pause(keep_cache=inflight)
-        except TimeoutError:
+        except (TimeoutError, RefusedError) as error:  # nothing has been overwritten
             if was_clean:
-                await self._client.go_on()
                 self._gate.set()
+                await self._client.go_on()
+            if isinstance(error, RefusedError):
+                raise
             raise TimeoutError(self._too_late(version, timeout)) from None
         self._state = "dirty"
         self._labels[version.label] = version.policy

@@ -397,10 +397,10 @@ class VllmEngine(Tokenizing):
                         await self._client.abort(list(self._under_way))
                     await asyncio.sleep(ROOM_SECONDS)
                 await self._client.pause(wait=self._mode == "drain", clear_cache=self._mode != "inflight")
-        except TimeoutError:
+        except (TimeoutError, RefusedError):  # nothing has been overwritten
             if was_clean:
-                await self._client.resume()
                 self._gate.set()
+                await self._client.resume()
             raise
         started = time.monotonic() if self._mode == "drain" else started
         self._state = "dirty"

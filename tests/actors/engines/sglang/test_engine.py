@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError
+from actors.engines.upstream import RefusedError
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.errors import ConfigError
@@ -111,6 +112,27 @@ def test_with_drain_running_requests_end_first(make_sglang: MakeSglang, stub: St
     stub.holding = False
     later.result(WAIT)
     assert [future.result(WAIT)[0].segments for future in (old, new)] == [[(0, 1, 1)], [(0, 1, 2)]]
+
+
+def test_a_server_that_refuses_to_pause_goes_on_with_the_old_version(
+    make_sglang: MakeSglang, stub: StubServer, full: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has been overwritten, so requests are let through again; the next update is as good as any."""
+    engine = make_sglang()
+    engine.load(policy(1), full, WAIT)
+
+    async def refuse(**_: Any) -> None:
+        raise RefusedError("the server", "/pause", 500, "not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._client, "pause", refuse)
+        with pytest.raises(RefusedError, match="not now"):
+            engine.load(policy(2), full, WAIT)
+    assert stub.paths()[-1] == "/continue_generation"
+    assert engine.status().state == "clean"
+    assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
+    engine.load(policy(3), full, WAIT)
+    assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 3)]
 
 
 def test_the_server_reads_the_channels_own_files(

@@ -12,6 +12,7 @@ import torch
 
 from actors.engines.folders import model_shapes
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.upstream import RefusedError
 from actors.engines.vllm.engine import VllmEngine
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
@@ -182,6 +183,27 @@ def test_a_server_that_does_not_come_to_rest_in_time_goes_on(
         engine.load(policy(2), full, 0.1)
     assert stub.paths()[-1] == "/resume"
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
+
+
+def test_a_server_that_refuses_to_pause_goes_on_with_the_old_version(
+    make_vllm: MakeVllm, stub: StubServer, full: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has been overwritten, so requests are let through again; the next update is as good as any."""
+    engine = make_vllm()
+    engine.load(policy(1), full, WAIT)
+
+    async def refuse(**_: Any) -> None:
+        raise RefusedError("the server", "/pause", 500, "not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._client, "pause", refuse)
+        with pytest.raises(RefusedError, match="not now"):
+            engine.load(policy(2), full, WAIT)
+    assert stub.paths()[-1] == "/resume"
+    assert engine.status().state == "clean"
+    assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
+    engine.load(policy(3), full, WAIT)
+    assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 3)]
 
 
 def test_a_server_that_ends_in_the_middle_of_an_update_is_not_waited_for(
