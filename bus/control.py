@@ -41,8 +41,8 @@ LAST_WORDS_MILLISECONDS = 200
 """How long a closed socket tries to deliver the last beat or State."""
 KEYS_INTERVAL_SECONDS = 1.0
 """Between two looks of the server whether its own key has been retired."""
-BIND_SECONDS = 0.2
-"""For the address to be free again after that."""
+BIND_SECONDS = 1.0
+"""For an address to be free again."""
 PLAIN = BusConfig()
 AT_ONCE = 1000
 """Messages read before anything else gets its turn, however many come."""
@@ -251,7 +251,7 @@ class ControlServer:
         self._next_look = time.monotonic() + KEYS_INTERVAL_SECONDS
         try:
             self._use_newest_key()
-            self._socket.bind(address)
+            self._bind()
         except zmq.ZMQError as error:
             self._socket.close(0)
             raise ConfigError(f"bus.control: {address} can't be bound: {error.strerror}") from error
@@ -331,21 +331,23 @@ class ControlServer:
         with contextlib.suppress(zmq.ZMQError):  # the second time it is unbound already
             self._socket.unbind(self._endpoint)
         self._use_newest_key()
-        if self._bind_soon():
-            log.info("control bound anew, with the newest key", address=self._address)
+        try:
+            self._bind()
+        except zmq.ZMQError:
+            self._secret = b""  # look again
         else:
-            self._secret = b""
+            log.info("control bound anew, with the newest key", address=self._address)
 
-    def _bind_soon(self) -> bool:
-        """The old listener is closed by a thread of libzmq, in a moment."""
+    def _bind(self) -> None:
+        """One that was closed before, here or in another server, gives the address free in a moment."""
         deadline = time.monotonic() + BIND_SECONDS
         while True:
             try:
                 self._socket.bind(self._address)
-                return True
-            except zmq.ZMQError:
-                if time.monotonic() > deadline:
-                    return False
+                return
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
+                    raise
                 time.sleep(0.002)
 
     def _seconds_to_next_push(self) -> float:

@@ -37,9 +37,10 @@ class Packer:
 
 
 @pytest.fixture
-def peers(tmp_path):
-    """A packer and a peer that it has heard."""
-    config = ring_config(tmp_path, "inproc", bus={"beat_interval": 0.05, "peer_timeout": 0.6})
+def peers(tmp_path, request):
+    """A packer and a peer that it has heard; the parameter is `bus.peer_timeout`."""
+    timeout = getattr(request, "param", 30.0)
+    config = ring_config(tmp_path, "inproc", bus={"beat_interval": 0.05, "peer_timeout": timeout})
     membership = Membership(config, ObserverBeat, "peer-0")
     packer = Packer(membership.addresses.control)
     membership.start(phase="running")
@@ -64,7 +65,7 @@ def test_another_run_means_to_start_over(peers):
     wait_until(membership.latest, "run r")
     packer.say(run="s")
     with pytest.raises(StartOverError, match="run s, this process belongs to r"):
-        wait_until(lambda: membership.latest().run == "s", "run s", timeout=3.0)
+        wait_until(lambda: membership.latest().run == "s", "run s")
 
 
 def test_refusal_ends_the_peer_with_its_words(peers):
@@ -72,15 +73,16 @@ def test_refusal_ends_the_peer_with_its_words(peers):
     membership, packer = peers
     packer.say(refusal="they are different builds")
     with pytest.raises(PeerRefusedError, match="they are different builds"):
-        wait_until(lambda: membership.wait(0.1) and False, "refusal", timeout=3.0)
+        wait_until(lambda: membership.wait(0.1) and False, "refusal")
 
 
+@pytest.mark.parametrize("peers", [0.6], indirect=True, ids=[""])
 def test_silence_beyond_the_timeout_names_the_key_and_the_address(peers):
     """0.6 s without a State: the error names bus.peer_timeout and where the packer was looked for."""
     membership, packer = peers
     packer.close()
     with pytest.raises(PackerSilentError, match=r"at inproc://.*bus.peer_timeout 0.6 s"):
-        wait_until(lambda: membership.wait(0.1) and False, "silence", timeout=3.0)
+        wait_until(lambda: membership.wait(0.1) and False, "silence")
 
 
 def test_last_beat_says_done(peers):

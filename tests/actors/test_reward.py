@@ -263,8 +263,8 @@ def test_bad_custom_advantage_fails_the_attempt_by_name(make_actor, function, re
 
 def test_function_that_is_late_is_called_again_counted_and_said(make_actor):
     """By default it then applies to nothing: the group is scored by the other, and nobody waits longer."""
-    slow = NamedReward("slow", 1.0, {}, lambda **_: time.sleep(1.0))
-    actor = make_actor(slow, NamedReward("f", 1.0, {}, lengths), timeout=0.05)
+    slow = NamedReward("slow", 1.0, {}, lambda **_: time.sleep(3.0))
+    actor = make_actor(slow, NamedReward("f", 1.0, {}, lengths), timeout=0.4)
     with capture_logs() as lines:
         scored = scored_by(actor, group())
     np.testing.assert_array_equal(scored.rewards_FG, [[np.nan, np.nan], [1.0, 2.0]])
@@ -272,7 +272,7 @@ def test_function_that_is_late_is_called_again_counted_and_said(make_actor):
     counted = {outcome: value(actor, "grpo_reward_timeouts_total", outcome=outcome) for outcome in ("retried", "none")}
     assert counted == {"retried": 1.0, "none": 1.0}
     assert [(line["ordinal"], line["outcome"]) for line in lines] == [(0, "retried"), (0, "none")]
-    assert all(line["detail"] == "slow took more than 0.05 s (reward.timeout)" for line in lines)
+    assert all(line["detail"] == "slow took more than 0.4 s (reward.timeout)" for line in lines)
 
 
 @pytest.mark.parametrize("stages", ["rewards", "steps", "custom"])

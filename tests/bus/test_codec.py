@@ -253,7 +253,7 @@ def test_mutated_messages_decode_or_are_refused() -> None:
             assert [bytes(frame) for frame in codec.encode(codec.decode(sent))] == sent
         reasons[reason] = reasons.get(reason, 0) + 1
         assert len(detail) < 1000
-        assert time.thread_time() - started < 0.2
+        assert time.thread_time() - started < 2.0
     assert set(reasons) >= {"good", "malformed", "unknown_kind", "unknown_version", "bad_header", "bad_array"}
 
 

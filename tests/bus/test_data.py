@@ -21,7 +21,9 @@ from tests.bus.conftest import TRANSPORTS, MakeConfig, connect
 from tests.ports import free_port
 from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
 
-WAIT = 5.0
+WAIT = 10.0
+AT_ONCE = 5.0
+"""Beside waiting for ever; machines stand still for seconds."""
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def test_receive_returns_after_its_timeout(transport: str, make_config: MakeConf
     started = time.monotonic()
     assert inbox.receive(0.0) is None
     assert inbox.receive(0.05) is None
-    assert 0.05 <= time.monotonic() - started < 1.0
+    assert 0.05 <= time.monotonic() - started < AT_ONCE
 
 
 def test_slow_consumer_makes_the_sender_stop_and_loses_nothing(
@@ -130,7 +132,7 @@ def test_slow_consumer_makes_the_sender_stop_and_loses_nothing(
             accepted, full_since = accepted + 1, 0.0
         else:
             full_since = full_since or started
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < AT_ONCE
         assert accepted < 50, "HWM 1 holds nothing back"
     received: list[int] = []
     deadline = time.monotonic() + WAIT
@@ -267,7 +269,7 @@ def test_closed_inbox_and_outbox_may_be_closed_again(transport: str, make_config
     started = time.monotonic()
     for closable in (outbox, inbox, outbox, inbox):
         closable.close()
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < AT_ONCE
 
 
 def test_arrays_of_received_messages_can_be_computed_with(

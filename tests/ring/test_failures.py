@@ -247,7 +247,7 @@ def failing(error: Exception):
     [
         (failing(RuntimeError("out of memory")), "engine", r"HTTP 500: .*RuntimeError: out of memory"),
         (failing(RequestError("n: 2 exceeds 1")), "engine", "HTTP 400: .*n: 2 exceeds 1"),
-        (lambda *_: Future(), "timeout", r"not sampled within 0.5 s \(rollout.group_timeout\): .* has not answered"),
+        (lambda *_: Future(), "timeout", r"not sampled within 2 s \(rollout.group_timeout\): .* has not answered"),
         (empty_completion, "engine", "2 completions for 2, or an empty one"),
     ],
     ids=["HTTP 500", "HTTP 400", "hangs", "one completion fails"],
@@ -267,9 +267,9 @@ def test_group_that_the_engine_never_answers_is_dropped_after_three_attempts(
     config = ring_config(
         tmp_path,
         "inproc",
-        rollout={"group_timeout": 0.5 if reason == "timeout" else 60.0, "completion_retries": 1},
+        rollout={"group_timeout": 2.0 if reason == "timeout" else 60.0, "completion_retries": 1},
         trainer={"max_steps": 3},
-        bus={"lease": 0.6, "beat_interval": 0.1},
+        bus={"lease": 3.0, "beat_interval": 0.1},
         eval={"num_prompts": 0},
     )
     with capture_logs() as lines, ring(config) as run:
@@ -320,7 +320,7 @@ def test_peers_of_a_packer_that_never_comes_give_up(tmp_path):
     config = ring_config(tmp_path, bus={"peer_timeout": 0.5})
     with ring(config) as run:
         run.start(*PEERS)
-        join(run, *PEERS, timeout=5.0)
+        join(run, *PEERS, timeout=15.0)
         for name in PEERS:
             assert isinstance(run[name].error, PackerSilentError), (name, run[name].error)
             assert "bus.peer_timeout 0.5 s" in str(run[name].error)
@@ -337,7 +337,7 @@ def test_drain_without_a_packer_is_bounded(tmp_path, monkeypatch):
         run["packer-0"].crash()
         for name in PEERS:
             run[name].actor.drain()
-        join(run, *PEERS, timeout=5.0)
+        join(run, *PEERS, timeout=15.0)
         assert [run[name].error for name in PEERS] == [None] * 4
         assert run["rollout-0"].value("grpo_rollout_held_groups") > 0
 

@@ -263,7 +263,7 @@ def test_kill_9_of_up_takes_all_children_along_and_the_run_can_be_taken_up(tmp_p
         pids = children(up.pid)
         assert set(pids) == NAMES
         up.kill()
-        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives", timeout=2.0)
+        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives", timeout=10.0)
         assert started.up().wait(60.0) == 0, started.text("up")
     assert check_promise(config).dropped == {}
 
@@ -280,9 +280,9 @@ def test_second_sigterm_to_up_ends_everything_at_once(tmp_path):
         wait_until(lambda: "once more ends everything" in started.text("up"), "the first signal was taken")
         up.terminate()
         began = time.monotonic()
-        assert up.wait(5.0) == 128 + signal.SIGTERM
-        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives", timeout=2.0)
-        assert time.monotonic() - began < 2.0
+        assert up.wait(10.0) == 128 + signal.SIGTERM
+        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives", timeout=10.0)
+        assert time.monotonic() - began < 15.0
 
 
 @pytest.mark.slow

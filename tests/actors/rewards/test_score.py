@@ -291,7 +291,7 @@ def test_an_async_function_that_blocks_fails_its_group_by_name_and_others_only_i
             assert waiting.result(5) == [[1.0]]
 
 
-WORDS = "f0 took more than 0.05 s (reward.timeout)"
+WORDS = "f0 took more than 0.4 s (reward.timeout)"
 
 
 def test_a_late_function_is_called_again_and_no_other_is(make_scorer: Any) -> None:
@@ -309,7 +309,7 @@ def test_a_late_function_is_called_again_and_no_other_is(make_scorer: Any) -> No
         calls["f1"] += 1
         return [2.0]
 
-    scorer = make_scorer(slow_at_first, quick, timeout=0.05, retries=1)
+    scorer = make_scorer(slow_at_first, quick, timeout=0.4, retries=1)
     assert scorer.scored("a") == [[1.0], [2.0]]
     assert calls == {"f0": 2, "f1": 1}
     assert scorer.late == [(WORDS, "retried")]
@@ -326,7 +326,7 @@ def test_a_function_that_is_late_to_the_last_counts_as_the_run_says(
         await asyncio.sleep(30)
         return [1.0, 1.0]
 
-    scorer = make_scorer(slow, lambda **_: [3.0, 4.0], timeout=0.05, retries=1, on_timeout=on_timeout)
+    scorer = make_scorer(slow, lambda **_: [3.0, 4.0], timeout=0.4, retries=1, on_timeout=on_timeout)
     np.testing.assert_array_equal(scorer.scored("a", "b"), [[value, value], [3.0, 4.0]])
     assert scorer.late == [(WORDS, "retried"), (WORDS, on_timeout)]
 
@@ -341,7 +341,7 @@ def test_a_late_function_fails_the_group_where_told_to_and_always_in_an_evaluati
         await asyncio.sleep(30)
         return [1.0]
 
-    scorer = make_scorer(slow, timeout=0.05, retries=1, on_timeout=on_timeout)
+    scorer = make_scorer(slow, timeout=0.4, retries=1, on_timeout=on_timeout)
     group = _group(["a"]).model_copy(update={"purpose": purpose})
     with pytest.raises(RewardError) as caught:
         scorer.score(scorer.rewards, group)
