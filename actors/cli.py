@@ -117,29 +117,15 @@ def _run(arguments: argparse.Namespace) -> int:
     from schemas.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
-    if arguments.actor == "inference-pool":
-        return _run_pool(config, arguments)
-    from actors.runtime import leave, run_actor
+    from actors.runtime import leave, run_actor, run_pool
 
-    code = run_actor(
-        arguments.actor,
-        arguments.name or _default_name(arguments.actor),
-        config,
-        arguments.parent,
-        arguments.started_at,
-        arguments.fork,
-    )
+    name = arguments.name or _default_name(arguments.actor)
+    if arguments.actor == "inference-pool":
+        code = run_pool(config, arguments.config, name, arguments.overrides, arguments.parent)
+    else:
+        code = run_actor(arguments.actor, name, config, arguments.parent, arguments.started_at, arguments.fork)
     leave(code)
     return code
-
-
-def _run_pool(config: "RunConfig", arguments: argparse.Namespace) -> int:
-    from actors.pool import run_pool
-    from actors.runtime import die_with
-
-    if arguments.parent is not None:
-        die_with(arguments.parent)
-    return run_pool(config, arguments.config, arguments.name or "inference-pool-0", arguments.overrides)
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -12,26 +12,19 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
-from types import FrameType
 from urllib.parse import urlsplit
 
 import structlog
 
 from actors.children import Child, how_it_ended, wait_for
-from actors.membership import DRAIN_SECONDS, Membership, PackerSilentError, StartOverError
-from actors.telemetry.logs import bind_everywhere, configure_logs
+from actors.membership import DRAIN_SECONDS, Membership
 from schemas.config import RunConfig
-from schemas.errors import ConfigError, PeerRefusedError
 from schemas.messages import ObserverBeat
 
 log = structlog.get_logger("pool")
 
-EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_START_OVER = 0, 1, 2, 3, 75
-"""As of actors: see `actors.runtime`."""
 POLL_SECONDS = 0.2
 PROBE_SECONDS = 1.0
 STEADY_SECONDS = 60.0
@@ -174,37 +167,3 @@ class Pool:
                 child.signal(signal.SIGTERM)
         for child in wait_for(children, LEAVE_SECONDS):
             child.signal(signal.SIGKILL)
-
-
-def run_pool(config: RunConfig, config_path: Path, name: str, overrides: Sequence[str]) -> int:
-    """Run the pool to its end; returns the exit code.
-
-    Raises:
-        ConfigError: there is none in the configuration.
-    """
-    if config.inference.pool is None:
-        raise ConfigError("inference.pool: is not set; `actors run inference` runs one actor")
-    configure_logs(config.telemetry)
-    bind_everywhere(actor="inference-pool", name=name)
-    command = [sys.executable, "-m", "actors", "run", "inference", "--config", str(config_path), *overrides]
-    pool = Pool(config, name, command, Directory(config.inference.pool.urls))
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if pool._draining:
-            os._exit(128 + number)  # the kernel takes the actors along
-        pool.drain()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        pool.run()
-    except StartOverError as error:
-        log.warning("starting over", reason=str(error))
-        return EXIT_START_OVER
-    except PackerSilentError as error:
-        log.error("gave up", reason=str(error))
-        return EXIT_ERROR
-    except PeerRefusedError as error:
-        log.error("run can't go on", reason=str(error))
-        return EXIT_RUN_FAILED
-    return EXIT_DONE

@@ -11,6 +11,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from wsgiref.simple_server import WSGIServer
@@ -22,6 +24,7 @@ from actors import faults
 from actors.assembly import MAKERS, Actor
 from actors.liveness import Liveness
 from actors.membership import PackerSilentError, StartOverError
+from actors.pool import Directory, Pool
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import ACTORS, Metrics
 from schemas.config import RunConfig
@@ -54,24 +57,57 @@ def run_actor(
         started_at: wall-clock time of the command, for the summary.
         fork: whether the packer may go on with a configuration of another identity.
     """
-    configure_logs(config.telemetry)
-    bind_everywhere(actor=kind, name=name)
+    _begin(config, kind, name, parent)
     faults.name_process(name)
-    if parent is not None:
-        die_with(parent)
     threading.excepthook = _end_with_thread
-    metrics, liveness = Metrics(next(actor for actor in ACTORS if actor == kind)), Liveness()
-    try:
+
+    def run() -> None:
+        metrics, liveness = Metrics(next(actor for actor in ACTORS if actor == kind)), Liveness()
         actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
         going_round: Any = getattr(actor, "membership", actor)  # the packer has none, and says it itself
         going_round.on_turn = liveness.turn
-        _drain_on_signals(actor, liveness)
+        _drain_on_signals(actor.drain, liveness)
         server, url = _serve_metrics(config, metrics, actor, liveness)
         try:
             actor.run(url)
         finally:
             liveness.leave()
             server.shutdown()
+
+    return _exit_code(run)
+
+
+def run_pool(config: RunConfig, config_path: Path, name: str, overrides: Sequence[str], parent: int | None) -> int:
+    """Run the pool of `inference.pool` to its end; returns the exit code. Its actors die with this process.
+
+    Raises:
+        ConfigError: there is none in the configuration.
+    """
+    servers = config.inference.pool
+    if servers is None:
+        raise ConfigError("inference.pool: is not set; `actors run inference` runs one actor")
+    _begin(config, "inference-pool", name, parent)
+    command = [sys.executable, "-m", "actors", "run", "inference", "--config", str(config_path), *overrides]
+
+    def run() -> None:
+        pool = Pool(config, name, command, Directory(servers.urls))
+        _drain_on_signals(pool.drain)
+        pool.run()
+
+    return _exit_code(run)
+
+
+def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
+    configure_logs(config.telemetry)
+    bind_everywhere(actor=kind, name=name)
+    if parent is not None:
+        die_with(parent)
+
+
+def _exit_code(run: Callable[[], None]) -> int:
+    """What a process ends with that does this."""
+    try:
+        run()
         return EXIT_DONE
     except ConfigError as error:
         log.error("configuration can't be used", problems=error.problems)
@@ -109,7 +145,7 @@ def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
         leave(EXIT_ERROR)
 
 
-def _drain_on_signals(actor: Actor, liveness: Liveness) -> None:
+def _drain_on_signals(drain: Callable[[], None], liveness: Liveness | None = None) -> None:
     """The first SIGTERM or SIGINT drains, the second one ends at once."""
     seen = threading.Event()
 
@@ -117,8 +153,9 @@ def _drain_on_signals(actor: Actor, liveness: Liveness) -> None:
         if seen.is_set():
             leave(128 + number)
         seen.set()
-        liveness.leave()
-        actor.drain()
+        if liveness is not None:
+            liveness.leave()
+        drain()
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)

@@ -18,16 +18,24 @@ OPEN_PATHS = ("/health",)
 """For those who only ask whether the process lives."""
 
 
+def secret(variable: str, key: str) -> str:
+    """What an environment variable holds; empty where none is configured.
+
+    Raises:
+        ConfigError: the variable that `key` names is not set, or empty.
+    """
+    if variable and not os.environ.get(variable):
+        raise ConfigError(f"{key}: the environment variable {variable} is not set, or empty")
+    return os.environ[variable] if variable else ""
+
+
 def api_key(config: InferenceConfig) -> str:
     """The key that requests carry; empty where none is asked for.
 
     Raises:
         ConfigError: the variable that shall hold it does not.
     """
-    variable = config.api_key_env
-    if variable and not os.environ.get(variable):
-        raise ConfigError(f"inference.api_key_env: the environment variable {variable} is not set, or empty")
-    return os.environ[variable] if variable else ""
+    return secret(config.api_key_env, "inference.api_key_env")
 
 
 def server_tls(config: InferenceConfig) -> ssl.SSLContext | None:

@@ -21,7 +21,6 @@ update fails in the middle the engine is `dirty`: the server stays paused until 
 """
 
 import asyncio
-import os
 import threading
 import time
 import uuid
@@ -31,6 +30,7 @@ from typing import Literal
 
 import structlog
 
+from actors.engines.access import secret
 from actors.engines.continuation import ABORTED, cut_at_stop, joined, rest_of
 from actors.engines.folders import Folders, check_fit, model_shapes, shapes_of, vocab_size
 from actors.engines.labels import UnknownWeightsError, Version
@@ -366,14 +366,3 @@ class SglangEngine(Tokenizing):
             f"weights {version.policy} were not switched in within {timeout:g} s (weights.timeout, "
             f"weights.update_mode {self._mode})"
         )
-
-
-def secret(variable: str, key: str) -> str:
-    """What an environment variable holds; empty where none is configured.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
-    if variable and not os.environ.get(variable):
-        raise ConfigError(f"{key}: the environment has no {variable}")
-    return os.environ[variable] if variable else ""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from actors.engines.access import secret
 from actors.engines.requests import MOST_TOP_LOGPROBS
 from actors.engines.vllm import guard
 from actors.engines.vllm.inside import grpo_actors_door as door
@@ -141,12 +142,7 @@ def api_key(config: VllmEngineConfig) -> str:
     Raises:
         ConfigError: the variable is not set.
     """
-    if not config.api_key_env:
-        return ""
-    key = os.environ.get(config.api_key_env, "")
-    if not key:
-        raise ConfigError(f"inference.engine.api_key_env: the environment has no {config.api_key_env}")
-    return key
+    return secret(config.api_key_env, "inference.engine.api_key_env")
 
 
 def lora_rank(rank: int) -> int:

@@ -353,7 +353,9 @@ def test_keys_come_from_the_environment(make_sglang: MakeSglang, monkeypatch: py
     with serving(api_key="one", admin_api_key="two") as guarded:
         with pytest.raises(ConfigError, match=r"inference.engine.api_key_env: .* 401 .* Unauthorized"):
             make_sglang(urls=[guarded.url])
-        with pytest.raises(ConfigError, match=r"inference.engine.api_key_env: the environment has no SGLANG_KEY"):
+        with pytest.raises(
+            ConfigError, match=r"inference.engine.api_key_env: the environment variable SGLANG_KEY is not set"
+        ):
             make_sglang(urls=[guarded.url], api_key_env="SGLANG_KEY")
         monkeypatch.setenv("SGLANG_KEY", "one")
         with pytest.raises(ConfigError, match=r"inference.engine.admin_api_key_env: .* 401"):

@@ -102,7 +102,7 @@ def test_a_rank_beyond_all_kernels_is_refused() -> None:
 def test_the_environment_passes_through_and_holds_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA_VISIBLE_DEVICES is the user's; the key is in the environment and not on the command line."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with pytest.raises(ConfigError, match="the environment has no MY_KEY"):
+    with pytest.raises(ConfigError, match=r"inference.engine.api_key_env: the environment variable MY_KEY is not set"):
         environment(model(), engine(api_key_env="MY_KEY"), "k")
     monkeypatch.setenv("MY_KEY", "secret")
     given = environment(model(), engine(api_key_env="MY_KEY"), "k")
