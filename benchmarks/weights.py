@@ -32,7 +32,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import SampleRequest
-from actors.policy import attention, formats, loading
+from actors.policy import formats, loading
 from benchmarks.machine import finish, scratch, table
 from bus.weights import WeightPublisher, WeightReceiver
 from bus.weights.buckets import verify
@@ -176,7 +176,7 @@ class Sending:
 
     def __init__(self, model: ModelConfig, pipe: Connection, store: Any) -> None:
         self._config, self._pipe = model, pipe
-        learner = loading.load_model(model, attention.NAME, torch.float32)
+        learner = loading.load_model(model, torch.float32)
         self._model = loading.add_lora(learner, model.lora) if model.lora else learner
         self._group = bare_group(store, 0)
         self._versions = count(1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actors.policy import attention, loading
+from actors.policy import loading
 from actors.policy.shards import gathered
 from actors.policy.snapshots import Snapshot, copied
 from bus.weights import Weights
@@ -51,7 +51,7 @@ def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
         tensors = load_file(folder / "adapter_model.safetensors")
         loading.copy_into(loading.adapter_tensors(model), tensors, str(folder))
     else:
-        saved = loading.load_model(config, attention.NAME, torch.float32, str(folder))
+        saved = loading.load_model(config, torch.float32, path=str(folder))
         loading.copy_into(loading.full_tensors(model), loading.full_tensors(saved), str(folder))
 
 

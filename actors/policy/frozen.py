@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from actors.environments.prompts import vocabulary
-from actors.policy import attention, loading
+from actors.policy import loading
 from actors.policy.chosen import ChosenLogprobs
 from actors.policy.micro_batches import MicroBatch, filled, micro_batch
 from schemas.config import RunConfig
@@ -140,5 +140,5 @@ def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
 
 
 def _frozen(config: ModelConfig, key: str = "model.path") -> ChosenLogprobs:
-    model = loading.load_model(config, attention.NAME, loading.TORCH_DTYPES[config.dtype], key=key)
+    model = loading.load_model(config, loading.TORCH_DTYPES[config.dtype], key=key)
     return ChosenLogprobs(model.requires_grad_(False).eval())

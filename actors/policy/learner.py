@@ -126,11 +126,14 @@ class TorchLearner:
         self._device = loading.device_of(config.model)
         lora = config.model.lora
         base_dtype = torch.float32 if lora is None else self._dtype
-        self.model: nn.Module = loading.load_model(self._loaded_as(config.model), attention.NAME, base_dtype)
+        kernel = attention.implementation(config.model, self._device)
+        self.model: nn.Module = loading.load_model(self._loaded_as(config.model), base_dtype, attention=kernel)
         if lora is not None:
             self.model = loading.add_lora(self.model, lora)
         if config.model.gradient_checkpointing:
             loading.checkpoint_gradients(self.model, config.model)
+        if config.model.compile:
+            loading.compile_layers(self.model)
         self.model.train()
         self._chosen = ChosenLogprobs(self.model)
         self._trainable = [p for p in self.model.parameters() if p.requires_grad]

@@ -1,5 +1,7 @@
 """Loading a Hugging Face causal LM, with or without LoRA, for the trainer and the embedded engine alike."""
 
+import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from actors.policy.attention import implementation
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.errors import ConfigError
 
@@ -32,14 +35,19 @@ def device_of(config: ModelConfig) -> torch.device:
 
 
 def load_model(
-    config: ModelConfig, attention: str, dtype: torch.dtype, path: str | None = None, key: str = "model.path"
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    attention: str | None = None,
+    path: str | None = None,
+    key: str = "model.path",
 ) -> nn.Module:
-    """The base model in one precision, on its device, with the named attention function.
+    """The base model in one precision, on its device.
 
     Args:
         config: of the model.
-        attention: a name of transformers' AttentionInterface.
         dtype: of its weights.
+        attention: a name of transformers' AttentionInterface; without one, what `model.attention` says.
         path: of other weights of this model.
         key: where the configuration names the model.
 
@@ -52,7 +60,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             path or config.path,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=attention or implementation(config, device),
             trust_remote_code=config.trust_remote_code,
             **extra,
         )
@@ -128,6 +136,25 @@ def checkpoint_gradients(model: nn.Module, config: ModelConfig) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
     except ValueError as error:
         raise ConfigError(f"model.gradient_checkpointing: {config.path}: {str(error).splitlines()[0]}") from error
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """The layers of its decoder, as transformers names what must stay together."""
+    names = set(getattr(model.get_decoder(), "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Have torch compile each layer at its first forward, for rows of any length: all layers share the result.
+
+    Raises:
+        ConfigError: there is no compiler for what it generates.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(f"model.compile: needs a C++ compiler, and {compiler} is not installed; CXX names another")
+    for layer in layers_of(model):
+        layer.compile(dynamic=True)
 
 
 def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:

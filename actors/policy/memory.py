@@ -144,8 +144,7 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
 
 def _layers_bytes(model: Any) -> list[int]:
     """Weights of each layer."""
-    names = set(getattr(model.get_decoder(), "_no_split_modules", None) or ())
-    return [sum(map(_bytes, m.parameters())) for m in model.modules() if type(m).__name__ in names]
+    return [sum(map(_bytes, layer.parameters())) for layer in loading.layers_of(model)]
 
 
 def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:
@@ -153,7 +152,7 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") 
     described = _described(config, key)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            described, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=config.trust_remote_code
+            described, dtype=dtype, attn_implementation=attention.PADDED, trust_remote_code=config.trust_remote_code
         )
     return model.train()
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from actors.algorithms.entropy import EntropyControl
-from actors.policy import formats
+from actors.policy import formats, loading
 from actors.policy.attention import pack_row
 from actors.policy.frozen import FixedLogprobs
 from actors.policy.learner import TorchLearner
@@ -216,10 +216,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
     # what the model returns is a view that nobody changes: `ChosenLogprobs` has what it wants by then
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    policy: Any = model
-    base = policy.get_base_model() if hasattr(policy, "get_base_model") else policy  # peft's; under an adapter
-    layers = [module for module in model.modules() if type(module).__name__ in set(base._no_split_modules)]
-    for module in (*layers, model):
+    for module in (*loading.layers_of(model), model):
         sharded: Any = fully_shard(module, mesh=mesh)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)

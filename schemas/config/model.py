@@ -51,9 +51,17 @@ class ModelConfig(Section):
     """`auto`: the GPU when there is one."""
     lora: LoraConfig | None = None
     """Train adapters instead of all weights."""
+    attention: Literal["auto", "padded", "flash", "flex"] = "auto"
+    """How samples of a packed row are attended in the trainer: gathered into padded blocks of like lengths (`padded`,
+    everywhere), by FlashAttention's kernel for sequences of different lengths (`flash`: GPU, bfloat16, package
+    flash-attn), or by torch's FlexAttention over the whole row (`flex`: GPU). `auto`: flash where it runs, else flex on
+    a GPU and padded on a CPU."""
     gradient_checkpointing: bool = False
     """Keep only the input of each layer of the policy for the backward pass, which computes the rest again: up to a
     third more computation, and much less memory for long rows (transformers' own, not re-entrant)."""
+    compile: bool = False
+    """Have torch compile the layers of the policy in the trainer (torch.compile): some minutes at the start for faster
+    steps on GPUs. A step that is trained again may then differ in its last bits."""
     quantization: QuantizationConfig | None = None
     """Keep the base model quantised, in the trainer and the embedded engine; only with `lora`."""
 
@@ -61,4 +69,10 @@ class ModelConfig(Section):
     def _quantised_base_is_frozen(self) -> "ModelConfig":
         if self.quantization is not None and self.lora is None:
             raise ValueError("quantization: quantised weights can't be trained themselves; set lora too, e.g. lora: {}")
+        return self
+
+    @model_validator(mode="after")
+    def _flash_computes_in_16_bits(self) -> "ModelConfig":
+        if self.attention == "flash" and self.dtype == "float32":
+            raise ValueError("attention: flash computes in 16 bits; set dtype bfloat16, or attention flex")
         return self

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from actors.policy.attention import PackedRow, capped_attention, packed_attention
+from actors.policy.attention.padded import capped_attention, padded_attention
+from actors.policy.attention.rows import PackedRow
 
 NAME = "grpo_slots"
 
@@ -108,7 +109,7 @@ def slot_attention(
     plan, layer = cache_plan, module.layer_idx
     plan.cache.write(layer, plan.slots_T, plan.positions_T, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if plan.packed_row is not None:
-        return packed_attention(
+        return padded_attention(
             module,
             query,
             key,

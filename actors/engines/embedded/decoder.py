@@ -22,7 +22,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, limits: EmbeddedEngineConfig, noise: NormNoise | None = None) -> None:
         dtype = loading.TORCH_DTYPES[config.dtype]
-        self.model: nn.Module = loading.load_model(config, cache.NAME, dtype)
+        self.model: nn.Module = loading.load_model(config, dtype, attention=cache.NAME)
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config.lora)
         self.model.eval()

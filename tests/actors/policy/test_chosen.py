@@ -32,7 +32,7 @@ CONFIGS: dict[str, tuple[Any, Bend]] = {
 def model_of(config: Any) -> Any:
     """With packed attention, random weights."""
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention.PADDED)
 
 
 def batch(mask_from: int | None = None) -> MicroBatch:
@@ -87,9 +87,7 @@ def test_adapters_are_computed_and_one_on_the_output_layer_is_said(model_folder:
     pytest.importorskip("peft")
     config = ModelConfig(path=str(model_folder("llama")), dtype="float32", device="cpu")
     targets = ["q_proj", *(["lm_head"] if on_head else [])]
-    model = loading.add_lora(
-        loading.load_model(config, attention.NAME, torch.float32), LoraConfig(rank=4, target_modules=targets)
-    )
+    model = loading.add_lora(loading.load_model(config, torch.float32), LoraConfig(rank=4, target_modules=targets))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)

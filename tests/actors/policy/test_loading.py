@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.policy import attention, loading
+from actors.policy import loading
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.errors import ConfigError
 from tests.conftest import ModelFolder
@@ -19,7 +19,7 @@ def model_config(folder: Path) -> ModelConfig:
 def test_a_directory_without_a_model_is_refused_by_key(tmp_path: Path) -> None:
     """The message names model.path and the directory."""
     with pytest.raises(ConfigError, match=f"model.path: {tmp_path} can't be loaded"):
-        loading.load_model(model_config(tmp_path), attention.NAME, torch.float32)
+        loading.load_model(model_config(tmp_path), torch.float32)
 
 
 def test_a_model_whose_layers_carry_state_is_refused(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_model_whose_layers_carry_state_is_refused(tmp_path: Path) -> None:
         tmp_path
     )
     with pytest.raises(ConfigError, match="MambaForCausalLM"):
-        loading.load_model(model_config(tmp_path), attention.NAME, torch.float32)
+        loading.load_model(model_config(tmp_path), torch.float32)
 
 
 def test_a_model_with_attention_sinks_is_refused(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_a_model_with_attention_sinks_is_refused(tmp_path: Path) -> None:
     )
     GptOssForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="attention sinks"):
-        loading.load_model(model_config(tmp_path), attention.NAME, torch.float32)
+        loading.load_model(model_config(tmp_path), torch.float32)
 
 
 def test_lora_on_a_module_that_does_not_exist_is_refused_by_key(model_folder: ModelFolder) -> None:
     """The message names model.lora.target_modules."""
-    model = loading.load_model(model_config(model_folder()), attention.NAME, torch.float32)
+    model = loading.load_model(model_config(model_folder()), torch.float32)
     with pytest.raises(ConfigError, match=r"model\.lora\.target_modules: .*nonsense"):
         loading.add_lora(model, LoraConfig(target_modules=["nonsense"]))
 

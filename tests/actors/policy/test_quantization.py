@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import SampleRequest
-from actors.policy import attention, loading
+from actors.policy import loading
 from actors.policy.learner import TorchLearner
 from schemas.config import RunConfig
 from schemas.config.actors import EmbeddedEngineConfig
@@ -164,14 +164,14 @@ def test_a_width_that_is_computed_wrongly_on_a_cpu_is_refused(model_folder: Mode
     """A layer of 32 inputs would get the scales of other rows."""
     config = quantized(model_folder()).model
     with pytest.raises(ConfigError, match=r"q_proj has 32 inputs, and on a CPU bitsandbytes .* multiples of 64 only"):
-        loading.load_model(config, attention.NAME, torch.float32)
+        loading.load_model(config, torch.float32)
 
 
 def test_without_the_library_the_extra_is_named(folder: Path, monkeypatch: Any) -> None:
     """Said before anything is loaded."""
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"model\.quantization: needs .*bitsandbytes; install grpo-actors\[bnb\]"):
-        loading.load_model(quantized(folder).model, attention.NAME, torch.float32)
+        loading.load_model(quantized(folder).model, torch.float32)
 
 
 @pytest.mark.parametrize(

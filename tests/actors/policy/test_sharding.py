@@ -1,6 +1,7 @@
 """Weights spread over ranks: the step of one process that has them all, and checkpoints that fit any number."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,9 +29,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "several_updates": {"num_iterations": 2, "num_minibatches": 2},
     "lora": {"lora": {"rank": 4}, "reference": {"beta": 0.1}, "num_minibatches": 2},
     "bfloat16_lora": {"lora": {"rank": 4}, "dtype": "bfloat16"},
-    "checkpointing": {"lora": {"rank": 4}, "gradient_checkpointing": True},
+    "checkpointing": {"lora": {"rank": 4}, "model": {"gradient_checkpointing": True}},
+    "compiled": {"model": {"compile": True}},
     "untied_decay": {"family": "llama", "optimizer": {"weight_decay": 0.1, "decay_embeddings": False}},
 }
+NEEDS = {"compiled": pytest.mark.skipif(shutil.which("g++") is None, reason="not run: install g++")}
 
 
 @dataclass
@@ -44,11 +47,11 @@ class Trained:
 
 def config_of(model_folder: ModelFolder, sharding: str = "fsdp", family: str = "qwen3", **keys: Any) -> RunConfig:
     """A run of one of the kinds; eps keeps AdamW from making a whole step of a gradient that is only rounding."""
-    checkpointing = keys.pop("gradient_checkpointing", False)
+    model = keys.pop("model", {})
     keys["optimizer"] = {"eps": 1e-4} | keys.get("optimizer", {})
     made = run_config(model_folder(family), learning_rate=1e-3, sharding=sharding, num_ranks=2, **keys)
     tree = as_tree(made)
-    tree["model"]["gradient_checkpointing"] = checkpointing
+    tree["model"] |= model
     return check_tree(tree)
 
 
@@ -93,7 +96,7 @@ def assert_near(found: Trained, expected: Trained, within: float = 1e-5) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=NEEDS.get(kind, ())) for kind in KINDS])
 def test_two_ranks_with_halves_make_the_steps_of_one_that_has_all(
     kind: str, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
