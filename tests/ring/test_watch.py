@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_status_and_top_of_a_living_run_leave_it_alone(tmp_path, transport):
     for name in ("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0"):
         assert any(line.startswith(f"{name} ") and " s ago  " in line for line in lines), said
     assert any(line.startswith("policy     version ") and line.endswith(" in a checkpoint") for line in lines), said
-    assert any(line.startswith(("limit      sampling: ", "limit      scoring: ")) for line in lines), said
+    assert any(re.match(r"limit      (sampling|scoring|packing|training): ", line) for line in lines), said
     assert started.text("stayed").endswith("\nthe run is done\n")
     assert "Traceback" not in started.text("left") + started.text("stayed")
     assert check_promise(config).dropped == {}

@@ -19,14 +19,13 @@ from schemas.messages import Policy
 LARGEST_SEED = 2**63
 
 
-def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: frozenset[int], rid: str, salt: str) -> Json:
-    """The body of `/generate` for completion `number` of a request, sampled with seed + number.
+def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: frozenset[int], salt: str) -> Json:
+    """The body of `/generate`, but its `rid`, for completion `number` of a request, sampled with seed + number.
 
     The end of sequence is told as stop tokens, so that it is the model's generation_config that decides, as in every
     engine of ours. `ignore_eos` would switch these off as well.
 
     Args:
-        rid: the request's id, by which it can be aborted. No id may begin with another one: SGLang aborts by prefix.
         salt: no two versions of the weights share keys and values.
     """
     params: Json = {
@@ -43,7 +42,6 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
     if asked.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in asked.logit_bias.items()}
     return {
-        "rid": rid,
         "input_ids": asked.prompt_ids,
         "sampling_params": params,
         "return_logprob": True,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,13 @@ class SglangClient:
                 raise RequestError(error.words) from None
             raise EngineStoppedError(str(error)) from None
 
-    async def abort(self, rid: str) -> None:
-        """End a request; its answer comes at once, with what was sampled so far."""
-        await self._change("/abort_request", {"rid": rid})
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; their answers come at once, with what was sampled so far."""
+        for one in request_ids:
+            await self._change("/abort_request", {"rid": one})
 
     async def pause(self, keep_cache: bool) -> None:
-        """Stand still at the next token boundary, until `go_on`.
+        """Stand still at the next token boundary, until `resume`.
 
         Args:
             keep_cache: of running requests; else they are put back into the queue and computed again afterwards, and
@@ -53,7 +55,7 @@ class SglangClient:
         """
         await self._change("/pause_generation", {"mode": "in_place" if keep_cache else "retract"})
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """After a pause; harmless where there was none."""
         await self._change("/continue_generation", {"torch_empty_cache": False})
 

@@ -1,67 +1,47 @@
-"""SGLang as an engine: in front of one server, which this process neither starts nor ends.
+"""SGLang as an engine, in front of one server, which this process neither starts nor ends (see `served`).
 
-A request waits at a gate, which is open while the server's weights are known, becomes one call of `/generate` for each
-of its completions, and an answer counts only if all its tokens carry labels of this engine's boot id (P25; see
-`labels`). If one does not (somebody else has loaded weights, or the server has been started anew), the answer is
-dropped, the gate closes, `status` says `quarantined`, and the actor loads again; the request is sampled anew then.
-
-Adapters are served under a name per version. A new one is loaded beside the old one, without a pause; requests under
-way end with the version they began with, and only when more than `max_loras` versions would be in use do those of the
-oldest one go on with the current one (update mode drain: are waited for).
-
-All weights are overwritten in place, from files, while the server stands still:
+A request becomes one call of `/generate` for each of its completions. While all weights are overwritten the server
+stands still:
 
     drain       running requests end first; new ones wait
     interrupt   running requests are put back into the queue, all keys and values are flushed, and they go on under the
                 new weights
     inflight    the server stops between two tokens and goes on with the keys and values that it has
-
-Each version has a salt of its own in the prefix cache, so that none is served what another one has computed. If an
-update fails in the middle the engine is `dirty`: the server stays paused until a whole version has been loaded.
 """
 
 import asyncio
-import threading
 import time
-import uuid
-from concurrent.futures import Future
+from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import structlog
 
 from actors.engines.access import secret
-from actors.engines.continuation import ABORTED, cut_at_stop, joined, rest_of
-from actors.engines.folders import Folders, check_fit, model_shapes, shapes_of, vocab_size
+from actors.engines.folders import check_fit, shapes_of
 from actors.engines.labels import UnknownWeightsError, Version
 from actors.engines.protocol import (
     Completion,
-    EngineStatus,
     EngineStoppedError,
     RequestError,
     SampleRequest,
     check_token_ids,
 )
-from actors.engines.relay import Relay
+from actors.engines.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, UpdateMode
 from actors.engines.sglang.answers import completion_of, generate_body
 from actors.engines.sglang.client import SglangClient
 from actors.engines.sglang.versions import check_server
-from actors.engines.tokenizing import Tokenizing
 from actors.engines.upstream import Json, RefusedError
-from actors.environments.prompts import eos_ids
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.model import ModelConfig
 from schemas.config.sglang import SglangEngineConfig
 from schemas.errors import ConfigError
-from schemas.messages import EngineState, Policy
 
 log = structlog.get_logger("engine")
 
-POLL_SECONDS = 0.2
 WATCH_SECONDS = 1.0
-ROOM_SECONDS = 0.02
-"""Between two looks at whether requests that are waited for have ended."""
 ABORT_SECONDS = 10.0
 GREEDY_BELOW = 1e-6
 """The temperature that SGLang takes for 0."""
@@ -69,7 +49,7 @@ MARGIN_TOKENS = 5
 """Of `max_req_input_len`: a prompt is shorter than that, prompt and completion together than four tokens more."""
 
 
-class SglangEngine(Tokenizing):
+class SglangEngine(ServedEngine):
     """See the module.
 
     Args:
@@ -84,31 +64,21 @@ class SglangEngine(Tokenizing):
         EngineStoppedError: it does not answer within `startup_timeout`.
     """
 
+    _client: SglangClient
+
     def __init__(
         self,
         model: ModelConfig,
         config: SglangEngineConfig,
-        update_mode: Literal["drain", "interrupt", "inflight"],
+        update_mode: UpdateMode,
         scratch: Path,
         ordinal: int = 0,
     ) -> None:
         if ordinal >= len(config.urls):
             raise ConfigError(f"inference.engine.urls: has none for inference-{ordinal}")
-        super().__init__(model)
-        self._config, self._mode = config, update_mode
-        self.holds_two_versions = model.lora is not None
-        self._eos, self._vocab_size = eos_ids(model), vocab_size(model)
-        self._folders = Folders(scratch, "SGLang")
-        self._shapes = model_shapes(model) if model.lora is None else {}
-        self._serving = Version(uuid.uuid4().hex[:12], None, 0)
-        self._labels: dict[str, Policy | None] = {}
-        self._num_updates = 0
-        self._adapters: list[Version] = []
-        self._under_way: dict[str, Version] = {}
-        self._state: EngineState = "clean"
-        self._loading = threading.Lock()
+        super().__init__("SGLang", model, update_mode, config.max_loras, scratch)
+        self._config = config
         keys = [secret(getattr(config, key), f"inference.engine.{key}") for key in ("api_key_env", "admin_api_key_env")]
-        self._relay = Relay("sglang", self._sample)
         try:
             self._relay.call(self._connect(config.urls[ordinal], keys), config.startup_timeout)
         except BaseException:
@@ -117,49 +87,14 @@ class SglangEngine(Tokenizing):
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
-    def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
-        """Send a request on; its pieces are whole completions, told when the answers have proven whose they are."""
-        self._check(request)
-        return self._relay.submit(request)
-
-    def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
-        """Have the server switch; returns the seconds for which it did not decode, at most."""
-        self._relay.ensure_alive()
-        expected = "adapter" if self.holds_two_versions else "full"
-        if weights.content != expected:
-            raise ValueError(
-                f"the trainer publishes {weights.content} weights, this engine holds {expected}; is model.lora "
-                "the same in both?"
-            )
-        with self._loading:
-            self._num_updates += 1
-            version = Version(self._serving.boot, policy, self._num_updates)
-            switch = self._switch_adapter if self.holds_two_versions else self._switch_all
-            try:
-                return self._relay.call(switch(version, self._folder(version, weights), timeout), 2 * timeout)
-            finally:
-                if version not in self._adapters:  # those may be read again for as long as they are served
-                    self._folders.forget(version.name)
-
-    def status(self) -> EngineStatus:
-        """A snapshot; no policy while it is not known which weights the server holds."""
-        if self._relay.failure:
-            raise EngineStoppedError(self._relay.failure)
-        policy = self._serving.policy if self._state == "clean" else None
-        relay = self._relay
-        return EngineStatus(policy, relay.num_running, 0, relay.generated_tokens, relay.busy_seconds, state=self._state)
-
-    def close(self) -> None:
-        """End all requests; the server goes on."""
-        self._relay.close(self._leave)
-        self._folders.close()
-
-    def _folder(self, version: Version, weights: Weights) -> Path:
-        if self.holds_two_versions:
-            return self._folders.adapter(version.name, weights)
+    def _switch(self, version: Version, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
+        if self._serves_adapters:
+            return self._switch_adapter(version, self._folders.adapter(version.name, weights), timeout)
         folder = self._folders.full(version.name, weights, with_head=False)
         check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
-        return folder
+        # with requests in between a flush would be refused; the salt alone keeps versions apart then
+        overwrite = partial(self._client.update, folder, version.label, flush_cache=self._mode != "inflight")
+        return self._switch_all(version, overwrite, timeout)
 
     def _check(self, request: SampleRequest) -> None:
         size, new = len(request.prompt_ids), request.max_tokens or 1
@@ -177,19 +112,18 @@ class SglangEngine(Tokenizing):
     # --- the loop's thread: the server ---------------------------------------------------------------------------
 
     async def _connect(self, url: str, keys: list[str]) -> None:
-        self._gate = asyncio.Event()
         self._client = SglangClient(url, *keys)
         info = await self._until_it_serves()
-        check_server(info, self._config, self.holds_two_versions, url)
+        check_server(info, self._config, self._serves_adapters, url)
         if not info["enable_deterministic_inference"]:
             log.warning("SGLang ignores seeds; start it with --enable-deterministic-inference to have them", url=url)
         self._longest = int(info["max_req_input_len"]) + MARGIN_TOKENS - 1
         try:
             async with asyncio.timeout(self._config.startup_timeout):
-                await self._client.go_on()  # an engine that has ended in the middle of an update has left it paused
-                if self.holds_two_versions:
+                await self._client.resume()  # an engine that has ended in the middle of an update has left it paused
+                if self._serves_adapters:
                     await self._forget_other_lives()
-                await self._take(self._serving)
+                await self._begin()
         except TimeoutError:
             raise EngineStoppedError(
                 f"SGLang at {url} could not be taken over within {self._config.startup_timeout:g} s "
@@ -231,10 +165,6 @@ class SglangEngine(Tokenizing):
                 log.error("SGLang is gone", reason=str(error))
                 return self._relay.fail(str(error))
 
-    async def _leave(self) -> None:
-        if hasattr(self, "_client"):
-            await self._client.close()
-
     # --- the loop's thread: requests -----------------------------------------------------------------------------
 
     async def _sample(self, asked: SampleRequest) -> list[Completion]:
@@ -248,121 +178,46 @@ class SglangEngine(Tokenizing):
                 task.cancel()
 
     async def _whole(self, asked: SampleRequest, number: int) -> Completion:
-        """A completion to its end, however often it is interrupted."""
-        completion = await self._ask(asked, number)
-        if completion.finish_reason != ABORTED:
-            return completion
-        while completion.finish_reason == ABORTED:
-            completion = joined(completion, await self._ask(rest_of(asked, number, completion), 0))
-        return cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion
+        begun = await self._ask(asked, number)
+        return await self._continued(asked, number, begun, partial(self._ask, number=0))
 
     async def _ask(self, asked: SampleRequest, number: int) -> Completion:
         """One call of the server, again after each answer that was nobody's."""
         max_tokens = self._longest - len(asked.prompt_ids) if asked.max_tokens is None else asked.max_tokens
         while True:
             await self._gate.wait()
-            version, rid = self._serving, uuid.uuid4().hex
-            body = generate_body(asked, number, max_tokens, self._eos, rid, version.label)
-            adapter = version if self.holds_two_versions else None
+            version = self._serving
+            adapter = version if self._serves_adapters else None
+            body = generate_body(asked, number, max_tokens, self._eos, version.label)
             if adapter and adapter.policy:
                 body["lora_path"] = adapter.adapter
-            self._under_way[rid] = version
             try:
-                answer = await self._client.generate(body)
+                with self._call(version) as rid:
+                    answer = await self._generate(body, rid)
                 return completion_of(answer, asked, max_tokens, self._eos, self._labels, adapter)
             except UnknownWeightsError as error:
                 self._quarantine(version, str(error))
-            except asyncio.CancelledError:  # the server finds closed connections out by itself, but late
-                if not self._relay.failure:
-                    self._relay.keep(self._abort(rid))
-                raise
-            finally:
-                del self._under_way[rid]
+
+    async def _generate(self, body: Json, rid: str) -> Json:
+        try:
+            return await self._client.generate(body | {"rid": rid})
+        except asyncio.CancelledError:  # the server finds closed connections out by itself, but late
+            if not self._relay.failure:
+                self._relay.keep(self._abort(rid))
+            raise
 
     async def _abort(self, rid: str) -> None:
         try:
             async with asyncio.timeout(ABORT_SECONDS):
-                await self._client.abort(rid)
+                await self._client.abort([rid])
         except (EngineStoppedError, RefusedError, TimeoutError) as error:
             log.warning("request not aborted; SGLang ends it by itself", detail=str(error))
 
-    def _quarantine(self, version: Version, reason: str) -> None:
-        if self._serving is version and self._state == "clean":  # else another answer has said so already
-            log.error("weights are not ours", detail=reason)
-            self._state = "quarantined"
-            self._gate.clear()
-
     # --- the loop's thread: weights ------------------------------------------------------------------------------
 
-    async def _take(self, version: Version) -> None:
-        """Label what the server samples from now on, and let requests through."""
-        self._labels[version.label] = version.policy
-        await self._client.label(version.label)
-        self._open(version)
-
-    def _open(self, version: Version) -> None:
-        self._serving, self._state = version, "clean"
-        self._gate.set()
-
-    async def _switch_adapter(self, version: Version, folder: Path, timeout: float) -> float:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._make_room()
-                started = time.monotonic()
-                await self._client.load_adapter(version.adapter, folder)
-                seconds = time.monotonic() - started
-                self._adapters.append(version)
-                await self._take(version)
-        except TimeoutError:
-            raise TimeoutError(self._too_late(version, timeout)) from None
-        return seconds
-
-    async def _make_room(self) -> None:
-        """For one more adapter: those that nobody uses go, and if there are still too many, the oldest is given up."""
-        while True:
-            in_use = {*self._under_way.values(), self._serving}
-            for version in [adapter for adapter in self._adapters if adapter not in in_use]:
-                self._adapters.remove(version)
-                self._folders.forget(version.name)
-                await self._client.unload_adapter(version.adapter)
-            if len(self._adapters) < self._config.max_loras:
-                return
-            if self._mode != "drain":
-                for rid in [rid for rid, version in self._under_way.items() if version == self._adapters[0]]:
-                    await self._client.abort(rid)
+    async def _stand_still(self) -> float:
+        while self._mode == "drain" and self._under_way:
             await asyncio.sleep(ROOM_SECONDS)
-
-    async def _switch_all(self, version: Version, folder: Path, timeout: float) -> float:
-        was_clean, inflight = self._state == "clean", self._mode == "inflight"
-        self._gate.clear()
         started = time.monotonic()
-        try:
-            async with asyncio.timeout(timeout):
-                while self._mode == "drain" and self._under_way:
-                    await asyncio.sleep(ROOM_SECONDS)
-                started = time.monotonic()
-                await self._client.pause(keep_cache=inflight)
-        except (TimeoutError, RefusedError) as error:  # nothing has been overwritten
-            if was_clean:
-                self._gate.set()
-                await self._client.go_on()
-            if isinstance(error, RefusedError):
-                raise
-            raise TimeoutError(self._too_late(version, timeout)) from None
-        self._state = "dirty"
-        self._labels[version.label] = version.policy
-        try:
-            async with asyncio.timeout(timeout):
-                # with requests in between a flush would be refused; the salt alone keeps versions apart then
-                await self._client.update(folder, version.label, flush_cache=not inflight)
-                await self._client.go_on()
-        except TimeoutError:
-            raise TimeoutError(self._too_late(version, timeout)) from None
-        self._open(version)
-        return time.monotonic() - started
-
-    def _too_late(self, version: Version, timeout: float) -> str:
-        return (
-            f"weights {version.policy} were not switched in within {timeout:g} s (weights.timeout, "
-            f"weights.update_mode {self._mode})"
-        )
+        await self._client.pause(keep_cache=self._mode == "inflight")
+        return started

@@ -1,5 +1,6 @@
 """vLLM's HTTP: sampling by token ids, and its developers' endpoints for weights. Use it from one event loop."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -41,7 +42,7 @@ class VllmClient:
                 raise RequestError(error.words) from None
             raise EngineStoppedError(str(error)) from None
 
-    async def abort(self, request_ids: list[str]) -> None:
+    async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; their answers come at once, with what was sampled so far."""
         if request_ids:  # the server takes an empty list for all requests
             names = [REQUEST_ID_PREFIX + one for one in request_ids]
