@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -23,6 +24,7 @@ from schemas.config.actors import FakeEngineConfig
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import JsonlConfig, RewardFunctionConfig, Split
 from schemas.config.losses import CustomLossConfig
+from schemas.config.optimizers import AdamW8bitConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,19 +42,23 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         starts: whether the run starts here and now. A configuration is as good on a machine where the data is not.
 
     Returns:
-        the data files that are missing, each as `path.to.key: …`; with `starts` they are problems.
+        data files and optional packages that are missing, each as `path.to.key: …`; with `starts` they are problems.
 
     Raises:
         ConfigError: every problem found, each as `path.to.key: what is wrong, what is allowed`.
     """
-    missing = [(key, path) for key, path in _data_files(config) if not path.exists()]
+    files = [(key, path) for key, path in _data_files(config) if not path.exists()]
+    packages = [(key, name, extra) for key, name, extra in _packages(config) if find_spec(name) is None]
     looks = (_model, _folders, _keys, _functions, _rows, _supervised)
     problems = [problem for look in looks for problem in look(config)]
     if starts:
-        problems += [f"{key}: there is no file {path}" for key, path in missing]
+        problems += [f"{key}: there is no file {path}" for key, path in files]
+        problems += [f"{key}: needs {name}, which is not installed; install {extra}" for key, name, extra in packages]
     if problems:
         raise ConfigError(*problems)
-    return [f"{key}: {path} is not here; `actors up` needs it" for key, path in missing]
+    return [f"{key}: {path} is not here; `actors up` needs it" for key, path in files] + [
+        f"{key}: {name} is not installed here; the trainer needs it, install {extra}" for key, name, extra in packages
+    ]
 
 
 def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
@@ -64,6 +70,21 @@ def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
                 yield "environments[].eval_path", Path(environment.eval_path)
     if config.trainer.sft is not None:
         yield "trainer.sft.path", Path(config.trainer.sft.path)
+
+
+def _packages(config: RunConfig) -> Iterator[tuple[str, str, str]]:
+    """By key: what not every installation has, and what brings it."""
+    if isinstance(config.inference.engine, FakeEngineConfig):
+        return
+    if config.model.lora is not None:
+        yield "model.lora", "peft", "grpo-actors[lora]"
+    if config.model.quantization is not None:
+        yield "model.quantization", "accelerate", "grpo-actors[bnb]"
+        yield "model.quantization", "bitsandbytes", "grpo-actors[bnb]"
+    if isinstance(config.trainer.optimizer, AdamW8bitConfig):
+        yield "trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"
+    if config.model.attention == "flash":
+        yield "model.attention", "flash_attn", "flash-attn, or take auto"
 
 
 def _model(config: RunConfig) -> Iterator[str]:

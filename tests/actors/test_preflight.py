@@ -65,6 +65,33 @@ def test_the_trainers_own_files_are_looked_at(tmp_path: Path) -> None:
     assert preflight(config, starts=False) == ["trainer.sft.path: /no is not here; `actors up` needs it"]
 
 
+def test_packages_that_are_not_installed_are_named_with_what_brings_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a start they are problems; a check, which may run on another machine, tells of them."""
+    monkeypatch.setattr("actors.preflight.find_spec", lambda name: None)
+    sections = {
+        "model": {"path": "some/model", "lora": {"rank": 4}, "quantization": {"type": "nf4"}, "attention": "flash"},
+        "trainer": {"max_steps": 1, "optimizer": {"type": "adamw_8bit"}},
+        "inference": {"engine": {"type": "embedded"}},
+    }
+    expected = [
+        ("model.lora", "peft", "grpo-actors[lora]"),
+        ("model.quantization", "accelerate", "grpo-actors[bnb]"),
+        ("model.quantization", "bitsandbytes", "grpo-actors[bnb]"),
+        ("trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"),
+        ("model.attention", "flash_attn", "flash-attn, or take auto"),
+    ]
+    assert _problems(tmp_path, **sections) == [
+        f"{key}: needs {name}, which is not installed; install {extra}" for key, name, extra in expected
+    ]
+    told = preflight(check_tree(ring_config(tmp_path).model_dump() | sections), starts=False)
+    assert told == [
+        f"{key}: {name} is not installed here; the trainer needs it, install {extra}" for key, name, extra in expected
+    ]
+    assert not _problems(tmp_path), "a fake engine has a fake trainer, which needs none"
+
+
 @pytest.mark.parametrize("name", ["borrowed", "Judge", "short", "weigh", "outer"])
 def test_function_in_a_file_is_found_without_running_it(tmp_path: Path, name: str) -> None:
     """Whether it is defined, assigned or imported; the file raises if it is run."""
