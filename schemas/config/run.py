@@ -8,7 +8,7 @@ from schemas.config.actors import InferenceConfig, PackerConfig, RewardConfig, R
 from schemas.config.base import Section
 from schemas.config.data import EnvironmentConfig, EvalConfig
 from schemas.config.model import ModelConfig
-from schemas.config.rules import RULES
+from schemas.config.rules import problems_of
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
 
 
@@ -50,7 +50,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
-        problems = [problem for rule in RULES for problem in rule(self)]
+        problems = problems_of(self)
         if problems:
             raise ValueError("\n".join(problems))
         return self
