@@ -52,6 +52,8 @@ class Upstream:
         try:
             async with self.session.request(method, self._url + path, json=body, headers=headers) as response:
                 text = await response.text()
+                if response.status >= 500:  # uvicorn hangs up behind one, and does not say so
+                    response.close()
                 if response.status != 200:
                     raise RefusedError(self._name, path.partition("?")[0], response.status, words_of(text))
         except (TimeoutError, aiohttp.ClientError) as error:

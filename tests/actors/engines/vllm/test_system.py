@@ -8,12 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -44,9 +43,13 @@ TIGHT, BFLOAT16 = 1e-4, 0.05
 """Largest gap between the server's logprobs and those of transformers; twice that among a thousand tokens."""
 LONG = 3600
 """Tokens that take the server longer than anything that a test does meanwhile."""
+SAMPLED = "generation_tokens_total"
+"""The server's counter, which goes on with each token."""
+TRIES = 6
 LORA = LoraConfig(rank=4, alpha=8.0)
 NOISE = NormNoise(NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3), total_steps=6, seed=4)
 """None at version 0, much at 2, less at 5."""
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,11 +168,18 @@ def counted(engine: VllmEngine, name: str) -> float:
     return float(call(engine, ask_for))
 
 
-def under_way(engine: VllmEngine, n: int = 2, seed: int = 0, seconds: float = 1.0) -> "Future[list[Completion]]":
-    """A request for LONG tokens each, given some time to begin; `biased_gap` goes with it."""
-    future = engine.submit(SampleRequest(PROMPT, n, LONG, 1.0, 1.0, seed, logit_bias={models.EOS: -100.0}))
-    time.sleep(seconds)  # the server tells nothing of a request before it ends
-    return future
+def until_it_samples(engine: VllmEngine, submit: Callable[[], T], ended: Callable[[T], bool]) -> T:
+    """Do it, and wait until the server has sampled a token since, or all is over."""
+    before = counted(engine, SAMPLED)
+    made = submit()
+    wait_for(lambda: counted(engine, SAMPLED) > before or ended(made), WAIT)
+    return made
+
+
+def under_way(engine: VllmEngine, n: int = 2, seed: int = 0) -> "Future[list[Completion]]":
+    """A request for LONG tokens each, of which the server has sampled some; `biased_gap` goes with it."""
+    asked = SampleRequest(PROMPT, n, LONG, 1.0, 1.0, seed, logit_bias={models.EOS: -100.0})
+    return until_it_samples(engine, lambda: engine.submit(asked), lambda future: future.done())
 
 
 def across(
@@ -177,11 +187,11 @@ def across(
 ) -> list[Completion]:
     """Completions that version `first` had begun when the switch came, and that ended after it, in so many parts.
 
-    Whether the server had begun with them, or had ended them, nobody tells before: such a try says nothing.
+    A machine that stands still between the two may see them end before; such a try says nothing.
     """
-    for seconds in (1.0, 0.3, 2.0, 0.6, 3.0, 1.0):
+    for _ in range(TRIES):
         before()
-        future = under_way(engine, n, seed=11, seconds=seconds)
+        future = under_way(engine, n, seed=11)
         switch()
         completions = future.result(WAIT)
         assert all(len(completion.token_ids) == LONG for completion in completions)
@@ -264,11 +274,11 @@ def test_prompts_that_are_more_than_one_step_are_served(full: VllmEngine) -> Non
 
 def test_a_cancelled_request_is_aborted_in_vllm(full: VllmEngine) -> None:
     """Its own counter of running requests says so, long before they would have ended."""
-    before = counted(full, "generation_tokens_total")
-    future = under_way(full, n=8)
+    before, n = counted(full, SAMPLED), 48
+    future = under_way(full, n)
     future.cancel()
-    wait_for(lambda: counted(full, "num_requests_running") == 0)
-    assert counted(full, "generation_tokens_total") < before + 8 * LONG
+    wait_for(lambda: counted(full, "num_requests_running") == 0, WAIT)
+    assert counted(full, SAMPLED) < before + n * LONG
     assert full.status().num_running == 0
 
 
@@ -359,9 +369,9 @@ def test_a_reload_that_fails_can_be_made_good(full: VllmEngine, servable_model: 
 def test_weights_swapped_behind_our_back_quarantine_the_engine(full: VllmEngine, servable_model: ServableModel) -> None:
     """A label that is not ours, in the middle of a request: nothing of it is given out."""
     good = servable_model(0, tied=True)
-    for seconds in (1.0, 0.3, 0.6, 0.1):  # until the label comes before the end
+    for _ in range(TRIES):  # until the label comes before the end
         full.load(policy(30), weights(good), WAIT)
-        future = under_way(full, seconds=seconds)
+        future = under_way(full)
         call(full, lambda client: client.label("somebody"), as_owner=True)
         wait_for(partial(lambda asked: full.status().state == "quarantined" or asked.done(), future), WAIT)
         if not future.done():

@@ -19,7 +19,7 @@ from tests import models
 from tests.actors.engines.engines import policy
 from tests.actors.engines.vllm.conftest import ServableModel
 from tests.actors.engines.vllm.test_process import members
-from tests.actors.engines.vllm.test_system import LONG, PROMPT, WAIT, start
+from tests.actors.engines.vllm.test_system import LONG, PROMPT, WAIT, start, until_it_samples
 from tests.engine_contract import EngineContract, Served, Start, body, call, completions, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -72,13 +72,22 @@ class TestVllm(EngineContract):
         for served in made:
             served.close()
 
+    @pytest.fixture(autouse=True)
+    def of_this_test(self, engine: VllmEngine) -> None:
+        """For tests that look behind the engine."""
+        self._engine = engine
+
     def test_a_completion_across_an_update_names_both_policies(self, start: Start) -> None:
         """From token 0 the old one, from a later token on the new one; told when the completion is whole."""
         served = start()
         choices: list[dict[str, Any]] = []
-        asking = threading.Thread(target=lambda: choices.extend(completions(served, n=2, **LONG_WITHOUT_END)))
-        asking.start()
-        until(lambda: served.num_running() == 2)
+
+        def ask() -> threading.Thread:
+            asking = threading.Thread(target=lambda: choices.extend(completions(served, n=2, **LONG_WITHOUT_END)))
+            asking.start()
+            return asking
+
+        asking = until_it_samples(self._engine, ask, lambda asking: not asking.is_alive())
         served.load(2)
         asking.join(WAIT)
         assert len(choices) == 2

@@ -132,7 +132,7 @@ def test_the_quickstart_learns_with_vllm(
 
 def faulty_config(folder: Path, model: Path, **sections: Any) -> RunConfig:
     """A tiny real model, all weights by broadcast in buckets that hold a tensor each."""
-    weights = {"channel": "rendezvous", "bucket_bytes": 64, "timeout": 20.0, "directory": str(folder / "weights")}
+    weights = {"channel": "rendezvous", "bucket_bytes": 64, "timeout": 60.0, "directory": str(folder / "weights")}
     parts: dict[str, Any] = {
         "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
         "inference": {"engine": VLLM},
