@@ -9,8 +9,6 @@ import aiohttp
 from actors.engines.protocol import EngineStoppedError
 
 CONNECT_SECONDS = 10.0
-IDLE_SECONDS = 1.0
-"""That a connection is kept without use. Servers close it after 5; a request that is sent at that moment is lost."""
 
 Json = dict[str, Any]
 
@@ -37,7 +35,8 @@ class Upstream:
         self.session = aiohttp.ClientSession(
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+            # servers hang up without a word, when idle or behind a failure; a call on that connection would be lost
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
         )
 
     async def call(
@@ -52,8 +51,6 @@ class Upstream:
         try:
             async with self.session.request(method, self._url + path, json=body, headers=headers) as response:
                 text = await response.text()
-                if response.status >= 500:  # uvicorn hangs up behind one, and does not say so
-                    response.close()
                 if response.status != 200:
                     raise RefusedError(self._name, path.partition("?")[0], response.status, words_of(text))
         except (TimeoutError, aiohttp.ClientError) as error:

@@ -7,7 +7,7 @@ import pytest
 from actors.engines.upstream import RefusedError, Upstream
 
 
-async def test_a_connection_is_not_used_again_behind_a_failure_of_the_server() -> None:
+async def test_a_server_that_hangs_up_behind_a_failure_is_met_anew() -> None:
     """The server hangs up a moment after it has answered 500, as uvicorn does; the next call has one of its own."""
     served: list[int] = []
     hang_up = asyncio.Event()
