@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,9 @@ def installed() -> None:
         pytest.fail(words) if os.environ.get("CI") == "true" else pytest.skip(words)
 
 
-def start(model: Path, folder: Path, lora: bool = False, mode: Any = "interrupt", **keys: Any) -> VllmEngine:
+def start(
+    model: Path, folder: Path, lora: bool = False, mode: Any = "interrupt", extra_args: Sequence[str] = (), **keys: Any
+) -> VllmEngine:
     """An engine with a server of its own, whose steps take some time; it can set norms, as one with noise can."""
     config = VllmEngineConfig(
         type="vllm",
@@ -68,7 +70,7 @@ def start(model: Path, folder: Path, lora: bool = False, mode: Any = "interrupt"
         enforce_eager=True,
         startup_timeout=STARTUP,
         gpu_memory_utilization=0.3,
-        extra_args=["--worker-extension-cls", "unhurried.Unhurried"],
+        extra_args=["--worker-extension-cls", "unhurried.Unhurried", *extra_args],
         **keys,
     )
     settings = ModelConfig(path=str(model), dtype="bfloat16" if lora else "float32", lora=LORA if lora else None)

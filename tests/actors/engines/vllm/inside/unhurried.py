@@ -1,6 +1,6 @@
 """An extension of vLLM's worker for tests: each step takes some milliseconds more, as one of a larger model does.
 
-With a tiny model the core is a thousand tokens ahead of the HTTP server, which then hears of nothing before all is over.
+With a tiny model the core is a thousand tokens ahead of the HTTP server, which then hears of nothing until the end.
 """
 
 import time
