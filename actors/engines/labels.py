@@ -17,6 +17,8 @@ from typing import Any
 from actors.engines.protocol import Segment
 from schemas.messages import Policy
 
+ADAPTER_PREFIX = "policy-"
+
 
 class UnknownWeightsError(Exception):
     """The answer was not sampled by weights that this engine has loaded: it is nobody's."""
@@ -44,7 +46,7 @@ class Version:
     @property
     def adapter(self) -> str:
         """As the server knows it."""
-        return f"policy-{self.name}"
+        return f"{ADAPTER_PREFIX}{self.name}"
 
 
 def segments_of(spans: Sequence[Mapping[str, Any]] | None, labels: Mapping[str, Policy | None]) -> list[Segment]:

@@ -29,7 +29,7 @@ import structlog
 
 from actors.engines.continuation import ABORTED, cut_at_stop, joined, rest_of
 from actors.engines.folders import Folders, model_shapes, vocab_size
-from actors.engines.labels import Version
+from actors.engines.labels import ADAPTER_PREFIX, Version
 from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, SampleRequest
 from actors.engines.relay import Relay
 from actors.engines.tokenizing import Tokenizing
@@ -54,6 +54,10 @@ class Client(Protocol):
 
     async def label(self, label: str) -> None:
         """Have tokens from here on carry this label."""
+        ...
+
+    async def adapters(self) -> list[str]:
+        """Names of those that are loaded."""
         ...
 
     async def load_adapter(self, name: str, folder: Path) -> None:
@@ -195,9 +199,13 @@ class ServedEngine(Tokenizing, ABC):
 
     # --- the loop's thread: weights ------------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
-        """What the server has started with is what it serves."""
+    async def _take_over(self) -> None:
+        """Whatever the server holds is nobody's. An engine before this one, ended in an update, has left it paused."""
         self._gate = asyncio.Event()
+        await self._client.resume()
+        for name in await self._client.adapters() if self._serves_adapters else ():
+            if name.startswith(ADAPTER_PREFIX):  # such names come again, and room is scarce
+                await self._client.unload_adapter(name)
         await self._take(self._serving)
 
     async def _take(self, version: Version) -> None:

@@ -120,10 +120,7 @@ class SglangEngine(ServedEngine):
         self._longest = int(info["max_req_input_len"]) + MARGIN_TOKENS - 1
         try:
             async with asyncio.timeout(self._config.startup_timeout):
-                await self._client.resume()  # an engine that has ended in the middle of an update has left it paused
-                if self._serves_adapters:
-                    await self._forget_other_lives()
-                await self._begin()
+                await self._take_over()
         except TimeoutError:
             raise EngineStoppedError(
                 f"SGLang at {url} could not be taken over within {self._config.startup_timeout:g} s "
@@ -148,12 +145,6 @@ class SglangEngine(ServedEngine):
                 timeout = self._config.startup_timeout
                 raise EngineStoppedError(f"{trouble} after {timeout:g} s (inference.engine.startup_timeout)")
             await asyncio.sleep(POLL_SECONDS)
-
-    async def _forget_other_lives(self) -> None:
-        """Unload the adapters of an engine before this one: names come again, and room is scarce."""
-        for name in await self._client.adapters():
-            if name.startswith("policy-"):
-                await self._client.unload_adapter(name)
 
     async def _watch(self) -> None:
         """Until the server is gone."""

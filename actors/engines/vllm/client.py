@@ -75,6 +75,11 @@ class VllmClient:
         """Have tokens from here on carry this label."""
         await self._http.call("POST", "/update_weight_version", {"new_version": label})
 
+    async def adapters(self) -> list[str]:
+        """Names of those that are loaded."""
+        models: Json = await self._http.call("GET", "/v1/models")
+        return [card["id"] for card in models["data"] if card["parent"] is not None]
+
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Serve an adapter under a name, beside those that are there."""
         await self._http.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})

@@ -171,7 +171,7 @@ class VllmEngine(ServedEngine):
         settings = await self._settings()
         self._longest = int(settings["model_config"]["max_model_len"])
         self._on_cpu = settings["device_config"]["device"] == "cpu"
-        await self._begin()
+        await self._take_over()
         self._relay.keep(self._watch())
 
     async def _until_it_serves(self) -> None:

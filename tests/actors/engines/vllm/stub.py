@@ -45,7 +45,7 @@ class StubServer:
 
     def paths(self) -> list[str]:
         """What was called, without what only looks."""
-        return [path for path, _ in self.calls if path not in ("/health", "/version", "/server_info")]
+        return [path for path, _ in self.calls if path not in ("/health", "/version", "/server_info", "/v1/models")]
 
     def close(self) -> None:
         """Stop listening."""
@@ -85,6 +85,8 @@ class StubServer:
             self.adapters.pop(body["lora_name"])
         if path == "/abort_requests":
             self._aborted |= set(body["request_ids"])
+        if path == "/v1/models":
+            return {"data": [{"id": "tiny", "parent": None}] + [{"id": n, "parent": "tiny"} for n in self.adapters]}
         if path == "/version":
             return {"version": self.version}
         model = {"max_model_len": 64, "logprobs_mode": self.logprobs_mode}

@@ -309,6 +309,16 @@ def test_with_drain_a_third_version_waits_for_the_first(make_vllm: MakeVllm, stu
     assert "/abort_requests" not in stub.paths()
 
 
+def test_a_server_is_taken_over_from_an_engine_that_ended_in_an_update(make_vllm: MakeVllm, stub: StubServer) -> None:
+    """It stands still, and has adapters of that life under names that come again; what else it serves stays."""
+    stub.adapters |= {"policy-1.1.1": "/gone", "somebody-else": "/there"}
+    engine = make_vllm(lora=True)
+    assert stub.paths() == ["/resume", "/v1/unload_lora_adapter", "/update_weight_version"]
+    engine.load(policy(1), ADAPTER, WAIT)
+    assert sorted(stub.adapters) == ["policy-1.1.1", "somebody-else"]
+    assert stub.adapters["policy-1.1.1"] != "/gone"
+
+
 def test_an_adapter_that_the_server_refuses_leaves_the_old_one(make_vllm: MakeVllm, stub: StubServer) -> None:
     """In its words."""
     engine = make_vllm(lora=True)
