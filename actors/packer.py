@@ -39,6 +39,7 @@ from bus.counts import EdgeCounts
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
+from schemas.config.resolved import write_resolved
 from schemas.config.resume import as_tree, differences, refusal
 from schemas.errors import ConfigError, ProtocolError, RunFailedError
 from schemas.messages import Beat, Message, ObserverState, Policy, ScoredGroup, StepBatch, TrainerBeat
@@ -406,6 +407,7 @@ class PackerActor:
         changes |= self._begin_pools_again(values, started_at)
         taken = replace(machine.take_changes(), pools=self._moved_in_pools())
         self._store.commit_patiently(replace(taken, values=taken.values | changes), {})
+        write_resolved(self._config)
 
     def _begin_pools_again(self, values: Mapping[str, Any], started_at: float | None) -> dict[str, Any]:
         """Examples come back to the normal pool when the run is started again; what to remember of it.

@@ -6,11 +6,12 @@ from typing import Any
 import yaml
 
 from schemas.config import RunConfig
+from schemas.config.resolved import RESOLVED
 
 
 def run_so_far(config: RunConfig) -> dict[str, Any]:
     """The configuration that the run in this output_dir was last started with; empty where there is none."""
-    resolved = config.output / "config.resolved.yaml"
+    resolved = config.output / RESOLVED
     if not (resolved.exists() and config.ledger_path.exists()):
         return {}
     return yaml.safe_load(resolved.read_text(encoding="utf-8")) or {}

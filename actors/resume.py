@@ -7,10 +7,9 @@ import yaml
 from actors.ledger import Store
 from actors.policy.checkpoints import CheckpointFolder
 from schemas.config import RunConfig, load_config
+from schemas.config.resolved import RESOLVED
 from schemas.config.resume import differences, refusal
 from schemas.errors import ConfigError
-
-RESOLVED = "config.resolved.yaml"
 
 
 def compare(config: RunConfig, output_dir: Path) -> tuple[str, bool]:

@@ -30,7 +30,8 @@ from actors.remains import is_done, newest_checkpoint, run_so_far
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.view.screen import Screen
 from bus.topology import Addresses
-from schemas.config import RunConfig, dump_config, warnings
+from schemas.config import RunConfig, warnings
+from schemas.config.resolved import write_resolved
 from schemas.config.resume import differences, refusal
 from schemas.errors import ConfigError, PeerRefusedError, RunFailedError
 from schemas.messages import ObserverBeat, ObserverState
@@ -77,8 +78,7 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
         if is_done(config):
             print(f"run {config.name}: {output}\nnothing to do: done at step {config.trainer.max_steps}")
             return EXIT_DONE
-        resolved = output / "config.resolved.yaml"
-        resolved.write_text(dump_config(config), encoding="utf-8")
+        resolved = write_resolved(config)
         for warning in warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
         configure_logs(config.telemetry, up_log)

@@ -21,11 +21,11 @@ from actors.view.render import View, render
 from actors.view.screen import Screen
 from bus.topology import Addresses
 from schemas.config import RunConfig, load_config
+from schemas.config.resolved import RESOLVED
 from schemas.errors import ConfigError
 from schemas.messages import ObserverBeat, ObserverState, State
 
 EXIT_HEALTHY, EXIT_NOT_HEALTHY = 0, 1
-RESOLVED = "config.resolved.yaml"
 ANSWER_SECONDS = 5.0
 """For the packer to answer a first beat: it does within a round, unless it is starting or has much to commit."""
 GONE_SECONDS = 60.0

@@ -11,7 +11,9 @@ from actors.assembly import make_packer
 from actors.membership import Membership
 from actors.packer import facts_of
 from actors.telemetry.metrics import Metrics
+from schemas.config import load_config
 from schemas.config.data import JsonlConfig
+from schemas.config.resolved import RESOLVED
 from schemas.errors import ConfigError, ProtocolError
 from schemas.messages import Policy, RewardBeat, ScoredGroup
 from tests.actors.test_reward import group
@@ -28,6 +30,17 @@ def test_facts_of_a_group_are_its_oldest_version_and_its_longest_sample():
     facts = facts_of(scored, "digest")
     assert (facts.longest_sample, facts.oldest_version, facts.num_completions) == (3, 4, 2)
     assert facts.policies == {Policy(lineage=1, version=6), Policy(lineage=1, version=4)}
+
+
+def test_configuration_of_a_run_without_up_lies_in_its_folder(tmp_path):
+    """For `actors status`, `top` and `rewind`; one that is refused is not written over it."""
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
+    with ring(config) as run:
+        run.start().wait()
+    assert load_config(config.output / RESOLVED) == config
+    with pytest.raises(ConfigError, match="this makes another run"):
+        make_packer(config.model_copy(update={"seed": 1}), "packer-0", Metrics("packer"))
+    assert load_config(config.output / RESOLVED) == config
 
 
 def test_evaluation_that_was_not_written_down_before_a_crash_is_so_after_it(tmp_path):
