@@ -4,7 +4,8 @@
 
 *Parts.* `gather`: the trainer copies its weights and publishes them, which training waits for; `wire`: the engine's
 process receives and checks a version (`unchecked`: without its digests); `load`: from there to served, of which the
-engine stands still for `pause` (`busy`: with 16 completions of about 24 tokens in the making, computed anew).
+engine stands still for `pause`; with 16 completions of about 24 tokens in the making, for `interrupt`, where their keys
+and values are computed anew, or `inflight`, where they are kept.
 
 *Limits.* `bare` is a `ProcessGroupGloo.broadcast` between the same two processes, of the same bytes in one tensor that
 is reused, `buckets` the same in buckets; `share` is bare / wire. For files it is the time to write the bytes and to
@@ -24,7 +25,7 @@ from datetime import timedelta
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -34,7 +35,7 @@ from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import SampleRequest
 from actors.policy import formats, loading
 from benchmarks.machine import finish, scratch, table
-from bus.weights import WeightPublisher, WeightReceiver
+from bus.weights import WeightPublisher, WeightReceiver, Weights
 from bus.weights.buckets import verify
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
@@ -49,6 +50,7 @@ ROUNDS, WARMUP = 11, 3
 COMPLETIONS, PROMPT_TOKENS, MAX_TOKENS, WRITTEN = 16, 16, 40, 8
 distributed: Any = torch.distributed
 NO_EOS = {EOS: -100.0}
+MODES: tuple[Literal["interrupt", "inflight"], ...] = ("interrupt", "inflight")
 
 
 def build(folder: Path, content: str) -> ModelConfig:
@@ -97,7 +99,7 @@ class Receiving:
 
     def __init__(self, model: ModelConfig, port: int) -> None:
         engine = EmbeddedEngineConfig(max_sequence_len=64)
-        self._engine = EmbeddedEngine(model, engine, "interrupt")
+        self._engines = {mode: EmbeddedEngine(model, engine, mode) for mode in MODES}
         self._receivers: dict[str, WeightReceiver] = {
             "rendezvous": RendezvousReceiver(BOOT_ID, HOST, TIMEOUT), "filesystem": FilesystemReceiver()}  # fmt: skip
         store = distributed.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=TIMEOUT))
@@ -117,30 +119,28 @@ class Receiving:
         with mock.patch("bus.weights.rendezvous.verify", verify if checked else lambda bucket, flat: None):
             weights = self._receivers[manifest.channel].receive(manifest, update, bool)
         received = time.perf_counter()
-        pause = self._engine.load(manifest.policy, weights, TIMEOUT)
+        pause = self._engines["interrupt"].load(manifest.policy, weights, TIMEOUT)
         loaded = time.perf_counter()
         if not checked:
             return {"unchecked": received - started}
-        self._write_some()
-        busy = self._engine.load(manifest.policy, weights, TIMEOUT)
-        self._finish()
-        return {"wire": received - started, "load": loaded - received, "pause": pause, "busy": busy}
+        busy = {mode: self._busy(engine, manifest, weights) for mode, engine in self._engines.items()}
+        return {"wire": received - started, "load": loaded - received, "pause": pause} | busy
 
     def read(self, path: Path) -> dict[str, float]:
         """A file."""
         return {"seconds": timed(path.read_bytes)}
 
-    def _write_some(self) -> None:
+    def _busy(self, engine: EmbeddedEngine, manifest: Manifest, weights: Weights) -> float:
         request = SampleRequest([3] * PROMPT_TOKENS, COMPLETIONS, MAX_TOKENS, 1.0, 1.0, 0, logit_bias=NO_EOS)
-        before = self._engine.status().generated_tokens
-        self._future = self._engine.submit(request)
-        while self._engine.status().generated_tokens < before + COMPLETIONS * WRITTEN:
+        before = engine.status().generated_tokens
+        future = engine.submit(request)
+        while engine.status().generated_tokens < before + COMPLETIONS * WRITTEN:
             time.sleep(0.001)
-
-    def _finish(self) -> None:
-        self._future.cancel()
-        while self._engine.status().num_running:
+        pause = engine.load(manifest.policy, weights, TIMEOUT)
+        future.cancel()
+        while engine.status().num_running:
             time.sleep(0.001)
+        return pause
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -265,7 +265,7 @@ def measure() -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> str:
     """A line per content and channel, in milliseconds."""
-    parts = ["gather", "wire", "unchecked", "load", "pause", "busy", "bare", "buckets"]
+    parts = ["gather", "wire", "unchecked", "load", "pause", *MODES, "bare", "buckets"]
     rows = [
         [row["content"], row["megabytes"], row["channel"]]
         + [1e3 * row[part] if part in row else "" for part in parts]
