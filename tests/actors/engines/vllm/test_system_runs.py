@@ -104,9 +104,9 @@ def test_the_quickstart_learns_with_vllm(
     tree = yaml.safe_load((ROOT / "examples/quickstart" / example).read_text())
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(tree | {"inference": {"engine": VLLM}}))
-    places = [f"output_dir={tmp_path / 'out'}", f"model.path={warm_model}", "packer.max_async_level=0"]
-    places.append("trainer.max_steps=300")
-    command = [sys.executable, "-m", "actors", "up", str(path), *places, *changes]
+    places = [f"output_dir={tmp_path / 'out'}", f"model.path={warm_model}"]
+    same = ["packer.max_async_level=0", "trainer.max_steps=300"]
+    command = [sys.executable, "-m", "actors", "up", str(path), *places, *same, *changes]
     with (tmp_path / "up.log").open("wb") as log:
         up = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"})
         try:
