@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
     up = add("up", _up, "Start all actors of a run on this machine and wait for its end.")
     up.add_argument("--fork", action="store_true", help=FORK)
-    check = add("check", _check, "Check a configuration; needs no GPU and no model.")
+    check = add("check", _check, "Check a configuration; needs no GPU, and a model for --memory alone.")
     check.add_argument("--resume", type=Path, metavar="DIR", help="a run's output_dir: may it go on with this?")
     check.add_argument("--memory", action="store_true", help="what it will need, by part, from the model's config.json")
     add("topology", _topology, "Print who binds, who connects, and the high-water mark of each edge.")

@@ -76,12 +76,17 @@ def mixed_lengths(num_groups: int, group_size: int, longest: int, seed: int = 0)
 
 
 def step_batch(
-    lengths: Sequence[tuple[int, Sequence[int]]], vocab_size: int, sequence_len: int, step: int
+    lengths: Sequence[tuple[int, Sequence[int]]],
+    vocab_size: int,
+    sequence_len: int,
+    step: int,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> StepBatch:
     """One rank's batch of groups of these lengths, with made-up tokens, logprobs and advantages."""
     groups = [_group(ordinal, prompt, sizes, vocab_size) for ordinal, (prompt, sizes) in enumerate(lengths)]
     header: dict[str, Any] = {"run": "run", "term": 1, "incarnation": 1, "step": step, "dropped": []}
-    return build_batches(groups, 1, sequence_len, 1, digests=["d"] * len(groups), **header)[0]
+    return build_batches(groups, num_ranks, sequence_len, 1, digests=["d"] * len(groups), **header)[rank]
 
 
 def _group(ordinal: int, prompt: int, sizes: Sequence[int], vocab_size: int) -> ScoredGroup:
@@ -152,10 +157,22 @@ class Worker:
         Raises:
             RuntimeError: it has ended; its own error is on stderr.
         """
+        self.begin()
+        return self.measured()
+
+    def begin(self) -> None:
+        """Ask for a step."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
+
+    def measured(self) -> dict[str, float]:
+        """What it measured in the step that was asked for.
+
+        Raises:
+            RuntimeError: it has ended; its own error is on stderr.
+        """
+        assert self._process.stdout is not None
         for line in self._process.stdout:  # libraries print too
             if line.startswith("{"):
                 return dict(json.loads(line))

@@ -1,11 +1,12 @@
-"""Tokens/s and memory of a training step over row length, vocabulary and checkpointing; estimates against measured.
+"""Tokens/s and memory of a training step over rows, vocabulary, checkpointing and ranks; estimates against measured.
 
     python -m benchmarks.trainer_scaling [--json PATH]
 
-Each case is a process of its own that trains three steps of two rows, each filled by four samples that share no prompt.
-The first step warms up. `estimate` is what `actors check --memory` says of one rank, `measured` the largest resident
-set beyond the imports (on a GPU: the most that torch had allocated). glibc gives each tensor pages of its own there
-(MALLOC_MMAP_THRESHOLD_): left alone, its heap falls to pieces, under LoRA to twice what is in use.
+Each case is a process of its own, or one for each rank, and trains three steps of two rows, each filled by four samples
+that share no prompt. The first step warms up. On a CPU ranks share its cores. `estimate` is what `actors check
+--memory` says of one rank, `measured` the largest resident set of one beyond the imports (on a GPU: the most that torch
+had allocated). glibc gives each tensor pages of its own there (MALLOC_MMAP_THRESHOLD_): left alone, its heap falls to
+pieces, under LoRA to twice what is in use.
 
 Floating-point operations of a step, for MFU on a GPU that PEAK knows:
 
@@ -17,21 +18,33 @@ of length².
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.machine import finish, table
-from benchmarks.trainer_cases import Clock, Shape, answer, config_of, status_bytes, step_batch, worker, write_model
+from benchmarks.trainer_cases import (
+    Clock,
+    Shape,
+    Worker,
+    answer,
+    config_of,
+    status_bytes,
+    step_batch,
+    worker,
+    write_model,
+)
 from schemas.config import RunConfig
 
 STEPS = 3
+SHARDINGS: tuple[Literal["none", "fsdp"], ...] = ("none", "fsdp")
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 """Dense bfloat16 operations per second, by a part of the device's name; from the vendor's data sheets."""
 MIDDLE = Shape(32_000, 640, 1_792, 10, 10, 2)
@@ -47,6 +60,8 @@ class Case:
     sequence_len: int = 2_048
     checkpointing: bool = False
     lora: bool = False
+    num_ranks: int = 1
+    sharding: Literal["none", "fsdp"] = "none"
 
 
 def cases() -> Iterator[Case]:
@@ -62,6 +77,8 @@ def cases() -> Iterator[Case]:
     for lora in (False, True):
         yield replace(base, name="65 M", shape=MIDDLE, lora=lora)
     yield replace(base, name="65 M", shape=MIDDLE, checkpointing=True)
+    for sharding in SHARDINGS:
+        yield replace(base, name="65 M", shape=MIDDLE, num_ranks=2, sharding=sharding)
 
 
 def measure() -> dict[str, Any]:
@@ -77,10 +94,21 @@ def _measured(case: Case) -> dict[str, Any]:
         (folder / "case.json").write_text(json.dumps(asdict(case)))
         write_model(folder / "model", case.shape)
         estimated = estimate(_config(case, folder)).trainer
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-        command = [sys.executable, "-m", "benchmarks.trainer_scaling", "--case", folder]
-        with worker(command, environment) as process:
-            return _row(case, estimated, [process.step() for _ in range(STEPS)])
+        threads = str(max(1, (os.cpu_count() or 1) // case.num_ranks))
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": threads}
+        command = [sys.executable, "-m", "benchmarks.trainer_scaling", "--case", folder, "--rank"]
+        with contextlib.ExitStack() as stack:
+            ranks = [stack.enter_context(worker([*command, rank], environment)) for rank in range(case.num_ranks)]
+            return _row(case, estimated, [_step(ranks) for _ in range(STEPS)])
+
+
+def _step(ranks: Sequence[Worker]) -> dict[str, float]:
+    """Of all ranks together: the slowest one's seconds, the largest one's peak, and the sum of all else."""
+    for rank in ranks:
+        rank.begin()
+    measured = [rank.measured() for rank in ranks]
+    combined = {key: sum(one[key] for one in measured) for key in measured[0]}
+    return combined | {key: max(one[key] for one in measured) for key in ("seconds", "peak_bytes")}
 
 
 def _config(case: Case, folder: Path) -> RunConfig:
@@ -88,7 +116,8 @@ def _config(case: Case, folder: Path) -> RunConfig:
 
     model = {"lora": {} if case.lora else None, "gradient_checkpointing": case.checkpointing}
     device = {"device": "cuda", "dtype": "bfloat16"} if torch.cuda.is_available() else {"device": "cpu"}
-    return config_of(folder / "model", case.sequence_len, model | device)
+    ranks = {"num_ranks": case.num_ranks, "sharding": case.sharding}
+    return config_of(folder / "model", case.sequence_len, model | device, **ranks)
 
 
 def _row(case: Case, estimated: int, steps: list[dict[str, float]]) -> dict[str, Any]:
@@ -99,6 +128,7 @@ def _row(case: Case, estimated: int, steps: list[dict[str, float]]) -> dict[str,
         "row": case.sequence_len,
         "vocabulary": case.shape.vocab_size,
         "checkpointing": "yes" if case.checkpointing else "no",
+        "ranks": f"{case.num_ranks}" + (f", {case.sharding}" if case.sharding != "none" else ""),
         "tokens/s": last["tokens"] / seconds,
         "tokens/CPU s": last["tokens"] / cpu_seconds,
         "estimate MiB": estimated / 2**20,
@@ -108,21 +138,29 @@ def _row(case: Case, estimated: int, steps: list[dict[str, float]]) -> dict[str,
     }
 
 
-def run_case(folder: Path) -> None:
+def run_case(folder: Path, rank: int) -> None:
     """A step for each line that comes in."""
     import peft  # noqa: F401 - it counts as imported
     import torch
 
     from actors.policy.learner import TorchLearner
+    from actors.policy.ranks import ALONE, GlooRanks, Ranks
+    from actors.policy.sharding import ShardedLearner
 
     given = json.loads((folder / "case.json").read_text())
     case = Case(**given | {"shape": Shape(**given["shape"])})
     on_gpu, imported = torch.cuda.is_available(), status_bytes("VmRSS")
-    learner = TorchLearner(_config(case, folder))
+    config = _config(case, folder)
+    ranks: Ranks = ALONE
+    learner = TorchLearner(config) if case.sharding == "none" else ShardedLearner(config, rank)
+    if case.num_ranks > 1:
+        ranks = GlooRanks(rank, case.num_ranks, folder / "ranks", "127.0.0.1", lambda: None, 600.0)
+        learner.enter(ranks, lambda: None)
     lengths = [(case.sequence_len // 16, [3 * case.sequence_len // 16])] * 8
     for step, _ in enumerate(sys.stdin, start=1):
-        batch, clock = step_batch(lengths, case.shape.vocab_size, case.sequence_len, step), Clock()
-        learner.step(batch)
+        batch = step_batch(lengths, case.shape.vocab_size, case.sequence_len, step, rank, case.num_ranks)
+        clock = Clock()
+        learner.step(batch, ranks)
         if on_gpu:
             torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() if on_gpu else status_bytes("VmHWM") - imported
@@ -130,7 +168,7 @@ def run_case(folder: Path) -> None:
             **clock.read(),
             tokens=batch.token_ids.size,
             peak_bytes=peak,
-            flops=flops(case, lengths),
+            flops=flops(case, lengths) / case.num_ranks,
             peak_flops=_peak_flops(torch.cuda.get_device_name() if on_gpu else ""),
         )
 
@@ -161,7 +199,10 @@ if __name__ == "__main__":
     if "--case" in sys.argv:
         parser = argparse.ArgumentParser()
         parser.add_argument("--case", type=Path, required=True)
+        parser.add_argument("--rank", type=int, required=True)
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        run_case(parser.parse_args().case)
+        arguments = parser.parse_args()
+        run_case(arguments.case, arguments.rank)
+        os._exit(0)  # to tear collectives down in order is no part of the product: an actor leaves
     else:
         finish(__doc__, measure, show)
