@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from actors.policy.attention.rows import PackedRow
+from schemas.errors import ConfigError
 
 Index = Tensor
 
@@ -61,11 +62,18 @@ def flex_row_attention(
     *,
     packed_row: PackedRow,
     scaling: float | None = None,
+    dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sample of a packed row; (1, heads, R, dim) → (1, R, heads, dim)."""
+    """Causal attention inside each sample of a packed row; (1, heads, R, dim) → (1, R, heads, dim).
+
+    Raises:
+        ConfigError: the model drops attention weights out, which this kernel can't.
+    """
+    if dropout:
+        raise ConfigError(f"model.attention: flex has no dropout, and the model has {dropout:g}; use padded")
     attend = _compiled(flex_attention, query.device.type)
     out = attend(
         query.to(value.dtype),  # norms of queries and keys leave float32 under autocast
