@@ -190,7 +190,7 @@ def test_dropout_of_the_model_is_refused_by_flex() -> None:
     """It would be left out without a word."""
     x = torch.zeros(1, 1, 2, 4)
     row = pack_row(np.array([1, 2, 3], np.int32), np.array([0, 3]), np.array([1]), [0], CPU)
-    with pytest.raises(ConfigError, match="model.attention: flex has no dropout, and the model has 0.1; use padded"):
+    with pytest.raises(ConfigError, match=r"model.attention: flex has no dropout, and the model has 0.1; use padded"):
         flex_row_attention(None, x, x, x, None, packed_row=row, dropout=0.1)
 
 
