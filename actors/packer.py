@@ -407,7 +407,10 @@ class PackerActor:
         changes |= self._begin_pools_again(values, started_at)
         taken = replace(machine.take_changes(), pools=self._moved_in_pools())
         self._store.commit_patiently(replace(taken, values=taken.values | changes), {})
-        write_resolved(self._config)
+        try:
+            write_resolved(self._config)
+        except OSError as error:  # it is for people who look on
+            log.warning("configuration not written down (output_dir)", detail=str(error))
 
     def _begin_pools_again(self, values: Mapping[str, Any], started_at: float | None) -> dict[str, Any]:
         """Examples come back to the normal pool when the run is started again; what to remember of it.

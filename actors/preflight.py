@@ -11,6 +11,7 @@ import inspect
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,13 +43,14 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         starts: whether the run starts here and now. A configuration is as good on a machine where the data is not.
 
     Returns:
-        data files and optional packages that are missing, each as `path.to.key: …`; with `starts` they are problems.
+        files, packages and programs that are missing, each as `path.to.key: …`; with `starts` they are problems.
 
     Raises:
         ConfigError: every problem found, each as `path.to.key: what is wrong, what is allowed`.
     """
     files = [(key, path) for key, path in _data_files(config) if not path.exists()]
     packages = [(key, name, extra) for key, name, extra in _packages(config) if find_spec(name) is None]
+    packages += [(key, name, name) for key, name in _programs(config) if shutil.which(name) is None]
     looks = (_model, _folders, _keys, _functions, _rows, _supervised)
     problems = [problem for look in looks for problem in look(config)]
     if starts:
@@ -85,6 +87,12 @@ def _packages(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         yield "trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"
     if config.model.attention == "flash":
         yield "model.attention", "flash_attn", "flash-attn, or take auto"
+
+
+def _programs(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """By key: what torch calls."""
+    if config.model.compile and not isinstance(config.inference.engine, FakeEngineConfig):
+        yield "model.compile", os.environ.get("CXX", "g++")
 
 
 def _model(config: RunConfig) -> Iterator[str]:

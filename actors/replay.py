@@ -6,6 +6,7 @@ step made either have the same bits, or the machine, the build or the files are 
 
 With `trainer.sharding: fsdp` gradients are summed layer by layer, in the order of the collectives: one process that has
 all weights comes near, not to the bit, so loss and gradient norm are compared within a tolerance and weights are not.
+Likewise with `model.compile`: what torch generates may depend on the rows that it has seen before.
 """
 
 import hashlib
@@ -32,31 +33,31 @@ if TYPE_CHECKING:
     from actors.policy.learner import Learner
 
 COMPARED = ("loss", "grad_norm", "weights")
-SHARDED_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 """Relative, or absolute where that is more. Rounding grows from the checkpoint on, so a run that saves seldom may need
 a step closer behind one."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What came out. `start` is the checkpoint that it began from; a tolerance of 0 asks for the same bits."""
+    """What came out. `start` is the checkpoint that it began from; `inexact`: why bits need not be the same."""
 
     step: int
     start: int
     recorded: Mapping[str, Any]
     replayed: Mapping[str, Any]
-    tolerance: float = 0.0
+    inexact: str = ""
 
     @property
     def same(self) -> dict[str, bool]:
         """By what was compared, whether the bits are the same, or the values within the tolerance."""
-        compared = [name for name in COMPARED if not (self.tolerance and isinstance(self.replayed[name], str))]
+        compared = [name for name in COMPARED if not (self.inexact and isinstance(self.replayed[name], str))]
         return {name: self._same(self.recorded.get(name), self.replayed[name]) for name in compared}
 
     def _same(self, recorded: Any, replayed: Any) -> bool:
-        if not self.tolerance or recorded is None:
+        if not self.inexact or recorded is None:
             return bool(recorded == replayed)
-        return math.isclose(recorded, replayed, rel_tol=self.tolerance, abs_tol=self.tolerance)
+        return math.isclose(recorded, replayed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
     def __str__(self) -> str:
         rows = [("", "recorded", "replayed", "")]
@@ -65,12 +66,12 @@ class Replay:
             rows.append((name, _shown(self.recorded.get(name)), _shown(self.replayed[name]), verdict))
         table = "\n".join(f"{a:<10} {b:<24} {c:<24} {d}".rstrip() for a, b, c, d in rows)
         source = f"checkpoint step_{self.start}" if self.start else "the model as configured"
-        note = "\nweights were spread over ranks, so they are not compared" if self.tolerance else ""
+        note = f"\n{self.inexact}, so weights are not compared" if self.inexact else ""
         return f"step {self.step}, replayed from {source}\n{table}{note}"
 
     @property
     def _alike(self) -> str:
-        return f"within {self.tolerance:g}" if self.tolerance else "same bits"
+        return f"within {TOLERANCE:g}" if self.inexact else "same bits"
 
 
 def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
@@ -97,8 +98,13 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
             Policy(lineage=0, version=step), learner.weights()
         )
     replayed = {"loss": values["loss"], "grad_norm": values["grad_norm"], "weights": manifest.digest}
-    sharded = config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1
-    return Replay(step, start, recorded, replayed, SHARDED_TOLERANCE * sharded)
+    return Replay(step, start, recorded, replayed, _inexact(config))
+
+
+def _inexact(config: RunConfig) -> str:
+    if config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1:
+        return "weights were spread over ranks"
+    return "layers were compiled (model.compile)" if config.model.compile else ""
 
 
 def recorded_threads(config: RunConfig, step: int) -> int | None:

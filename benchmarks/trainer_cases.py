@@ -179,8 +179,11 @@ class Worker:
         raise RuntimeError(f"the worker {self._process.args} has ended with code {self._process.wait()}")
 
     def close(self) -> None:
-        """Let it end: it reads until the end of its input."""
-        self._process.communicate(timeout=60)
+        """Let it end: it reads until the end of its input, or waits for another one that has failed."""
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ from benchmarks.trainer_cases import (
 from schemas.config import RunConfig
 
 STEPS = 3
-SHARDINGS: tuple[Literal["none", "fsdp"], ...] = ("none", "fsdp")
+Sharding = Literal["none", "fsdp"]
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 """Dense bfloat16 operations per second, by a part of the device's name; from the vendor's data sheets."""
 MIDDLE = Shape(32_000, 640, 1_792, 10, 10, 2)
@@ -53,7 +53,7 @@ MIDDLE = Shape(32_000, 640, 1_792, 10, 10, 2)
 
 @dataclass(frozen=True)
 class Case:
-    """One process."""
+    """One process, or one for each rank."""
 
     name: str
     shape: Shape
@@ -61,7 +61,7 @@ class Case:
     checkpointing: bool = False
     lora: bool = False
     num_ranks: int = 1
-    sharding: Literal["none", "fsdp"] = "none"
+    sharding: Sharding = "none"
 
 
 def cases() -> Iterator[Case]:
@@ -77,8 +77,15 @@ def cases() -> Iterator[Case]:
     for lora in (False, True):
         yield replace(base, name="65 M", shape=MIDDLE, lora=lora)
     yield replace(base, name="65 M", shape=MIDDLE, checkpointing=True)
-    for sharding in SHARDINGS:
+    for sharding in _shardings_here():
         yield replace(base, name="65 M", shape=MIDDLE, num_ranks=2, sharding=sharding)
+
+
+def _shardings_here() -> tuple[Sharding, ...]:
+    """Shards are a GPU's each."""
+    import torch
+
+    return ("none",) if torch.cuda.device_count() == 1 else ("none", "fsdp")
 
 
 def measure() -> dict[str, Any]:

@@ -333,8 +333,9 @@ class ControlServer:
         self._use_newest_key()
         try:
             self._bind()
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
             self._secret = b""  # look again
+            log.warning("control not bound anew yet", address=self._address, detail=error.strerror)
         else:
             log.info("control bound anew, with the newest key", address=self._address)
 

@@ -37,6 +37,7 @@ from actors.engines.upstream import RefusedError
 from actors.environments.prompts import eos_ids
 from bus.weights import Weights
 from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
 from schemas.messages import EngineState, Policy
 
 log = structlog.get_logger("engine")
@@ -93,9 +94,12 @@ class ServedEngine(Tokenizing, ABC):
     """
 
     _client: Client
+    _key_setting = "inference.engine.api_key_env"
+    """Of the key that the endpoints for weights ask for."""
 
     def __init__(self, server: str, model: ModelConfig, update_mode: UpdateMode, max_loras: int, scratch: Path) -> None:
         super().__init__(model)
+        self._name = server
         self._mode, self._max_loras = update_mode, max_loras
         self._serves_adapters = self.holds_two_versions = model.lora is not None
         self._eos, self._vocab_size = eos_ids(model), vocab_size(model)
@@ -108,7 +112,15 @@ class ServedEngine(Tokenizing, ABC):
         self._under_way: dict[str, Version] = {}
         self._state: EngineState = "clean"
         self._loading = threading.Lock()
-        self._relay = Relay(server.lower(), self._sample)
+
+    def _start(self, connect: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
+        """The last thing that a constructor does."""
+        self._relay = Relay(self._name.lower(), self._sample)
+        try:
+            self._relay.call(connect(), 2 * timeout)  # until it serves, and until it is taken over
+        except BaseException:
+            self.close()
+            raise
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
@@ -199,14 +211,28 @@ class ServedEngine(Tokenizing, ABC):
 
     # --- the loop's thread: weights ------------------------------------------------------------------------------
 
-    async def _take_over(self) -> None:
-        """Whatever the server holds is nobody's. An engine before this one, ended in an update, has left it paused."""
+    async def _take_over(self, url: str, timeout: float) -> None:
+        """Whatever the server holds is nobody's. An engine before this one, ended in an update, has left it paused.
+
+        Raises:
+            ConfigError: it refuses, most likely for want of a key.
+            EngineStoppedError: it takes longer.
+        """
         self._gate = asyncio.Event()
-        await self._client.resume()
-        for name in await self._client.adapters() if self._serves_adapters else ():
-            if name.startswith(ADAPTER_PREFIX):  # such names come again, and room is scarce
-                await self._client.unload_adapter(name)
-        await self._take(self._serving)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._client.resume()
+                for name in await self._client.adapters() if self._serves_adapters else ():
+                    if name.startswith(ADAPTER_PREFIX):  # such names come again, and room is scarce
+                        await self._client.unload_adapter(name)
+                await self._take(self._serving)
+        except TimeoutError:
+            raise EngineStoppedError(
+                f"{self._name} at {url} could not be taken over within {timeout:g} s "
+                "(inference.engine.startup_timeout); do requests of others use its adapters?"
+            ) from None
+        except RefusedError as error:
+            raise ConfigError(f"{self._key_setting}: {error}") from None
 
     async def _take(self, version: Version) -> None:
         """The server's weights are these from now on."""
@@ -249,15 +275,14 @@ class ServedEngine(Tokenizing, ABC):
 
     async def _switch_all(self, version: Version, overwrite: Callable[[], Awaitable[None]], timeout: float) -> float:
         """`overwrite` gives the server the weights and their label."""
-        was_clean = self._state == "clean"
         self._gate.clear()
         try:
             async with self._in_time(version, timeout):
                 since = await self._stand_still()
         except (TimeoutError, RefusedError):  # nothing has been overwritten
-            if was_clean:
+            if self._state == "clean":
                 self._gate.set()
-                await self._client.resume()
+                await self._go_on(timeout)
             raise
         self._state = "dirty"
         self._labels[version.label] = version.policy
@@ -266,6 +291,14 @@ class ServedEngine(Tokenizing, ABC):
             await self._client.resume()
         self._open(version)
         return time.monotonic() - since
+
+    async def _go_on(self, timeout: float) -> None:
+        """After a switch that has failed before anything was overwritten; its own error is the one to be told."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._client.resume()
+        except (TimeoutError, RefusedError, EngineStoppedError) as error:
+            log.error("server may still be paused", detail=str(error) or f"no answer within {timeout:g} s")
 
     @contextlib.asynccontextmanager
     async def _in_time(self, version: Version, timeout: float) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.policy import loading
+from actors.policy.attention import PADDED
 from actors.policy.shards import gathered
 from actors.policy.snapshots import Snapshot, copied
 from bus.weights import Weights
@@ -51,7 +52,7 @@ def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
         tensors = load_file(folder / "adapter_model.safetensors")
         loading.copy_into(loading.adapter_tensors(model), tensors, str(folder))
     else:
-        saved = loading.load_model(config, torch.float32, path=str(folder))
+        saved = loading.load_model(config, torch.float32, attention=PADDED, path=str(folder))
         loading.copy_into(loading.full_tensors(model), loading.full_tensors(saved), str(folder))
 
 

@@ -65,7 +65,7 @@ class FrozenModels:
         self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
         self._teacher: ChosenLogprobs | None = None
         if config.trainer.teacher is not None:
-            given = config.trainer.teacher.model_dump() | {"quantization": None}
+            given = config.trainer.teacher.model_dump() | {"quantization": None, "attention": "auto"}
             teacher = config.model.model_copy(update=given)
             check_vocabulary(config.model, teacher)
             self._teacher = _frozen(teacher, TEACHER_KEY)

@@ -55,12 +55,13 @@ def load_model(
         ConfigError: the model can't be loaded; says why.
     """
     device, quantized = device_of(config), config.quantization is not None
+    kernel = attention or implementation(config, device)
     extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path or config.path,
             dtype=dtype,
-            attn_implementation=attention or implementation(config, device),
+            attn_implementation=kernel,
             trust_remote_code=config.trust_remote_code,
             **extra,
         )

@@ -72,7 +72,9 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _flash_computes_in_16_bits(self) -> "ModelConfig":
+    def _kernel_runs(self) -> "ModelConfig":
+        if self.attention in ("flash", "flex") and self.device == "cpu":
+            raise ValueError(f"attention: {self.attention} needs a GPU, and device is cpu; set attention auto")
         if self.attention == "flash" and self.dtype == "float32":
             raise ValueError("attention: flash computes in 16 bits; set dtype bfloat16, or attention flex")
         return self

@@ -1,11 +1,14 @@
 """The packer around its machine: what it restores, and how it says that it can't go on."""
 
 import contextlib
+import errno
 import json
+import os
 import sqlite3
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from actors.assembly import make_packer
 from actors.membership import Membership
@@ -41,6 +44,21 @@ def test_configuration_of_a_run_without_up_lies_in_its_folder(tmp_path):
     with pytest.raises(ConfigError, match="this makes another run"):
         make_packer(config.model_copy(update={"seed": 1}), "packer-0", Metrics("packer"))
     assert load_config(config.output / RESOLVED) == config
+
+
+def test_folder_that_can_not_be_written_to_is_said_and_the_run_begins(tmp_path, monkeypatch):
+    """The file is for people who look on; the ledger beside it waits for room by itself."""
+    monkeypatch.setattr("actors.packer.write_resolved", failing)
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
+    with capture_logs() as lines, ring(config) as run:
+        run.start().wait()
+    [line] = [line for line in lines if "not written down" in line["event"]]
+    assert line["detail"] == "[Errno 28] No space left on device"
+
+
+def failing(config):
+    """A full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_evaluation_that_was_not_written_down_before_a_crash_is_so_after_it(tmp_path):

@@ -70,8 +70,15 @@ def test_packages_that_are_not_installed_are_named_with_what_brings_them(
 ) -> None:
     """Before a start they are problems; a check, which may run on another machine, tells of them."""
     monkeypatch.setattr("actors.preflight.find_spec", lambda name: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
     sections = {
-        "model": {"path": "some/model", "lora": {"rank": 4}, "quantization": {"type": "nf4"}, "attention": "flash"},
+        "model": {
+            "path": "some/model",
+            "lora": {"rank": 4},
+            "quantization": {"type": "nf4"},
+            "attention": "flash",
+            "compile": True,
+        },
         "trainer": {"max_steps": 1, "optimizer": {"type": "adamw_8bit"}},
         "inference": {"engine": {"type": "embedded"}},
     }
@@ -81,6 +88,7 @@ def test_packages_that_are_not_installed_are_named_with_what_brings_them(
         ("model.quantization", "bitsandbytes", "grpo-actors[bnb]"),
         ("trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"),
         ("model.attention", "flash_attn", "flash-attn, or take auto"),
+        ("model.compile", "no-such-compiler", "no-such-compiler"),
     ]
     assert _problems(tmp_path, **sections) == [
         f"{key}: needs {name}, which is not installed; install {extra}" for key, name, extra in expected

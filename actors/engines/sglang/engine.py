@@ -65,6 +65,7 @@ class SglangEngine(ServedEngine):
     """
 
     _client: SglangClient
+    _key_setting = "inference.engine.admin_api_key_env"
 
     def __init__(
         self,
@@ -79,11 +80,7 @@ class SglangEngine(ServedEngine):
         super().__init__("SGLang", model, update_mode, config.max_loras, scratch)
         self._config = config
         keys = [secret(getattr(config, key), f"inference.engine.{key}") for key in ("api_key_env", "admin_api_key_env")]
-        try:
-            self._relay.call(self._connect(config.urls[ordinal], keys), config.startup_timeout)
-        except BaseException:
-            self.close()
-            raise
+        self._start(lambda: self._connect(config.urls[ordinal], keys), config.startup_timeout)
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
@@ -118,16 +115,7 @@ class SglangEngine(ServedEngine):
         if not info["enable_deterministic_inference"]:
             log.warning("SGLang ignores seeds; start it with --enable-deterministic-inference to have them", url=url)
         self._longest = int(info["max_req_input_len"]) + MARGIN_TOKENS - 1
-        try:
-            async with asyncio.timeout(self._config.startup_timeout):
-                await self._take_over()
-        except TimeoutError:
-            raise EngineStoppedError(
-                f"SGLang at {url} could not be taken over within {self._config.startup_timeout:g} s "
-                "(inference.engine.startup_timeout); do requests of others use its adapters?"
-            ) from None
-        except RefusedError as error:
-            raise ConfigError(f"inference.engine.admin_api_key_env: {error}") from None
+        await self._take_over(url, self._config.startup_timeout)
         self._relay.keep(self._watch())
 
     async def _until_it_serves(self) -> Json:

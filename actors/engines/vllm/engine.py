@@ -98,11 +98,7 @@ class VllmEngine(ServedEngine):
         self._clean_norms: dict[str, torch.Tensor] = {}
         self._server = None if config.urls else self._start_server(log_path)
         url = self._server.url if self._server else self._url(ordinal)
-        try:
-            self._relay.call(self._connect(url), config.startup_timeout)
-        except BaseException:
-            self.close()
-            raise
+        self._start(lambda: self._connect(url), config.startup_timeout)
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
@@ -171,7 +167,7 @@ class VllmEngine(ServedEngine):
         settings = await self._settings()
         self._longest = int(settings["model_config"]["max_model_len"])
         self._on_cpu = settings["device_config"]["device"] == "cpu"
-        await self._take_over()
+        await self._take_over(url, self._config.startup_timeout)
         self._relay.keep(self._watch())
 
     async def _until_it_serves(self) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from actors.policy.attention.padded import padded_attention
 from actors.policy.attention.rows import PackedRow
-from schemas.errors import ConfigError
 
 Index = Tensor
 
@@ -32,6 +32,7 @@ class Sight:
         self._positions_R = row.position_ids_R
         self._masks: dict[int | None, BlockMask] = {}
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else a compiled layer has a variant for each state
     def mask(self, sliding_window: int | None) -> BlockMask:
         """Made once for each kind of layer."""
         if sliding_window not in self._masks:
@@ -69,11 +70,11 @@ def flex_row_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention inside each sample of a packed row; (1, heads, R, dim) → (1, R, heads, dim).
 
-    Raises:
-        ConfigError: the model drops attention weights out, which this kernel can't.
+    A model that drops attention weights out is computed in padded blocks: this kernel can't.
     """
     if dropout:
-        raise ConfigError(f"model.attention: flex has no dropout, and the model has {dropout:g}; use padded")
+        options: Any = {"scaling": scaling, "dropout": dropout, "sliding_window": sliding_window, "softcap": softcap}
+        return padded_attention(module, query, key, value, attention_mask, packed_row=packed_row, **options)
     attend = _compiled(flex_attention, query.device.type)
     out = attend(
         query.to(value.dtype),  # norms of queries and keys leave float32 under autocast

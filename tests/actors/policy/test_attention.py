@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention
 from actors.policy import attention, loading
 from actors.policy.attention import pack_row
 from actors.policy.attention.flex import flex_row_attention
-from actors.policy.attention.padded import Blocks
+from actors.policy.attention.padded import Blocks, padded_attention
 from actors.policy.logprobs import logprobs_and_entropy
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
@@ -186,12 +186,17 @@ def test_kernel_is_the_best_that_there_is_or_the_one_that_is_named(
             attention.implementation(config, device)
 
 
-def test_dropout_of_the_model_is_refused_by_flex() -> None:
-    """It would be left out without a word."""
-    x = torch.zeros(1, 1, 2, 4)
-    row = pack_row(np.array([1, 2, 3], np.int32), np.array([0, 3]), np.array([1]), [0], CPU)
-    with pytest.raises(ConfigError, match=r"model.attention: flex has no dropout, and the model has 0.1; use padded"):
-        flex_row_attention(None, x, x, x, None, packed_row=row, dropout=0.1)
+def test_dropout_of_the_model_is_not_left_out_by_flex() -> None:
+    """Which has none: the same random numbers as in padded blocks."""
+    x = torch.randn(1, 1, 40, 4)
+    row = pack_row(np.arange(41, dtype=np.int32), np.array([0, 41]), np.array([1]), [0], CPU)
+    found = []
+    for function in (flex_row_attention, padded_attention):
+        torch.manual_seed(0)
+        found.append(function(None, x, x, x, None, packed_row=row, dropout=0.5)[0])
+    assert torch.equal(*found)
+    torch.manual_seed(0)
+    assert not torch.equal(found[0], padded_attention(None, x, x, x, None, packed_row=row)[0])
 
 
 def test_flash_is_refused_for_float32() -> None:

@@ -8,6 +8,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from actors.policy import formats
 from actors.policy.learner import TorchLearner
 from schemas.config import RunConfig
 from schemas.errors import RunFailedError
@@ -277,3 +278,11 @@ def test_engine_that_serves_another_model_stops_the_run_before_anything_is_appli
             assert learner.step(step_batch(foreign))["mismatch_abs_current"] > 1.0
             learner.step(step_batch(foreign, step=2))
         assert [line["cause"] for line in logs if line["event"] == "trainer and engine differ"] == ["model"]
+
+
+def test_weights_are_read_for_a_model_whose_attention_runs_elsewhere(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Those of a rank with shards pass through the host's memory, where flex does not run, and need not."""
+    learner = TorchLearner(run_config(model_folder()))
+    learner.snapshot().write(tmp_path)
+    config = learner._config.model.model_copy(update={"attention": "flex"})
+    formats.restore(learner.model, config, tmp_path)

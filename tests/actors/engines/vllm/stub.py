@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,6 +28,8 @@ class StubServer:
         """Requests stop behind two tokens, until they are released or aborted."""
         self.refuse: dict[str, tuple[int, Any]] = {}
         """Status and body by path."""
+        self.before: dict[str, Callable[[], object]] = {}
+        """What is done by path, before it is answered."""
         self._loop = asyncio.new_event_loop()
         self._ready: Future[int] = Future()
         self._aborted: set[str] = set()
@@ -67,6 +70,8 @@ class StubServer:
         path = request.path
         body = await request.json() if request.can_read_body else dict(request.query)
         self.calls.append((path, body))
+        if path in self.before:
+            self.before[path]()
         if path in self.refuse:
             status, content = self.refuse[path]
             return web.json_response(content, status=status)

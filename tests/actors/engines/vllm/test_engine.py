@@ -309,6 +309,37 @@ def test_with_drain_a_third_version_waits_for_the_first(make_vllm: MakeVllm, stu
     assert "/abort_requests" not in stub.paths()
 
 
+def test_a_server_that_refuses_to_be_taken_over_names_the_key_and_leaves_no_thread(
+    make_vllm: MakeVllm, stub: StubServer
+) -> None:
+    """One with an API key, of an actor that has none."""
+    stub.refuse["/v1/models"] = (401, {"error": "Unauthorized"})
+    before = set(threading.enumerate())
+    with pytest.raises(ConfigError, match=r"inference.engine.api_key_env: vLLM answers 401 to /v1/models: Unau"):
+        make_vllm(lora=True)
+    assert set(threading.enumerate()) == before
+
+
+def test_an_engine_that_is_quarantined_while_it_waits_for_the_server_to_rest_stays_closed(
+    make_vllm: MakeVllm, stub: StubServer, full: Weights
+) -> None:
+    """The switch fails, nothing was overwritten, and still nobody knows what the server holds."""
+    engine = make_vllm()
+    engine.load(policy(1), full, WAIT)
+    stub.holding = True
+    future = engine.submit(ask(PROMPT))
+    wait_for(lambda: stub.asked("/inference/v1/generate"))
+    stub.refuse["/pause"] = (500, {"detail": "no"})
+    stub.before["/pause"] = lambda: engine._quarantine(engine._serving, "for the test")
+    with pytest.raises(ValueError, match="vLLM answers 500 to /pause"):
+        engine.load(policy(2), full, WAIT)
+    assert (engine.status().state, engine._gate.is_set()) == ("quarantined", False)
+    stub.refuse.clear()
+    engine.load(policy(2), full, WAIT)
+    stub.holding = False
+    assert future.result(WAIT)
+
+
 def test_a_server_is_taken_over_from_an_engine_that_ended_in_an_update(make_vllm: MakeVllm, stub: StubServer) -> None:
     """It stands still, and has adapters of that life under names that come again; what else it serves stays."""
     stub.adapters |= {"policy-1.1.1": "/gone", "somebody-else": "/there"}
