@@ -2,8 +2,8 @@
 
     python -m benchmarks.trainer_scaling [--json PATH]
 
-Each case is a process of its own, or one for each rank, and trains three steps of two rows, each filled by four samples
-that share no prompt. The first step warms up. On a CPU ranks share its cores. `estimate` is what `actors check
+Each case is a process of its own, or one for each rank, and trains three steps of two rows a rank, each filled by four
+samples that share no prompt. The first step warms up. On a CPU ranks share its cores. `estimate` is what `actors check
 --memory` says of one rank, `measured` the largest resident set of one beyond the imports (on a GPU: the most that torch
 had allocated). glibc gives each tensor pages of its own there (MALLOC_MMAP_THRESHOLD_): left alone, its heap falls to
 pieces, under LoRA to twice what is in use.
@@ -163,7 +163,7 @@ def run_case(folder: Path, rank: int) -> None:
     if case.num_ranks > 1:
         ranks = GlooRanks(rank, case.num_ranks, folder / "ranks", "127.0.0.1", lambda: None, 600.0)
         learner.enter(ranks, lambda: None)
-    lengths = [(case.sequence_len // 16, [3 * case.sequence_len // 16])] * 8
+    lengths = [(case.sequence_len // 16, [3 * case.sequence_len // 16])] * (8 * case.num_ranks)
     for step, _ in enumerate(sys.stdin, start=1):
         batch = step_batch(lengths, case.shape.vocab_size, case.sequence_len, step, rank, case.num_ranks)
         clock = Clock()

@@ -224,7 +224,8 @@ def _kept_bytes_of_fake(model: Any, num_tokens: int, dtype: torch.dtype, checkpo
     num_layers = int(body.config.get_text_config().num_hidden_layers)
     total, between = sum(kept.values()), int(output.untyped_storage().nbytes())
     one_layer = total // num_layers
-    return 2 * one_layer + num_layers * between if checkpointing else total + one_layer
+    # beside what is kept: the layer that is gone through backwards, or is computed again for it
+    return num_layers * between + one_layer if checkpointing else total + one_layer
 
 
 def _state_bytes(model: Any, trained: list[nn.Parameter], config: OptimizerConfig) -> int:
