@@ -103,6 +103,7 @@ def test_an_adapter_is_switched_together_with_the_norms_under_it(
 def test_nothing_goes_on_with_an_adapter_whose_norms_are_gone(make_vllm: MakeVllm, stub: StubServer) -> None:
     """A request under way is interrupted before the norms change, and goes on with the new adapter."""
     engine = make_vllm(lora=True, noise=NOISE)
+    stub.calls.clear()
     engine.load(policy(1), ADAPTER, WAIT)
     stub.holding = True
     old = engine.submit(ask(PROMPT, max_tokens=5))
@@ -135,6 +136,7 @@ def test_with_drain_what_is_under_way_ends_first(make_vllm: MakeVllm, stub: Stub
 def test_norms_that_can_not_be_set_leave_a_dirty_engine(make_vllm: MakeVllm, stub: StubServer) -> None:
     """In the server's words; the next version makes it clean."""
     engine = make_vllm(lora=True, noise=NOISE)
+    stub.calls.clear()
     stub.refuse["/collective_rpc"] = (500, {"error": {"message": "no weights ['model.norm.weight']"}})
     with pytest.raises(ValueError, match="no weights"):
         engine.load(policy(1), ADAPTER, WAIT)
