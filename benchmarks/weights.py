@@ -25,7 +25,7 @@ from datetime import timedelta
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import torch
@@ -42,7 +42,7 @@ from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
 from examples.quickstart.model import EOS, make_model, make_tokenizer
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
-from schemas.config.services import WeightsConfig
+from schemas.config.services import UpdateMode, WeightsConfig
 from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
 
 HOST, BOOT_ID, TIMEOUT = "127.0.0.1", "engine", 60.0
@@ -50,7 +50,7 @@ ROUNDS, WARMUP = 11, 3
 COMPLETIONS, PROMPT_TOKENS, MAX_TOKENS, WRITTEN = 16, 16, 40, 8
 distributed: Any = torch.distributed
 NO_EOS = {EOS: -100.0}
-MODES: tuple[Literal["interrupt", "inflight"], ...] = ("interrupt", "inflight")
+MODES: tuple[UpdateMode, ...] = ("interrupt", "inflight")
 
 
 def build(folder: Path, content: str) -> ModelConfig:

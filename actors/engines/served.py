@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -37,6 +37,7 @@ from actors.engines.upstream import RefusedError
 from actors.environments.prompts import eos_ids
 from bus.weights import Weights
 from schemas.config.model import ModelConfig
+from schemas.config.services import UpdateMode
 from schemas.errors import ConfigError
 from schemas.messages import EngineState, Policy
 
@@ -47,7 +48,6 @@ ROOM_SECONDS = 0.02
 """Between two looks at whether requests that are waited for have ended."""
 
 Ask = Callable[[SampleRequest], Awaitable[Completion]]
-UpdateMode = Literal["drain", "interrupt", "inflight"]
 
 
 class Client(Protocol):
@@ -80,6 +80,17 @@ class Client(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+def server_of(urls: Sequence[str], ordinal: int) -> str:
+    """The server of inference actor `ordinal`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if ordinal >= len(urls):
+        raise ConfigError(f"inference.engine.urls: has none for inference-{ordinal}")
+    return urls[ordinal]
 
 
 class ServedEngine(Tokenizing, ABC):
@@ -158,6 +169,7 @@ class ServedEngine(Tokenizing, ABC):
     def close(self) -> None:
         """End all requests; a server that is not ours goes on."""
         self._relay.close(self._leave)
+        self._end_server()
         self._folders.close()
 
     # --- what each server does in its own way --------------------------------------------------------------------
@@ -177,6 +189,9 @@ class ServedEngine(Tokenizing, ABC):
     @abstractmethod
     async def _stand_still(self) -> float:
         """Have the server decode no more, in the way of the update mode; returns the time since when it does not."""
+
+    def _end_server(self) -> None:
+        """If it is ours."""
 
     async def _leave(self) -> None:
         if hasattr(self, "_client"):  # it has been connected with

@@ -7,6 +7,8 @@ from pydantic import Field, field_validator
 
 from schemas.config.base import Section
 
+UpdateMode = Literal["drain", "interrupt", "inflight"]
+
 
 class LedgerConfig(Section):
     """The packer's SQLite ledger."""
@@ -76,7 +78,7 @@ class WeightsConfig(Section):
     """Newest versions kept, on disk or in the trainer's memory."""
     bucket_bytes: int = Field(8 << 20, ge=1)
     """Of one broadcast of the rendezvous channel. Engines check some buckets while the next ones are on the wire."""
-    update_mode: Literal["drain", "interrupt", "inflight"] = "interrupt"
+    update_mode: UpdateMode = "interrupt"
     """What happens to completions in the making: finish first, go on under the new weights with KV recomputed, or go on
     with the KV they have."""
     timeout: float = Field(120.0, gt=0)

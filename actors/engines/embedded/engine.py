@@ -17,7 +17,6 @@ import time
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import structlog
@@ -40,6 +39,7 @@ from actors.environments.prompts import eos_ids
 from bus.weights import Weights
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
+from schemas.config.services import UpdateMode
 from schemas.messages import Policy
 
 log = structlog.get_logger("engine")
@@ -67,7 +67,7 @@ class EmbeddedEngine(Tokenizing):
         self,
         model: ModelConfig,
         config: EmbeddedEngineConfig,
-        update_mode: Literal["drain", "interrupt", "inflight"],
+        update_mode: UpdateMode,
         noise: NormNoise | None = None,
     ) -> None:
         super().__init__(model)

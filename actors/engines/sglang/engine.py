@@ -28,7 +28,7 @@ from actors.engines.protocol import (
     SampleRequest,
     check_token_ids,
 )
-from actors.engines.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, UpdateMode
+from actors.engines.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.sglang.answers import completion_of, generate_body
 from actors.engines.sglang.client import SglangClient
 from actors.engines.sglang.versions import check_server
@@ -36,6 +36,7 @@ from actors.engines.upstream import Json, RefusedError
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.model import ModelConfig
+from schemas.config.services import UpdateMode
 from schemas.config.sglang import SglangEngineConfig
 from schemas.errors import ConfigError
 
@@ -75,12 +76,11 @@ class SglangEngine(ServedEngine):
         scratch: Path,
         ordinal: int = 0,
     ) -> None:
-        if ordinal >= len(config.urls):
-            raise ConfigError(f"inference.engine.urls: has none for inference-{ordinal}")
+        url = server_of(config.urls, ordinal)
         super().__init__("SGLang", model, update_mode, config.max_loras, scratch)
         self._config = config
         keys = [secret(getattr(config, key), f"inference.engine.{key}") for key in ("api_key_env", "admin_api_key_env")]
-        self._start(lambda: self._connect(config.urls[ordinal], keys), config.startup_timeout)
+        self._start(lambda: self._connect(url, keys), config.startup_timeout)
 
     # --- any thread ----------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from actors.engines.protocol import (
     SampleRequest,
     check_token_ids,
 )
-from actors.engines.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, UpdateMode
+from actors.engines.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.upstream import RefusedError
 from actors.engines.vllm import answers
 from actors.engines.vllm.client import VllmClient
@@ -48,6 +48,7 @@ from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
+from schemas.config.services import UpdateMode
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class VllmEngine(ServedEngine):
         self.holds_two_versions = self._serves_adapters and noise is None
         self._clean_norms: dict[str, torch.Tensor] = {}
         self._server = None if config.urls else self._start_server(log_path)
-        url = self._server.url if self._server else self._url(ordinal)
+        url = self._server.url if self._server else server_of(config.urls, ordinal)
         self._start(lambda: self._connect(url), config.startup_timeout)
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -108,17 +109,9 @@ class VllmEngine(ServedEngine):
             self._fail(ended)
         return super().status()
 
-    def close(self) -> None:
-        """End the server if it is ours, and the thread."""
-        self._relay.close(self._leave)
+    def _end_server(self) -> None:
         if self._server is not None:
             self._server.close(0.0 if self._relay.failure else END_SECONDS)
-        super().close()
-
-    def _url(self, ordinal: int) -> str:
-        if ordinal >= len(self._config.urls):
-            raise ConfigError(f"inference.engine.urls: has none for inference-{ordinal}")
-        return self._config.urls[ordinal]
 
     def _start_server(self, log_path: Path) -> OwnServer:
         python = self._config.python or sys.executable
