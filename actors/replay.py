@@ -24,8 +24,11 @@ from actors.ledger import LedgerReader, Step
 from actors.policy.checkpoints import CheckpointFolder
 from actors.telemetry.reporter import read_lines
 from bus import codec
+from bus.weights import Weights
+from bus.weights.buckets import pack
 from bus.weights.filesystem import FilesystemPublisher
 from schemas.config import RunConfig
+from schemas.config.services import WeightsConfig
 from schemas.errors import ConfigError
 from schemas.messages import Policy, ScoredGroup, StepBatch
 
@@ -93,11 +96,8 @@ def replay(config: RunConfig, step: int, learner: "Learner") -> Replay:
     values: dict[str, Any] = {}
     for batches in _batches(config, ledger, start, step):
         values = _train(learner, batches)
-    with tempfile.TemporaryDirectory() as folder:
-        manifest = FilesystemPublisher(Path(folder) / "weights", 2).publish(
-            Policy(lineage=0, version=step), learner.weights()
-        )
-    replayed = {"loss": values["loss"], "grad_norm": values["grad_norm"], "weights": manifest.digest}
+    digest = _digest(learner.weights(), config.weights)
+    replayed = {"loss": values["loss"], "grad_norm": values["grad_norm"], "weights": digest}
     return Replay(step, start, recorded, replayed, _inexact(config))
 
 
@@ -168,6 +168,15 @@ def _train(learner: "Learner", batches: Sequence[StepBatch]) -> dict[str, float]
     from actors.policy.ranks import ALONE
 
     return learner.step(batches[-1], ALONE, batches[:-1])
+
+
+def _digest(weights: Weights, config: WeightsConfig) -> str:
+    """As the trainer's end of the run's channel tells it."""
+    if config.channel == "rendezvous":
+        return pack(weights, config.bucket_bytes).header.digest
+    with tempfile.TemporaryDirectory() as folder:
+        publisher = FilesystemPublisher(Path(folder) / "weights", 2)
+        return publisher.publish(Policy(lineage=0, version=0), weights).digest
 
 
 def _shown(value: Any) -> str:

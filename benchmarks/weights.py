@@ -116,7 +116,7 @@ class Receiving:
         """A version, then the switch to it: as the engine stands, and with completions in the making."""
         update = update_of(manifest.policy)
         started = time.perf_counter()
-        with mock.patch("bus.weights.rendezvous.verify", verify if checked else lambda bucket, flat: None):
+        with mock.patch("bus.weights.rendezvous.verify", verify if checked else lambda *bucket: None):
             weights = self._receivers[manifest.channel].receive(manifest, update, bool)
         received = time.perf_counter()
         pause = self._engines["interrupt"].load(manifest.policy, weights, TIMEOUT)

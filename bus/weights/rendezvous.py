@@ -5,9 +5,9 @@
     engine    enters only updates that name it; checks each bucket before it is applied; says `got` in the store
 
 A group (`groups.py`, gloo) is kept for as long as its members stay and nothing fails. What comes over the wire is
-checked against the manifest, which came over the authenticated control plane.
+checked by the manifest's digest and key, which came over the control plane.
 
-    the trainer's store        header/POLICY → header, for each version held;  group/NAME → address of the group's store
+    the trainer's store        header/POLICY, codes/POLICY of each version held;  group/NAME → address of its store
     the newest group's store   got/BOOT → "UPDATE BUCKETS";  what gloo tells its ranks.  It ends with its group
 """
 
@@ -15,15 +15,14 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
 import structlog
 
 from bus.weights import UpdateAbandonedError, Weights
-from bus.weights.buckets import HASHERS, Bucket, Header, Parcel, pack, unpack, verify
+from bus.weights.buckets import Header, Parcel, codes_from, pack, staged, unpack, verify
 from bus.weights.groups import Broadcast, Group, Store, client_of, in_time
 from schemas.messages import Manifest, Policy, WeightUpdate
 
@@ -48,6 +47,10 @@ class RendezvousPublisher:
         self._host, self._bucket_bytes, self._keep, self._timeout = host.strip("[]"), bucket_bytes, keep, timeout
         self._store: Store | None = None
         self._parcels: dict[Policy, tuple[Manifest, Parcel]] = {}
+        self._spare: Sequence[Any] = ()
+        """Buckets of the version pruned last."""
+        self._given_up: set[Policy] = set()
+        """Sent in vain: gloo may still read their buckets."""
         self._sending: Policy | None = None
         self._lock = threading.Lock()
         """Training publishes and prunes while a thread sends."""
@@ -64,7 +67,7 @@ class RendezvousPublisher:
     def publish(self, policy: Policy, weights: Weights) -> Manifest:
         """Copy a version into buckets; engines may ask for it from now on."""
         store = self._open()
-        parcel = pack(weights, self._bucket_bytes)
+        parcel, self._spare = pack(weights, self._bucket_bytes, self._spare), ()
         manifest = Manifest(
             policy=policy,
             channel="rendezvous",
@@ -72,7 +75,9 @@ class RendezvousPublisher:
             uri=store.address,
             digest=parcel.header.digest,
             num_bytes=parcel.header.num_bytes,
+            key=parcel.key.hex(),
         )
+        store.server.set(_codes_key(policy), b"".join(parcel.codes).hex())
         store.server.set(_header_key(policy), parcel.header.encode())
         with self._lock:
             self._parcels[policy] = (manifest, parcel)
@@ -89,8 +94,11 @@ class RendezvousPublisher:
         with self._lock:
             for policy in list(self._parcels)[: -self._keep]:
                 if policy.version < keep_version and policy != self._sending:
-                    del self._parcels[policy]
+                    _, parcel = self._parcels.pop(policy)
+                    self._spare = () if policy in self._given_up else parcel.bytes_of
+                    self._given_up.discard(policy)
                     store.server.delete_key(_header_key(policy))
+                    store.server.delete_key(_codes_key(policy))
 
     def close(self) -> None:
         """Let all versions go."""
@@ -132,6 +140,7 @@ class RendezvousPublisher:
             for broadcast in under_way:
                 broadcast.wait()
         except BaseException:
+            self._given_up.add(update.policy)
             self._leave()  # later than this it is whole, and the next update may name it again
             raise
 
@@ -207,17 +216,39 @@ class RendezvousReceiver:
         boot_id: of the inference actor that owns the engine.
         host: this machine's address that the others reach.
         timeout: weights.timeout.
-        local_rank: of this process among the engine's (tensor parallel workers each receive all).
     """
 
-    def __init__(self, boot_id: str, host: str, timeout: float, local_rank: int = 0) -> None:
-        self._boot_id, self._host, self._timeout, self._local_rank = boot_id, host.strip("[]"), timeout, local_rank
+    def __init__(self, boot_id: str, host: str, timeout: float) -> None:
+        self._boot_id, self._host, self._timeout = boot_id, host.strip("[]"), timeout
         self._clients: dict[str, Any] = {}
         self._group: Group | None = None
-        self._hashers = ThreadPoolExecutor(HASHERS, "hasher")
+        self._staging: Sequence[Any] = ()
+        """The buckets received last."""
 
-    def header(self, manifest: Manifest, check: Callable[[], object]) -> Header:
-        """What the version consists of, checked against the manifest.
+    def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Callable[[], object]) -> Weights:
+        """The whole version, all of it checked; it lies in memory that the next call overwrites."""
+        assert update is not None
+        header, codes = self.header(manifest, check)
+        try:
+            group = self._group_of(manifest, update, check)
+            self._staging = staged([bucket.num_bytes for bucket in header.buckets], self._staging)
+            begun = (group.broadcast(flat, check) for flat in self._staging)
+            coming = deque(islice(begun, AHEAD))
+            for number, code in enumerate(codes):
+                flat = coming.popleft().wait()
+                coming.extend(islice(begun, 1))
+                verify(bytes.fromhex(manifest.key), number, flat, code)
+                self._say_got(group, update, number + 1)
+        except BaseException:
+            self._leave()
+            raise
+        tensors: dict[str, Any] = {}
+        for bucket, flat in zip(header.buckets, self._staging, strict=True):
+            tensors |= unpack(bucket, flat)
+        return Weights(header.content, tensors, header.files)
+
+    def header(self, manifest: Manifest, check: Callable[[], object]) -> tuple[Header, list[bytes]]:
+        """What the version consists of, checked against the manifest, and the code of each bucket.
 
         Raises:
             ValueError: it is not what the trainer published.
@@ -225,73 +256,23 @@ class RendezvousReceiver:
         """
         what = f"the trainer's store at {manifest.uri} does not answer"
         try:
-            data = in_time(lambda: self._read_header(manifest), check, self._timeout, what)
+            found = in_time(lambda: self._read_header(manifest), check, self._timeout, what)
         except BaseException:
             self._clients = {}  # a thread may still wait in it
             raise
-        if data is None:
+        if found is None:
             raise UpdateAbandonedError(f"the trainer at {manifest.uri} holds {manifest.policy} no more")
-        return Header.decode(data, manifest.digest)
-
-    def buckets(
-        self, manifest: Manifest, update: WeightUpdate, check: Callable[[], object]
-    ) -> "Iterator[tuple[Bucket, dict[str, Any]]]":
-        """Each bucket with its tensors, checked; the next ones are under way while the caller applies this one.
-
-        Raises:
-            ValueError: a bucket is not what the trainer published.
-            UpdateAbandonedError: a peer is gone, or `check` has raised it; this end needs another group then.
-        """
-        return self._receive(self.header(manifest, check), manifest, update, check)
-
-    def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Callable[[], object]) -> Weights:
-        """The whole version in a staging buffer: nothing is applied before all of it has been checked."""
-        assert update is not None
-        header = self.header(manifest, check)
-        tensors: dict[str, Any] = {}
-        for _, part in self._receive(header, manifest, update, check):
-            tensors |= part
-        return Weights(header.content, tensors, header.files)
-
-    def _receive(
-        self, header: Header, manifest: Manifest, update: WeightUpdate, check: Callable[[], object]
-    ) -> "Iterator[tuple[Bucket, dict[str, Any]]]":
-        try:
-            group = self._group_of(manifest, update, check)
-            for i, (bucket, flat) in enumerate(self._verified(header, group, check)):
-                self._say_got(group, update, i + 1)
-                yield bucket, unpack(bucket, flat)
-        except BaseException:  # a caller that stops early among them
-            self._leave()
-            raise
-
-    def _verified(self, header: Header, group: Group, check: Callable[[], object]) -> "Iterator[tuple[Bucket, Any]]":
-        """Buckets in order: some are on the wire, some are being digested, which takes longer than a fast wire."""
-        import torch
-
-        begun = ((b, group.broadcast(torch.empty(b.num_bytes, dtype=torch.uint8), check)) for b in header.buckets)
-        coming = deque(islice(begun, AHEAD))
-        digesting: deque[tuple[Bucket, Any, Future[None]]] = deque()
-        while coming or digesting:
-            if coming and len(digesting) < HASHERS:
-                bucket, broadcast = coming.popleft()
-                flat = broadcast.wait()
-                coming.extend(islice(begun, 1))
-                digesting.append((bucket, flat, self._hashers.submit(verify, bucket, flat)))
-            else:
-                bucket, flat, verified = digesting.popleft()
-                verified.result()
-                yield bucket, flat
+        header = Header.decode(found[0], manifest.digest)
+        return header, codes_from(found[1], len(header.buckets))
 
     def _group_of(self, manifest: Manifest, update: WeightUpdate, check: Callable[[], object]) -> Group:
         name = f"{manifest.uri} {update.group}"  # a trainer that has started anew has met nobody
         if self._group is None or self._group.name != name:
             self._leave()
-            rank = update.first_rank(self._boot_id) + self._local_rank
             self._group = Group(
                 name,
                 lambda: self._come(manifest, update),
-                rank,
+                update.first_rank(self._boot_id),
                 update.num_ranks,
                 self._host,
                 check,
@@ -303,27 +284,28 @@ class RendezvousReceiver:
         """Find the group's store, and say there that this member has come."""
         found = client_of(manifest.uri, self._timeout).get(_group_key(update.group))
         store = client_of(found.decode(), self._timeout)
-        if self._local_rank == 0:
-            store.set(_got_key(self._boot_id), f"{update.update} 0")
+        store.set(_got_key(self._boot_id), f"{update.update} 0")
         return store
 
     def _say_got(self, group: Group, update: WeightUpdate, num_buckets: int) -> None:
-        if self._local_rank == 0:
-            try:
-                group.store.set(_got_key(self._boot_id), f"{update.update} {num_buckets}")
-            except RuntimeError as error:
-                raise UpdateAbandonedError(f"the trainer is gone: {error}") from error
+        try:
+            group.store.set(_got_key(self._boot_id), f"{update.update} {num_buckets}")
+        except RuntimeError as error:
+            raise UpdateAbandonedError(f"the trainer is gone: {error}") from error
 
     def _leave(self) -> None:
         if self._group is not None:
             self._group.leave()
-        self._group = None
+        self._group, self._staging = None, ()  # what was given up may still be written to
 
-    def _read_header(self, manifest: Manifest) -> bytes | None:
+    def _read_header(self, manifest: Manifest) -> tuple[bytes, bytes] | None:
         if manifest.uri not in self._clients:
             self._clients = {manifest.uri: client_of(manifest.uri, self._timeout)}
-        store, key = self._clients[manifest.uri], _header_key(manifest.policy)
-        return bytes(store.get(key)) if store.check([key]) else None
+        store, keys = self._clients[manifest.uri], [_header_key(manifest.policy), _codes_key(manifest.policy)]
+        if not store.check(keys):
+            return None
+        header, codes = store.multi_get(keys)
+        return bytes(header), bytes(codes)
 
 
 def _count(said: bytes, update: WeightUpdate) -> int:
@@ -334,6 +316,10 @@ def _count(said: bytes, update: WeightUpdate) -> int:
 
 def _header_key(policy: Policy) -> str:
     return f"header/{policy}"
+
+
+def _codes_key(policy: Policy) -> str:
+    return f"codes/{policy}"
 
 
 def _group_key(group: str) -> str:

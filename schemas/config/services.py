@@ -77,7 +77,7 @@ class WeightsConfig(Section):
     keep: int = Field(3, ge=2)
     """Newest versions kept, on disk or in the trainer's memory."""
     bucket_bytes: int = Field(8 << 20, ge=1)
-    """Of one broadcast of the rendezvous channel. Engines check some buckets while the next ones are on the wire."""
+    """Of one broadcast of the rendezvous channel. Engines check a bucket while the next ones are on the wire."""
     update_mode: UpdateMode = "interrupt"
     """What happens to completions in the making: finish first, go on under the new weights with KV recomputed, or go on
     with the KV they have."""

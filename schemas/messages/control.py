@@ -6,6 +6,8 @@ Both carry absolute values only. Any single one may be lost: the next one says e
 
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from schemas import arrays
 from schemas.messages.base import Frozen, Message
 from schemas.messages.data import Policy, Purpose
@@ -55,7 +57,10 @@ class Manifest(Frozen):
     content: Literal["full", "adapter"]
     uri: str
     digest: str
+    """Of the content: the same weights have the same one, in whatever run."""
     num_bytes: int
+    key: str = Field(default="", repr=False)
+    """Of the codes by which members of a broadcast check what comes over the wire, hex; it is known to them alone."""
 
 
 class WeightMember(Frozen):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -13,9 +14,10 @@ from tests.models import build
 from tests.ring.harness import check_promise, children, processes, ring_config, steps_recorded, wait_until
 
 pytestmark = pytest.mark.slow
+Channel = Literal["filesystem", "rendezvous"]
 
 
-def model_config(folder: Path, model: Path, **trainer: object) -> RunConfig:
+def model_config(folder: Path, model: Path, channel: Channel = "filesystem", **trainer: object) -> RunConfig:
     """Eight steps at level 0 with the deterministic engine."""
     return ring_config(
         folder,
@@ -23,6 +25,7 @@ def model_config(folder: Path, model: Path, **trainer: object) -> RunConfig:
         packer={"groups_per_step": 3, "sequence_len": 64, "max_async_level": 0},
         trainer={"max_steps": 8, "learning_rate": 1e-2, "checkpoint": {"interval": 3}} | trainer,
         inference={"engine": {"type": "embedded", "max_sequence_len": 64, "deterministic": True}},
+        weights={"channel": channel},
         eval={"num_prompts": 0},
         ledger={"keep_steps": 100},
         up={"torch_threads": {"trainer": 1, "inference": 1}},
@@ -71,12 +74,16 @@ SEVERAL_UPDATES = {
 }
 
 
-@pytest.mark.parametrize("trainer", [{}, SEVERAL_UPDATES], ids=["one update", "six updates"])
+@pytest.mark.parametrize(
+    ("trainer", "channel"),
+    [({}, "rendezvous"), (SEVERAL_UPDATES, "filesystem")],
+    ids=["one update, broadcast", "six updates, files"],
+)
 def test_two_ranks_train_a_real_model_and_every_step_is_replayed_to_the_bit(
-    tmp_path: Path, model: Path, trainer: dict[str, object]
+    tmp_path: Path, model: Path, trainer: dict[str, object], channel: Channel
 ) -> None:
     """`actors replay` in one process has the loss, gradient norm and weights that two processes had."""
-    config = model_config(tmp_path, model, num_ranks=2, **trainer)
+    config = model_config(tmp_path, model, channel, num_ranks=2, **trainer)
     with processes(config, tmp_path) as started:
         assert started.up().wait(120.0) == 0, started.text("up")
     check_promise(config)

@@ -62,7 +62,9 @@ TICKET = Ticket(
     min_version=6,
 )
 FAILURE = AttemptFailure(ordinal=3, attempt=0, reason="timeout", detail="not sampled within 300 s")
-MANIFEST = Manifest(policy=POLICY, channel="filesystem", content="full", uri="/w/v7", digest="d" * 8, num_bytes=1 << 33)
+MANIFEST = Manifest(
+    policy=POLICY, channel="filesystem", content="full", uri="/w/v7", digest="d" * 8, num_bytes=1 << 33, key="0c" * 32
+)
 MEMBERS = [WeightMember(boot_id="b1", num_ranks=2), WeightMember(boot_id="b3", num_ranks=1)]
 UPDATE = WeightUpdate(update="2.9", group="2.1", policy=POLICY, members=MEMBERS)
 FAILED_UPDATE = UpdateFailure(update="2.8", missed=["b3"], detail="a bucket was not through")
