@@ -19,6 +19,25 @@ CHECK_SECONDS = 0.02
 STORE_TIMEOUT = timedelta(seconds=30)
 
 
+class Wait:
+    """What all waits of one update look at: whether it is still worth it, and the time that it has in all.
+
+    Args:
+        check: raises UpdateAbandonedError to give up.
+        timeout: weights.timeout: seconds, from now on.
+    """
+
+    def __init__(self, check: Callable[[], object], timeout: float) -> None:
+        self.timeout = timeout
+        self._check, self._deadline = check, time.monotonic() + timeout
+
+    def look(self, what: str) -> None:
+        """Go on waiting, or raise UpdateAbandonedError; `what` has not happened then."""
+        self._check()
+        if time.monotonic() > self._deadline:
+            raise UpdateAbandonedError(f"{what} within weights.timeout {self.timeout:g} s")
+
+
 class Group:
     """One rank's end of a group, made by meeting all others.
 
@@ -26,8 +45,7 @@ class Group:
         name: of the group, and of the trainer that it belongs to; never used for two.
         find: a client of the group's store. It is this group's own: who waits in one blocks all else in it.
         host: this machine's address that the others reach.
-        check: called while waiting; raises to give up.
-        timeout: seconds for the meeting and for each broadcast.
+        wait: of the update for which they meet; what is given up later ends, in gloo, after as long a time.
     """
 
     def __init__(
@@ -37,16 +55,15 @@ class Group:
         rank: int,
         size: int,
         host: str,
-        check: Callable[[], object],
-        timeout: float,
+        wait: Wait,
     ) -> None:
-        self.name, self._timeout = name, timeout
+        self.name = name
         self.store, self._group = in_time(
-            lambda: _meet(find(), rank, size, host, timeout), check, timeout, "the members of an update did not meet"
+            lambda: _meet(find(), rank, size, host, wait.timeout), wait, "the members of an update did not meet"
         )
         self._under_way: list[Any] = []
 
-    def broadcast(self, flat: Any, check: Callable[[], object]) -> "Broadcast":
+    def broadcast(self, flat: Any, wait: Wait) -> "Broadcast":
         """Begin to send (rank 0) or receive a uint8 tensor, in place.
 
         Raises:
@@ -57,7 +74,7 @@ class Group:
         except RuntimeError as error:
             raise UpdateAbandonedError(f"a member of the update is gone: {error}") from error
         self._under_way = [*(work for work in self._under_way if not work.is_completed()), work]
-        return Broadcast(work, flat, check, self._timeout)
+        return Broadcast(work, flat, wait)
 
     def leave(self) -> None:
         """Let go of it. Gloo waits for all that is under way when a group is freed: a thread does that, not we."""
@@ -68,9 +85,8 @@ class Group:
 class Broadcast:
     """A broadcast under way."""
 
-    def __init__(self, work: Any, flat: Any, check: Callable[[], object], timeout: float) -> None:
-        self._work, self._flat, self._check = work, flat, check
-        self._deadline, self._timeout = time.monotonic() + timeout, timeout
+    def __init__(self, work: Any, flat: Any, wait: Wait) -> None:
+        self._work, self._flat, self._wait = work, flat, wait
 
     def wait(self) -> Any:
         """The tensor, when all of it is there.
@@ -79,9 +95,7 @@ class Broadcast:
             UpdateAbandonedError: a peer is gone, or too late.
         """
         while not self._work.is_completed():
-            self._check()
-            if time.monotonic() > self._deadline:
-                raise UpdateAbandonedError(f"a bucket was not through within weights.timeout {self._timeout:g} s")
+            self._wait.look("its buckets were not through")
             with contextlib.suppress(RuntimeError):  # not yet; or it has failed, which is raised below
                 self._work.wait(timedelta(seconds=CHECK_SECONDS))
         try:
@@ -139,33 +153,31 @@ def _meet(store: Any, rank: int, size: int, host: str, timeout: float) -> tuple[
     return store, gloo(store, rank, size, options)
 
 
-def in_time(make: Callable[[], Any], check: Callable[[], object], timeout: float, what: str) -> Any:
+def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
     """What `make` returns, from a thread of its own: a store whose process is frozen answers never, and hears nothing.
 
     Args:
         what: went wrong if it does not return in time.
 
     Raises:
-        UpdateAbandonedError: it did not, or raised what torch raises.
+        UpdateAbandonedError: it did not, or could not.
     """
     made: list[Any] = []
-    failed: list[RuntimeError] = []
+    failed: list[Exception] = []
 
     def run() -> None:
         try:
             made.append(make())
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # ValueError: somebody has written nonsense into a store
             failed.append(error)
 
     thread = threading.Thread(target=run, name="rendezvous", daemon=True)
     thread.start()
-    deadline = time.monotonic() + timeout
-    while thread.is_alive() and time.monotonic() < deadline:
-        check()
+    while thread.is_alive():
+        wait.look(f"{what}: not")
         thread.join(CHECK_SECONDS)
-    if not made:
-        reason = failed[0] if failed else f"not within weights.timeout {timeout:g} s"
-        raise UpdateAbandonedError(f"{what}: {reason}")
+    if failed:
+        raise UpdateAbandonedError(f"{what}: {failed[0]}") from failed[0]
     return made[0]
 
 

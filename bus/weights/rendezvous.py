@@ -23,7 +23,7 @@ import structlog
 
 from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.buckets import Header, Parcel, codes_from, pack, staged, unpack, verify
-from bus.weights.groups import Broadcast, Group, Store, client_of, in_time
+from bus.weights.groups import Broadcast, Group, Store, Wait, client_of, in_time
 from schemas.messages import Manifest, Policy, WeightUpdate
 
 log = structlog.get_logger("bus.weights")
@@ -112,10 +112,10 @@ class RendezvousPublisher:
             UpdateAbandonedError: `check` has raised it, a member is gone or too late, or the version is not held any
                 more; the next update needs another group.
         """
-        parcel = self._hold(update.policy)
+        wait, parcel = Wait(check, self._timeout), self._hold(update.policy)
         try:
-            self._broadcast(update, parcel, check)
-            self._wait_for_all(update, len(parcel.bytes_of), check)
+            self._broadcast(update, parcel, wait)
+            self._wait_for_all(update, len(parcel.bytes_of), wait)
         except UpdateAbandonedError as error:
             raise UpdateAbandonedError(str(error), error.missed or self._behind(update)) from error
         finally:
@@ -129,12 +129,12 @@ class RendezvousPublisher:
             self._sending = policy
         return held[1]
 
-    def _broadcast(self, update: WeightUpdate, parcel: Parcel, check: Callable[[], object]) -> None:
+    def _broadcast(self, update: WeightUpdate, parcel: Parcel, wait: Wait) -> None:
         under_way: deque[Broadcast] = deque()
         try:
-            group = self._group_of(update, check)
+            group = self._group_of(update, wait)
             for flat in parcel.bytes_of:
-                under_way.append(group.broadcast(flat, check))
+                under_way.append(group.broadcast(flat, wait))
                 if len(under_way) == AHEAD:
                     under_way.popleft().wait()
             for broadcast in under_way:
@@ -150,7 +150,7 @@ class RendezvousPublisher:
             self._store = Store(self._host)
         return self._store
 
-    def _group_of(self, update: WeightUpdate, check: Callable[[], object]) -> Group:
+    def _group_of(self, update: WeightUpdate, wait: Wait) -> Group:
         """The group of the update: the one that there is, or a new one in a store of its own.
 
         Raises:
@@ -163,13 +163,7 @@ class RendezvousPublisher:
         self._leave()
         address = self._announce(update.group)
         self._group = Group(
-            update.group,
-            lambda: client_of(address, self._timeout),
-            0,
-            update.num_ranks,
-            self._host,
-            check,
-            self._timeout,
+            update.group, lambda: client_of(address, self._timeout), 0, update.num_ranks, self._host, wait
         )
         return self._group
 
@@ -186,12 +180,9 @@ class RendezvousPublisher:
             self._group.leave()
         self._group = None
 
-    def _wait_for_all(self, update: WeightUpdate, num_buckets: int, check: Callable[[], object]) -> None:
-        deadline = time.monotonic() + self._timeout
+    def _wait_for_all(self, update: WeightUpdate, num_buckets: int, wait: Wait) -> None:
         while any(count < num_buckets for count in self._counts(update).values()):
-            check()
-            if time.monotonic() > deadline:
-                raise UpdateAbandonedError(f"a member was not done within weights.timeout {self._timeout:g} s")
+            wait.look("a member was not done")
             time.sleep(POLL_SECONDS)
 
     def _behind(self, update: WeightUpdate) -> list[str]:
@@ -228,11 +219,12 @@ class RendezvousReceiver:
     def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Callable[[], object]) -> Weights:
         """The whole version, all of it checked; it lies in memory that the next call overwrites."""
         assert update is not None
-        header, codes = self.header(manifest, check)
+        wait = Wait(check, self._timeout)
+        header, codes = self._header(manifest, wait)
         try:
-            group = self._group_of(manifest, update, check)
+            group = self._group_of(manifest, update, wait)
             self._staging = staged([bucket.num_bytes for bucket in header.buckets], self._staging)
-            begun = (group.broadcast(flat, check) for flat in self._staging)
+            begun = (group.broadcast(flat, wait) for flat in self._staging)
             coming = deque(islice(begun, AHEAD))
             for number, code in enumerate(codes):
                 flat = coming.popleft().wait()
@@ -247,16 +239,11 @@ class RendezvousReceiver:
             tensors |= unpack(bucket, flat)
         return Weights(header.content, tensors, header.files)
 
-    def header(self, manifest: Manifest, check: Callable[[], object]) -> tuple[Header, list[bytes]]:
-        """What the version consists of, checked against the manifest, and the code of each bucket.
-
-        Raises:
-            ValueError: it is not what the trainer published.
-            UpdateAbandonedError: the trainer's store does not answer, or holds the version no more.
-        """
+    def _header(self, manifest: Manifest, wait: Wait) -> tuple[Header, list[bytes]]:
+        """What the version consists of, checked against the manifest, and the code of each bucket."""
         what = f"the trainer's store at {manifest.uri} does not answer"
         try:
-            found = in_time(lambda: self._read_header(manifest), check, self._timeout, what)
+            found = in_time(lambda: self._read_header(manifest), wait, what)
         except BaseException:
             self._clients = {}  # a thread may still wait in it
             raise
@@ -265,7 +252,7 @@ class RendezvousReceiver:
         header = Header.decode(found[0], manifest.digest)
         return header, codes_from(found[1], len(header.buckets))
 
-    def _group_of(self, manifest: Manifest, update: WeightUpdate, check: Callable[[], object]) -> Group:
+    def _group_of(self, manifest: Manifest, update: WeightUpdate, wait: Wait) -> Group:
         name = f"{manifest.uri} {update.group}"  # a trainer that has started anew has met nobody
         if self._group is None or self._group.name != name:
             self._leave()
@@ -275,8 +262,7 @@ class RendezvousReceiver:
                 update.first_rank(self._boot_id),
                 update.num_ranks,
                 self._host,
-                check,
-                self._timeout,
+                wait,
             )
         return self._group
 

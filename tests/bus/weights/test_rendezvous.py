@@ -16,6 +16,7 @@ import torch
 
 from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.buckets import Header, codes_from, pack, unpack, verify
+from bus.weights.groups import Wait
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver, _count
 from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
 
@@ -215,7 +216,7 @@ def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: Rendezvou
     gone = Manifest(policy=Policy(lineage=1, version=1), channel="rendezvous", content="full", uri=publisher.address,
                     digest="", num_bytes=0)  # fmt: skip
     with pytest.raises(UpdateAbandonedError, match=r"holds 1\.1 no more"):
-        RendezvousReceiver("A", HOST, 30.0).header(gone, never)
+        RendezvousReceiver("A", HOST, 30.0).receive(gone, update_of("A"), never)
 
 
 @SOMEBODY_IS_MISSING
@@ -391,7 +392,7 @@ def test_a_version_that_is_being_sent_is_not_pruned(publisher: RendezvousPublish
         publisher.publish(Policy(lineage=1, version=version), some_weights())
     publisher.prune(keep_version=100)
     assert [m.policy.version for m in publisher.published()] == [7, 8, 9]
-    assert RendezvousReceiver("A", HOST, 30.0).header(manifest, never)[0].num_bytes == manifest.num_bytes
+    assert RendezvousReceiver("A", HOST, 30.0)._header(manifest, Wait(never, 30.0))[0].num_bytes == manifest.num_bytes
     over.set()
     sender.join(5.0)
     publisher.prune(keep_version=100)
@@ -428,9 +429,10 @@ def test_an_engine_that_stops_early_waits_for_nobody(publisher: RendezvousPublis
     assert len(flats) == 3
 
     def send_two() -> None:
-        group = publisher._group_of(update, never)
+        wait = Wait(never, 30.0)
+        group = publisher._group_of(update, wait)
         for flat in flats[:2]:
-            group.broadcast(flat, never).wait()
+            group.broadcast(flat, wait).wait()
 
     sender, _ = in_thread(send_two)
 
@@ -446,6 +448,37 @@ def test_an_engine_that_stops_early_waits_for_nobody(publisher: RendezvousPublis
     assert len(left) == 1
     left[0].join(5.0)
     assert not left[0].is_alive()
+
+
+def test_an_update_has_its_time_in_all_however_often_a_bucket_comes():
+    """Each of them comes soon enough, and all of them do not: `weights.timeout` is that of the update."""
+    publisher = RendezvousPublisher(HOST, bucket_bytes=4000, keep=2, timeout=30.0)
+    manifest = publisher.publish(POLICY, Weights("full", {f"layer.{i}": torch.zeros(1000) for i in range(20)}))
+    update, wait = update_of("A"), Wait(never, 30.0)
+
+    def trickle() -> None:
+        group = publisher._group_of(update, wait)
+        for flat in publisher._parcels[POLICY][1].bytes_of:
+            group.broadcast(flat, wait).wait()
+            time.sleep(0.25)
+
+    sender, sent = in_thread(trickle)
+    started = time.monotonic()
+    with pytest.raises(UpdateAbandonedError, match=r"buckets were not through within weights.timeout 1 s"):
+        RendezvousReceiver("A", HOST, 1.0).receive(manifest, update, never)
+    assert time.monotonic() - started < 4.0  # and not 5 s, in which all buckets would have come
+    sender.join(30.0)
+    assert isinstance(sent[0], UpdateAbandonedError)  # its member is gone
+
+
+def test_nonsense_in_the_place_of_a_groups_address_ends_the_update_alone(publisher: RendezvousPublisher):
+    """The store is not authenticated: the engine lives, and waits for what the packer names next."""
+    manifest = publisher.publish(POLICY, some_weights())
+    assert publisher._store is not None
+    for nonsense in ("tcp://nowhere", "\x00", "tcp://[::1:x"):
+        publisher._store.server.set("group/1", nonsense)
+        with pytest.raises(UpdateAbandonedError, match="did not meet"):
+            RendezvousReceiver("A", HOST, 2.0).receive(manifest, update_of("A", group="1"), never)
 
 
 @pytest.mark.parametrize(
