@@ -226,6 +226,8 @@ class ControlClient:
             if isinstance(message, State):
                 newest = message
         if newest is not None:
+            if not self._run:
+                self._urgent = True  # it takes the place of a living process when its beat names the run (P3)
             self._last_heard, self._run = time.monotonic(), newest.run
             self._link.refused = ""  # of an attempt before
             self._on_state(newest)

@@ -29,6 +29,9 @@ class Peers:
     def heard(self, now: float, identity: str, beat: Beat) -> tuple[bool, str | None]:
         """Take note of a beat.
 
+        A process takes the place of a living one only when its beat names the run, which it has heard from us since its
+        start: one that has died before it could hear a word may have left a beat that arrives late (P3).
+
         Returns:
             (whether the beat counts, identity of an older process of the same name that this one replaces).
         """
@@ -43,6 +46,10 @@ class Peers:
         replaced = self._boot_of.get(beat.name)
         if replaced == identity:
             replaced = None
+        if replaced in self._beats and not beat.run:
+            self._visits.start(identity, now)
+            return False, None
+        self._visits.stop(identity)
         if replaced is not None:
             self.refuse(replaced, "a newer process has the same name; every process needs its own --name")
         self._boot_of[beat.name] = identity

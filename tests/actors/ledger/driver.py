@@ -26,6 +26,7 @@ from schemas.messages import (
     InferenceBeat,
     InferenceState,
     Manifest,
+    ObserverState,
     Policy,
     RewardBeat,
     RewardState,
@@ -79,7 +80,10 @@ class Double:
         if state.refusal or (self.run and state.run != self.run):
             self.over = True
             return
-        self.run, self.state = state.run, state
+        self.run = state.run
+        if isinstance(state, ObserverState):  # it does not count yet: another process of its name does
+            return
+        self.state = state
         if not self.over:
             self._obey(state)
 
@@ -360,9 +364,15 @@ class Ring:
         return said
 
     def turn(self, *silent: Double) -> dict[str, State | None]:
-        """Everybody but these beats, and the packer does one round."""
-        self.beat(*(double for double in self.doubles if double not in silent))
-        return self.decide()
+        """Everybody but these beats, and the packer does one round; two where somebody takes another's place."""
+        beating = [double for double in self.doubles if double not in silent]
+        self.beat(*beating)
+        states = self.decide()
+        counted = self.machine.peers.identities()
+        if newcomers := [d for d in beating if d.run and not d.over and d.identity not in counted]:
+            self.beat(*newcomers)  # at once, as a client does when it has heard its first State
+            states |= self.decide()
+        return states
 
     def wait(self, seconds: float, *silent: Double) -> None:
         """Time goes by, and everybody but these beats each second and at its end."""

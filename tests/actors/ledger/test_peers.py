@@ -6,7 +6,7 @@ from actors.ledger import Store, replies
 from actors.ledger.machine import MIN_POISON_IN_A_ROW
 from actors.ledger.peers import MAX_REMEMBERED, Peers
 from schemas.errors import ProtocolError
-from schemas.messages import ObserverBeat, RolloutState, State
+from schemas.messages import ObserverBeat, ObserverState, RolloutState, State
 from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, Trainer, policy, settings
 
 
@@ -79,12 +79,16 @@ def test_a_rank_of_another_configuration_is_refused() -> None:
 
 
 def test_a_new_boot_frees_at_once_what_the_old_one_held() -> None:
-    """No lease has to end: the old process is known to be gone (P3)."""
+    """No lease has to end: the old process is gone when the new one names the run, with its second beat (P3)."""
     ring, rollout = ring_with_rollout()
     ring.turn()
     assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
     rollout.restart()
-    ring.turn()
+    ring.beat(rollout)
+    ring.decide()
+    assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
+    ring.beat(rollout)
+    ring.decide()
     assert ring.machine.groups.held_by == {"a/2": {0, 1, 2, 3}}
     assert ring.row(0).attempt == 2
 
@@ -93,12 +97,36 @@ def test_a_superseded_process_is_refused_and_its_beats_change_nothing() -> None:
     """Two processes of one name: the later one stays, the earlier one hears why it must go (P3)."""
     ring, old = ring_with_rollout()
     new = Rollout("a", boot=2)
+    new.run = ring.machine.run
     ring.turn(old)
     ring.beat(new, old)
     ring.decide()
     assert ring.machine.peers.identities() == ["e/1", "a/2"]
     assert old.over
     assert "--name" in said(ring, "a/1").refusal
+
+
+def test_a_beat_from_before_the_first_word_does_not_replace_a_living_process() -> None:
+    """It may be late, of a process that is dead (P3); it is answered, and the living one stays."""
+    ring, living = ring_with_rollout()
+    ring.beat(Rollout("a", boot=0))
+    ring.decide()
+    assert isinstance(said(ring, "a/0"), ObserverState)
+    assert said(ring, "a/0").run == ring.machine.run
+    ring.wait(10)
+    assert "a/1" in ring.machine.peers.identities()
+    assert not living.over
+    assert ring.states["a/0"] is None, "whoever beats no more is forgotten"
+
+
+def test_a_process_that_took_a_place_is_no_visitor_any_more() -> None:
+    """That it was one once ends with the lease of its first beat, which must not end what it holds."""
+    ring, rollout = ring_with_rollout()
+    ring.turn()
+    rollout.restart()
+    ring.wait(8)
+    assert ring.machine.groups.held_by["a/2"] == {0, 1, 2, 3}
+    assert ring.row(0).attempt == 2
 
 
 def test_beats_with_an_older_sequence_number_are_ignored() -> None:
