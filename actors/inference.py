@@ -135,17 +135,8 @@ class InferenceActor:
             ) from error
 
     def _follow(self, engine: Engine) -> bool:
-        """Do what the newest State says; True at the end.
-
-        Raises:
-            EngineStoppedError: no update names this process any more; its supervisor starts another one.
-        """
+        """Do what the newest State says; True at the end."""
         state = self.membership.latest()
-        if isinstance(state, InferenceState) and state.left_out:
-            raise EngineStoppedError(
-                "no weight update names this engine any more: others waited for it too often; look at its network and "
-                "device, and at weights.timeout"
-            )
         if isinstance(state, InferenceState) and state.update_id >= self._update_id:  # a late one names an old version
             self._update_id = state.update_id
             manifest = state.manifest

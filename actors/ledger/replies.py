@@ -67,7 +67,6 @@ class _Replies:
                 update_id=machine.engines.update_id,
                 manifest=machine.engines.target,
                 update=machine.updates.current,
-                left_out=beat.boot_id in machine.updates.quarantined,
             )
         assert isinstance(beat, ObserverBeat)
         return ObserverState(**self._common, progress=self._progress)

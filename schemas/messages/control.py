@@ -289,8 +289,6 @@ class InferenceState(State):
     manifest: Manifest | None
     update: WeightUpdate | None = None
     """Of the rendezvous channel: the manifest's version comes by this one, or not yet."""
-    left_out: bool = False
-    """No update names this process any more: another one would be named again."""
 
 
 class ObserverState(State):

@@ -5,11 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.ledger.machine import Machine
-from actors.ledger.replies import states
 from actors.ledger.updates import MAX_FAILURES, Updates
-from schemas.messages import InferenceBeat, InferenceState, Manifest, Policy, TrainerBeat, UpdateFailure
-from tests.actors.ledger.driver import settings
+from schemas.messages import InferenceBeat, Manifest, Policy, TrainerBeat, UpdateFailure
 
 
 def manifest(version: int, channel: Any = "rendezvous") -> Manifest:
@@ -114,16 +111,6 @@ def test_whoever_missed_is_tried_again_and_quarantined_when_that_does_not_help()
         named.append(scene.see(1, failure(f"3.{attempt}", "b"), a=0, b=0))
     assert named == [("3.2", "3.2", ["a", "b"]), ("3.3", "3.3", ["a", "b"]), ("3.4", "3.4", ["a"])]
     assert scene.updates.quarantined == {"b"}
-
-
-def test_who_is_named_no_more_is_told_so():
-    """It ends then, and another process takes its place; others go on."""
-    machine = Machine(settings(), "r", 1, 0.0, draw=lambda: None)
-    for boot_id in ("a", "b"):
-        machine.peers.heard(0.0, boot_id, engine(boot_id, 1))
-    machine.updates._failures["b"] = MAX_FAILURES
-    told = {name: state for name, state in states(machine).items() if isinstance(state, InferenceState)}
-    assert {name: state.left_out for name, state in told.items()} == {b"a": False, b"b": True}
 
 
 def test_a_success_forgives_earlier_failures():

@@ -177,7 +177,7 @@ _ALL = (
         keep_version=2,
         update=UPDATE,
     ),
-    InferenceState(**STATE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE, left_out=True),
+    InferenceState(**STATE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE),
     ObserverState(**STATE_FIELDS, progress={"reward": 0.5, "peers": {"rollout": 1}, "loss": None}),
 )
 EXAMPLES: dict[str, Message] = {message.kind: message for message in _ALL}
