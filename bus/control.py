@@ -118,7 +118,8 @@ class ControlClient:
         self._lock = threading.Lock()
         self._fields: dict[str, Any] = {}
         self._urgent = self._stopping = False
-        self._run, self._sequence, self._tokens, self._last_beat = "", 0, BEAT_BURST, time.monotonic()
+        self._run, self._term, self._sequence = "", 0, 0
+        self._tokens, self._last_beat = BEAT_BURST, time.monotonic()
         self._last_heard = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name=f"control-{name}", daemon=True)
 
@@ -201,6 +202,7 @@ class ControlClient:
         self._sequence += 1
         beat = self._beat_type(
             run=self._run,
+            term=self._term,
             name=self._name,
             boot_id=self._boot_id,
             sequence=self._sequence,
@@ -227,8 +229,8 @@ class ControlClient:
                 newest = message
         if newest is not None:
             if not self._run:
-                self._urgent = True  # it takes the place of a living process when its beat names the run (P3)
-            self._last_heard, self._run = time.monotonic(), newest.run
+                self._urgent = True  # it takes the place of a living process when its beat names the term (P3)
+            self._last_heard, self._run, self._term = time.monotonic(), newest.run, newest.term
             self._link.refused = ""  # of an attempt before
             self._on_state(newest)
 

@@ -61,6 +61,8 @@ class Engines:
         self.floor = max(self.floor, served)
         wanted: Manifest | None = None
         for manifest in published:
+            if self.target is not None and manifest.policy == self.target.policy:
+                self.target = manifest  # with its key, which is not stored
             version = manifest.policy.version
             allowed = manifest.policy == pinned if pinned else due is None or version <= due
             if allowed and version >= self.floor and (wanted is None or version >= wanted.policy.version):
@@ -74,7 +76,7 @@ class Engines:
 
     def _note(self) -> None:
         self._changes.values["target"] = {
-            "manifest": self.target.model_dump() if self.target else None,
+            "manifest": self.target.model_dump(exclude={"key"}) if self.target else None,
             "update_id": self.update_id,
             "dead_lineage": self.dead_lineage,
         }

@@ -70,7 +70,7 @@ class Machine:
         self.engines = Engines(self._changes)
         self.updates = Updates(term)
         self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
-        self.peers = Peers(settings.lease)
+        self.peers = Peers(settings.lease, term)
         self.rollout_holds, self.reward_holds = Holds(), Holds()
         self.folded = Folded()
         self.trained_step = 0

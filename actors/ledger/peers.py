@@ -14,9 +14,15 @@ MAX_REMEMBERED = 10_000
 
 
 class Peers:
-    """The live peers, one boot per name; and the visitors, who beat but do not count."""
+    """The live peers, one boot per name; and the visitors, who beat but do not count.
 
-    def __init__(self, lease: float) -> None:
+    Args:
+        lease: seconds.
+        term: of this packer.
+    """
+
+    def __init__(self, lease: float, term: int) -> None:
+        self._term = term
         self._leases: Clock[str] = Clock(lease)
         self._visits: Clock[str] = Clock(lease)
         self._beats: dict[str, Beat] = {}
@@ -29,8 +35,8 @@ class Peers:
     def heard(self, now: float, identity: str, beat: Beat) -> tuple[bool, str | None]:
         """Take note of a beat.
 
-        A process takes the place of a living one only when its beat names the run, which it has heard from us since its
-        start: one that has died before it could hear a word may have left a beat that arrives late (P3).
+        A process takes the place of a living one only when its beat names our term: then it has heard us. One that has
+        died before may have left a beat that arrives late (P3).
 
         Returns:
             (whether the beat counts, identity of an older process of the same name that this one replaces).
@@ -46,7 +52,7 @@ class Peers:
         replaced = self._boot_of.get(beat.name)
         if replaced == identity:
             replaced = None
-        if replaced in self._beats and not beat.run:
+        if replaced in self._beats and beat.term != self._term:
             self._visits.start(identity, now)
             return False, None
         self._visits.stop(identity)

@@ -77,7 +77,7 @@ class WeightReceiver(Protocol):
     """The inference actor's end."""
 
     def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Callable[[], object]) -> Weights:
-        """The weights of this version, checked against the manifest's digest.
+        """The weights of this version, checked by its manifest; they may lie in memory that the next call overwrites.
 
         Args:
             update: by which they come; None where the channel needs none.

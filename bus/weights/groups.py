@@ -17,19 +17,25 @@ from bus.weights import UpdateAbandonedError
 
 CHECK_SECONDS = 0.02
 STORE_TIMEOUT = timedelta(seconds=30)
+GLOO_TIMEOUTS = 2
+"""Of gloo's own timeout, in ours: a broadcast is begun while the one before it is still waited for."""
 
 
 class Wait:
-    """What all waits of one update look at: whether it is still worth it, and the time that it has in all.
+    """What all waits of one update look at: whether it is still worth it, and how long nothing has come.
 
     Args:
         check: raises UpdateAbandonedError to give up.
-        timeout: weights.timeout: seconds, from now on.
+        timeout: weights.timeout: seconds, from now on and from each bucket.
     """
 
     def __init__(self, check: Callable[[], object], timeout: float) -> None:
         self.timeout = timeout
         self._check, self._deadline = check, time.monotonic() + timeout
+
+    def renew(self) -> None:
+        """Something has come."""
+        self._deadline = time.monotonic() + self.timeout
 
     def look(self, what: str) -> None:
         """Go on waiting, or raise UpdateAbandonedError; `what` has not happened then."""
@@ -45,7 +51,7 @@ class Group:
         name: of the group, and of the trainer that it belongs to; never used for two.
         find: a client of the group's store. It is this group's own: who waits in one blocks all else in it.
         host: this machine's address that the others reach.
-        wait: of the update for which they meet; what is given up later ends, in gloo, after as long a time.
+        wait: of the update for which they meet; what is given up later ends in gloo by itself, after twice its time.
     """
 
     def __init__(
@@ -59,7 +65,9 @@ class Group:
     ) -> None:
         self.name = name
         self.store, self._group = in_time(
-            lambda: _meet(find(), rank, size, host, wait.timeout), wait, "the members of an update did not meet"
+            lambda: _meet(find(), rank, size, host, GLOO_TIMEOUTS * wait.timeout),
+            wait,
+            "the members of an update did not meet",
         )
         self._under_way: list[Any] = []
 
@@ -95,13 +103,14 @@ class Broadcast:
             UpdateAbandonedError: a peer is gone, or too late.
         """
         while not self._work.is_completed():
-            self._wait.look("its buckets were not through")
+            self._wait.look("a bucket was not through")
             with contextlib.suppress(RuntimeError):  # not yet; or it has failed, which is raised below
                 self._work.wait(timedelta(seconds=CHECK_SECONDS))
         try:
             self._work.wait()
         except RuntimeError as error:
             raise UpdateAbandonedError(f"a member of the update is gone: {error}") from error
+        self._wait.renew()
         return self._flat
 
 
@@ -168,7 +177,7 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
     def run() -> None:
         try:
             made.append(make())
-        except (RuntimeError, ValueError) as error:  # ValueError: somebody has written nonsense into a store
+        except (RuntimeError, ValueError, TypeError) as error:  # the last two: somebody has written nonsense
             failed.append(error)
 
     thread = threading.Thread(target=run, name="rendezvous", daemon=True)

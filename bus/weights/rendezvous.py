@@ -19,14 +19,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-import structlog
-
 from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.buckets import Header, Parcel, codes_from, pack, staged, unpack, verify
 from bus.weights.groups import Broadcast, Group, Store, Wait, client_of, in_time
 from schemas.messages import Manifest, Policy, WeightUpdate
-
-log = structlog.get_logger("bus.weights")
 
 POLL_SECONDS = 0.002
 AHEAD = 2
@@ -74,7 +70,7 @@ class RendezvousPublisher:
             content=weights.content,
             uri=store.address,
             digest=parcel.header.digest,
-            num_bytes=parcel.header.num_bytes,
+            num_bytes=sum(parcel.header.sizes),
             key=parcel.key.hex(),
         )
         store.server.set(_codes_key(policy), b"".join(parcel.codes).hex())
@@ -95,7 +91,8 @@ class RendezvousPublisher:
             for policy in list(self._parcels)[: -self._keep]:
                 if policy.version < keep_version and policy != self._sending:
                     _, parcel = self._parcels.pop(policy)
-                    self._spare = () if policy in self._given_up else parcel.bytes_of
+                    if policy not in self._given_up:
+                        self._spare = parcel.bytes_of
                     self._given_up.discard(policy)
                     store.server.delete_key(_header_key(policy))
                     store.server.delete_key(_codes_key(policy))
@@ -223,7 +220,7 @@ class RendezvousReceiver:
         header, codes = self._header(manifest, wait)
         try:
             group = self._group_of(manifest, update, wait)
-            self._staging = staged([bucket.num_bytes for bucket in header.buckets], self._staging)
+            self._staging = staged(header.sizes, self._staging)
             begun = (group.broadcast(flat, wait) for flat in self._staging)
             coming = deque(islice(begun, AHEAD))
             for number, code in enumerate(codes):
@@ -233,6 +230,7 @@ class RendezvousReceiver:
                 self._say_got(group, update, number + 1)
         except BaseException:
             self._leave()
+            self._staging = ()  # what was given up may still be written to
             raise
         tensors: dict[str, Any] = {}
         for bucket, flat in zip(header.buckets, self._staging, strict=True):
@@ -282,7 +280,7 @@ class RendezvousReceiver:
     def _leave(self) -> None:
         if self._group is not None:
             self._group.leave()
-        self._group, self._staging = None, ()  # what was given up may still be written to
+        self._group = None
 
     def _read_header(self, manifest: Manifest) -> tuple[bytes, bytes] | None:
         if manifest.uri not in self._clients:

@@ -82,7 +82,8 @@ class WeightsConfig(Section):
     """What happens to completions in the making: finish first, go on under the new weights with KV recomputed, or go on
     with the KV they have."""
     timeout: float = Field(120.0, gt=0)
-    """Seconds for one update of one engine."""
+    """Seconds until an update is given up: in which members have not met, nothing has come, or an engine has not
+    switched."""
 
 
 class TelemetryConfig(Section):

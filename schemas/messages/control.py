@@ -60,7 +60,7 @@ class Manifest(Frozen):
     """Of the content: the same weights have the same one, in whatever run."""
     num_bytes: int
     key: str = Field(default="", repr=False)
-    """Of the codes by which members of a broadcast check what comes over the wire, hex; it is known to them alone."""
+    """Of the codes by which members of a broadcast check what comes over the wire, hex; a secret, kept in memory."""
 
 
 class WeightMember(Frozen):
@@ -160,6 +160,8 @@ class Beat(Message):
     fingerprint: str | None = None
     """Of all message kinds; said until the packer has answered."""
     metrics_url: str = ""
+    term: int = 0
+    """Of the packer that was heard last."""
 
 
 class RolloutBeat(Beat):

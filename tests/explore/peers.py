@@ -128,11 +128,6 @@ class Scorer(Watched, Reward):
         return digests, sent, self.state is not None
 
     @property
-    def term(self) -> int:
-        """Of the packer that it follows."""
-        return self.state.term if self.state else 0
-
-    @property
     def to_send(self) -> list[Hold]:
         """Scored groups that the packer of this term has not been sent, or not for long."""
         if not isinstance(self.state, RewardState):

@@ -130,7 +130,7 @@ def check_told(parcels: "Iterable[Parcel]", stored: "Stored") -> None:
             _check_gang(identity, content, stored.values)
         elif isinstance(content, InferenceState):
             target = stored.values.get("target", {}).get("manifest")
-            told = content.manifest and content.manifest.model_dump()
+            told = content.manifest and content.manifest.model_dump(exclude={"key"})
             demand(told == target, "P22", f"{identity} is told to serve {told}, committed is {target}")
         elif isinstance(content, tuple):
             step = content[1]

@@ -92,8 +92,8 @@ def test_an_old_beat_is_not_believed_after_the_lease_of_its_process() -> None:
 
 
 def test_a_late_beat_of_a_dead_process_does_not_replace_a_living_one() -> None:
-    """The living one would be refused, which ends the run; so a process has to have heard our run first (P3)."""
-    for seed in range(WALKS):
+    """The living one would be refused, which ends the run; so a process has to have heard this packer first (P3)."""
+    for seed in (*range(WALKS), 64):  # in 64 the packer starts anew between two beats of the dead
         walk(replace(STEPS, ghosts=True), seed, WALK_ACTIONS)
 
 

@@ -413,6 +413,7 @@ class World:
         parts: list[Hashable] = [peer.key(names) for peer in self.peers.values()]
         parts += [packer.key(names, self.now), tuple((name, until - self.now) for name, until in self.silent)]
         parts += [tuple(packer.machine.peers.refusal_of(peer.identity) for peer in self.peers.values())]
+        parts += [tuple(peer.term == packer.machine.term for peer in self.peers.values())]  # who may take a place (P3)
         parts += [tuple((step, one.chain, one.reports) for step, one in self.disk.checkpoints.items())]
         parts += [self._key_of(parcel) for parcel in self.wire]
         return hash(tuple(parts))

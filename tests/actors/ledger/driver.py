@@ -58,6 +58,7 @@ class Double:
     boot: int = 1
     run: str = ""
     phase: str = "running"
+    term: int = 0
     sequence: int = 0
     state: State | None = None
     over: bool = False
@@ -73,14 +74,14 @@ class Double:
         self.sequence += 1
         common = {"name": self.name, "boot_id": str(self.boot), "sequence": self.sequence, "phase": self.phase}
         said = None if self.run else fingerprint()
-        return self.kind(run=self.run, fingerprint=said, **common, **self._fields())
+        return self.kind(run=self.run, term=self.term, fingerprint=said, **common, **self._fields())
 
     def take(self, state: State) -> None:
         """A State arrives."""
         if state.refusal or (self.run and state.run != self.run):
             self.over = True
             return
-        self.run = state.run
+        self.run, self.term = state.run, state.term
         if isinstance(state, ObserverState):  # it does not count yet: another process of its name does
             return
         self.state = state

@@ -426,7 +426,7 @@ def test_a_rollout_is_told_when_a_reward_actor_dies_and_keeps_the_group_to_send_
     ring.turn()
     assert rollout.to_send == []
     first.restart()
-    for _ in range(2):  # the second beat names the run, and it takes the place (P3)
+    for _ in range(2):  # the second beat names the term, and it takes the place (P3)
         ring.beat(first)
         ring.decide()
     assert rollout.to_send == [(0, 1)]
@@ -479,7 +479,7 @@ def test_a_ticket_withdrawn_before_it_was_named_is_taken_off_its_holders_state_a
     ring, (rollout,), _ = ring_of(1)
     old = facts_of(rollout.held[0, 1], policy(0))
     rollout.restart()
-    rollout.run = ring.machine.run  # it has heard a State, and hears no other one
+    rollout.run, rollout.term = ring.machine.run, ring.machine.term  # it has heard a State, and hears no other one
     ring.lose = lambda what, who: what == "state"
     assert [t.attempt for t in ring.turn()["a/2"].tickets] == [2]
     ring.score(old)

@@ -1,5 +1,7 @@
 """Which version the engines serve (P22), evaluations of exactly one policy (P26), and the end of a run (P27)."""
 
+import json
+
 import pytest
 
 from actors.ledger import Changes, ExampleRef, GroupState
@@ -74,6 +76,18 @@ def test_engines_never_go_back_while_a_new_lineage_replays() -> None:
         assert engines.target.policy == policy(5)
     assert engines.retarget(manifests(policy(5, lineage=2)), None, None, 5)
     assert engines.target.policy == policy(5, lineage=2)
+
+
+def test_the_key_of_a_version_is_never_stored_and_comes_back_with_the_trainers_next_beat() -> None:
+    """Whoever reads it could forge weights on the wire; without it a restarted packer's engines could load none."""
+    changes = Changes()
+    keyed = [manifest.model_copy(update={"key": "5e" * 32}) for manifest in manifests(policy(5))]
+    Engines(changes).retarget(keyed, None, None, 5)
+    assert "5e5e" not in json.dumps(changes.values)
+    engines = Engines(Changes())
+    engines.restore(changes.values["target"])
+    assert not engines.retarget(keyed, None, None, 5)  # it is the same version
+    assert engines.target == keyed[0]
 
 
 def test_a_restarted_packer_does_not_send_engines_back() -> None:

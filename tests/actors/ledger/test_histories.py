@@ -250,7 +250,7 @@ def check_slots(walk: Walk) -> None:
 def check_restore(ring: Ring) -> None:
     """A packer that starts from the store now, and hears the same beats, knows and says the same."""
     for double in ring.doubles:
-        double.run = double.run or ring.machine.run  # else one that starts anew counts in the new packer alone (P3)
+        double.run, double.term = ring.machine.run, ring.machine.term  # else a successor counts in the new packer alone
     for _ in range(2):  # the first may end tickets that the beats did not name yet: room for others with the next
         beats = {double.identity: double.beat() for double in ring.doubles if not double.over}
         for identity, beat in beats.items():

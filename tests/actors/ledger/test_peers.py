@@ -79,7 +79,7 @@ def test_a_rank_of_another_configuration_is_refused() -> None:
 
 
 def test_a_new_boot_frees_at_once_what_the_old_one_held() -> None:
-    """No lease has to end: the old process is gone when the new one names the run, with its second beat (P3)."""
+    """No lease has to end: the old process is gone when the new one names the term, with its second beat (P3)."""
     ring, rollout = ring_with_rollout()
     ring.turn()
     assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
@@ -97,7 +97,7 @@ def test_a_superseded_process_is_refused_and_its_beats_change_nothing() -> None:
     """Two processes of one name: the later one stays, the earlier one hears why it must go (P3)."""
     ring, old = ring_with_rollout()
     new = Rollout("a", boot=2)
-    new.run = ring.machine.run
+    new.run, new.term = ring.machine.run, ring.machine.term
     ring.turn(old)
     ring.beat(new, old)
     ring.decide()
@@ -117,6 +117,21 @@ def test_a_beat_from_before_the_first_word_does_not_replace_a_living_process() -
     assert "a/1" in ring.machine.peers.identities()
     assert not living.over
     assert ring.states["a/0"] is None, "whoever beats no more is forgotten"
+
+
+def test_a_late_beat_of_the_dead_does_not_replace_the_living_after_a_restart_of_the_packer() -> None:
+    """It names the run, heard from the packer before; its successor was the first whom the new one heard (P3)."""
+    ring, old = ring_with_rollout()
+    ring.turn()
+    late = old.beat()
+    ring.restart_packer()
+    old.restart()
+    ring.turn()
+    assert "a/2" in ring.machine.peers.identities()
+    ring.machine.heard(ring.now, "a/1", late)
+    ring.turn()
+    assert "a/2" in ring.machine.peers.identities()
+    assert not old.over
 
 
 def test_a_process_that_took_a_place_is_no_visitor_any_more() -> None:
@@ -275,7 +290,7 @@ def test_an_observer_sees_progress_and_is_not_waited_for() -> None:
 
 def test_refusals_that_are_remembered_are_bounded() -> None:
     """A process that is started again and again leaves 10 000 of them at most."""
-    peers = Peers(3.0)
+    peers = Peers(3.0, 1)
     for boot in range(MAX_REMEMBERED + 5):
         peers.refuse(f"a/{boot}", "no")
     assert [peers.refusal_of(f"a/{boot}") for boot in (0, 4, 5)] == ["", "", "no"]
