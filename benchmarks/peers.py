@@ -27,6 +27,7 @@ from schemas.messages import (
     InferenceBeat,
     InferenceState,
     Manifest,
+    ObserverState,
     Policy,
     RewardBeat,
     RewardState,
@@ -47,12 +48,12 @@ EVERY_FAILURE, EVERY_COPY, EVERY_POISON, EVERY_RESTART = 997, 1009, 20011, 10007
 
 
 class Peer:
-    """What all peers have: name, boot, sequence number."""
+    """What all peers have: name, boot, the term of the packer that it has heard, sequence number."""
 
     kind: type[Beat]
 
     def __init__(self, run: str, name: str) -> None:
-        self.run, self.name, self.boot, self.sequence = run, name, 1, 0
+        self.run, self.name, self.boot, self.term, self.sequence = run, name, 1, 0, 0
 
     @property
     def identity(self) -> str:
@@ -63,7 +64,13 @@ class Peer:
         """What it says now."""
         self.sequence += 1
         said = {"name": self.name, "boot_id": str(self.boot), "sequence": self.sequence, "phase": "running"}
-        return self.kind(run=self.run, **said, **self.fields())
+        return self.kind(run=self.run, term=self.term, **said, **self.fields())
+
+    def hear(self, state: State) -> None:
+        """What comes from the packer; one that has started anew is a visitor until its beat names the term (P3)."""
+        self.term = state.term
+        if not isinstance(state, ObserverState):
+            self.obey(state)
 
     def fields(self) -> dict[str, Any]:
         """The part of the beat that is of this kind."""
@@ -115,7 +122,8 @@ class Rollout(Peer):
 
     def restart(self) -> None:
         """A new process of the same name, which remembers nothing."""
-        self.boot, self.sequence, self.held, self.to_send, self.failures = self.boot + 1, 0, {}, [], {}
+        self.boot, self.term, self.sequence = self.boot + 1, 0, 0
+        self.held, self.to_send, self.failures = {}, [], {}
 
 
 class Reward(Peer):
@@ -277,7 +285,7 @@ class LonePacker:
         for peer in self.peers:
             state = self._states.get(peer.identity.encode())
             if state is not None:
-                peer.obey(state)
+                peer.hear(state)
         self._states.clear()
 
     def _groups(self) -> Iterator[tuple[str, ScoredGroup]]:

@@ -3,7 +3,7 @@
     idle ──engines lack the target──▶ under way ──all members serve it──▶ idle
                                           │ a member is gone, or somebody says that it failed
                                           ▼
-                                        idle: the next one has a new group, without those who missed it
+                                        idle: the next one has a new group, and nobody who missed three in a row
 
 The members of an update are frozen. An engine that comes later, or that no longer has what it had loaded (its beat
 names no policy then), enters the next one, which is named as soon as this one has ended, for the same version: the

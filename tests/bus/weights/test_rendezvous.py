@@ -260,7 +260,7 @@ def test_a_member_that_never_comes_is_given_up_at_once_when_a_newer_update_is_na
 
 def test_a_member_that_never_comes_ends_the_wait_and_is_named():
     """Without a word from the packer the timeout bounds the meeting. Who came leaves it when there is a newer one."""
-    publisher = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=0.7)
+    publisher = RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=3.0)
     manifest, update = publisher.publish(POLICY, some_weights()), update_of("A", "B")
     thread, results = in_thread(lambda: RendezvousReceiver("A", HOST, 30.0).receive(manifest, update, never))
     with pytest.raises(UpdateAbandonedError, match=r"did not meet") as caught:
@@ -290,7 +290,7 @@ def test_a_group_that_was_given_up_is_never_entered_again(publisher: RendezvousP
 def test_a_trainer_that_starts_anew_is_met_anew_in_the_same_group(publisher: RendezvousPublisher):
     """Its store has another port, and the packer may not have noticed: between two updates nothing fails."""
     end = RendezvousReceiver("A", HOST, 30.0)
-    for trainer in (publisher, RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=5.0)):
+    for trainer in (publisher, RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=30.0)):
         manifest, update = trainer.publish(POLICY, some_weights()), update_of("A", group="1")
         thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
         trainer.send(update, never)
