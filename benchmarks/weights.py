@@ -3,7 +3,7 @@
     python -m benchmarks.weights [--json PATH]
 
 *Parts.* `gather`: the trainer copies its weights and publishes them, which training waits for; `wire`: the engine's
-process receives and checks a version (`unchecked`: without its digests); `load`: from there to served, of which the
+process receives and checks a version (`unchecked`: without its codes); `load`: from there to served, of which the
 engine stands still for `pause`; with 16 completions of about 24 tokens in the making, for `interrupt`, where their keys
 and values are computed anew, or `inflight`, where they are kept.
 

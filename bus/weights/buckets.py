@@ -83,9 +83,10 @@ class Header:
             tree: dict[str, Any] = json.loads(data)
             buckets = tuple(tuple(Place(n, d, tuple(s), h) for n, d, s, h in bucket) for bucket in tree["buckets"])
             header = cls(tree["content"], tree["files"], buckets)
+            found = header.digest
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"the header of the weights is none: {error}") from error
-        if header.digest != digest:
+        if found != digest:
             raise ValueError("the header of the weights is not the one that the trainer published")
         return header
 

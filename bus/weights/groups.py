@@ -26,7 +26,7 @@ class Wait:
 
     Args:
         check: raises UpdateAbandonedError to give up.
-        timeout: weights.timeout: seconds, from now on and from each bucket.
+        timeout: weights.timeout: seconds, from now on, from the meeting, and from each bucket.
     """
 
     def __init__(self, check: Callable[[], object], timeout: float) -> None:
@@ -187,6 +187,7 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
         thread.join(CHECK_SECONDS)
     if failed:
         raise UpdateAbandonedError(f"{what}: {failed[0]}") from failed[0]
+    wait.renew()
     return made[0]
 
 

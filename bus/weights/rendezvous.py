@@ -216,7 +216,7 @@ class RendezvousReceiver:
     def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Callable[[], object]) -> Weights:
         """The whole version, all of it checked; it lies in memory that the next call overwrites."""
         assert update is not None
-        wait = Wait(check, self._timeout)
+        wait, key = Wait(check, self._timeout), bytes.fromhex(manifest.key)
         header, codes = self._header(manifest, wait)
         try:
             group = self._group_of(manifest, update, wait)
@@ -226,7 +226,7 @@ class RendezvousReceiver:
             for number, code in enumerate(codes):
                 flat = coming.popleft().wait()
                 coming.extend(islice(begun, 1))
-                verify(bytes.fromhex(manifest.key), number, flat, code)
+                verify(key, number, flat, code)
                 self._say_got(group, update, number + 1)
         except BaseException:
             self._leave()

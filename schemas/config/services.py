@@ -70,7 +70,7 @@ class WeightsConfig(Section):
 
     channel: Literal["filesystem", "rendezvous"] = "filesystem"
     """`filesystem`: versioned directories, switched atomically. `rendezvous`: the trainer broadcasts to all engines at
-    once (gloo, through the hosts' memory); nothing is written."""
+    once (gloo, through the hosts' memory, where each engine keeps a copy); nothing is written."""
     directory: str = ""
     """Where versions lie; on one host /dev/shm where empty, else `output_dir/weights`. What an engine lays out for a
     server of its own that reads files lies beside it; in /dev/shm where empty."""

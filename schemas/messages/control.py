@@ -57,7 +57,7 @@ class Manifest(Frozen):
     content: Literal["full", "adapter"]
     uri: str
     digest: str
-    """Of the content: the same weights have the same one, in whatever run."""
+    """Of the content: by the same channel the same weights have the same one, in whatever run."""
     num_bytes: int
     key: str = Field(default="", repr=False)
     """Of the codes by which members of a broadcast check what comes over the wire, hex; a secret, kept in memory."""

@@ -163,6 +163,7 @@ def test_a_header_that_is_not_the_manifests_is_refused():
         b'{"content": "full"}',
         b'{"buckets": [[1]]}',
         b'{"buckets": [["a"]]}',
+        b'{"content": "full", "files": ' + b"[" * 900 + b"]" * 900 + b', "buckets": []}',
         b"[" * 100_000,
     ):
         with pytest.raises(ValueError, match="header of the weights is none"):
@@ -498,6 +499,21 @@ def test_an_update_is_given_up_when_nothing_comes_any_more(num_sent: int):
     else:
         assert isinstance(results[0], UpdateAbandonedError)
         assert "a bucket was not through within weights.timeout 2 s" in str(results[0])
+
+
+def test_the_first_bucket_has_its_time_from_the_meeting():
+    """Who had to be waited for has taken nothing from what comes then."""
+    publisher = RendezvousPublisher(HOST, bucket_bytes=4000, keep=2, timeout=30.0)
+    manifest = publisher.publish(POLICY, some_weights())
+    update, wait = update_of("A"), Wait(never, 30.0)
+    thread, results = in_thread(lambda: RendezvousReceiver("A", HOST, 3.0).receive(manifest, update, never))
+    time.sleep(2.0)
+    group = publisher._group_of(update, wait)
+    time.sleep(2.0)
+    for flat in publisher._parcels[POLICY][1].bytes_of:
+        group.broadcast(flat, wait).wait()
+    thread.join(30.0)
+    assert isinstance(results[0], Weights)
 
 
 def test_nonsense_in_the_place_of_a_groups_address_ends_the_update_alone(publisher: RendezvousPublisher):
