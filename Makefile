@@ -5,7 +5,7 @@ SEED ?= 0
 N ?= 200
 BIN := .venv/bin
 
-.PHONY: quickstart quickstart-lora check test system-deps test-system chaos lint docs dashboards bench clean
+.PHONY: quickstart quickstart-lora check test test-long system-deps test-system chaos lint docs dashboards bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -15,11 +15,15 @@ quickstart-lora: .venv/run.stamp
 
 # Lint, types and the fast tests: under two minutes.
 check: lint
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not slow and not system"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not slow and not long and not system"
 
-# Everything that pip alone can run: under fifteen minutes on two cores.
+# What pip alone can run: under fifteen minutes on two cores.
 test: lint
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not system"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not long and not system"
+
+# What takes long and rarely breaks: more cases of what `make test` runs, searches that go further, whole minutes.
+test-long: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "long and not system"
 
 # An environment of its own, with vLLM for CPUs: 3.7 GB; and programs of the distribution, where that is allowed.
 system-deps: .venv-system/stamp
@@ -48,7 +52,7 @@ dashboards: .venv/run.stamp
 
 # Tables and JSON under benchmarks/results; each measures its limit in the same run.
 bench: .venv/dev.stamp
-	for name in codec bus curve packing startup end_to_end order soak commit deterministic losses weights trainer_scaling trainers; do \
+	for name in codec bus curve packing startup end_to_end order soak commit fold deterministic losses weights trainer_scaling trainers; do \
 		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; done
 
 .venv/bin/python:

@@ -1,1 +1,1 @@
-"""The actors and what they are made of. Import only leftwards: schemas → bus → parts → actors → runtime, cli."""
+"""Five kinds of actors, the packages they are made of, and the commands on a run."""

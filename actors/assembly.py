@@ -1,50 +1,51 @@
-"""From a configuration to an actor with its collaborators: the one place that knows which implementation is used.
+"""Assembly: makes each actor with its collaborators from a configuration. Only here implementations are chosen.
 
-Imports are inside the functions, so that no actor loads what only another one needs (torch above all).
+Imports are inside the functions, so that no actor loads modules that only another actor needs (above all torch).
 """
 
-import hashlib
-import os
 import re
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from actors.process.output_dir import take
 from actors.telemetry.metrics import Metrics
 from bus.control import Lossy
 from bus.counts import EdgeCounts
+from bus.run_folder import scratch_of, weights_directory, weights_folder
 from schemas.config import RunConfig
+from schemas.config.services import is_wildcard
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from actors.algorithms.losses import CustomLoss
     from actors.algorithms.noise import NormNoise
     from actors.algorithms.pools import Keys, Pools
-    from actors.environments import Environment
-    from actors.inference import InferenceActor
+    from actors.datasets import Environment
+    from actors.inference.loop import InferenceActor
+    from actors.learner.learner import Learner
     from actors.ledger import Store
-    from actors.packer import PackerActor
-    from actors.policy.learner import Learner
-    from actors.reward import RewardActor
-    from actors.rollout import RolloutActor
-    from actors.trainer import TrainerActor
+    from actors.packer.loop import PackerActor
+    from actors.reward.loop import RewardActor
+    from actors.rollout.loop import RolloutActor
+    from actors.trainer.loop import TrainerActor
     from bus.weights import WeightPublisher, WeightReceiver
 
 
 LEDGER_PATIENCE_SECONDS = 5.0
-"""A packer that has just been killed may hold the ledger for some milliseconds more."""
+"""Time to wait for the ledger's lock: a just killed packer may hold the lock for some milliseconds."""
 
 
 class Actor(Protocol):
-    """What the runtime drives."""
+    """Interface of an actor to the runtime."""
 
     def run(self, metrics_url: str = "") -> None:
-        """Work until the end."""
+        """Work until the run is done or the actor has drained."""
         ...
 
     def drain(self) -> None:
-        """Come to an end soon, losing nothing. From any thread."""
+        """Finish soon and exit, losing nothing. Thread-safe."""
         ...
 
     @property
@@ -53,18 +54,23 @@ class Actor(Protocol):
         ...
 
 
+# all makers take **_, since the runtime passes the same arguments to each
+
+
 def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RolloutActor":
-    """The rollout actor with HTTP client, environments and tokenizer."""
-    from actors.engines.access import api_key, client_tls
-    from actors.engines.client import CompletionClient
-    from actors.environments import make_environment
-    from actors.environments.prompts import Tokenizer
-    from actors.rollout import RolloutActor
+    """Make the rollout actor, with HTTP client, data sets and tokenizer."""
+    from actors.datasets import make_environment
+    from actors.engines.http.access import api_key, client_tls
+    from actors.engines.http.client import CompletionClient
+    from actors.models.tokenizer import Tokenizer
+    from actors.rollout.loop import RolloutActor
     from schemas.config.actors import FakeEngineConfig
     from schemas.messages import Purpose
 
     purposes: tuple[Purpose, ...] = ("train", "eval")
-    environments = {(p, e.label): make_environment(e, p, config.seed) for e in config.environments for p in purposes}
+    # the packer checks every row; a bad row would fail only its own attempt here
+    each = [(e, p) for e in config.environments for p in purposes]
+    environments = {(p, e.label): make_environment(e, p, config.seed, check=False) for e, p in each}
     if isinstance(config.inference.engine, FakeEngineConfig):
         from actors.engines.fake import FakeEngine
 
@@ -82,11 +88,11 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | N
 
 
 def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RewardActor":
-    """The reward actor with the user's functions, the only place where their import paths are resolved."""
-    from actors.reward import RewardActor
-    from actors.rewards.builtin import unmeasured
-    from actors.rewards.load import load_function
-    from actors.rewards.score import NamedReward, load_advantage, load_rewards, load_steps
+    """Make the reward actor, with the user's functions. No other process imports reward functions."""
+    from actors.reward.builtin import unmeasured
+    from actors.reward.functions import load_function
+    from actors.reward.loop import RewardActor
+    from actors.reward.scorer import NamedReward, load_advantage, load_rewards, load_steps
     from schemas.config.advantages import CustomAdvantageConfig
 
     path, advantage = config.eval.exact_match, config.reward.advantage
@@ -98,8 +104,11 @@ def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | No
 
 
 def _vocab_size(config: RunConfig) -> int:
-    """Of the policy, where a filter asks for it: a tokenizer is read for it."""
-    from actors.environments.prompts import vocabulary
+    """Return the size of the policy's vocabulary, for the gibberish filter.
+
+    0 if no filter needs it, which avoids loading a tokenizer.
+    """
+    from actors.models.tokenizer import vocabulary
     from schemas.config.actors import FakeEngineConfig
 
     if not any(one.type == "gibberish" for one in config.reward.filters):
@@ -117,13 +126,16 @@ def make_packer(
     fork: bool = False,
     **_: Any,
 ) -> "PackerActor":
-    """The packer with its ledger, environments and curriculum."""
+    """Make the packer, with ledger, data sets and curriculum."""
     from actors.algorithms.curriculum import Curriculum
-    from actors.environments import make_environment
+    from actors.datasets import make_environment
     from actors.ledger import Store
-    from actors.packer import PackerActor
+    from actors.ops.previous_run import check_ledger_is_there, lacks_checkpoint
+    from actors.packer.loop import PackerActor
     from actors.telemetry.reporter import Reporter
 
+    check_ledger_is_there(config)  # before anything is written to the output_dir
+    take(config)
     train = {e.label: make_environment(e, "train", config.seed) for e in config.environments}
     held_out = (
         {e.label: make_environment(e, "eval", config.seed) for e in config.environments}
@@ -131,7 +143,8 @@ def make_packer(
         else {}
     )
     weights = [e.weight for e in config.environments if e.weight is not None]
-    store = Store(config.ledger_path, config.ledger.sync, LEDGER_PATIENCE_SECONDS, config.ledger.commit_timeout)
+    ledger = config.ledger
+    store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)
     try:
         sizes = [e.num_examples for e in train.values()]
         curriculum = Curriculum(sizes, weights or None, config.seed, make_pools(config, train, store))
@@ -147,17 +160,21 @@ def make_packer(
             curriculum,
             store,
             Reporter(config.output),
+            lambda step: lacks_checkpoint(config, store, step),
             started_at,
             lose,
             fork,
         )
     except BaseException:
+        # frees the ledger's lock at once, for the next packer
         store.close()
         raise
 
 
 def make_pools(config: RunConfig, train: Mapping[str, "Environment"], store: "Store") -> "Pools | None":
-    """The difficulty pools as the ledger has them. Every example is read for its key: seconds for 100 000.
+    """Make the difficulty pools from the ledger; None if not configured.
+
+    Every example is read for its key, which takes seconds for 100 000 examples.
 
     Raises:
         ConfigError: an example lacks a column of `packer.pools.hash_keys`.
@@ -171,10 +188,10 @@ def make_pools(config: RunConfig, train: Mapping[str, "Environment"], store: "St
 
 
 def pool_keys(label: str, environment: "Environment", hash_keys: list[str]) -> "Keys | None":
-    """By which the pools know the examples of an environment; None where it never ends.
+    """Return the keys by which pools know the examples of a data set; None for a generated one without end.
 
     Raises:
-        ConfigError: an example lacks a column.
+        ConfigError: an example lacks a column of `packer.pools.hash_keys`.
     """
     import numpy as np
 
@@ -190,27 +207,43 @@ def pool_keys(label: str, environment: "Environment", hash_keys: list[str]) -> "
 
 
 def make_learner(config: RunConfig, threads: int | None = None, rank: int | None = None) -> "Learner":
-    """The learner of this configuration, with torch's threads as they come, or this many.
+    """Make the learner of this configuration.
 
-    Without a rank it has all weights, whatever a gang of the run would share out.
+    Args:
+        config: configuration of the run.
+        threads: number of torch's threads; None: unchanged.
+        rank: rank in the gang; None: the learner has all weights, even if the run's gang shards them.
     """
     from schemas.config.actors import FakeEngineConfig
 
     if isinstance(config.inference.engine, FakeEngineConfig):
-        from actors.policy.fake import FakeLearner
+        from actors.learner.fake import FakeLearner
 
-        return FakeLearner()
+        return FakeLearner()  # needs no torch
     import torch
 
-    from actors.policy.learner import TorchLearner
+    from actors.learner.learner import TorchLearner
 
     if threads is not None:
         torch.set_num_threads(threads)
     if rank is not None and config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1:
-        from actors.policy.sharding import ShardedLearner
+        from actors.learner.parallelism import ShardedLearner
 
-        return ShardedLearner(config, rank)
-    return TorchLearner(config)
+        return ShardedLearner(config, rank, load_loss(config))
+    return TorchLearner(config, load_loss(config))
+
+
+def load_loss(config: RunConfig) -> "CustomLoss | None":
+    """Load the user's loss function; None if not configured.
+
+    Raises:
+        ConfigError: the function can't be found, or can't be called.
+    """
+    from actors.process.user_code import load_function
+    from schemas.config.losses import CustomLossConfig
+
+    loss = config.trainer.loss
+    return load_function(loss.path, "trainer.loss.path") if isinstance(loss, CustomLossConfig) else None
 
 
 def make_trainer(
@@ -221,17 +254,19 @@ def make_trainer(
     learner: "Callable[[], Learner] | None" = None,
     **_: Any,
 ) -> "TrainerActor":
-    """One rank of the trainer with learner, weight channel and checkpoints; torch is imported after the first beat."""
-    from actors.policy.checkpoints import CheckpointFolder
-    from actors.trainer import TrainerActor
+    """Make a trainer rank, with learner, weight channel and checkpoints. Torch is imported after the first beat."""
+    from actors.learner.checkpoints import CheckpointFolder
+    from actors.trainer.loop import TrainerActor
 
+    take(config)
     rank, size = ordinal_of(name), config.trainer.num_ranks
 
     def meet(run: str, incarnation: int, check: Callable[[], object]) -> Any:
-        from actors.policy.ranks import ALONE, GlooRanks
+        from actors.learner.ranks import ALONE, GlooRanks
 
         if size == 1:
             return ALONE
+        # a folder for each incarnation: files of ranks that are gone would confuse the new ones
         meeting_point = config.output / "ranks" / f"{run}.{incarnation}"
         return GlooRanks(rank, size, meeting_point, reachable_host(config), check, config.trainer.gang_timeout)
 
@@ -242,6 +277,7 @@ def make_trainer(
         learner or (lambda: make_learner(config, rank=rank)),
         meet,
         make_publisher(config) if rank == 0 else None,
+        # ranks share the folder: all read their checkpoint there, and one writes
         CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint, writes=rank == 0),
         rank,
         lose,
@@ -249,7 +285,7 @@ def make_trainer(
 
 
 def make_publisher(config: RunConfig) -> "WeightPublisher":
-    """The trainer's end of the configured weight channel."""
+    """Make the trainer's end of the configured weight channel."""
     if config.weights.channel == "rendezvous":
         from bus.weights.rendezvous import RendezvousPublisher
 
@@ -257,38 +293,38 @@ def make_publisher(config: RunConfig) -> "WeightPublisher":
         return RendezvousPublisher(reachable_host(config), settings.bucket_bytes, settings.keep, settings.timeout)
     from bus.weights.filesystem import FilesystemPublisher
 
-    return FilesystemPublisher(weights_directory(config), config.weights.keep)
+    return FilesystemPublisher(weights_folder(config), config.weights.keep)
 
 
 def make_receiver(config: RunConfig, boot_id: str) -> "WeightReceiver":
-    """An inference actor's end of it."""
+    """Make an inference actor's end of the configured weight channel."""
     if config.weights.channel == "rendezvous":
         from bus.weights.rendezvous import RendezvousReceiver
 
         return RendezvousReceiver(boot_id, reachable_host(config), config.weights.timeout)
     from bus.weights.filesystem import FilesystemReceiver
 
-    return FilesystemReceiver()
+    return FilesystemReceiver(weights_directory(config))
 
 
 def reachable_host(config: RunConfig) -> str:
-    """An address of this machine that the other ranks reach: loopback where the bus stays on this host."""
+    """Return an address under which other processes reach this machine; loopback if the bus stays on this machine."""
     bus = config.bus
     if not bus.control.startswith("tcp"):
         return "127.0.0.1"
-    return bus.advertise_host or (socket.gethostname() if bus.host in ("", "0.0.0.0", "::") else bus.host)  # noqa: S104
+    return bus.advertise_host or (socket.gethostname() if is_wildcard(bus.host) else bus.host)
 
 
 def make_inference(
     config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any
 ) -> "InferenceActor":
-    """The inference actor with its engine; torch is imported after the first beat."""
-    from actors.inference import InferenceActor
+    """Make the inference actor, with its engine. Torch is imported after the first beat."""
+    from actors.inference.loop import InferenceActor
     from schemas.config.actors import FakeEngineConfig
     from schemas.config.engines import VllmEngineConfig
     from schemas.config.sglang import SglangEngineConfig
 
-    def engine() -> Any:
+    def engine() -> Any:  # called after the first beat, since loading takes minutes
         settings = config.inference.engine
         if isinstance(settings, FakeEngineConfig):
             from actors.engines.fake import FakeEngine
@@ -297,24 +333,26 @@ def make_inference(
         if isinstance(settings, VllmEngineConfig):
             from actors.engines.vllm.engine import VllmEngine
 
-            paths = config.output / "logs" / f"{name}.vllm.log", weights_scratch(config, name, own=not settings.urls)
+            take(config)  # the server's log is written there
+            paths = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not settings.urls)
             mode, noise = config.weights.update_mode, norm_noise(config)
             return VllmEngine(config.model, settings, mode, *paths, ordinal_of(name), noise)
         if isinstance(settings, SglangEngineConfig):
             from actors.engines.sglang.engine import SglangEngine
 
-            scratch = weights_scratch(config, name, own=False)
+            scratch = scratch_of(config, name, own=False)
             return SglangEngine(config.model, settings, config.weights.update_mode, scratch, ordinal_of(name))
         from actors.engines.embedded.engine import EmbeddedEngine
 
         return EmbeddedEngine(config.model, settings, config.weights.update_mode, norm_noise(config))
 
+    # actors on one machine can't share the configured port: each adds its ordinal
     port = config.inference.port and config.inference.port + ordinal_of(name)
     return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port, lose)
 
 
 def norm_noise(config: RunConfig) -> "NormNoise | None":
-    """What engines put on the norms, if anything."""
+    """Make the noise that engines add to norm weights; None if not configured."""
     if config.inference.noise is None:
         return None
     from actors.algorithms.noise import NormNoise
@@ -332,30 +370,6 @@ MAKERS: dict[str, Callable[..., Actor]] = {
 
 
 def ordinal_of(name: str) -> int:
-    """The number at the end of an actor's name (inference-3: 3); 0 where there is none."""
+    """Return the number at the end of an actor's name (3 for inference-3); 0 if there is none."""
     found = re.search(r"\d+$", name)
     return int(found.group()) if found else 0
-
-
-def weights_directory(config: RunConfig) -> Path:
-    """Where published versions lie: as configured, else shared memory when the bus stays on this host."""
-    if config.weights.directory:
-        return Path(config.weights.directory).absolute()
-    return config.output / "weights" if config.bus.control.startswith("tcp") else _shared_memory(config)
-
-
-def weights_scratch(config: RunConfig, name: str, own: bool) -> Path:
-    """Where an actor lays out a version for a server that reads files: shared memory where both are on one host."""
-    base = weights_directory(config)
-    if own and not config.weights.directory:
-        base = _shared_memory(config)
-    return base.with_name(f"{base.name}.{name}")
-
-
-def _shared_memory(config: RunConfig) -> Path:
-    """A folder of this run's there, or on disk where there is none."""
-    shared_memory = Path("/dev/shm")  # noqa: S108 - a folder of ours inside it
-    if not shared_memory.is_dir():
-        return config.output / "weights"
-    tag = hashlib.sha256(str(config.output).encode()).hexdigest()[:10]
-    return shared_memory / f"grpo-actors-{os.getuid()}-{tag}"

@@ -1,7 +1,13 @@
-"""The command `actors`. Parsing imports nothing heavy: each command imports what it needs when it is given."""
+"""The command `actors`. Parsing imports nothing heavy: each subcommand imports what it needs when it runs."""
 
 import argparse
+import io
 import os
+import re
+import secrets
+import signal
+import socket
+import string
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +18,31 @@ if TYPE_CHECKING:
 
 ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool")
 EXIT_CONFIG = 2
-FORK = "go on from the newest checkpoint though the configuration makes it another run; what came after is given up"
+FORK = "continue from the newest checkpoint even if identity keys of run.yaml differ; later steps are sampled again"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the given subcommand; return the exit code."""
+    if os.getpid() == 1:  # in a container: this process must reap orphans, and a child does the work
+        from actors.ops.init import be_init
+
+        be_init()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # texts of a run may have characters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     arguments = _parse(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     from schemas.errors import ConfigError
 
     try:
-        return command(arguments)
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter complains at exit
+        return 128 + signal.SIGPIPE
     except ConfigError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
@@ -30,10 +50,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    """Overrides may stand anywhere; argparse alone takes those after an option for unknown."""
+    """Parse the command line. Overrides may be anywhere; argparse alone rejects overrides after an option."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
+    # --trainer.max_steps=5 is the habit of other tools, and deserves a hint
+    meant = [word.removeprefix("--") for word in unknown if word.startswith("--") and "." in word and "=" in word]
+    if meant and "overrides" in arguments:
+        parser.error(f"write overrides without dashes: {' '.join(meant)}")
     if unknown or (rest and "overrides" not in arguments):
         parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
     if rest:
@@ -45,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="actors", description="Reinforcement learning of language models on a bus of actors."
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
@@ -57,57 +82,89 @@ def _parser() -> argparse.ArgumentParser:
             _add_overrides(sub)
         return sub
 
-    up = add("up", _up, "Start all actors of a run on this machine and wait for its end.")
+    up = add("up", _up, "Start all actors of a run on this machine, and wait until the run ends.")
     up.add_argument("--fork", action="store_true", help=FORK)
-    check = add("check", _check, "Check a configuration; needs no GPU, and a model for --memory alone.")
-    check.add_argument("--resume", type=Path, metavar="DIR", help="a run's output_dir: may it go on with this?")
-    check.add_argument("--memory", action="store_true", help="what it will need, by part, from the model's config.json")
-    add("topology", _topology, "Print who binds, who connects, and the high-water mark of each edge.")
-    run = add("run", _run, "Run one actor.", config=False)
+    check = add("check", _check, "Check a configuration, without GPU or model; only --memory reads the model's config.")
+    check.add_argument(
+        "--resume", type=Path, metavar="DIR", help="output_dir of a run: show what differs, and whether it may continue"
+    )
+    check.add_argument("--memory", action="store_true", help="estimate the memory needed, by part")
+    add("topology", _topology, "Print each edge of the bus: which end binds, which connects, and the high-water mark.")
+    run = add("run", _run, "Run a single actor.", config=False)
     run.add_argument("actor", choices=ACTORS)
     run.add_argument("--config", type=Path, required=True, help="run.yaml, the same for all actors of a run")
-    run.add_argument("--name", help="unique in the run; default: the actor's kind and -0")
+    run.add_argument("--name", help="unique in the run; default: KIND-HOST-LETTERS, trainer-RANK or packer-0")
     run.add_argument("--fork", action="store_true", help=FORK)
+    # --parent and --started-at are given by `actors up` alone
     run.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     run.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
     _add_overrides(run)
     for name, command, text in (
-        ("top", _top, "Watch a run from another terminal; Ctrl-C leaves it alone."),
-        ("status", _status, "Print one screen about a run; exit code 0: healthy, 1: not healthy, 2: no such run."),
+        ("top", _top, "Watch a run from another terminal; Ctrl-C stops watching, not the run."),
+        ("status", _status, "Print a screen about a run; exit code 0: healthy, 1: not healthy, 2: no such run."),
     ):
         seen = add(name, command, text, config=False)
         seen.add_argument("run", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
         _add_overrides(seen)
     samples = add("samples", _samples, "Show sampled completions with rewards.", config=False)
-    samples.add_argument("output_dir", type=Path, help="a run's output_dir")
+    samples.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     samples.add_argument("--step", type=int, help="only this step (default: the last one)")
-    samples.add_argument("--num", type=int, default=4, help="completions per group")
-    rewind = add("rewind", _rewind, "Have a run that stands still go on from an older checkpoint.", config=False)
-    rewind.add_argument("output_dir", type=Path, help="a run's output_dir")
-    rewind.add_argument("--step", type=int, required=True, help="of the checkpoint")
+    samples.add_argument("--num", type=int, default=4, help="completions shown per group (default: 4)")
+    rewind = add("rewind", _rewind, "Make a stopped run continue from an older checkpoint.", config=False)
+    rewind.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
+    rewind.add_argument("--step", type=int, required=True, help="step of the checkpoint")
+    rewind.add_argument(
+        "--same-groups",
+        action="store_true",
+        help="train the later steps again on the same groups (default: sample new groups)",
+    )
+    restore = add("restore", _restore, "Replace a damaged ledger by its newest backup.", config=False)
+    restore.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     replay = add("replay", _replay, "Train a recorded step again and compare bit by bit.", config=False)
-    replay.add_argument("output_dir", type=Path, help="a run's output_dir")
+    replay.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     replay.add_argument("--step", type=int, required=True, help="the step to compare")
-    keys = add("keys", _keys, "Make, rotate or show the keys of the bus.", config=False)
+    keys = add("keys", _keys, "Create, rotate or show the keys of the bus.", config=False)
     keys.add_argument("action", choices=("new", "rotate", "show"))
-    keys.add_argument("folder", type=Path, metavar="DIR", help="the folder that bus.keys names")
-    keys.add_argument("--finish", action="store_true", help="with rotate: the older keys are good no more")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="the folder of bus.keys")
+    keys.add_argument("--finish", action="store_true", help="with rotate: revoke the old keys")
     add("schema", _schema, "Print the JSON Schema of run.yaml, for editors.", config=False)
     return parser
+
+
+class _Version(argparse.Action):
+    """Option that prints the installed version. The package's metadata is read only when the option is used."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"grpo-actors {version('grpo-actors')}")
+        except PackageNotFoundError:
+            print("grpo-actors, not installed")
+        parser.exit()
+
+
+def _output_dir(run: Path) -> Path:
+    """Return the output_dir of a run, given the output_dir itself or the run's run.yaml."""
+    if not run.is_file():
+        return run
+    from schemas.config import load_config
+
+    return load_config(run).output
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
-        default=[],  # else argparse calls them required
+        default=[],  # otherwise argparse requires at least one
         metavar="key=value",
         help="dotted overrides, e.g. trainer.learning_rate=1e-5",
     )
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    from actors.supervisor import supervise
+    from actors.ops.up.supervisor import supervise
     from schemas.config import load_config
 
     return supervise(load_config(arguments.config, arguments.overrides), arguments.fork)
@@ -117,6 +174,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from schemas.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
+    # imported after the check of the configuration: errors in it shall appear at once
     from actors.runtime import leave, run_actor, run_pool
 
     name = arguments.name or _default_name(arguments.actor)
@@ -124,57 +182,73 @@ def _run(arguments: argparse.Namespace) -> int:
         code = run_pool(config, arguments.config, name, arguments.overrides, arguments.parent)
     else:
         code = run_actor(arguments.actor, name, config, arguments.parent, arguments.started_at, arguments.fork)
-    leave(code)
+    leave(code)  # exits: threads of user code or of an engine may never return
     return code
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from actors.preflight import preflight
+    from actors.ops.fit import busy_ports
+    from actors.ops.preflight import preflight
     from schemas.config import load_config, warnings
 
     config = load_config(arguments.config, arguments.overrides)
     for warning in warnings(config):
         print(f"warning: {warning}", file=sys.stderr)
-    for missing in preflight(config, starts=False):
-        print(f"warning: {missing}", file=sys.stderr)
+    for note in [*preflight(config, starts=False), *busy_ports(config)]:
+        print(f"warning: {note}", file=sys.stderr)
     if arguments.resume is not None:
         return _check_resume(config, arguments.resume)
     print(f"{arguments.config}: good")
     if arguments.memory:
-        from actors.policy.memory import estimate
+        from actors.models.memory import estimate
 
         print(estimate(config).table())
     return 0
 
 
 def _check_resume(config: "RunConfig", output_dir: Path) -> int:
-    from actors.resume import compare
+    from actors.ops.resume import compare
 
     text, allowed = compare(config, output_dir)
     print(text)
-    print("the run goes on with this" if allowed else "identity differs: this needs --fork, or another output_dir")
+    refused = "these changes make it a different run: use --fork or another output_dir"
+    print("the run can continue with this configuration" if allowed else refused)
     return 0 if allowed else EXIT_CONFIG
 
 
 def _default_name(actor: str) -> str:
-    """The actor's kind and a number: 0, or the rank that torchrun tells each of its processes."""
-    return f"{actor}-{os.environ.get('RANK', 0) if actor == 'trainer' else 0}"
+    """Return a name that no other process has: kind, host and five random letters.
+
+    A run has one packer, packer-0. A trainer's name ends in its rank, which torchrun passes in RANK. No other name may
+    end in a digit, which would be taken for the actor's ordinal (`actors.assembly.ordinal_of`).
+    """
+    if actor in ("packer", "trainer"):
+        return f"{actor}-{os.environ.get('RANK', 0) if actor == 'trainer' else 0}"
+    host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname().partition(".")[0]) or "host"
+    return f"{actor}-{host}-{''.join(secrets.choice(string.ascii_lowercase) for _ in range(5))}"
 
 
 def _rewind(arguments: argparse.Namespace) -> int:
-    from actors.resume import rewind
+    from actors.ops.resume import rewind
 
-    print(rewind(arguments.output_dir, arguments.step))
+    print(rewind(_output_dir(arguments.output_dir), arguments.step, same_groups=arguments.same_groups))
+    return 0
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    from actors.ops.resume import restore
+
+    print(restore(_output_dir(arguments.output_dir)))
     return 0
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     from actors.assembly import make_learner
-    from actors.replay import recorded_threads, replay
-    from actors.resume import resolved_config
+    from actors.ops.replay import recorded_threads, replay
+    from actors.ops.resume import resolved_config
     from schemas.config import load_config
 
-    config = load_config(resolved_config(arguments.output_dir), [])
+    config = load_config(resolved_config(_output_dir(arguments.output_dir)), [])
     result = replay(config, arguments.step, make_learner(config, recorded_threads(config, arguments.step)))
     print(result)
     return 0 if all(result.same.values()) else 1
@@ -189,13 +263,13 @@ def _topology(arguments: argparse.Namespace) -> int:
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from actors.view.watch import config_of, top
+    from actors.ops.view.watch import config_of, top
 
     return top(config_of(arguments.run, arguments.overrides))
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from actors.view.watch import config_of, status
+    from actors.ops.view.watch import config_of, status
 
     return status(config_of(arguments.run, arguments.overrides))
 
@@ -204,7 +278,7 @@ def _samples(arguments: argparse.Namespace) -> int:
     from actors.telemetry.samples import show_samples
     from schemas.errors import ConfigError
 
-    path = arguments.output_dir / "samples.jsonl"
+    path = _output_dir(arguments.output_dir) / "samples.jsonl"
     if not path.is_file():
         raise ConfigError(
             f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"
@@ -214,7 +288,7 @@ def _samples(arguments: argparse.Namespace) -> int:
 
 
 def _keys(arguments: argparse.Namespace) -> int:
-    from actors.keys import keys
+    from actors.ops.keys import keys
 
     print(keys(arguments.action, arguments.folder, arguments.finish))
     return 0
@@ -223,9 +297,9 @@ def _keys(arguments: argparse.Namespace) -> int:
 def _schema(arguments: argparse.Namespace) -> int:
     import json
 
-    from schemas.config import RunConfig
+    from schemas.config.json_schema import json_schema
 
-    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+    print(json.dumps(json_schema(), indent=2))
     return 0
 
 

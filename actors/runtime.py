@@ -1,10 +1,11 @@
-"""One process, one actor: signals, logging, the metrics server, exit codes. Nothing else in the code touches these.
+"""The process of an actor: signals, logging, the metrics server, exit codes. No other module touches these.
 
-Exit codes: 0 done or drained; 2 the configuration is wrong; 3 the run can't go on, starting again would not help;
-75 start me again (the gang was told to, or the packer serves another run); 1 anything else. SIGTERM and SIGINT drain;
-the second one ends the process at once with 128 + its number.
+Exit codes: 0 done or drained; 2 the configuration is wrong; 3 the run can't go on, a restart would not help; 4 another
+process has this process's name; 75 restart me (the gang was told to exit, or the packer serves another run); 1 anything
+else. SIGTERM, SIGINT and SIGHUP drain. A second SIGTERM or SIGINT exits at once with 128 + signal.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -18,25 +19,30 @@ from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 import structlog
-from prometheus_client import start_http_server
 
-from actors import faults
 from actors.assembly import MAKERS, Actor
-from actors.liveness import Liveness
-from actors.membership import PackerSilentError, StartOverError
-from actors.pool import Directory, Pool
+from actors.ops.up.server_pool import Directory, Pool
+from actors.process import fault_points
+from actors.process.descriptors import raise_limits
+from actors.process.hangup import let_go_of_terminal, stop_at_hangup
+from actors.process.liveness import Liveness
+from actors.process.membership import PackerSilentError, StartOverError
+from actors.telemetry.http import serve_metrics
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import ACTORS, Metrics
+from bus.threads import is_ours, start_helper
+from bus.threads import start as start_thread
 from schemas.config import RunConfig
-from schemas.errors import ConfigError, PeerRefusedError, ProtocolError, RunFailedError
+from schemas.config.services import bracketed, is_wildcard, without_brackets
+from schemas.errors import ConfigError, NameTakenError, PeerRefusedError, ProtocolError, RunFailedError
 
 log = structlog.get_logger("runtime")
 
-OWN_THREADS = ("control", "scored", "batches", "http", "ranks", "reward-async")
-"""Names of threads without which an actor can't work begin so. Threads of user code may die as they please, but the
-event loop of async reward functions is one of ours, whatever they do to it."""
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
-EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_START_OVER = 0, 1, 2, 3, 75
+FLUSH_SECONDS = 1.0
+"""Longest wait for stdout and stderr at exit."""
+REWARD_OOM_SCORE = 500
+"""The kernel's oom_score_adj for reward actors, of 1000: ranks each as if it used half of the memory in addition."""
+EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_NAME_TAKEN, EXIT_START_OVER = 0, 1, 2, 3, 4, 75
 
 
 def run_actor(
@@ -47,24 +53,23 @@ def run_actor(
     started_at: float | None = None,
     fork: bool = False,
 ) -> int:
-    """Run one actor to its end; returns the exit code.
+    """Run an actor to its end; return the exit code.
 
     Args:
         kind: rollout, reward, packer, trainer or inference.
-        name: unique in the run; the number at its end is the actor's ordinal (rollout-3).
-        config: of the run.
-        parent: pid of the supervisor; this process dies when that one does.
-        started_at: wall-clock time of the command, for the summary.
-        fork: whether the packer may go on with a configuration of another identity.
+        name: unique in the run; a number at the end is the actor's ordinal (rollout-3).
+        config: configuration of the run.
+        parent: pid of the supervisor; this process is killed when the supervisor dies. None: no supervisor.
+        started_at: wall-clock time of the `actors up` command, for the summary; None without `actors up`.
+        fork: True if the packer may continue with a configuration of another identity.
     """
     _begin(config, kind, name, parent)
-    faults.name_process(name)
-    threading.excepthook = _end_with_thread
 
     def run() -> None:
         metrics, liveness = Metrics(next(actor for actor in ACTORS if actor == kind)), Liveness()
         actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
-        going_round: Any = getattr(actor, "membership", actor)  # the packer has none, and says it itself
+        # all actors but the packer look at State once per iteration; the packer calls `on_turn` itself
+        going_round: Any = getattr(actor, "membership", actor)
         going_round.on_turn = liveness.turn
         _drain_on_signals(actor.drain, liveness)
         server, url = _serve_metrics(config, metrics, actor, liveness)
@@ -78,16 +83,16 @@ def run_actor(
 
 
 def run_pool(config: RunConfig, config_path: Path, name: str, overrides: Sequence[str], parent: int | None) -> int:
-    """Run the pool of `inference.pool` to its end; returns the exit code. Its actors die with this process.
+    """Run the pool of `inference.pool` until the run ends; return the exit code. Its actors die with this process.
 
     Raises:
-        ConfigError: there is none in the configuration.
+        ConfigError: `inference.pool` is not set.
     """
     servers = config.inference.pool
     if servers is None:
         raise ConfigError("inference.pool: is not set; `actors run inference` runs one actor")
     _begin(config, "inference-pool", name, parent)
-    command = [sys.executable, "-m", "actors", "run", "inference", "--config", str(config_path), *overrides]
+    command = [sys.executable, "-P", "-m", "actors", "run", "inference", "--config", str(config_path), *overrides]
 
     def run() -> None:
         pool = Pool(config, name, command, Directory(servers.urls))
@@ -100,20 +105,40 @@ def run_pool(config: RunConfig, config_path: Path, name: str, overrides: Sequenc
 def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
     configure_logs(config.telemetry)
     bind_everywhere(actor=kind, name=name)
+    raise_limits(config)
+    fault_points.name_process(name)  # for tests alone
+    threading.excepthook = _end_with_thread
+    if kind == "reward":
+        be_first_to_go()
     if parent is not None:
         die_with(parent)
 
 
+def be_first_to_go() -> None:
+    """Make the kernel kill this process and its children before other processes of the run when memory runs out.
+
+    Reward functions are the most likely to leak, and a reward actor can be replaced at no cost. A trainer can't, and a
+    packer even less.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        score = Path("/proc/self/oom_score_adj")
+        if int(score.read_text()) < REWARD_OOM_SCORE:
+            score.write_text(str(REWARD_OOM_SCORE))
+
+
 def _exit_code(run: Callable[[], None]) -> int:
-    """What a process ends with that does this."""
+    """Run a process's work; return the exit code for its outcome, and log the reason."""
     try:
         run()
         return EXIT_DONE
     except ConfigError as error:
-        log.error("configuration can't be used", problems=error.problems)
+        _tell("configuration can't be used", error.problems, problems=error.problems)
         return EXIT_CONFIG
+    except NameTakenError as error:
+        log.error("name is taken", reason=str(error))
+        return EXIT_NAME_TAKEN
     except (RunFailedError, PeerRefusedError, ProtocolError) as error:
-        log.error("run can't go on", reason=str(error))
+        _tell("run can't go on", str(error).splitlines(), reason=str(error))
         return EXIT_RUN_FAILED
     except StartOverError as error:
         log.warning("starting over", reason=str(error))
@@ -126,32 +151,53 @@ def _exit_code(run: Callable[[], None]) -> int:
         return EXIT_ERROR
 
 
+def _tell(event: str, lines: Sequence[str], **fields: Any) -> None:
+    """Report why this process exits: as plain lines on a terminal, else as a line of the log."""
+    if sys.stderr.isatty():
+        print("\n".join([f"{event}:", *lines]), file=sys.stderr)
+    else:
+        log.error(event, **fields)
+
+
 def leave(code: int) -> None:
-    """End the process now: threads of user code or of an engine may never return."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """Exit now, without waiting for threads: those of user code or of an engine may never return."""
+    start_helper("flush", _flush).join(
+        FLUSH_SECONDS
+    )  # with a limit, since flushing a pipe that is not read never returns
     os._exit(code)
 
 
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
 def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
-    """An actor whose bus thread has died would wait for ever: it ends, and is started again."""
+    """Exit when a thread of ours fails, since the process would wait for the thread forever. A supervisor restarts it.
+
+    Threads of user code may fail. The event loop of async reward functions is a thread of ours.
+    """
     name = failure.thread.name if failure.thread else ""
     error = failure.exc_value or failure.exc_type()
-    if isinstance(error, StartOverError):  # of a thread beside a main loop that can't hear it
+    if isinstance(error, StartOverError):  # raised in a thread, which the main loop would not notice
         log.warning("starting over", reason=str(error))
         leave(EXIT_START_OVER)
     log.error("thread failed", thread=name, exc_info=(failure.exc_type, error, failure.exc_traceback))
-    if name.startswith(OWN_THREADS):
+    if is_ours(failure.thread):
         leave(EXIT_ERROR)
 
 
 def _drain_on_signals(drain: Callable[[], None], liveness: Liveness | None = None) -> None:
-    """The first SIGTERM or SIGINT drains, the second one ends at once."""
+    """Drain at the first SIGTERM, SIGINT or SIGHUP. At a second SIGTERM or SIGINT exit at once."""
     seen = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            let_go_of_terminal()
+            if seen.is_set():
+                return  # kernel and shell may each send a SIGHUP
         if seen.is_set():
-            leave(128 + number)
+            leave(128 + number)  # as a shell reports a process killed by the signal
         seen.set()
         if liveness is not None:
             liveness.leave()
@@ -159,33 +205,34 @@ def _drain_on_signals(drain: Callable[[], None], liveness: Liveness | None = Non
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
+    stop_at_hangup(on_signal)
 
 
 def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor, liveness: Liveness) -> tuple[WSGIServer, str]:
     membership = getattr(actor, "membership", None)
     metrics.watch_bus(lambda: actor.edges, (lambda: float(membership.silent_seconds)) if membership else None)
-    host = config.telemetry.metrics_host
+    host = without_brackets(config.telemetry.metrics_host)
     try:
-        server, _ = start_http_server(config.telemetry.metrics_port, host, metrics.registry)
+        server = serve_metrics(config.telemetry.metrics_port, host, metrics.registry)
     except OSError as error:
         raise ConfigError(
             f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
-            "0 takes any free port"
+            "0 takes any free port (`actors up` gives its actors one port after the other, from the configured one on)"
         ) from error
     app = server.get_app()
     assert app is not None
     server.set_app(liveness.beside(app))
-    reached_at = (config.bus.advertise_host or socket.gethostname()) if host in WILDCARDS else host
-    return server, f"http://{reached_at}:{server.server_port}/metrics"
+    reached_at = (config.bus.advertise_host or socket.gethostname()) if is_wildcard(host) else host
+    return server, f"http://{bracketed(reached_at)}:{server.server_port}/metrics"
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; on systems without that, a thread looks every second."""
+    """Make the kernel kill this process when its parent dies. Other systems than Linux: a thread looks every second."""
     if sys.platform == "linux":
-        set_parent_death_signal = 1
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
         if os.getppid() != parent:
-            leave(EXIT_ERROR)  # it died before the line above
+            leave(EXIT_ERROR)  # the parent died before the call above
         return
 
     def watch() -> None:
@@ -193,4 +240,4 @@ def die_with(parent: int) -> None:
             threading.Event().wait(1.0)
         leave(EXIT_ERROR)
 
-    threading.Thread(target=watch, daemon=True).start()
+    start_thread("parent", watch)

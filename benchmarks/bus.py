@@ -32,6 +32,7 @@ from bus import codec
 from bus.control import ControlServer, identity_of
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses, prepare
+from schemas import limits
 from schemas.config import RunConfig, check_tree
 from schemas.messages import EnginePeer, Policy, RewardPeer, RolloutBeat, RolloutState, State, fingerprint
 
@@ -64,7 +65,7 @@ def receive(pipe: Connection, transport: str) -> None:
     run = config(transport)
     inbox = Inbox("groups", Addresses(run), run.bus, "bench", "1")
     raw = zmq.Context.instance().socket(zmq.PULL)
-    prepare(raw, run.bus.high_water_mark, None, codec.MAX_MESSAGE_BYTES)
+    prepare(raw, run.bus.high_water_mark, None, limits.MESSAGE_BYTES)
     raw.bind("tcp://127.0.0.1:*" if transport == "tcp" else f"{inbox.address}.raw")
     pipe.send((inbox.address, raw.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")))
     takes: dict[str, Callable[[], object]] = {"bus": lambda: inbox.receive(60.0)}
@@ -89,7 +90,7 @@ def measure_data(transport: str) -> list[dict[str, Any]]:
     bus = config(transport).bus
     outbox = Outbox("groups", address, bus, "rollout-0")
     raw = zmq.Context.instance().socket(zmq.PUSH)
-    prepare(raw, bus.high_water_mark, None, codec.MAX_MESSAGE_BYTES)
+    prepare(raw, bus.high_water_mark, None, limits.MESSAGE_BYTES)
     raw.connect(raw_address)
     results = [measure_size(transport, size, pipe, outbox, raw) for size in SIZES]
     pipe.send(None)
@@ -201,6 +202,9 @@ def state(step: int) -> RolloutState:
             RewardPeer(name=f"reward-{i}", boot_id=f"{i:016x}", address=f"tcp://10.0.1.{i}:7000", load=3)
             for i in range(4)
         ],
+        live_engines=[f"{i:016x}" for i in range(8)],
+        live_rewards=[f"{i:016x}" for i in range(4)],
+        scoring=np.zeros((0, 2), np.int64),
         release=np.stack([np.arange(5), np.zeros(5, np.int64)], axis=1),
     )
 

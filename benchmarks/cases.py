@@ -28,6 +28,16 @@ def _advantage(name: str, *overrides: str) -> tuple[str, ...]:
     return (f"reward.advantage.type={name}", *overrides)
 
 
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    "default": _loss(
+        "dapo",
+        "trainer.loss.old_logprobs=inference",
+        "reward.advantage.std=population",
+        "reward.advantage.eps=1e-8",
+    )
+}
+"""Loss and advantage of a configuration that names none (TRL's AsyncGRPOTrainer); the quickstart's names its own."""
+
 LOSSES: dict[str, tuple[str, ...]] = {
     "surogate": _loss("surogate"),
     "grpo": _loss("grpo", TWO_UPDATES),
@@ -56,6 +66,7 @@ ADVANTAGES: dict[str, tuple[str, ...]] = {
     "length_weighted_mean": _advantage("length_weighted_mean"),
     "zscore": _advantage("zscore"),
     "batch_std": _advantage("batch_std"),
+    "norm": _advantage("norm"),
     "rloo": _advantage("rloo"),
     "reinforce_pp": _advantage("reinforce_pp"),
     "gdpo": _advantage("gdpo"),
@@ -78,6 +89,23 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "top_entropy_quantile": _loss("dapo", "trainer.top_entropy_quantile=0.5"),
     "entropy_bonus": ("trainer.entropy_coef=0.01",),
     "several_updates": _loss("grpo", TWO_UPDATES, "trainer.num_iterations=2"),
+    "filter_zero_advantages": _loss("dppo", "packer.filter_zero_advantages=true"),
+    "loss_normalizer": _loss("dapo", TWO_UPDATES, "trainer.loss_normalizer=step_mean"),
+    "mask_no_eos_with_zero": _advantage("norm", "reward.mask_no_eos_with_zero=true"),
+    "reference_reward_discounted": (
+        *_advantage("gae", "reward.advantage.gae_lambda=0.9", "reward.advantage.reward_norm=zscore"),
+        *_loss("decoupled", "trainer.reference.beta=0.04", "trainer.reference.place=reward"),
+    ),
+    "kl_in_reward": (
+        *_advantage("rloo"),
+        *_loss("dapo", "trainer.reference.beta=0.04", "trainer.reference.estimator=k1"),
+        "trainer.reference.place=group_reward",
+    ),
+    "joint_distillation": (*_loss("dapo", "trainer.distillation.type=joint"), *TEACHER),
+    "components": (*_loss("dppo"), "environments.0.rl_weight=0.5", "environments.0.ref_kl_weight=0.5", *TEACHER),
+    "rlsd": (*_loss("dapo", TWO_UPDATES, "trainer.distillation.type=rlsd"), *TEACHER),
+    "sdar": (*_loss("dapo", TWO_UPDATES, "trainer.distillation.type=sdar"), *TEACHER),
+    "adv_norm": ("reward.adv_norm.mean_level=batch",),
     "teacher": ("trainer.loss.teacher_tau=0.5", *TEACHER),
     "chord": CHORD,
     "chord_phi": (*CHORD, "trainer.sft.phi=true"),

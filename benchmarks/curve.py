@@ -33,6 +33,7 @@ from bus import codec, keys
 from bus.curve import keys_for, split_key, unlock
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses, prepare
+from schemas import limits
 from schemas.config import RunConfig
 
 ROUNDS = 7
@@ -60,7 +61,7 @@ def encrypted(folder: str) -> RunConfig:
 def raw_socket(kind: int, run: RunConfig) -> "zmq.Socket[bytes]":
     """A bare socket with the options of the bus, in a context where nobody asks for the bus's list of keys."""
     socket: zmq.Socket[bytes] = RAW_CONTEXT.socket(kind)
-    prepare(socket, run.bus.high_water_mark, None, codec.MAX_FRAME_BYTES)
+    prepare(socket, run.bus.high_water_mark, None, limits.DATA_FRAME_BYTES)
     return socket
 
 

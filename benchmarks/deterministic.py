@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from actors.datasets.generated import ReverseText
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import SampleRequest
-from actors.environments.generated import ReverseText
 from benchmarks.machine import finish, table
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.data import ReverseTextConfig

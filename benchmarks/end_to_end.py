@@ -67,8 +67,8 @@ def plain_loop(folder: Path, steps: int) -> float:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from actors.environments.generated import ReverseText
-    from actors.rewards.builtin import characters_in_place
+    from actors.datasets.generated import ReverseText
+    from actors.reward.builtin import characters_in_place
     from schemas.config.data import ReverseTextConfig
 
     logging.disable_progress_bar()

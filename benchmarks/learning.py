@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.environments.generated import ReverseText
-from benchmarks.cases import ADVANTAGES, LOSSES, SWITCHES
+from actors.datasets.generated import ReverseText
+from benchmarks.cases import ADVANTAGES, DEFAULTS, LOSSES, SWITCHES
 from benchmarks.machine import publish, scratch
 from schemas.config.data import ReverseTextConfig
 
@@ -35,7 +35,7 @@ COMMON = (
 )
 CASES = {
     (kind, name): case
-    for kind, cases in (("loss", LOSSES), ("advantage", ADVANTAGES), ("switch", SWITCHES))
+    for kind, cases in (("default", DEFAULTS), ("loss", LOSSES), ("advantage", ADVANTAGES), ("switch", SWITCHES))
     for name, case in cases.items()
 }
 

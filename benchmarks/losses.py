@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from actors.algorithms.losses import LOSSES, LossInputs, compute_loss
-from actors.policy.logprobs import logprobs_and_entropy
+from actors.models.logprobs import logprobs_and_entropy
 from benchmarks.machine import finish, table
 from schemas.config.objective import ObjectiveConfig
 

@@ -274,12 +274,13 @@ class LonePacker:
     def turn(self) -> None:
         """The peers work and beat; the packer goes round; they obey."""
         self.trainer.work()
+        self.packer._control._clock.listened()  # its thread does not run: leases end by the wall clock here
         for event in self._groups():
             self.packer._inflow.events.put(event)
         for peer in self.peers:
-            self.packer._inflow.events.put(("beat", (peer.identity, peer.beat())))
+            self.packer._inflow.events.put(("beat", (peer.identity, peer.beat(), time.monotonic())))
         started, cpu_started = time.perf_counter(), time.thread_time()
-        self.packer._round(self.packer._inflow.take(0.0))
+        self.packer._round(0.0)
         self.packer_seconds += time.perf_counter() - started
         self.packer_cpu_seconds += time.thread_time() - cpu_started
         for peer in self.peers:
@@ -293,6 +294,7 @@ class LonePacker:
         for number, rollout in enumerate(self.rollouts):
             reward = self.rewards[number % len(self.rewards)]
             if rollout.dies:
+                self.packer._inflow.events.put(("lost", rollout.identity))  # as the control server's probe finds
                 rollout.restart()
             for ticket in rollout.to_send:
                 reward.held.add((ticket.ordinal, ticket.attempt))

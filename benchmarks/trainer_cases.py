@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.algorithms.batches import build_batches
 from schemas.config import RunConfig
-from schemas.messages import ScoredGroup, StepBatch
+from schemas.messages import ScoredGroup, StepBatch, drop_fields
 
 Lengths = Sequence[tuple[int, Sequence[int]]]
 """Tokens by group: of its prompt, of its completions."""
@@ -85,7 +85,7 @@ def step_batch(
 ) -> StepBatch:
     """One rank's batch of groups of these lengths, with made-up tokens, logprobs and advantages."""
     groups = [_group(ordinal, prompt, sizes, vocab_size) for ordinal, (prompt, sizes) in enumerate(lengths)]
-    header: dict[str, Any] = {"run": "run", "term": 1, "incarnation": 1, "step": step, "dropped": []}
+    header: dict[str, Any] = {"run": "run", "term": 1, "incarnation": 1, "step": step} | drop_fields([])
     return build_batches(groups, num_ranks, sequence_len, 1, digests=["d"] * len(groups), **header)[rank]
 
 

@@ -94,7 +94,7 @@ def measure() -> dict[str, Any]:
 
 
 def _measured(case: Case) -> dict[str, Any]:
-    from actors.policy.memory import estimate
+    from actors.models.memory import estimate
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -150,9 +150,9 @@ def run_case(folder: Path, rank: int) -> None:
     import peft  # noqa: F401 - it counts as imported
     import torch
 
-    from actors.policy.learner import TorchLearner
-    from actors.policy.ranks import ALONE, GlooRanks, Ranks
-    from actors.policy.sharding import ShardedLearner
+    from actors.learner.learner import TorchLearner
+    from actors.learner.parallelism import ShardedLearner
+    from actors.learner.ranks import ALONE, GlooRanks, Ranks
 
     given = json.loads((folder / "case.json").read_text())
     case = Case(**given | {"shape": Shape(**given["shape"])})

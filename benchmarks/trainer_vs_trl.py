@@ -114,7 +114,7 @@ def ours(folder: Path) -> None:
     """A step of the learner for each line that comes in."""
     import torch
 
-    from actors.policy.learner import TorchLearner
+    from actors.learner.learner import TorchLearner
 
     given = json.loads((folder / "settings.json").read_text())
     torch.set_num_threads(given["threads"])

@@ -33,8 +33,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import SampleRequest
-from actors.policy import formats, loading
+from actors.learner import formats
+from actors.models import loading
 from benchmarks.machine import finish, scratch, table
+from bus.run_folder import RunFolder
 from bus.weights import WeightPublisher, WeightReceiver, Weights
 from bus.weights.buckets import verify
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
@@ -101,7 +103,9 @@ class Receiving:
         engine = EmbeddedEngineConfig(max_sequence_len=64)
         self._engines = {mode: EmbeddedEngine(model, engine, mode) for mode in MODES}
         self._receivers: dict[str, WeightReceiver] = {
-            "rendezvous": RendezvousReceiver(BOOT_ID, HOST, TIMEOUT), "filesystem": FilesystemReceiver()}  # fmt: skip
+            "rendezvous": RendezvousReceiver(BOOT_ID, HOST, TIMEOUT),
+            "filesystem": FilesystemReceiver(Path("/")),
+        }
         store = distributed.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=TIMEOUT))
         self._group = bare_group(store, 1)
         self._flat = torch.zeros(0, dtype=torch.uint8)
@@ -225,7 +229,11 @@ def measure_content(content: str, folder: Path, memory: Path) -> list[dict[str, 
     settings = WeightsConfig()
     broadcasts = Channel("rendezvous", RendezvousPublisher(HOST, settings.bucket_bytes, settings.keep, TIMEOUT))
     files = [
-        Channel(f"files, {where}", FilesystemPublisher(place / "weights", settings.keep), place)
+        Channel(
+            f"files, {where}",
+            FilesystemPublisher(RunFolder(place / "weights", "benchmark", place), settings.keep),
+            place,
+        )
         for where, place in (("disk", folder), ("memory", memory))
     ]
     rounds = [one_round(sending, broadcasts, files) for _ in range(WARMUP + ROUNDS)][WARMUP:]

@@ -1,1 +1,1 @@
-"""How processes reach each other: codec, topology, data sockets, the control channel, weight channels."""
+"""Communication between processes: codec, topology, data sockets, the control channel, weight channels."""

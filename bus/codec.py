@@ -1,16 +1,19 @@
-"""Messages to frames and back.
+"""Messages to frames (`encode`) and back (`decode`). Both sides hold the bounds of `schemas.limits`; no pickle.
 
-Frame 0 is msgpack `[kind, version, header]`; the header is a map of the plain fields, with `"%"` holding `[layout,
-sizes]`: the name, dtype and axes of each array, and how long each axis is. Each array is one raw frame after it.
-Receiving copies nothing: arrays are views of the frames, so they live as long as the message does and are read-only.
+Frames are not trusted: sizes are checked before anything is parsed, lists and maps are counted while msgpack opens the
+header, and pydantic checks types up to the first wrong element. Every fault becomes a `DecodeError` with a countable
+reason. Receiving copies no array: arrays are read-only views of the frames and live as long as the message.
 
-What arrives is not trusted: sizes are bounded before anything is parsed, types are checked by the declared message, and
-whatever is wrong becomes one `DecodeError` with a countable reason. Nothing is ever unpickled.
+    frame 0      msgpack [kind, version, header]; header = {"ordinal": 7, ..., "%": [layout, sizes]}
+    frames 1..n  raw bytes of an array each; `layout` names the arrays with dtype and axes, `sizes` gives axis lengths
+    last frame   UTF-8 of the kind's texts (`texts`), if any; the header has their lengths in bytes
 """
 
+import itertools
+import re
 import reprlib
 import threading
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import msgpack
@@ -18,49 +21,64 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from schemas import limits
 from schemas.arrays import ArrayLayout
-from schemas.errors import DecodeError
-from schemas.messages import MESSAGE_TYPES, Frozen, Message
-from schemas.messages.base import AXES_AGREE
+from schemas.errors import DecodeError, MessageTooLargeError
+from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Frozen, Message
+from schemas.messages.base import ARRAYS_KEY, AXES_AGREE
 
-ARRAYS_KEY = "%"
-MAX_HEADER_BYTES = 16 << 20
-MAX_MESSAGE_BYTES = 1 << 30
-MAX_FRAMES = 32
-MAX_FRAME_BYTES = 64 << 20
-"""What a socket takes in one frame: 16 million tokens. A stranger can have it hold as much until the handshake ends."""
 COPIED_BYTES = 4096
-"""Up to here a copy of an array is cheaper than a view of it."""
+"""Bytes of an array up to which a copy is cheaper than a view."""
 
 Frame = Sized
-"""A flat buffer whose length is its number of bytes: `bytes`, a memoryview of bytes, `zmq.Frame`."""
+"""Flat buffer whose length is its number of bytes: `bytes`, a memoryview of bytes, `zmq.Frame`."""
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
-    """Frames of a message; large arrays share memory with it, so it must not change until they are sent."""
+    """Return the frames of a message.
+
+    Arrays above COPIED_BYTES share memory with the message, so the message must not change until the frames are sent.
+
+    Raises:
+        MessageTooLargeError: the message is beyond a bound of the receivers.
+    """
+    # not `model_dump`, which would convert each value inside, deeply
     header, layout = message.__dict__.copy(), message.layout
     header[ARRAYS_KEY] = (layout.text, layout.sizes(header))
-    frames: list[bytes | memoryview] = [b""]
+    frames: list[bytes | memoryview] = [b""]  # a place for the header, which is packed last: texts change it
     for name in layout.specs:
         array = header.pop(name)
         small = array.nbytes <= COPIED_BYTES
+        # a view as flat bytes, which needs contiguous memory
         frames.append(array.tobytes() if small else np.ascontiguousarray(array).data.cast("B"))
+    if message.texts:
+        frames.append(_take_texts_out(header, message.texts))
+    _check_lists(message, header)
     frames[0] = _local.packer.pack((message.kind, message.version, header))
+    _check_sizes(message, frames)
     return frames
 
 
-def decode(frames: Sequence[Frame]) -> Message:
-    """The message in these frames.
+def decode(frames: Sequence[Frame], header_bytes: int | None = None) -> Message:
+    """Return the message in received frames.
+
+    Args:
+        frames: all frames of a message, in order.
+        header_bytes: most bytes of frame 0; default: the limit of the data plane.
 
     Raises:
-        DecodeError: whatever is wrong with them; no other exception leaves this function.
+        DecodeError: the frames are no valid message. No other exception leaves this function.
     """
     size = num_bytes(frames)  # before anything is parsed
-    if size > MAX_MESSAGE_BYTES:
-        raise DecodeError("oversize", f"{size} bytes, allowed are {MAX_MESSAGE_BYTES}")
-    message_type, header = _open_header(frames)
-    header |= _open_arrays(message_type.layout, header.pop(ARRAYS_KEY, None), frames[1:])
+    if size > limits.MESSAGE_BYTES:
+        raise DecodeError("oversize", f"{size} bytes, at most {limits.MESSAGE_BYTES} are allowed")
+    message_type, header = _open_header(frames, header_bytes or limits.DATA_HEADER_BYTES)
+    end = 1 + len(message_type.layout.specs)
+    header |= _open_arrays(message_type.layout, header.pop(ARRAYS_KEY, None), _arrays_of(message_type, frames))
     try:
+        if message_type.texts:
+            _put_texts_back(header, message_type.texts, frames[end:])
+        # AXES_AGREE saves a second check of the arrays: `_open_arrays` has made them from the layout
         message: Message = message_type.__pydantic_validator__.validate_python(header, context=AXES_AGREE)
         return message
     except ValidationError as error:
@@ -69,20 +87,45 @@ def decode(frames: Sequence[Frame]) -> Message:
         raise DecodeError("bad_header", str(error)) from None
 
 
+def check_plain(value: object) -> None:
+    """Check that a value fits into a header: its size, lists, maps and nesting.
+
+    Raises:
+        TypeError, ValueError, OverflowError: the value is beyond a bound of the receivers, or has a type that
+        msgpack can't hold.
+    """
+    packed = msgpack.packb(["", 1, {"": value}], unicode_errors="surrogatepass")
+    if len(packed) > limits.DATA_HEADER_BYTES:
+        raise ValueError(f"{len(packed)} bytes, and {limits.DATA_HEADER_BYTES} are the most that travel")
+    try:
+        _unpacked(packed)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise ValueError(_in_words(str(error))) from error
+
+
+def _in_words(error: str) -> str:
+    """Return a readable text for msgpack's error about a list or map that is too long; any other error unchanged."""
+    found = re.fullmatch(r"(\d+) exceeds max_(array|map)_len\((\d+)\)", error)
+    if found is None:
+        return error
+    kind = "list of {} items" if found[2] == "array" else "map of {} keys"
+    return f"a {kind.format(found[1])}, and {found[3]} are the most that travel"
+
+
 def num_bytes(frames: Sequence[Frame]) -> int:
-    """Bytes of all frames."""
+    """Return the sum of bytes of all frames."""
     return sum(map(len, frames))
 
 
 class _Local(threading.local):
-    """A packer per thread: reusing one saves a buffer of 256 KiB a message, sharing one is not safe."""
+    """A packer per thread: reuse saves a buffer of 256 KiB per message, sharing between threads is not safe."""
 
     def __init__(self) -> None:
         self.packer = msgpack.Packer(default=_fields_of, unicode_errors="surrogatepass")
 
 
 def _fields_of(value: object) -> dict[str, Any]:
-    """The fields of a value inside a header (policies, tickets)."""
+    """Return the fields of a model inside a header (a policy, a ticket) as a map for msgpack."""
     if isinstance(value, Frozen):
         return value.__dict__
     raise TypeError(f"a {type(value).__name__} can't be sent: {value!r:.80}")
@@ -91,26 +134,173 @@ def _fields_of(value: object) -> dict[str, Any]:
 _local = _Local()
 
 
-def _open_header(frames: Sequence[Frame]) -> tuple[type[Message], dict[str, Any]]:
-    if not 1 <= len(frames) <= MAX_FRAMES:
-        raise DecodeError("malformed", f"{len(frames)} frames, allowed are 1 to {MAX_FRAMES}")
-    if len(frames[0]) > MAX_HEADER_BYTES:
-        raise DecodeError("oversize", f"a header of {len(frames[0])} bytes, allowed are {MAX_HEADER_BYTES}")
+def header_limit(message: Message) -> int:
+    """Return the limit in bytes for the header of this message."""
+    return limits.DATA_HEADER_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_HEADER_BYTES
+
+
+def _check_lists(message: Message, header: Mapping[str, Any]) -> None:
+    """Check the lengths of the lists and maps in a header.
+
+    Raises:
+        MessageTooLargeError: a list or map has more elements than receivers take.
+    """
+    for name, value in header.items():
+        most = limits.LIST_ITEMS if isinstance(value, list) else limits.MAP_ITEMS
+        if isinstance(value, list | dict) and len(value) > most:
+            raise MessageTooLargeError(
+                f"a {message.kind} has {len(value)} {name}, and {most} are the most that travel; fewer peers, or fewer "
+                "groups or completions at a time, are needed"
+            )
+
+
+def _check_sizes(message: Message, frames: Sequence[bytes | memoryview]) -> None:
+    """Check the sizes of the header, of each array and of the whole message.
+
+    Raises:
+        MessageTooLargeError: a size is beyond the receivers' limit; the text names the part and the keys to lower.
+    """
+    kind, header, most = message.kind, len(frames[0]), header_limit(message)
+    if header > most:
+        raise MessageTooLargeError(
+            f"a {kind} has {header} bytes in its header (all but arrays and texts), and {most} are the most that "
+            "travel; "
+            + (
+                "columns and chat prompts of an example are in there: keep what is large in a file and name the file "
+                "in a column"
+                if most == limits.DATA_HEADER_BYTES
+                else "fewer peers or fewer groups at a time are needed"
+            )
+        )
+    largest = limits.DATA_FRAME_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_FRAME_BYTES
+    # not strict: a kind without texts has a frame less
+    for name, frame in zip([*message.layout.specs, "texts"], frames[1:], strict=False):
+        if len(frame) > largest:
+            raise MessageTooLargeError(
+                f"a {kind} has {len(frame)} bytes in one array, and {largest} are the most that travel ({name}); "
+                "lower packer.groups_per_step, rollout.group_size or rollout.max_tokens"
+            )
+    most = limits.MESSAGE_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_MESSAGE_BYTES
+    if num_bytes(frames) > most:
+        raise MessageTooLargeError(
+            f"a {kind} has {num_bytes(frames)} bytes, and {most} are the most that travel; "
+            "lower packer.groups_per_step, rollout.group_size or rollout.max_tokens"
+        )
+
+
+def _take_texts_out(header: dict[str, Any], names: Sequence[str]) -> bytes:
+    """Replace each text in the header by its length in bytes; return all texts as UTF-8, joined."""
+    pieces: list[bytes] = []
+    for name in names:
+        value = header[name]
+        if isinstance(value, str):
+            # surrogatepass: Python strings from JSON may hold lone surrogates, which must arrive as they were sent
+            pieces.append(value.encode("utf-8", "surrogatepass"))
+            header[name] = len(pieces[-1])
+        elif all(isinstance(text, str) for text in value):
+            texts = [text.encode("utf-8", "surrogatepass") for text in value]
+            pieces += texts
+            header[name] = [len(text) for text in texts]
+    return b"".join(pieces)
+
+
+def _put_texts_back(header: dict[str, Any], names: Sequence[str], frames: Sequence[Frame]) -> None:
+    """Undo `_take_texts_out`.
+
+    Without a frame of texts, the header itself holds the texts: ledgers of older builds have such groups.
+    """
+    found: dict[str, Any] = {name: header[name] for name in names if _are_lengths(header.get(name))}
+    if not frames and not any(found.values()):
+        return
+    sizes = [size for value in found.values() for size in (value if isinstance(value, list) else [value])]
+    total = len(frames[0]) if frames else 0
+    if min(sizes, default=0) < 0 or sum(sizes) != total:
+        raise DecodeError("bad_array", f"texts: {sum(sizes)} bytes by the header, the frame has {total}")
+    ends = iter(itertools.accumulate(sizes))
+    data, start = memoryview(frames[0]) if frames else b"", 0  # type: ignore[arg-type]
+
+    def next_text() -> str:
+        nonlocal start
+        end = next(ends)
+        text, start = str(data[start:end], "utf-8", "surrogatepass"), end
+        return text
+
     try:
-        opened = msgpack.unpackb(frames[0], unicode_errors="surrogatepass")
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise DecodeError("malformed", f"frame 0 is not msgpack: {error}") from None
+        for name, value in found.items():
+            header[name] = [next_text() for _ in value] if isinstance(value, list) else next_text()
+    except ValueError as error:
+        raise DecodeError("bad_array", f"texts: {error}"[:300]) from None
+
+
+def _are_lengths(value: Any) -> bool:
+    # `type(...) is int`, since True and False are instances of int
+    return type(value) is int or (isinstance(value, list) and all(type(item) is int for item in value))
+
+
+class _Count:
+    """Counts lists and maps while msgpack opens them: each takes 60 to 300 bytes of memory for 1 byte received."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __call__(self, value: Any) -> Any:
+        self.num += 1
+        if self.num > limits.CONTAINERS:
+            raise ValueError(f"more than {limits.CONTAINERS} lists and maps")
+        return value
+
+
+def _unpacked(frame: Frame) -> Any:
+    """Return the value that msgpack reads from a frame, within bounds of lists, maps and nesting.
+
+    Raises:
+        ValueError, RecursionError, msgpack.exceptions.UnpackException: the frame is not msgpack, or is beyond a bound.
+    """
+    count = _Count()
+    opened = msgpack.unpackb(
+        frame,
+        unicode_errors="surrogatepass",
+        list_hook=count,
+        object_hook=count,
+        max_array_len=limits.LIST_ITEMS,
+        max_map_len=limits.MAP_ITEMS,
+        max_ext_len=0,  # no extension types
+    )
+    if count.num >= limits.NESTING_CHECKED_FROM:
+        # msgpack unpacks deeper than it packs; no sender has packed such a header
+        msgpack.packb(opened, unicode_errors="surrogatepass")
+    return opened
+
+
+def _open_header(frames: Sequence[Frame], header_bytes: int) -> tuple[type[Message], dict[str, Any]]:
+    if not 1 <= len(frames) <= limits.FRAMES:
+        raise DecodeError("malformed", f"{len(frames)} frames, 1 to {limits.FRAMES} are allowed")
+    if len(frames[0]) > header_bytes:
+        raise DecodeError("oversize", f"a header of {len(frames[0])} bytes, at most {header_bytes} are allowed")
+    try:
+        opened = _unpacked(frames[0])
+    except (ValueError, TypeError, OverflowError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise DecodeError("malformed", f"frame 0 is not msgpack: {error}"[:300]) from None
     if not isinstance(opened, list) or len(opened) != 3 or not isinstance(opened[2], dict):
         raise DecodeError("malformed", "frame 0 is not [kind, version, header]")
     kind, version, header = opened
     message_type = MESSAGE_TYPES.get(kind) if isinstance(kind, str) else None
     if message_type is None:
-        raise DecodeError("unknown_kind", reprlib.repr(kind))
+        raise DecodeError("unknown_kind", reprlib.repr(kind))  # shortened: a peer decides how long it is
     if version != message_type.version:
         raise DecodeError(
             "unknown_version", f"{kind} {reprlib.repr(version)}, this build speaks {message_type.version}"
         )
+    if not header.keys() <= message_type.header_keys:
+        unknown = next(iter(header.keys() - message_type.header_keys))
+        raise DecodeError("bad_header", f"{reprlib.repr(unknown)} is no field of a {kind}")
     return message_type, header
+
+
+def _arrays_of(message_type: type[Message], frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames of arrays, without the frame of texts. Surplus frames stay in: `layout.open` refuses them."""
+    end = 1 + len(message_type.layout.specs)
+    return frames[1:end] if message_type.texts and len(frames) == end + 1 else frames[1:]
 
 
 def _open_arrays(layout: ArrayLayout, description: Any, frames: Sequence[Frame]) -> dict[str, NDArray[Any]]:

@@ -1,17 +1,16 @@
-"""Who may come in over tcp: CURVE on every socket that binds or connects there, and a list of the keys that may.
+"""Encryption and access over tcp: CURVE on every socket, and a list of the public keys allowed to connect.
 
-A socket that binds is a CURVE server, one that connects a client; `ipc` and `inproc` have the rights of files. One
-thread per process, the doorman, answers libzmq's question whether a key may come in (ZAP) and hears from each socket
-who was refused. It waits on nothing but them. Without it libzmq lets nobody in; if it ends, so does the process.
-
-libzmq never comes back by itself after a refusal, so a refused peer is no load. Whoever connects hears of it here
-(`Link.refused`) and tries again, with the keys that the files hold then, at most once a second. Connections that stand
-stay as they are when keys are rotated; nothing is made anew before it breaks.
+Bound sockets are CURVE servers, connecting sockets CURVE clients; file rights protect `ipc` and `inproc`. One thread
+per process, the doorman, answers libzmq's question whether a key may connect (ZAP), and reads from each socket's
+monitor which connections were refused. Without the doorman libzmq refuses all; the process stops if the doorman dies.
+libzmq never retries after a refusal: the owner of the socket sees `Link.refused` and connects again at most once a
+second, with the keys then in the files. A rotation of keys leaves established connections alone.
 """
 
 import itertools
 import os
 import queue
+import re
 import socket as sockets
 import struct
 import threading
@@ -22,7 +21,9 @@ from dataclasses import dataclass, field
 import structlog
 import zmq
 
+from bus import threads
 from bus.counts import REFUSALS, EdgeCounts
+from bus.gate import EVENTS, Gate
 from bus.keys import KeyRing, public_of, ring_of
 from bus.sockets import waiting
 from schemas.config.services import BusConfig, is_loopback
@@ -31,17 +32,22 @@ from schemas.errors import ConfigError
 log = structlog.get_logger("bus")
 
 RETRY_SECONDS = 1.0
-"""Between two attempts of one that was refused."""
+"""Seconds between two attempts to connect after a refusal."""
 REFUSAL_LOG_SECONDS = 5.0
+"""Seconds between two log lines about refusals, per edge."""
 LOOK_MILLISECONDS = 200
-"""How late the doorman sees a socket that is new; what happens there meanwhile waits for him, keys never do."""
+"""Milliseconds until the doorman reads the monitor of a new socket. Events wait until then; checks of keys never do."""
 WAITING_EVENTS = 20_000
-"""Of refused peers, per socket, until the network's thread waits for the doorman: a bound of memory under a flood."""
+"""Events held by a monitor before libzmq's network thread waits for the doorman: bounds memory under a flood."""
 AT_ONCE = 1000
+"""Messages read from a socket in a row."""
+KEY_BYTES = 32
+"""Bytes of a CURVE key."""
 
 _ZAP = "inproc://zeromq.zap.01"
+"""Address of the ZAP handler: fixed by RFC 27, one per ZeroMQ context."""
 _MECHANISM, _CRYPTOGRAPHIC = 0x11000002, 0x11000001
-"""Protocol errors of libzmq: another mechanism than CURVE, a box that our key does not open."""
+"""Protocol errors of libzmq: the peer uses another mechanism than CURVE; the peer's box does not open with our key."""
 _FAILED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL),
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL),
@@ -54,10 +60,10 @@ _NUMBERS = itertools.count()
 
 
 def keys_for(address: str, bus: BusConfig) -> KeyRing | None:
-    """The keys that an address asks for; None where it is reached without.
+    """Return the keys for an address; None if none are needed: not tcp, or no `bus.keys` and plaintext is allowed.
 
     Raises:
-        ConfigError: it is beyond loopback, and there are no keys; or the keys can't be used.
+        ConfigError: the address is beyond loopback and there are no keys, or the keys can't be used.
     """
     scheme, _, rest = address.partition("://")
     if scheme != "tcp":
@@ -74,20 +80,25 @@ def keys_for(address: str, bus: BusConfig) -> KeyRing | None:
 
 
 def with_key(address: str, public: bytes) -> str:
-    """An address that names the key of the socket behind it; `address` itself where there is none."""
+    """Return an address with the socket's public key, `tcp://HOST:PORT#HEX`; the bare address for an empty key."""
     return f"{address}#{public.hex()}" if public else address
 
 
 def split_key(address: str, ring: KeyRing | None) -> tuple[str, tuple[bytes, ...]]:
-    """What to connect to, and the key that is expected there; peers learn such addresses from State.
+    """Return the endpoint to connect to and the public key expected there, from an address in a State.
+
+    Returns:
+        Endpoint, and a tuple with a key of 32 bytes; an empty tuple without keys.
 
     Raises:
-        ConfigError: one of both sides has keys, the other has none.
+        ConfigError: only one of both sides has keys, or the key in the address is malformed.
     """
     endpoint, _, text = address.partition("#")
     if bool(text) != (ring is not None):
         known = "speaks plaintext, and bus.keys is set here" if ring else "is encrypted, and bus.keys is empty here"
         raise ConfigError(f"bus.keys: {endpoint} {known}; it is the same for all actors of a run")
+    if text and not re.fullmatch(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", text):
+        raise ConfigError(f"bus.keys: the address of {endpoint} names no key of {2 * KEY_BYTES} hexadecimal digits")
     return endpoint, (bytes.fromhex(text),) if text else ()
 
 
@@ -96,40 +107,60 @@ def split_key(address: str, ring: KeyRing | None) -> tuple[str, tuple[bytes, ...
 
 @dataclass
 class Link:
-    """What the doorman has heard of a connection. `refused` is in words, and empty until it happens."""
+    """State of a connection to a server. The doorman writes `refused`, the owner of the socket reads it."""
 
     on_refused: Callable[[], None] = lambda: None
+    """Called in the doorman's thread after each refusal."""
     refused: str = ""
+    """Reason of the newest refusal as a text; empty: not refused."""
     attempt: int = 0
+    """Attempts to connect after refusals."""
     retry_at: float = 0.0
+    """Earliest time (`time.monotonic`) of the next attempt."""
 
     def wants_another_try(self) -> bool:
-        """Whether it was refused, and waited; counts the attempts."""
+        """Return whether the connection was refused and may be tried again now. True counts as a new attempt."""
         if not self.refused or time.monotonic() < self.retry_at:
             return False
         self.refused, self.attempt, self.retry_at = "", self.attempt + 1, time.monotonic() + RETRY_SECONDS
         return True
 
 
-def lock(socket: "zmq.Socket[bytes]", ring: KeyRing, secret: bytes, counts: EdgeCounts) -> bytes:
-    """Have a socket that is about to bind let in only keys of the ring; returns its public key.
+def lock(
+    socket: "zmq.Socket[bytes]", ring: KeyRing, secret: bytes, counts: EdgeCounts, gate: Gate | None = None
+) -> bytes:
+    """Make a socket a CURVE server for the keys of a ring, and return the public key of the socket.
 
-    May be called again for another secret, which holds from the next `bind` on.
+    Can be called again with another secret, for the next `bind`.
+
+    Args:
+        socket: the socket, not bound yet.
+        ring: keys; the doorman lets in `client_publics`, as the files hold them at the time of each connection.
+        secret: secret key of the socket, 32 bytes.
+        counts: counters of refusals.
+        gate: told about accepted and closed connections, if given.
     """
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    # a domain of its own tells the doorman which socket asks; set already if this is a call for another secret
     if not socket.getsockopt_string(zmq.ZAP_DOMAIN).rstrip("\0"):
         domain = f"{counts.edge}-{next(_NUMBERS)}".encode()
         socket.setsockopt(zmq.ZAP_DOMAIN, domain)
+        # otherwise libzmq would let every key in while no ZAP handler is there
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        _doorman().watch(socket, _Door(domain, ring, counts))
+        _doorman().watch(socket, _Door(domain, ring, counts, gate))
     return public_of(secret)
 
 
 def unlock(socket: "zmq.Socket[bytes]", ring: KeyRing, servers: Sequence[bytes], attempt: int) -> None:
-    """Give a socket that is about to connect its key and the one expected there.
+    """Make a socket a CURVE client: set its own keys and the server's public key.
 
-    They are the newest; after `attempt` refusals the ones after those, in turn.
+    Args:
+        socket: the socket, not connected yet.
+        ring: keys of this actor; `client_secrets`, the newest first.
+        servers: possible public keys of the server, the newest first.
+        attempt: number of refusals so far. Attempt 0 uses the newest keys; each further attempt uses the next pair, so
+            that a peer in the middle of a rotation is reached with the older keys.
     """
     pairs = list(itertools.product(servers, ring.current().client_secrets))
     server, secret = pairs[attempt % len(pairs)]
@@ -139,11 +170,14 @@ def unlock(socket: "zmq.Socket[bytes]", ring: KeyRing, servers: Sequence[bytes],
 
 
 def watch_link(socket: "zmq.Socket[bytes]", link: Link, address: str, *, until_heard: bool) -> None:
-    """Tell a link when its connection is refused.
+    """Report refusals of a connecting socket to its link.
 
     Args:
-        until_heard: take a peer that hangs up in the handshake for a refusal, as one with another server key does. Not
-            for data, where libzmq keeps what is queued and connects again.
+        socket: the socket, not connected yet.
+        link: receives the refusals.
+        address: address of the server, for the log.
+        until_heard: True: a server that hangs up during the handshake counts as a refusal, since a server with another
+            key does so. False for data sockets: there libzmq keeps the queue and connects again.
     """
     failures = _FAILED if until_heard else _FAILED - {int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)}
     _doorman().watch(socket, _Approach(link, address, failures))
@@ -154,22 +188,34 @@ def watch_link(socket: "zmq.Socket[bytes]", link: Link, address: str, *, until_h
 
 @dataclass
 class _Door:
-    """A socket that binds: who may come in, and who could not.
+    """A bound socket: allows or refuses keys, and counts and logs refusals.
 
-    A failure names no peer; the disconnection right after it has a descriptor, whose address was asked for when it was
-    accepted. Who had left by then is `unknown`, as one on this machine may have.
+    libzmq's event of a failed handshake names no peer. The disconnection right after has a descriptor; its address
+    was read when the connection was accepted. A peer on this machine may have left by then; it is `unknown`.
     """
 
     domain: bytes
+    """ZAP domain of the socket."""
     ring: KeyRing
     counts: EdgeCounts
+    gate: Gate | None = None
     peers: dict[int, str] = field(default_factory=dict)
+    """Addresses of connected peers by descriptor."""
     reason: str = ""
+    """Reason of a failed handshake until its disconnection is heard; empty: none."""
 
-    events = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED) | sum(_FAILED) - int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    # without AUTH: `lets_in` has counted the key already
+    events = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPT_FAILED) | sum(_FAILED) - int(
+        zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    )
 
     def lets_in(self, key: bytes, peer: str) -> bool:
-        """Whether a key may come in; counts where it may not."""
+        """Return whether a key may connect; count and log a refusal.
+
+        Args:
+            key: public key of the client, 32 bytes.
+            peer: address of the client.
+        """
         if key in self.ring.current().client_publics:
             return True
         self._count("unlisted_key")
@@ -177,7 +223,9 @@ class _Door:
         return False
 
     def hear(self, event: int, value: int) -> None:
-        """An event of the socket."""
+        """Handle an event of the socket's monitor. `value` is a descriptor, or the code of a failed handshake."""
+        if self.gate is not None and event & EVENTS:
+            self.gate.hear(event, value)
         if event == zmq.EVENT_ACCEPTED:
             self.peers[value] = _peer_at(value)
         elif event in _FAILED:
@@ -208,30 +256,32 @@ class _Door:
 
 @dataclass
 class _Approach:
-    """Events of a socket that connects."""
+    """A connecting socket: tells its link about refusals, with a log line."""
 
     link: Link
     address: str
+    """Address of the server, for the log."""
     failures: set[int]
+    """Events of the monitor that count as refusals."""
     next_log: float = 0.0
 
     @property
     def events(self) -> int:
-        """Those it hears."""
+        """Bit mask of the events to hear."""
         return sum(self.failures)
 
     def hear(self, event: int, value: int) -> None:
-        """An event of the socket."""
+        """Handle an event of the socket's monitor. Only refusals are heard."""
         words = {
-            "plaintext": "it speaks plaintext: bus.keys is not set there",
-            "unlisted_key": "it does not know the key of this actor: is it in client.public of bus.keys there?",
-            "incomplete": "it hung up: its key may not be in server.public of bus.keys here, or it has ended",
+            "plaintext": "the peer speaks plaintext: bus.keys is not set there",
+            "unlisted_key": "the peer does not know this actor's key: is it in client.public of bus.keys there?",
+            "incomplete": "the peer hung up: its key may not be in server.public of bus.keys here, or it has stopped",
         }
-        self.link.refused = words.get(_reason(event, value), "its answer is no handshake of ours")
+        self.link.refused = words.get(_reason(event, value), "the peer's answer is no CURVE handshake")
         self.link.on_refused()
         if time.monotonic() >= self.next_log:
             self.next_log = time.monotonic() + REFUSAL_LOG_SECONDS
-            log.warning("not let in", address=self.address, detail=self.link.refused)
+            log.warning("connection refused by peer", address=self.address, detail=self.link.refused)
 
 
 def _reason(event: int, value: int) -> str:
@@ -243,8 +293,9 @@ def _reason(event: int, value: int) -> str:
 
 
 def _peer_at(descriptor: int) -> str:
-    """Address of a connection of libzmq, as long as it is there."""
+    """Return the remote address of a connection of libzmq, `HOST:PORT`; `unknown` if closed already."""
     try:
+        # a copy of the descriptor: closing a socket object on libzmq's own would close the connection
         with sockets.socket(fileno=os.dup(descriptor)) as connection:
             host, port, *_ = connection.getpeername()
     except (OSError, ValueError, TypeError):
@@ -253,7 +304,7 @@ def _peer_at(descriptor: int) -> str:
 
 
 class _Doorman:
-    """One per process and ZeroMQ context, since there is one ZAP address. Sockets are handed to its thread."""
+    """The thread that answers ZAP requests and reads monitors. One per process: a context has a single ZAP address."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -264,21 +315,22 @@ class _Doorman:
         self._doors: dict[bytes, _Door] = {}
         self._watched: dict[zmq.Socket[bytes], _Door | _Approach] = {}
         self._new: queue.SimpleQueue[tuple[zmq.Socket[bytes], _Door | _Approach]] = queue.SimpleQueue()
-        threading.Thread(target=self._loop, name="control-doorman", daemon=True).start()
+        threads.start("doorman", self._loop)
 
     def watch(self, socket: "zmq.Socket[bytes]", watched: _Door | _Approach) -> None:
-        """From any thread, before the socket binds or connects. Ends with the socket."""
-        if isinstance(watched, _Door):
+        """Watch a socket until it is closed. Thread-safe. Call it before the socket binds or connects."""
+        if isinstance(watched, _Door):  # at once, not in the thread: a key may be checked right after `bind`
             self._doors[watched.domain] = watched
         receiver: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         receiver.setsockopt(zmq.RCVHWM, WAITING_EVENTS)
         address = f"inproc://events-{next(_NUMBERS)}"
         socket.monitor(address, watched.events | int(zmq.EVENT_MONITOR_STOPPED))
         receiver.connect(address)
-        self._new.put((receiver, watched))
+        self._new.put((receiver, watched))  # from here on the receiver belongs to the doorman's thread
 
     def _loop(self) -> None:
         while True:
+            threads.pass_by("doorman")
             while not self._new.empty():
                 receiver, watched = self._new.get()
                 self._watched[receiver] = watched
@@ -290,8 +342,9 @@ class _Doorman:
                     self._hear(ready)
 
     def _answer(self) -> None:
-        """Whether keys may come in (RFC 27)."""
+        """Answer all waiting ZAP requests (RFC 27): 200 allows a key, 400 refuses."""
         for frames in waiting(self._zap, AT_ONCE):
+            # identity and mechanism are not needed: the mechanism is CURVE, and the key is all that counts
             sender, empty, version, request, domain, peer, _, _, key = (frame.bytes for frame in frames[:9])
             door = self._doors.get(domain)
             known = door is not None and door.lets_in(key, peer.decode())
@@ -301,8 +354,8 @@ class _Doorman:
     def _hear(self, receiver: "zmq.Socket[bytes]") -> None:
         watched = self._watched[receiver]
         for frames in waiting(receiver, AT_ONCE):
-            event, value = struct.unpack("=HI", frames[0].bytes)
-            if event == zmq.EVENT_MONITOR_STOPPED:
+            event, value = struct.unpack("=HI", frames[0].bytes)  # frame 1 is the endpoint
+            if event == zmq.EVENT_MONITOR_STOPPED:  # the watched socket was closed
                 self._forget(receiver, watched)
                 return
             watched.hear(event, value)
@@ -313,6 +366,8 @@ class _Doorman:
         del self._watched[receiver]
         if isinstance(watched, _Door):
             del self._doors[watched.domain]
+            if watched.gate is not None:
+                watched.gate.closed = True
 
 
 _the_doorman: list[_Doorman] = []

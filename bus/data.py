@@ -1,17 +1,14 @@
-"""The data plane: an `Inbox` is a bound PULL, an `Outbox` a PUSH connected to one named peer.
+"""The data plane: an `Inbox` is a bound PULL socket, an `Outbox` a PUSH socket connected to a named peer.
 
-One PUSH per peer and never one for many: PUSH does not say which of its peers took a message (DESIGN §2). A message is
-lost here when its receiver dies with it; whoever sent it keeps it until the packer's State says that it is settled.
-Order holds per pair of sockets and is relied on nowhere. An inbox never blocks its sender for long, because its owner
-always reads (P13, P14); an outbox tells its owner at once when it is full.
-
-On the wire a message has the sender's name in front, so that a bad frame can be logged with the peer that sent it.
-Over tcp, with keys, an inbox makes a pair of its own, and its address names the public half.
+A message is lost if the receiver dies; the sender keeps a copy until the packer's State settles the group (P13: senders
+keep a group until its release). Order holds per pair of sockets; no code relies on order. Inboxes are always read, and
+so never block senders for long; a full outbox says so at once. Each peer has a PUSH of its own, since a PUSH with
+several peers does not tell which of them took a message. Frame 0 is the sender's name, for log lines about bad frames.
+With keys, an inbox over tcp makes its own key pair, and the public half is part of its address.
 """
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import zmq
@@ -19,57 +16,102 @@ import zmq
 from bus import codec
 from bus.counts import EdgeCounts
 from bus.curve import Link, keys_for, lock, split_key, unlock, watch_link, with_key
+from bus.gate import Gate
+from bus.hosts import choose_family
 from bus.keys import new_secret
-from bus.sockets import drop, peer_of, receive_frames, send_frames
+from bus.sockets import drop, drop_fenced, peer_of, receive_frames, send_frames
 from bus.topology import Addresses, milliseconds, prepare
+from bus.unfinished import guard, port_of
+from schemas import limits
 from schemas.config.services import BusConfig
-from schemas.errors import DecodeError, RunFailedError
+from schemas.errors import ConfigError, DecodeError
 from schemas.messages import Message
 
 
 class Inbox:
-    """Receives typed messages. Use it from one thread."""
+    """Receives typed messages on a bound socket. Not thread-safe.
+
+    Args:
+        edge: name of the edge, for counters.
+        addresses: makes the address to bind.
+        bus: keys and limits of the run's bus.
+        actor: name of this actor.
+        boot_id: id of this process.
+
+    Raises:
+        ConfigError: no address can be bound, or the keys can't be used.
+    """
 
     def __init__(self, edge: str, addresses: Addresses, bus: BusConfig, actor: str, boot_id: str) -> None:
         self.counts = EdgeCounts(edge)
         address = addresses.to_bind(actor, boot_id)
         ring = keys_for(address, bus)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-        prepare(self._socket, bus.high_water_mark, bus.socket_buffer_bytes, codec.MAX_FRAME_BYTES)
-        public = lock(self._socket, ring, new_secret(), self.counts) if ring else b""
-        self._socket.bind(address)
-        bound: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        prepare(self._socket, bus.high_water_mark, bus.socket_buffer_bytes, limits.DATA_FRAME_BYTES)
+        self._gate = Gate(self.counts, limits.DATA_UNFINISHED_BYTES, limits.DATA_UNFINISHED_TOTAL_BYTES)
+        # keys and watch before bind: a connection could be accepted without them
+        public = lock(self._socket, ring, new_secret(), self.counts, self._gate) if ring else b""
+        guard(self._socket, self._gate, address, keys=bool(ring))
+        try:
+            bound = addresses.bind(self._socket, address)
+        except ConfigError:
+            self._socket.close()
+            raise
+        self._gate.port = port_of(bound)
         self.address = with_key(addresses.advertised(bound), public)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
     def receive(self, timeout: float) -> Message | None:
-        """The next good message, or None after `timeout` seconds; bad frames are counted, logged and dropped."""
+        """Return the next valid message; None after `timeout` seconds. Bad frames are counted, logged and dropped."""
         deadline = time.monotonic() + timeout
         while True:
             try:
                 frames = receive_frames(self._socket)
             except zmq.Again:
-                if not self._poller.poll(milliseconds(deadline - time.monotonic())):
+                # the socket is empty: bytes that have come since belong to messages that are not whole
+                with self._gate.idle():
+                    ready = self._poller.poll(milliseconds(deadline - time.monotonic()))
+                if not ready:
                     return None
                 continue
+            self._gate.took(frames[-1])
             try:
                 message = codec.decode(frames[1:])
             except DecodeError as error:
                 drop(self.counts, error, peer_of(frames[0]))
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:  # a flood of bad frames must not keep the caller here
                     return None
                 continue
             self.counts.add(codec.num_bytes(frames))
             return message
 
+    def drop(self, message: Message, reason: str) -> None:
+        """Count a received message that is not for this process, with a log line at most every few seconds.
+
+        Args:
+            message: the message from `receive`.
+            reason: label of the counter: `foreign_run` or `old_term`.
+        """
+        drop_fenced(self.counts, reason, message, str(getattr(message, "sender", "packer")))
+
     def close(self) -> None:
-        """Stop receiving; what is queued is dropped and will be sent again."""
+        """Stop receiving. Queued messages are dropped; their senders keep copies and send again."""
         self._socket.close()
 
 
 class Outbox:
-    """Sends typed messages to one peer. Thread-safe."""
+    """Sends typed messages to a peer. Thread-safe.
+
+    Args:
+        edge: name of the edge, for counters.
+        address: address from the peer's beats, `tcp://HOST:PORT#PUBLIC_KEY` with keys.
+        bus: keys and limits of the run's bus.
+        sender: name of this actor.
+
+    Raises:
+        ConfigError: the address is malformed, names no key where keys are needed, or is beyond loopback without keys.
+    """
 
     def __init__(self, edge: str, address: str, bus: BusConfig, sender: str) -> None:
         self.counts = EdgeCounts(edge)
@@ -82,44 +124,51 @@ class Outbox:
         self._socket = self._connected()
 
     def try_send(self, message: Message) -> bool:
-        """Hand the message to the socket if there is room; False when the peer or the queue is full.
+        """Hand a message to the socket. Return False if the peer is not connected or has no room. Never blocks.
+
+        True is no promise of arrival: the peer may die with the message.
 
         Raises:
-            RunFailedError: an array of it is larger than a receiver takes.
+            MessageTooLargeError: the message is beyond a bound of the receivers.
         """
-        frames = [self._sender, *codec.encode(message)]
-        _check_sizes(frames, message)
         with self._lock:
             if self._link.wants_another_try():
-                self._socket.close()  # nobody will ever take what it holds; it is sent again as from a dead peer
+                # a refused connection never delivers: messages in the old socket are lost, and sent again like those of
+                # a dead peer
+                self._socket.close()
                 self._socket = self._connected()
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+                return False  # asked before encoding, which costs more than the question
+        frames = [self._sender, *codec.encode(message)]  # outside of the lock: a large group takes milliseconds
+        with self._lock:
             try:
                 send_frames(self._socket, frames)
-            except zmq.Again:
+            except zmq.Again:  # another thread has taken the room, or the connection has ended meanwhile
                 return False
         self.counts.add(codec.num_bytes(frames))
         return True
 
     def close(self) -> None:
-        """Close the socket; what it still holds is dropped and will be sent again."""
+        """Close the socket. Messages still in the socket are dropped; their owner keeps copies and sends them again."""
         with self._lock:
             self._socket.close()
 
     def _connected(self) -> "zmq.Socket[bytes]":
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        prepare(socket, self._bus.high_water_mark, self._bus.socket_buffer_bytes, codec.MAX_FRAME_BYTES)
-        if self._ring:
-            self._link = replace(self._link, refused="")  # what is still heard of a socket before is not of this one
-            unlock(socket, self._ring, self._server_keys, self._link.attempt)
-            watch_link(socket, self._link, self._endpoint, until_heard=False)
-        socket.connect(self._endpoint)
+        prepare(socket, self._bus.high_water_mark, self._bus.socket_buffer_bytes, limits.DATA_FRAME_BYTES)
+        # queue for established connections only: otherwise a peer that can't be reached would take messages, look idle
+        # and be sent more. The price: queued messages are dropped when the connection ends, and are sent again like
+        # those of a dead peer
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        try:
+            if self._ring:
+                # a new link per socket: the monitor of the old socket may still report a refusal to the old link
+                self._link = replace(self._link, refused="")
+                unlock(socket, self._ring, self._server_keys, self._link.attempt)
+                watch_link(socket, self._link, self._endpoint, until_heard=False)
+            choose_family(socket, self._endpoint)
+            socket.connect(self._endpoint)
+        except zmq.ZMQError as error:  # the address came from a peer, and may be anything
+            socket.close()
+            raise ConfigError(f"address {self.address!r} can't be connected to: {error.strerror}") from error
         return socket
-
-
-def _check_sizes(frames: Sequence[bytes | memoryview], message: Message) -> None:
-    largest = max(map(len, frames))
-    if largest > codec.MAX_FRAME_BYTES:
-        raise RunFailedError(
-            f"a {message.kind} has {largest} bytes in one array, and {codec.MAX_FRAME_BYTES} are the most that travel; "
-            "lower packer.groups_per_step, rollout.group_size or rollout.max_tokens"
-        )

@@ -1,11 +1,11 @@
-"""The keys of a run's bus, in a folder that `bus.keys` names.
+"""CURVE keys of a run's bus, in the folder `bus.keys`: functions to make, rotate and read keys.
 
-    server.secret  server.public    of the packer's control socket; only the packer needs the secret
-    client.secret  client.public    of whoever connects; the public ones are the list of those who may
+    server.secret  server.public    key pair of the packer's control socket; only the packer needs the secret
+    client.secret  client.public    key pair of every connecting socket; the public file lists all allowed keys
 
-A line of a file is a key (64 hex digits) and words for people, the newest first. A `KeyRing` reads them anew whenever
-they have changed, so a rotation needs no restart. While it lasts there are two keys in each file, and both are good.
-Data sockets that bind make a pair of their own, which never touches a disk: its public half travels in the address.
+Each line holds a key (64 hex digits) and a comment, the newest key first. A `KeyRing` reloads changed files, so a
+rotation needs no restart: during a rotation each file has two keys, and both are good. Bound data sockets make their
+own key pair in memory, and their address contains the public half.
 """
 
 import contextlib
@@ -23,81 +23,124 @@ import structlog
 import zmq
 from zmq.utils import z85
 
+from bus import threads
 from schemas.errors import ConfigError
 
 log = structlog.get_logger("bus")
 
 KINDS = ("server", "client")
 SECRET_VARIABLES = {"server": "GRPO_BUS_SERVER_SECRET_KEY", "client": "GRPO_BUS_CLIENT_SECRET_KEY"}
-"""Instead of the files of secrets, for deployments that hand out secrets as environment variables."""
+"""Environment variables that replace the files of secrets, by kind."""
+PATIENCE_SECONDS = 0.1
+"""Seconds of waiting in `KeyRing.current` for a check of the files; then the previous keys are used."""
+IDLE_SECONDS = 1.0
+"""Seconds between two turns of an idle thread."""
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True)
 class KeySet:
-    """Keys as 32 bytes each, the newest first."""
+    """All keys of a folder, 32 bytes each, the newest first."""
 
     server_secrets: tuple[bytes, ...]
-    """Empty where the packer does not run."""
+    """Secrets of the packer's control socket; empty on machines without server.secret."""
     server_publics: tuple[bytes, ...]
     client_secrets: tuple[bytes, ...]
     client_publics: tuple[bytes, ...]
+    """Keys allowed to connect to this process."""
 
 
 class KeyRing:
-    """The keys of one folder as they are now. Thread-safe.
+    """The current keys of a folder. Thread-safe.
+
+    The file system of the folder may hang. So a thread checks the files, and `current` waits for the check no longer
+    than PATIENCE_SECONDS before it returns the keys of the previous check.
+
+    Args:
+        folder: folder of the keys.
 
     Raises:
-        ConfigError: they can't be used; only at the start, a process that has good keys keeps them.
+        ConfigError: the keys can't be used. Later problems are logged, and the previous keys stay.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
         self._stamp = _stamp(folder)
         self._keys = load(folder)
+        self._looks = threading.Condition()
+        self._asked = self._done = 0
+        """Numbers of the newest check asked for, and of the newest finished check."""
+        self._looking_since: float | None = None
+        """Start (`time.monotonic`) of the check under way; None: none is."""
+        self._thread: threading.Thread | None = None
 
     def current(self) -> KeySet:
-        """The keys in the files. Costs four looks at the file system."""
-        with self._lock:
-            stamp = _stamp(self.folder)
-            if stamp != self._stamp:
-                self._stamp = stamp
-                try:
-                    self._keys = load(self.folder)
-                    log.info("keys read anew", folder=str(self.folder))
-                except ConfigError as error:
-                    log.warning("new keys can't be used; the ones before stay", problems=error.problems)
+        """Return the keys that the files hold now. Costs four calls of `stat`."""
+        with self._looks:
+            if self._thread is None:
+                self._thread = threads.start("keys", self._run)
+            self._asked += 1
+            this = self._asked
+            self._looks.notify_all()
+            if not self._hangs:  # a check that hangs must not cost every caller PATIENCE_SECONDS
+                self._looks.wait_for(lambda: self._done >= this, PATIENCE_SECONDS)
             return self._keys
+
+    @property
+    def _hangs(self) -> bool:
+        return self._looking_since is not None and time.monotonic() - self._looking_since >= PATIENCE_SECONDS
+
+    def _run(self) -> None:
+        while True:
+            threads.pass_by("keys")
+            with self._looks:
+                if not self._looks.wait_for(lambda: self._asked > self._done, IDLE_SECONDS):
+                    continue
+                asked, self._looking_since = self._asked, time.monotonic()
+            self._look()  # outside of the lock: it may hang
+            with self._looks:
+                self._done, self._looking_since = asked, None
+                self._looks.notify_all()
+
+    def _look(self) -> None:
+        stamp = _stamp(self.folder)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp  # before `load`: bad files are logged once, and loaded again when they have changed
+        try:
+            self._keys = load(self.folder)
+            log.info("keys reloaded", folder=str(self.folder))
+        except ConfigError as error:
+            log.warning("new keys can't be used; keeping the previous keys", problems=error.problems)
 
 
 def load(folder: Path) -> KeySet:
-    """All keys of a folder; secrets from the environment where it has them.
+    """Return all keys of a folder. Secrets in environment variables (SECRET_VARIABLES) replace secrets in files.
 
     Raises:
-        ConfigError: a file is missing, open to others, or has no keys; the contents are never shown.
+        ConfigError: a file is missing, open to other users, or has no keys. The error never shows contents.
     """
     if not folder.is_dir():
         raise ConfigError(f"bus.keys: there is no folder {folder}; `actors keys new {folder}` makes one")
     publics = {kind: tuple(_publics(folder, kind)) for kind in KINDS}
     secrets = {kind: _secrets(folder, kind) for kind in KINDS}
-    if not secrets["client"]:
+    if not secrets["client"]:  # every process connects somewhere: actors to the control socket, all to inboxes
         raise ConfigError(f"bus.keys: {folder} has no client.secret, and {SECRET_VARIABLES['client']} is not set")
     return KeySet(secrets["server"], publics["server"], secrets["client"], publics["client"])
 
 
 def public_of(secret: bytes) -> bytes:
-    """The public half of a pair."""
+    """Return the public key (32 bytes) of a secret key (32 bytes)."""
     return z85.decode(zmq.curve_public(z85.encode(secret)))
 
 
 def new_secret() -> bytes:
-    """The secret half of a new pair."""
+    """Return a new random secret key, 32 bytes."""
     return z85.decode(zmq.curve_keypair()[1])
 
 
 def fingerprint_of(public: bytes) -> str:
-    """A short name of a public key, for people to compare."""
+    """Return 16 hex digits of the SHA-256 of a public key, for people to compare."""
     return hashlib.sha256(public).hexdigest()[:16]
 
 
@@ -105,10 +148,10 @@ def fingerprint_of(public: bytes) -> str:
 
 
 def make(folder: Path) -> None:
-    """Write a new set of keys.
+    """Make a folder with a new key pair of each kind.
 
     Raises:
-        ConfigError: there are keys already, or the folder can't be written.
+        ConfigError: the folder has keys already, or can't be written.
     """
     with _in_words(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -119,27 +162,27 @@ def make(folder: Path) -> None:
 
 
 def rotate(folder: Path) -> None:
-    """Put a new pair before each: from now on both are good, and the new one is used first.
+    """Start a rotation: put a new key pair of each kind first in the files. Old and new keys are both good.
 
     Raises:
         ConfigError: a rotation is under way, or the files can't be used.
     """
     if any(len(_secrets_in(folder, kind)) != 1 for kind in KINDS):
-        raise ConfigError(f"{folder}: a rotation is under way; end it with `actors keys rotate {folder} --finish`")
+        raise ConfigError(f"{folder}: a rotation is under way; finish it with `actors keys rotate {folder} --finish`")
     with _in_words(folder):
         for kind in KINDS:
             _add(folder, kind)
 
 
 def finish(folder: Path) -> None:
-    """Drop the older pair of each kind; other keys that somebody has put into the files stay.
+    """Finish a rotation: remove the older key pair of each kind. Keys added by hand stay.
 
     Raises:
         ConfigError: no rotation is under way, or the files can't be used.
     """
     secrets = {kind: _secrets_in(folder, kind) for kind in KINDS}
     if all(len(found) == 1 for found in secrets.values()):
-        raise ConfigError(f"{folder}: no rotation is under way; `actors keys rotate {folder}` begins one")
+        raise ConfigError(f"{folder}: no rotation is under way; `actors keys rotate {folder}` starts one")
     with _in_words(folder):
         for kind, (_, *old) in secrets.items():
             retired = {public_of(secret).hex() for secret in old}
@@ -149,21 +192,24 @@ def finish(folder: Path) -> None:
 
 
 def _add(folder: Path, kind: str) -> None:
-    """The public half first: who reads in between knows a key that nobody uses yet."""
+    """Put a new key pair first in both files of a kind."""
     secret, made = new_secret(), time.strftime("made %Y-%m-%d %H:%M UTC", time.gmtime())
+    # the public half first: a process that reads in between accepts a key that is not used yet; the other order would
+    # let it use a key that no peer accepts
     for half, key, mode in (("public", public_of(secret), 0o644), ("secret", secret, 0o600)):
         path = _path(folder, kind, half)
         _write(path, [f"{key.hex()} {made}", *(_lines(path) if path.exists() else [])], mode)
 
 
 def _write(path: Path, lines: Iterable[str], mode: int) -> None:
-    """Replace a file in one go; it is never there with another mode."""
+    """Replace a file atomically. The new file has its final mode from the start: no other user can read a secret."""
     staging = path.with_name(f".{path.name}.{os.getpid()}")
+    # EXCL: never write into a file, or through a link, that another user has put there
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - of a descriptor
         file.writelines(f"{line}\n" for line in lines)
         file.flush()
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # before the rename: after a power cut the name must not lead to an empty file
     staging.replace(path)
 
 
@@ -187,7 +233,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _stamp(folder: Path) -> list[tuple[int, ...]]:
-    """What is another one when a file has been written, replaced, removed or opened to others."""
+    """Return file times, sizes, ids, modes and owners of the key files: any change of a file changes them."""
     stamps: list[tuple[int, ...]] = []
     for path in _files(folder):
         try:
@@ -220,13 +266,19 @@ def _secrets_in(folder: Path, kind: str) -> list[bytes]:
 
 
 def _lines(path: Path, is_secret: bool = False, writable_by: Iterable[int] = ()) -> list[str]:
-    """Lines that are not empty.
+    """Return the lines of a key file, stripped, without empty lines.
+
+    Args:
+        path: the file.
+        is_secret: True: the file must belong to this user, and be closed to others.
+        writable_by: ids of allowed owners; other users must not be able to write. Empty: not checked.
 
     Raises:
-        ConfigError: somebody else could read a secret, or write to a list.
+        ConfigError: the file can't be read, or another user could read a secret or write to a list.
     """
     try:
         with path.open(encoding="utf-8") as file:
+            # of the open file: the path may lead to another file a moment later
             _check_owner(path, os.fstat(file.fileno()), is_secret, writable_by)
             return [line.strip() for line in file if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -256,10 +308,10 @@ _rings_lock = threading.Lock()
 
 
 def ring_of(folder: str) -> KeyRing:
-    """The ring of a folder, the same one for all sockets of this process.
+    """Return the ring of a folder, shared by all sockets of the process.
 
     Raises:
-        ConfigError: its keys can't be used.
+        ConfigError: the keys in the folder can't be used.
     """
     path = Path(folder).absolute()
     with _rings_lock:

@@ -1,7 +1,7 @@
-"""Who talks to whom: every edge of the ring, who binds it, what is lost on it, and how addresses are made.
+"""The topology: every edge of the ring with its binder and its repair of losses; addresses; options of all sockets.
 
-Only the packer's control address is configured (P0). Every other address is made by the process that binds it and
-travels in its beats, so peers join, leave and move while the run goes on.
+Only the packer's control address is configured (P0: discovery). Any other address is made by the binding process
+and travels in its beats, so peers join, leave and move while the run goes on.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import errno
 import hashlib
 import math
 import os
+import random
 import socket
 import tempfile
 from dataclasses import dataclass
@@ -16,23 +17,30 @@ from pathlib import Path
 
 import zmq
 
+from bus.hosts import choose_family
+from schemas import limits
 from schemas.config import RunConfig
+from schemas.config.services import bracketed
 from schemas.errors import ConfigError
 
 MAX_IPC_PATH = 100
-"""Unix socket paths end at 107 bytes on Linux; some are left for what is appended."""
+"""Most bytes of the path of a Unix socket: Linux allows 107; the rest is a margin."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """One arrow of the topology."""
+    """An arrow of the topology, from the sender of messages to their receiver."""
 
     name: str
     message: str
+    """Type of the messages; `⇄`: in both directions."""
     pattern: str
+    """ZeroMQ socket types, sender first; or another transport."""
     binder: str
+    """Actor that binds the address; the connector connects to it."""
     connector: str
     made_good_by: str
+    """Reason why a lost message does no harm."""
 
 
 EDGES = (
@@ -46,42 +54,79 @@ EDGES = (
 
 
 class Addresses:
-    """Makes the addresses of one run on this machine.
+    """Makes the addresses of a run on this machine.
 
-    Transport follows `bus.control`: `ipc` (default), `inproc` (threads of one process, for tests), or `tcp://host:port`.
+    The transport is taken from `bus.control`: `ipc` (default), `inproc` (threads of a single process, for tests), or
+    `tcp://HOST:PORT`.
+
+    Args:
+        config: configuration of the run. The folder of ipc sockets follows from `output_dir`.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self._bus = config.bus
+        # the same for all processes of a run, and short: the path of a Unix socket has about 100 bytes
         self._tag = hashlib.sha256(str(config.output).encode()).hexdigest()[:10]
         self.transport = self._bus.control.partition(":")[0]
         self.folder = Path(tempfile.gettempdir()) / f"grpo-actors-{os.getuid()}" / self._tag
-        """Of the sockets, with ipc."""
+        """Folder of the Unix sockets, with ipc."""
 
     @property
     def control(self) -> str:
-        """Where actors reach the packer."""
+        """Address of the packer.
+
+        Raises:
+            ConfigError: with ipc, the path is too long, or its folder belongs to another user.
+        """
         return self._bus.control if self.transport == "tcp" else self._local("control")
 
     def to_bind(self, actor: str, boot_id: str) -> str:
-        """The address that an actor binds for data; with tcp any free port."""
+        """Return the address for an actor's data socket to bind; over tcp with the port `*`, for any free port.
+
+        Raises:
+            ConfigError: with ipc, the path is too long, or its folder belongs to another user.
+        """
         if self.transport == "tcp":
-            return f"tcp://{self._bus.host}:*"
+            return f"tcp://{bracketed(self._bus.host)}:*"
         return self._local(f"{actor}.{boot_id[:8]}")
 
     def advertised(self, bound: str) -> str:
-        """What others connect to, given what `LAST_ENDPOINT` says was bound."""
+        """Return the address to which peers connect: `bound` (LAST_ENDPOINT), with `bus.advertise_host` if set."""
         if self.transport == "tcp" and self._bus.advertise_host:
-            return f"tcp://{self._bus.advertise_host}:{bound.rpartition(':')[2]}"
+            return f"tcp://{bracketed(self._bus.advertise_host)}:{bound.rpartition(':')[2]}"
         return bound
 
+    def bind(self, target: "zmq.Socket[bytes]", address: str) -> str:
+        """Bind a data socket and return the bound address. The port is one of `bus.data_ports`, if set.
+
+        Raises:
+            ConfigError: all ports of the range are in use, or `bus.host` is no address of this machine.
+        """
+        choose_family(target, address)
+        first, _, last = self._bus.data_ports.partition("-")
+        ports = [str(port) for port in range(int(first), int(last) + 1)] if first and address.endswith(":*") else ["*"]
+        random.shuffle(ports)  # actors that start together would otherwise all try the same ports in the same order
+        for port in ports:
+            try:
+                target.bind(f"{address[:-1]}{port}" if address.endswith(":*") else address)
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EADDRINUSE and port != "*":
+                    continue
+                raise ConfigError(f"bus.host: {address} can't be bound: {error.strerror}") from error
+            return str(target.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        raise ConfigError(
+            f"bus.data_ports: all {len(ports)} ports of {self._bus.data_ports} are in use; widen the range"
+        )
+
     def remove(self) -> None:
-        """Remove the sockets that nobody listens on any more, and their folder unless somebody is still there."""
+        """Remove the Unix sockets without a listener, and their folder if empty then."""
         for path in self.folder.glob("*"):
+            if not path.is_socket():  # connecting to a plain file fails with ECONNREFUSED too
+                continue
             with socket.socket(socket.AF_UNIX) as probe:
                 if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
                     path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # not empty: a process still listens, or the folder was never made
             self.folder.rmdir()
 
     def _local(self, name: str) -> str:
@@ -98,15 +143,20 @@ class Addresses:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that nobody else can enter: on one host it is the lock of the bus."""
+    """Make a folder closed to all other users: with ipc, the rights of this folder protect the bus.
+
+    Raises:
+        ConfigError: the folder belongs to another user, or is a symbolic link.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # checked after mkdir: in a shared TMPDIR another user may have made the folder, or a link, first
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise ConfigError(f"bus.control: {folder} belongs to another user; set TMPDIR to a folder of yours")
     folder.chmod(0o700)
 
 
 def describe(config: RunConfig) -> str:
-    """The topology as a table for people: `actors topology run.yaml`."""
+    """Return the topology and all limits as text tables: the output of `actors topology run.yaml`."""
     addresses = Addresses(config)
     hwm = str(config.bus.high_water_mark)
     marks = {
@@ -121,36 +171,46 @@ def describe(config: RunConfig) -> str:
     rows += [(e.name, e.message, e.pattern, e.binder, e.connector, marks[e.name], e.made_good_by) for e in EDGES]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "", f"control address: {addresses.control} (all others are learned from State)"])
+    address = f"control address: {addresses.control} (all others are learned from State)"
+    return "\n".join([*lines, "", "limits, the same at sender and receiver:", limits.describe(), "", address])
 
 
 CONTROL_HWM = 8
-"""Beats and States are absolute: a few queued ones are already too many."""
+"""High-water mark of control sockets, in messages. Beats and States are absolute, so a long queue is only stale."""
 
 
 def milliseconds(seconds: float) -> int:
-    """A poll timeout, rounded up: rounding down would spin through the last millisecond."""
+    """Return a poll timeout in whole milliseconds, at least 0, rounded up: else a loop would spin through the last."""
     return max(0, math.ceil(seconds * 1000))
 
 
 CONNECT_MILLISECONDS, HEARTBEAT_MILLISECONDS = 2000, 5000
-"""After a network was cut for long TCP waits longer and longer before it tries again, up to minutes; so a connection
-that is silent for three heartbeats is made anew. Not sooner: what was on its way is lost with it."""
+"""Milliseconds until a connection attempt is given up, and between two heartbeats of ZMTP.
+
+A connection that is silent for three heartbeats is closed and made again: after a long cut of the network, TCP alone
+would wait up to minutes before the next try. The limit is not shorter, since messages on their way are lost with the
+connection."""
 
 HANDSHAKE_MILLISECONDS = 5000
-"""For a peer to show who it is, from the moment that it is connected."""
+"""Milliseconds for a connected peer to finish the handshake of ZMTP (with keys: of CURVE)."""
 
 
 def prepare(socket: "zmq.Socket[bytes]", high_water_mark: int, buffer_bytes: int | None, max_frame_bytes: int) -> None:
-    """Options that every socket of the bus has.
+    """Set the options common to all sockets of the bus.
 
-    LINGER 0: whoever closes a socket has either had its groups released or is being killed; nothing on the wire is the
-    only copy, so there is nothing to wait for.
+    Args:
+        socket: a new socket, not bound or connected yet.
+        high_water_mark: most messages queued per peer, in each direction.
+        buffer_bytes: size of the kernel's buffers in bytes; None: the kernel decides.
+        max_frame_bytes: largest frame to accept; libzmq disconnects the sender of a larger frame.
     """
+    # no copy on the wire is the only one: an actor that closes has had its groups released, or is being killed
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, high_water_mark)
     socket.setsockopt(zmq.RCVHWM, high_water_mark)
+    # per frame, not per message: `bus.gate` bounds the sum of the frames of a message
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+    # milliseconds, doubling from 50 to 1000: a restarted peer is found at once, a dead one costs little
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MILLISECONDS)

@@ -104,7 +104,7 @@ OVERVIEW = Dashboard(
                 ),
                 plot(
                     "Engines by state",
-                    "Only clean ones take new work. A quarantined one takes no new weights until it is started anew.",
+                    "Only clean ones take new work. A quarantined one takes no new weights until it is restarted.",
                     "none",
                     (f"sum by (run, state) (grpo_packer_engines{{{MATCH}}})", "{{run}} {{state}}"),
                 ),

@@ -155,7 +155,7 @@ TRAINING = Dashboard(
                 ),
                 plot(
                     "Checkpoint",
-                    "Seconds from snapshot to a checkpoint that has been read back, beside training; median.",
+                    "Seconds from snapshot to a checkpoint that has been read back, in the background; median.",
                     "s",
                     (quantile(0.5, "grpo_trainer_checkpoint_write_seconds", "run"), "{{run}}"),
                 ),

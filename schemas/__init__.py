@@ -1,1 +1,1 @@
-"""What crosses a boundary: messages between processes, the run's configuration, errors. pydantic and numpy only."""
+"""Types at the boundaries: configuration, messages between processes, limits, errors. Needs only pydantic and numpy."""

@@ -1,9 +1,10 @@
-"""Arrays as declared fields of messages: dtype, axes, and the axes that must agree within one message.
+"""Array fields of messages, declared with dtype and axes.
 
-    token_ids: Array_N_i4        # Annotated[NDArray[int32], ArraySpec("<i4", ("N",))]
+    token_ids: Int32_N        # Annotated[NDArray[int32], ArraySpec("<i4", ("N",))]
 
-An axis is a name (`N`), a name plus a number (`G+1`, the offsets of G things) or a number (`3`). The same name means
-the same length everywhere in one message; `ArrayLayout.check` holds a message to that.
+An axis is a name (`N`), a name plus a number (`G+1`, the offsets of G parts) or a number (`3`). Within one message,
+equal names mean equal lengths. `ArrayLayout.check` verifies arrays of a sender, `ArrayLayout.open` builds valid arrays
+from received bytes.
 """
 
 import operator
@@ -21,23 +22,23 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """dtype (little-endian, as numpy writes it) and axes of one array field."""
+    """Declaration of one array field: dtype in numpy's notation (`<i4`), and axes."""
 
     dtype_name: str
     axes: tuple[str, ...]
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype; always little-endian, so that a frame means the same on every machine."""
+        """Numpy dtype, always little-endian, so that a frame means the same on every machine."""
         return np.dtype(self.dtype_name)
 
     @cached_property
     def plan(self) -> tuple[tuple[str | None, int], ...]:
-        """(axis name or None, constant) per axis: `G+1` is ("G", 1) and `3` is (None, 3)."""
+        """Parsed axes, (name or None, constant) each: `G+1` is ("G", 1) and `3` is (None, 3)."""
         return tuple(_parse_axis(axis) for axis in self.axes)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Only the class is checked here; `ArrayLayout.check` sees all arrays of a message and checks the rest."""
+        """Return a schema that checks the class only. `ArrayLayout.check` compares all arrays of a message."""
         return core_schema.is_instance_schema(np.ndarray)
 
 
@@ -49,11 +50,11 @@ def _parse_axis(axis: str) -> tuple[str | None, int]:
 
 
 class ArrayLayout:
-    """The array fields of one message type in wire order, and how their lengths hang together.
+    """Array fields of one message type in wire order, with the relations between their lengths.
 
-    Two fields `offsets: ("G+1",)` and `rewards: ("F", "G")` have the sizes G and F, in order of first appearance. Sizes
-    are all that a receiver must be told: [16, 2] means shapes (17,) and (2, 16). `text` says the rest, the same for
-    all messages of the type: `offsets:<i8[G+1] rewards:<f8[F,G]`.
+    Fields `offsets: ("G+1",)` and `rewards: ("F", "G")` have the sizes G and F, in order of first appearance. A message
+    carries only its sizes: [16, 2] means shapes (17,) and (2, 16). The attribute `text` describes the layout and is the
+    same for all messages of the type: `offsets:<i8[G+1] rewards:<f8[F,G]`.
     """
 
     def __init__(self, specs: dict[str, ArraySpec]) -> None:
@@ -63,7 +64,7 @@ class ArrayLayout:
         self._sizes = list(dict.fromkeys(axis for _, _, axis, _ in axes if axis is not None))
         first_use = {axis: (name, i, constant) for name, i, axis, constant in reversed(axes)}
         self._first_uses = [first_use[axis] for axis in self._sizes]
-        # `open` has the sizes as a list with a 0 behind it, where axes without a name find theirs.
+        # An axis without a name has size 0 plus its constant: `open` appends this 0 to the sizes, at place None.
         places = {axis: place for place, axis in enumerate([*self._sizes, None])}
         plans = {name: [(places[axis], constant) for axis, constant in spec.plan] for name, spec in specs.items()}
         self._dtypes = [(name, spec.dtype) for name, spec in specs.items()]
@@ -71,11 +72,19 @@ class ArrayLayout:
         self._tables = [(name, plan) for name, plan in plans.items() if len(plan) > 1]
 
     def sizes(self, values: dict[str, Any]) -> list[int]:
-        """The sizes of arrays that have been checked."""
+        """Return the sizes of checked arrays, in the order of first appearance.
+
+        Args:
+            values: array fields by name; other keys are ignored.
+        """
         return [values[name].shape[i] - constant for name, i, constant in self._first_uses]
 
     def open(self, sizes: list[int], buffers: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        """Read-only views of flat byte buffers as the declared arrays; all that `check` demands holds by construction.
+        """Return read-only views of flat byte buffers as the declared arrays. Valid by construction, without `check`.
+
+        Args:
+            sizes: lengths of the named axes, in the order of first appearance.
+            buffers: bytes of the arrays in wire order.
 
         Raises:
             ValueError, TypeError: sizes and buffers do not fit the layout or each other.
@@ -85,9 +94,9 @@ class ArrayLayout:
         arrays = {}
         for (name, dtype), buffer in zip(self._dtypes, buffers, strict=True):
             array = arrays[name] = np.frombuffer(buffer, dtype)
-            if buffer.__class__ is not bytes:
+            if buffer.__class__ is not bytes:  # views of bytes are read-only already
                 array.setflags(False)  # type: ignore[call-arg]  # by keyword it takes twice as long
-        lengths = [*sizes, 0]
+        lengths = [*sizes, 0]  # the 0 is the size of axes without a name
         for name, place, constant in self._vectors:
             if len(arrays[name]) != lengths[place] + constant:
                 raise ValueError(f"{name}: {len(arrays[name])} elements, its size is {lengths[place] + constant}")
@@ -96,10 +105,13 @@ class ArrayLayout:
         return arrays
 
     def check(self, values: dict[str, Any]) -> None:
-        """Hold arrays to their specs: dtype, number of axes, and equal lengths for equal axis names.
+        """Check arrays against their declarations: dtype, number of axes, and equal lengths for equal axis names.
+
+        Args:
+            values: array fields by name; other keys are ignored.
 
         Raises:
-            ValueError: names the field, what it has and what is declared.
+            ValueError: an array does not fit; with the field, its dtype or shape and the declared one.
         """
         sizes: dict[str | None, int] = {None: 0}
         for name, spec in self.specs.items():
@@ -110,16 +122,17 @@ class ArrayLayout:
                 raise ValueError(f"{name}: shape {array.shape}, declared axes ({', '.join(spec.axes)})")
             for length, (axis, constant) in zip(array.shape, spec.plan, strict=True):
                 size = length - constant
+                # sizes[None] is 0, so that an axis `3` must have exactly the length 3
                 if size < 0 or sizes.setdefault(axis, size) != size:
                     elsewhere = f"; {axis} is {sizes[axis]} elsewhere" if axis is not None and axis in sizes else ""
                     raise ValueError(f"{name}: shape {array.shape}, declared axes ({', '.join(spec.axes)}){elsewhere}")
 
 
 def check_starts(name: str, starts: NDArray[np.int64], end: int) -> None:
-    """Parts of something of length `end` start at 0, then further and further on; none is empty.
+    """Check start positions of consecutive non-empty parts of a range 0 … end: [0, 2, 3] is valid for end 5.
 
     Raises:
-        ValueError: names the field.
+        ValueError: the first is not 0, values do not rise strictly, or one is not below `end`; names the field.
     """
     first, last, rises = _course(starts) if len(starts) else (None, end, False)
     if first != 0 or last >= end or not rises:
@@ -127,10 +140,10 @@ def check_starts(name: str, starts: NDArray[np.int64], end: int) -> None:
 
 
 def check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
-    """Offsets are the starts of parts and, behind them, their end.
+    """Check offsets of consecutive non-empty parts, starts followed by the end: [0, 2, 3, 5] is valid for end 5.
 
     Raises:
-        ValueError: names the field.
+        ValueError: the first is not 0, values do not rise strictly, or the last is not `end`; names the field.
     """
     first, last, rises = _course(offsets)
     if first != 0 or last != end or not rises:
@@ -138,14 +151,15 @@ def check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
 
 
 def _course(values: NDArray[np.int64]) -> tuple[int, int, bool]:
-    """First value, last value, and whether each is greater than the one before."""
+    """Return first value, last value, and whether the values rise strictly."""
     if len(values) <= 64:  # a call of numpy costs about 1 µs; up to here a list is faster
         few = values.tolist()
         return few[0], few[-1], all(map(operator.lt, few, few[1:]))
     return values.item(0), values.item(-1), bool((values[1:] > values[:-1]).all())
 
 
-# The array types of the wire, by axes and dtype.
+# Array types of the messages: dtype and axes, e.g. Offsets_G has G + 1 values. Segments_S has the columns of
+# `RolloutGroup.segments`, Holds_H and Holds_K pairs (ordinal, attempt), Drops_D pairs (ordinal, index of the reason).
 Int32_P = Annotated[NDArray[np.int32], ArraySpec("<i4", ("P",))]
 Int32_N = Annotated[NDArray[np.int32], ArraySpec("<i4", ("N",))]
 UInt8_N = Annotated[NDArray[np.uint8], ArraySpec("|u1", ("N",))]
@@ -157,10 +171,14 @@ Float64_FG = Annotated[NDArray[np.float64], ArraySpec("<f8", ("F", "G"))]
 Offsets_G = Annotated[NDArray[np.int64], ArraySpec("<i8", ("G+1",))]
 Segments_S = Annotated[NDArray[np.int64], ArraySpec("<i8", ("S", "3"))]
 Float32_S = Annotated[NDArray[np.float32], ArraySpec("<f4", ("S",))]
+Float32_B = Annotated[NDArray[np.float32], ArraySpec("<f4", ("B",))]
+Float64_B = Annotated[NDArray[np.float64], ArraySpec("<f8", ("B",))]
 Int64_B = Annotated[NDArray[np.int64], ArraySpec("<i8", ("B",))]
+Drops_D = Annotated[NDArray[np.int64], ArraySpec("<i8", ("D", "2"))]
 Int64_K = Annotated[NDArray[np.int64], ArraySpec("<i8", ("K",))]
 Offsets_B = Annotated[NDArray[np.int64], ArraySpec("<i8", ("B+1",))]
 Offsets_M = Annotated[NDArray[np.int64], ArraySpec("<i8", ("M+1",))]
 Int64_U = Annotated[NDArray[np.int64], ArraySpec("<i8", ("U",))]
 Offsets_U = Annotated[NDArray[np.int64], ArraySpec("<i8", ("U+1",))]
 Holds_H = Annotated[NDArray[np.int64], ArraySpec("<i8", ("H", "2"))]
+Holds_K = Annotated[NDArray[np.int64], ArraySpec("<i8", ("K", "2"))]

@@ -1,13 +1,16 @@
-"""The errors that cross a boundary: between a user and us, or between two processes.
+"""Errors between a user and the program, and between two processes.
 
-A `ConfigError` is the user's to mend and names the key. A `DecodeError` is a peer's fault: the frame is counted and
-dropped, the process lives. A `ProtocolError` means that going on would break the promise of the ledger: the process
-stops.
+A `ConfigError` names the key for the user to change. A `DecodeError` is a peer's fault: the message is counted and
+dropped, and the process continues. After a `ProtocolError` any further step would break the ledger's promise that each
+group is trained exactly once or dropped for a counted reason, so the process stops.
 """
 
 
 class ConfigError(ValueError):
-    """The configuration can't be used. Each problem reads `path.to.key: what is wrong, what is allowed`."""
+    """Error of the configuration, the data or the model, for the user to correct.
+
+    Each problem reads `path.to.key: problem, allowed values`. An actor exits with code 2 and the run ends.
+    """
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
@@ -15,9 +18,15 @@ class ConfigError(ValueError):
 
 
 class DecodeError(ValueError):
-    """Frames that are not a message of ours. `reason` is one of a few words that a counter can carry as a label."""
+    """Error of received frames that are no valid message.
 
-    REASONS = ("malformed", "unknown_kind", "unknown_version", "bad_header", "bad_array", "oversize")
+    Args:
+        reason: one of REASONS, the label of the counter.
+        detail: description for the log.
+    """
+
+    # a fixed set: a peer must not be able to create labels of a metric
+    REASONS = ("malformed", "unknown_kind", "unknown_version", "bad_header", "bad_array", "oversize", "unfinished")
 
     def __init__(self, reason: str, detail: str) -> None:
         assert reason in self.REASONS
@@ -26,12 +35,23 @@ class DecodeError(ValueError):
 
 
 class ProtocolError(RuntimeError):
-    """The ledger and the world disagree in a way that no retry mends."""
+    """Contradiction between the ledger and the peers or the disk that no retry can resolve. The process stops."""
 
 
 class PeerRefusedError(RuntimeError):
-    """The packer refuses this process (another build, a newer process of the same name) and says why."""
+    """Refusal of this process by the packer (another build, another configuration), with the reason."""
+
+
+class NameTakenError(PeerRefusedError):
+    """Refusal of this process by the packer because a living process has the same name (exit code 4)."""
 
 
 class RunFailedError(RuntimeError):
-    """The run can't go on, and starting a process again would not help."""
+    """Failure of the run that a restart of the process would not help (exit code 3)."""
+
+
+class MessageTooLargeError(RunFailedError):
+    """Message beyond the limits of every receiver (schemas.limits), found by the sender.
+
+    For a group the attempt fails as `too_large` and the run continues; otherwise the run fails.
+    """

@@ -20,3 +20,15 @@ def free_port() -> int:
                 continue
             return port
     raise AssertionError("a cycle never ends")
+
+
+def is_free(port: int) -> bool:
+    """Whether a port of this host can be bound: ZeroMQ closes a socket some time after it was told to."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen()
+        except OSError:
+            return False
+    return True

@@ -12,7 +12,7 @@ import yaml
 
 from actors.algorithms.losses import LOSSES
 from actors.algorithms.losses.metrics import DENOMINATORS, NON_LINEAR
-from actors.rewards.builtin import BUILTIN
+from actors.reward.builtin import BUILTIN
 from benchmarks import cases
 from schemas.config import RunConfig, load_config
 from schemas.config.advantages import AdvantageConfig
@@ -46,8 +46,12 @@ def loaded(folder: Path, overrides: list[str]) -> RunConfig:
 
 
 def overrides_of(tree: dict[str, Any]) -> list[str]:
-    """Each key of each section, with its whole value."""
-    return [f"{section}.{key}={json.dumps(value)}" for section, keys in tree.items() for key, value in keys.items()]
+    """Each key of each section, with its whole value; a section that is a list as it is."""
+    whole = [f"{section}={json.dumps(keys)}" for section, keys in tree.items() if isinstance(keys, list)]
+    sections = {section: keys for section, keys in tree.items() if isinstance(keys, dict)}
+    return whole + [
+        f"{name}.{key}={json.dumps(value)}" for name, keys in sections.items() for key, value in keys.items()
+    ]
 
 
 def first_table(heading: str) -> dict[str, list[str]]:
@@ -116,7 +120,9 @@ def test_every_yaml_block_is_a_valid_configuration(tmp_path: Path, block: str) -
     tree = yaml.safe_load(block)
     config = loaded(tmp_path, overrides_of(tree))
     for section, keys in tree.items():
-        assert getattr(config, section).model_fields_set >= set(keys)
+        found = getattr(config, section)
+        for one, given in zip(found, keys, strict=True) if isinstance(keys, list) else [(found, keys)]:
+            assert one.model_fields_set >= set(given)
 
 
 def test_python_blocks_print_what_they_say() -> None:
@@ -139,9 +145,31 @@ def test_a_benchmark_case_exists_for_each_loss_and_advantage() -> None:
     assert sorted(cases.ADVANTAGES) == sorted(types(AdvantageConfig))
 
 
+def test_the_defaults_are_those_of_trls_async_trainer(tmp_path: Path) -> None:
+    """min(ρA, clip(ρ, 0.8, 1.2)·A) to the engine's logprobs over all tokens; (r − mean) / (population std + 1e-8).
+
+    As `AsyncGRPOTrainer.compute_loss` and `AsyncRolloutWorker._score_group` have it; the benchmark's case is the same.
+    """
+    config = loaded(tmp_path, [])
+    loss, advantage = config.trainer.loss, config.reward.advantage
+    assert loss.model_dump() == {
+        "type": "dapo", "old_logprobs": "inference", "importance_sampling_level": "token", "advantage_level": "token",
+        "epsilon": 0.2, "epsilon_high": None, "delta": None, "dual_clip": None,
+    }  # fmt: skip
+    assert advantage.model_dump() == {"type": "zscore", "std": "population", "eps": 1e-8}
+    assert (config.trainer.reference, config.trainer.correction) == (None, None)
+    tried = load_config(PAGE.parent.parent / "examples/quickstart/run.yaml", [*cases.DEFAULTS["default"]])
+    assert (tried.trainer.loss, tried.reward.advantage) == (loss, advantage)
+
+
 ALL_CASES = {
     f"{kind}-{name}": (name, case)
-    for kind, found in (("loss", cases.LOSSES), ("advantage", cases.ADVANTAGES), ("switch", cases.SWITCHES))
+    for kind, found in (
+        ("default", cases.DEFAULTS),
+        ("loss", cases.LOSSES),
+        ("advantage", cases.ADVANTAGES),
+        ("switch", cases.SWITCHES),
+    )
     for name, case in found.items()
 }
 

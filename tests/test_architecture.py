@@ -1,16 +1,20 @@
-"""The layers of docs/architecture.md, held on the syntax tree: imports go only leftwards."""
+"""The packages of docs/architecture.md, held on the syntax tree: imports go one way."""
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "bus", "actors")
-LOOPS = ("rollout", "reward", "packer", "trainer", "inference")
-TOP = ("runtime", "cli", "supervisor", "assembly", "__main__")
+ACTORS = ("rollout", "reward", "packer", "trainer", "inference")
+TOP = ("runtime", "cli", "assembly", "__main__")
+SCORING = ("scorer", "functions", "builtin", "sameness")
+"""Modules of the reward actor that only compute."""
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
@@ -29,6 +33,69 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+def _is_in(path: Path, package: str) -> bool:
+    return f"{_module(path)}.".startswith(f"{package}.")
+
+
+def _package(name: str) -> str:
+    """Return the package of ours that a dotted name lies in; empty where there is none."""
+    parts = name.split(".")
+    while parts and not ROOT.joinpath(*parts, "__init__.py").is_file():
+        parts.pop()
+    return ".".join(parts)
+
+
+def _rows() -> list[list[str]]:
+    """Return the packages of each row of the table in docs/architecture.md, uppermost row first."""
+    table = (ROOT / "docs/architecture.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    names = [re.findall(r"`([\w.]+)`", cell) for cell in cells]
+    return [[name if name.startswith(PACKAGES) else f"actors.{name}" for name in row] for row in names]
+
+
+def test_the_root_of_actors_has_four_modules() -> None:
+    """Everything else has a package, so the folder shows the architecture."""
+    assert {path.stem for path in (ROOT / "actors").glob("*.py")} == {"__init__", *TOP}
+
+
+def test_no_packages_import_each_other_in_a_circle() -> None:
+    """A package can be understood with what lies below it; imports for types and inside functions count too."""
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        package = _package(_module(path))
+        graph.setdefault(package, set()).update(map(_package, _imports(path)))
+    below = {package: found - {package, ""} for package, found in graph.items()}
+    assert len(below) > 25
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        pytest.fail(" is imported by ".join(error.args[1]))
+
+
+def test_imports_go_downwards_in_the_table_of_packages() -> None:
+    """From a package to one that stands in a lower row of the page; each package stands in one row."""
+    row_of = {name: number for number, row in enumerate(_rows()) for name in row}
+    upwards = []
+    for path in FILES:
+        rows = [(name, row) for name, row in row_of.items() if _is_in(path, name)]
+        if path == ROOT / "actors/__init__.py" or path.stem == "__main__":
+            continue
+        assert len(rows) == 1, f"{_module(path)} stands in no row, or in several"
+        own, own_row = rows[0]
+        for imported in _imports(path):
+            to = next((name for name in row_of if f"{imported}.".startswith(f"{name}.")), own)
+            if to != own and row_of[to] <= own_row and own_row > 0:
+                upwards.append(f"{_module(path)} imports {imported}")
+    assert upwards == []
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if _is_in(p, "actors.process")], ids=_module)
+def test_what_every_process_has_needs_no_other_package_of_actors(path: Path) -> None:
+    """Every actor imports it, so it must not bring along what only one of them needs."""
+    found = [name for name in _imports(path) if name.startswith("actors")]
+    assert [name for name in found if not name.startswith("actors.process")] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=_module)
 def test_packages_import_only_leftwards(path: Path) -> None:
     """schemas knows nobody, bus knows schemas, actors knows both."""
@@ -37,24 +104,39 @@ def test_packages_import_only_leftwards(path: Path) -> None:
     assert [name for name in _imports(path) if name.split(".")[0] in to_the_right] == []
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parts[-2] == "actors" and p.stem in LOOPS], ids=_module)
-def test_actors_never_import_each_other(path: Path) -> None:
+@pytest.mark.parametrize("actor", ACTORS)
+def test_actors_never_import_each_other(actor: str) -> None:
     """What two actors share is a part; what they tell each other is a message."""
-    others = [f"actors.{name}" for name in LOOPS if name != path.stem]
-    assert [name for name in _imports(path) if name in others] == []
+    others = tuple(f"actors.{name}." for name in ACTORS if name != actor)
+    paths = [path for path in FILES if _is_in(path, f"actors.{actor}")]
+    assert len(paths) > 1
+    assert [name for path in paths for name in _imports(path) if f"{name}.".startswith(others)] == []
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.parts[-2] != "actors" or p.stem not in TOP], ids=_module)
 def test_nothing_imports_runtime_or_command_line(path: Path) -> None:
     """Signals, exit codes and parsing are nobody's dependency."""
-    assert [name for name in _imports(path) if name in {f"actors.{top}" for top in TOP}] == []
+    top = {"actors.ops.up.supervisor", *(f"actors.{name}" for name in TOP)}
+    assert [name for name in _imports(path) if name in top] == []
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if "algorithms" in p.parts or "rewards" in p.parts], ids=_module)
+@pytest.mark.parametrize(
+    "path",
+    [p for p in FILES if _is_in(p, "actors.algorithms") or (_is_in(p, "actors.reward") and p.stem in SCORING)],
+    ids=_module,
+)
 def test_algorithms_and_rewards_are_free_of_bus_and_sockets(path: Path) -> None:
-    """Pure functions: no bus, no sockets, no ledger."""
-    forbidden = ("bus", "zmq", "aiohttp", "sqlite3", "actors.ledger", "actors.membership", "actors.telemetry")
-    assert [name for name in _imports(path) if name.startswith(forbidden)] == []
+    """Pure functions: no bus, no sockets, no ledger. What marks a thread as ours (`bus.threads`) is none of them."""
+    forbidden = ("bus", "zmq", "aiohttp", "sqlite3", "actors.ledger", "actors.process.membership", "actors.telemetry")
+    found = [name for name in _imports(path) if not name.startswith("bus.threads")]
+    assert [name for name in found if name.startswith(forbidden)] == []
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if _is_in(p, "actors.algorithms")], ids=_module)
+def test_algorithms_import_nothing_else_of_actors(path: Path) -> None:
+    """No ledger, no model, no code of the user's: what they need is an argument."""
+    found = [name for name in _imports(path) if name.startswith("actors")]
+    assert [name for name in found if not name.startswith("actors.algorithms")] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=_module)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.claim import claimed
+from actors.ops.up.run_lock import claimed
 from schemas.config import load_config, warnings
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,7 @@ def test_actors_check_accepts_gsm8k_offline_and_names_the_data_that_is_still_to_
     assert completed.returncode == 2
     assert f"environments[].path: there is no file {folder / 'train.jsonl'}" in completed.stderr
     for name in ("train.jsonl", "test.jsonl"):
-        (folder / name).write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}))
+        (folder / name).write_text(8 * (json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n"))
     completed = _actors("check", folder / "run.yaml")
     assert (completed.returncode, completed.stderr) == (0, "")
 
@@ -129,6 +129,9 @@ def test_the_quickstart_begins_anew_unless_it_is_told_to_resume(
     assert "seed=0" in up
     assert capsys.readouterr().out.startswith("model made")
     (output / "summary.json").write_text("{}")
+    (output / "checkpoints" / "step_9").mkdir(parents=True)
+    (output / "ledger.sqlite-wal").touch()
+    (output / "notes.txt").write_text("mine")
     (up,) = _quickstart(monkeypatch, "--output", output, "--resume", "trainer.max_steps=9")
     assert up.endswith(f"up {output}/config.resolved.yaml trainer.max_steps=9")
     assert (output / "summary.json").exists()
@@ -136,7 +139,8 @@ def test_the_quickstart_begins_anew_unless_it_is_told_to_resume(
     assert "--seed 1" in model
     assert "seed=1" in up
     assert f"beginning anew; the earlier quickstart in {output} has been removed" in capsys.readouterr().out
-    assert not (output / "summary.json").exists()
+    assert {path.name for path in output.iterdir() if not path.name.startswith(".")} == {"notes.txt"}
+    assert (output / "notes.txt").read_text() == "mine"
 
 
 def test_the_quickstart_removes_nothing_that_is_not_its_own(
@@ -187,7 +191,7 @@ def test_the_quickstart_learns(tmp_path: Path) -> None:
     assert "trained twice 0" in completed.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.xdist_group("quickstart")
 def test_level_0_has_no_lag_and_trainer_and_engine_agree(tmp_path: Path) -> None:
@@ -200,7 +204,7 @@ def test_level_0_has_no_lag_and_trainer_and_engine_agree(tmp_path: Path) -> None
     assert max(line["mismatch_max"] for line in lines) <= 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.xdist_group("quickstart")
 def test_the_lora_quickstart_trains_adapters_that_load_with_peft(tmp_path: Path) -> None:
@@ -212,5 +216,5 @@ def test_the_lora_quickstart_trains_adapters_that_load_with_peft(tmp_path: Path)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert json.loads((tmp_path / "summary.json").read_text())["ledger"]["trained"] == 40
     files = {path.name for path in (tmp_path / "checkpoints/step_5").iterdir()}
-    assert {"adapter_model.safetensors", "adapter_config.json"} <= files
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"} <= files
     assert "model.safetensors" not in files

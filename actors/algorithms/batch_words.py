@@ -1,11 +1,13 @@
-"""Batch sizes in the words of TRL and ms-swift, in ours.
+"""Translation of batch sizes from the keys of TRL and ms-swift to the keys of this project.
 
-generation_batch_size = per_device_train_batch_size × world size × steps_per_generation, all in completions:
+A generation there is a step here, and completions are the unit there, groups here:
+generation_batch_size = per_device_train_batch_size × world size × steps_per_generation.
 
-    8 per device, 4 devices, 8 generations   32 completions a step    packer.groups_per_step 4, rollout.group_size 8
-    4 steps per generation                   128 per generation       packer.max_async_level 3
+    8 per device, 4 devices, 8 generations   128 per generation       packer.groups_per_step 16, rollout.group_size 8
+    4 steps per generation                   32 per update            trainer.num_minibatches 4
 
-The last of those four steps trains on samples that are three versions old; so it may here.
+As there, the ratio's `old` stays at the sampling weights in all four updates, and sampling and training alternate
+(max_async_level 0).
 """
 
 from dataclasses import dataclass
@@ -15,43 +17,61 @@ from schemas.errors import ConfigError
 
 @dataclass(frozen=True)
 class BatchWords:
-    """What TRL and ms-swift are told. One of the two sizes of a generation may be left out, or both: one step."""
+    """Batch sizes under the keys of TRL and ms-swift.
+
+    generation_batch_size and steps_per_generation give the same size; either may be left out. Without both, a
+    generation is one optimizer update.
+    """
 
     per_device_train_batch_size: int
+    """Completions of a micro-batch on a device."""
     num_generations: int
+    """Completions of a group."""
     world_size: int = 1
+    """Devices that train."""
     generation_batch_size: int | None = None
+    """Completions of a generation."""
     steps_per_generation: int | None = None
+    """Micro-batches of a generation on each device."""
     gradient_accumulation_steps: int = 1
-    """Micro-batches of one optimizer step; a step here is an optimizer step."""
+    """Micro-batches of an optimizer update on each device."""
     num_iterations: int = 1
+    """Passes over each generation (μ)."""
 
 
 def our_keys(words: BatchWords) -> dict[str, int]:
-    """The keys of a run's configuration with the same batches.
+    """Return the keys of a run's configuration that give the same batches, as `section.key` → value.
 
     Raises:
-        ConfigError: names what does not divide, and the values that would.
+        ConfigError: the sizes do not divide each other; the message names the keys and the valid values.
     """
     per_pass = words.per_device_train_batch_size * words.world_size
-    completions = per_pass * words.gradient_accumulation_steps
-    generation = _generation_batch_size(words, per_pass)
+    generation, update = _generation_batch_size(words, per_pass), per_pass * words.gradient_accumulation_steps
     _check_divides("generation_batch_size", generation, words.num_generations)
-    _check_divides("per_device_train_batch_size × world size × accumulation", completions, words.num_generations)
-    if generation % completions:
+    # several updates per generation, or several generations accumulated in one update
+    if generation % update and update % generation:
         raise ConfigError(
-            f"generation_batch_size: {generation} is no multiple of the {completions} completions of an optimizer step"
+            f"generation_batch_size: {generation} must be a multiple of the {update} completions of an optimizer "
+            "update, or divide them"
+        )
+    if update > generation and words.num_iterations > 1:
+        raise ConfigError(
+            f"num_iterations: {words.num_iterations} with {update // generation} generations in one optimizer "
+            "step would use each of them several times in it; take num_iterations 1, or a larger generation"
         )
     return {
         "rollout.group_size": words.num_generations,
-        "packer.groups_per_step": completions // words.num_generations,
-        "packer.max_async_level": generation // completions - 1,
+        # an update over several generations is a larger step here
+        "packer.groups_per_step": max(generation, update) // words.num_generations,
+        "packer.max_async_level": 0,
         "trainer.num_ranks": words.world_size,
         "trainer.num_iterations": words.num_iterations,
+        "trainer.num_minibatches": max(generation // update, 1),
     }
 
 
 def _generation_batch_size(words: BatchWords, per_pass: int) -> int:
+    # TRL's default: steps_per_generation = gradient_accumulation_steps
     by_steps = per_pass * (words.steps_per_generation or words.gradient_accumulation_steps)
     given = words.generation_batch_size
     if given is None:
@@ -69,6 +89,7 @@ def _generation_batch_size(words: BatchWords, per_pass: int) -> int:
 
 
 def _check_divides(name: str, completions: int, group: int) -> None:
+    # from 2 on: a group of one completion has no baseline
     valid = [number for number in range(2, completions + 1) if completions % number == 0]
     if group not in valid:
         raise ConfigError(

@@ -1,37 +1,74 @@
-"""From scored groups to the batches of all ranks: a pure function, so that a step can be rebuilt on demand (P18).
+"""Batches of all ranks, built from the scored groups of a step by a pure function (P18: batches are rebuilt on demand).
 
-The tokens of a step lie in one pool, first all prompts, then all completions, and a rank's batch is gathered from it by
-one array of places. So a step costs a few dozen calls of numpy, however many completions it has.
+The tokens of a step are concatenated to one pool, all prompts first, then all completions. A rank's batch is gathered
+from the pool with one index array, so a step costs a few dozen numpy calls, whatever its number of completions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.algorithms.packing import pack
+from actors.algorithms.advantages import with_step_advantages
+from actors.algorithms.packing import MicroBatch, pack
+from schemas.config import RunConfig
 from schemas.messages import SEGMENT_VERSION, ScoredGroup, StepBatch
 
 Ints = NDArray[np.int64]
 
 
-def build_batches(
-    groups: Sequence[ScoredGroup], num_ranks: int, sequence_len: int, num_minibatches: int = 1, **header: Any
-) -> list[StepBatch]:
-    """The `StepBatch` of each rank. Each minibatch is packed on its own, so no micro-batch is in two of them.
+def batches_of_step(payloads: Sequence[ScoredGroup], config: RunConfig, **header: Any) -> list[StepBatch]:
+    """Build the batch of each rank from a step's payloads; packer and replay build the same batches.
 
     Args:
-        groups: of the step, in its order.
-        num_ranks: ranks of the gang.
-        sequence_len: tokens of a micro-batch at most.
-        num_minibatches: parts that the step falls into, see `split`.
-        header: the remaining fields of StepBatch that do not depend on the rank (run, term, incarnation, step, …).
+        payloads: the step's groups, in the order of its ordinals.
+        config: of the run.
+        header: the fields of StepBatch that `build_batches` does not compute.
     """
-    pool = _Pool(groups)
-    parts = split([group.num_completions for group in groups], num_minibatches)
+    reference, reward = config.trainer.reference, config.reward
+    # a KL in the rewards is known to the trainer only, and adv_norm follows after it, so the trainer normalises
+    if reference is not None and reference.place != "loss":
+        reward = reward.model_copy(update={"adv_norm": None})
+    return build_batches(
+        with_step_advantages(payloads, reward),
+        config.trainer.num_ranks,
+        config.packer.sequence_len,
+        config.trainer.num_minibatches,
+        filter_zero_advantages=config.packer.filter_zero_advantages,
+        weights={one.label: (one.rl_weight, one.ref_kl_weight) for one in config.environments},
+        **header,
+    )
+
+
+def build_batches(
+    groups: Sequence[ScoredGroup],
+    num_ranks: int,
+    sequence_len: int,
+    num_minibatches: int = 1,
+    *,
+    filter_zero_advantages: bool = False,
+    weights: Mapping[str, tuple[float, float]] | None = None,
+    **header: Any,
+) -> list[StepBatch]:
+    """Build the `StepBatch` of each rank; each minibatch is packed separately, so no micro-batch spans two minibatches.
+
+    Args:
+        groups: the step's groups, in the order of its ordinals.
+        num_ranks: ranks of the gang.
+        sequence_len: greatest number of tokens in a micro-batch.
+        num_minibatches: parts of the step with an optimizer update each, see `split`.
+        filter_zero_advantages: remove tokens with advantage 0 from the loss, and completions with no other loss token
+            from the batches (prime-rl, `orchestrator/train_sink.py`).
+        weights: environment label → factors of policy loss and distillation. None or a missing label: 1 and 0.
+        header: the remaining fields of StepBatch, equal on all ranks (run, term, incarnation, step, …).
+    """
+    pool = _Pool(groups, filter_zero_advantages, weights or {})
+    # split first, then remove: which completions have advantage 0 must not move the others to another minibatch
+    parts = [part[pool.trained[part]] for part in split([group.num_completions for group in groups], num_minibatches)]
     lengths = pool.prompt_lengths + pool.lengths
-    packed = [pack(lengths[part].tolist(), sequence_len, num_ranks) for part in parts]
+    nothing: list[list[MicroBatch]] = [[[]] for _ in range(num_ranks)]  # ranks run in lockstep: a dummy on each
+    packed = [pack(lengths[part].tolist(), sequence_len, num_ranks) if part.size else nothing for part in parts]
     ranks = [
         [part[micro_batch] for part, dealt in zip(parts, packed, strict=True) for micro_batch in dealt[rank]]
         for rank in range(num_ranks)
@@ -42,7 +79,8 @@ def build_batches(
             rank=rank,
             num_ranks=num_ranks,
             minibatch_offsets=_offsets([len(dealt[rank]) for dealt in packed]),
-            loss_tokens=np.array([max(1, pool.loss_tokens[part].sum()) for part in parts], np.int64),
+            loss_tokens=np.array([pool.loss_tokens[part][pool.rl[part] > 0].sum() for part in parts], np.int64),
+            ref_kl_tokens=np.array([pool.loss_tokens[part][pool.ref_kl[part] > 0].sum() for part in parts], np.int64),
             num_completions=np.array([part.size for part in parts], np.int64),
             ordinals=np.array([group.ordinal for group in groups], np.int64),
             micro_batch_offsets=_offsets([len(micro_batch) for micro_batch in micro_batches]),
@@ -53,14 +91,15 @@ def build_batches(
 
 
 def split(sizes: Sequence[int], num_parts: int) -> list[Ints]:
-    """The completions of a step in parts: whole groups, equally many, or where that can't be, whole completions.
+    """Split the completions of a step into parts; return the indices of each part.
 
-    Two parts of groups of 2, 4, 1 and 3 completions are 0–5 and 6–9; of groups of 2, 4 and 4 they are 0–4 and 5–9,
-    with the second group cut.
+    Parts are equally many whole groups if num_parts divides the number of groups, else equally many completions (±1).
+    Two parts of groups with 2, 4, 1 and 3 completions are 0–5 and 6–9; of groups with 2, 4 and 4, parts are 0–4 and
+    5–9, which cuts the second group.
 
     Args:
         sizes: completions of each group.
-        num_parts: at most as many as completions.
+        num_parts: number of parts, at most the number of completions.
 
     Raises:
         ValueError: there are more parts than completions.
@@ -74,14 +113,18 @@ def split(sizes: Sequence[int], num_parts: int) -> list[Ints]:
 
 
 class _Pool:
-    """The samples of a step: arrays per sample, one per completion of each group, and per token of the pool.
+    """Samples of a step: arrays per sample (a completion with its prompt), and arrays per token of the pool.
 
-    Two completions of 3 and 2 tokens behind one prompt of 4: places 0–3 are the prompt, 4–6 and 7–8 the completions.
+    Two completions of 3 and 2 tokens with one prompt of 4 tokens: places 0–3 hold the prompt, once for both samples,
+    places 4–6 and 7–8 the completions.
     """
 
-    def __init__(self, groups: Sequence[ScoredGroup]) -> None:
+    def __init__(
+        self, groups: Sequence[ScoredGroup], filter_zero_advantages: bool, weights: Mapping[str, tuple[float, float]]
+    ) -> None:
         sizes = [group.num_completions for group in groups]
         prompts = np.array([group.prompt_ids.size for group in groups], np.int64)
+        # one value per segment of a completion (a run of tokens by the same policy), repeated over its tokens
         segments = _joined((_lengths(g.segments[:, 0], g.token_ids.size) for g in groups), np.int64)
         versions = np.repeat(_joined((g.segments[:, SEGMENT_VERSION] for g in groups), np.int64), segments)
         heats = np.repeat(_joined((g.segment_temperatures for g in groups), np.float32), segments)
@@ -90,15 +133,23 @@ class _Pool:
         self._starts = _offsets(self.lengths)[:-1]
         self._prompt_starts = np.repeat(_offsets(prompts)[:-1], sizes)
         self._num_prompt_tokens = int(prompts.sum())
+        pairs = np.array([weights.get(group.environment, (1.0, 0.0)) for group in groups], np.float32).reshape(-1, 2)
+        self.rl, self.ref_kl = np.repeat(pairs, sizes, axis=0).T
+        self._rewards = _joined((group.rewards_G for group in groups), np.float64)
         self._ordinals = np.repeat(np.array([group.ordinal for group in groups], np.int64), sizes)
         loss_mask = _joined((group.loss_mask for group in groups), np.uint8)
-        # no completion is empty, so each start is of a part of its own
-        self.loss_tokens: Ints = np.add.reduceat(loss_mask, self._starts, dtype=np.int64)
+        advantages = _joined((group.advantages_N for group in groups), np.float32)
+        left = np.where(advantages == 0, np.uint8(0), loss_mask) if filter_zero_advantages else loss_mask
+        # reduceat would give an empty completion the next one's value, but no completion is empty
+        self.loss_tokens: Ints = np.add.reduceat(left, self._starts, dtype=np.int64)
+        lost: Ints = np.add.reduceat(loss_mask, self._starts, dtype=np.int64) - self.loss_tokens
+        # a completion masked out whole by other filters stays: only zero advantages remove a completion
+        self.trained = (self.loss_tokens > 0) | (lost == 0)
         self._token_ids = _joined([*(g.prompt_ids for g in groups), *(g.token_ids for g in groups)], np.int32)
         self._per_token = {
-            "loss_mask": self._behind_prompts(0, loss_mask),
+            "loss_mask": self._behind_prompts(0, left),
             "logprobs": self._behind_prompts(0.0, _joined((group.logprobs for group in groups), np.float32)),
-            "advantages": self._behind_prompts(0.0, _joined((group.advantages_N for group in groups), np.float32)),
+            "advantages": self._behind_prompts(0.0, advantages),
             "temperatures": self._behind_prompts(1.0, heats),
             "versions": self._behind_prompts(0, versions.astype(np.int32)),
         }
@@ -107,7 +158,8 @@ class _Pool:
         return np.concatenate([np.full(self._num_prompt_tokens, fill, values.dtype), values])
 
     def take(self, samples: Ints) -> dict[str, Any]:
-        """The arrays of a batch of these samples, in this order: prompt and completion of each."""
+        """Return the array fields of a StepBatch with these samples, in this order, prompt before completion."""
+        # two spans per sample, (B, 2): the prompt, shared by the samples of a group, and the completion
         starts = np.stack([self._prompt_starts[samples], self._num_prompt_tokens + self._starts[samples]], axis=1)
         lengths = np.stack([self.prompt_lengths[samples], self.lengths[samples]], axis=1)
         places = _spans(starts.ravel(), lengths.ravel())
@@ -115,18 +167,22 @@ class _Pool:
             "sample_offsets": _offsets(lengths.sum(axis=1)),
             "prompt_lengths": lengths[:, 0].copy(),
             "sample_ordinals": self._ordinals[samples],
+            "completions": samples,
+            "rewards": self._rewards[samples],
+            "rl_weights": self.rl[samples],
+            "ref_kl_weights": self.ref_kl[samples],
             "token_ids": self._token_ids[places],
         } | {name: values[places] for name, values in self._per_token.items()}
 
 
 def _spans(starts: Ints, lengths: Ints) -> Ints:
-    """The places of spans one after the other: starts [7, 0] of lengths [2, 3] are 7, 8, 0, 1, 2."""
+    """Return the concatenated indices of spans: starts [7, 0] with lengths [2, 3] are 7, 8, 0, 1, 2."""
     offsets = _offsets(lengths)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
 def _lengths(starts: Ints, end: int) -> Ints:
-    """Of parts that begin where the one before ends, the last one at `end`."""
+    """Return the lengths of adjacent parts from their starts, the last part ending at `end`."""
     return np.append(starts[1:], end) - starts
 
 

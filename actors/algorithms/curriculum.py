@@ -1,12 +1,11 @@
-"""Which example an ordinal gets: a draw that depends on the seed and on the committed state, on nothing else.
+"""Choice of the example for each new ordinal: a draw from the run's seed and the committed state, nothing else.
 
-The state is one count per environment, and what is set aside in pools. Both are stored with the commit of the tickets
-that were drawn, so a packer that starts again draws the same ones.
+The state is a count of draws per environment and the examples set aside in difficulty pools. Both are committed with
+the tickets of the draws, so a restarted packer continues with the same draws.
 """
 
 import random
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +14,14 @@ from actors.algorithms.pools import Pools
 
 
 class Curriculum:
-    """Draws environments in proportion to their weights, and within one every example once per epoch, shuffled.
+    """Sampler of environments in proportion to weights, and of each environment's examples, shuffled, once per epoch.
 
     Args:
-        num_examples: per environment; None where examples never end (they are then taken in order).
-        weights: relative, one per environment (`environments[].weight`; prime-rl and Surogate: `buffer.env_ratios`, a
-            list in the order of the environments); None: by number of examples, endless ones count as the largest.
+        num_examples: examples of each environment. None: endless; examples are taken in order, not shuffled.
+        weights: relative weight of each environment (`environments[].weight`; prime-rl and Surogate:
+            `buffer.env_ratios`). None: the number of examples; an endless environment counts as the largest.
         seed: of the run.
-        pools: examples that are not drawn. They are passed over, and are drawn in later epochs when they are back.
+        pools: difficulty pools. Examples set aside are skipped, and drawn in later epochs once they are back.
     """
 
     def __init__(
@@ -38,23 +37,26 @@ class Curriculum:
         self.counts = [0] * len(num_examples)
         self.pools = pools
         self._given_back: list[tuple[int, int]] = []
+        self._orders: dict[int, tuple[int, NDArray[np.int64]]] = {}
+        """Newest epoch and its order of examples, by environment; a cache."""
 
     def draw(self) -> tuple[int, int]:
-        """(environment, index of the example) of the next ordinal.
+        """Draw the example of the next ordinal: (environment, index of the example).
 
-        An environment of which all is set aside gets everything back: its weight is the user's wish, and a run that
-        goes on with what is too easy is seen in its rewards, where one that ends at night is only lost time.
+        An environment with all examples set aside gets all of them back. A run that continues on too easy examples
+        shows in its rewards, while a run that stops at night is lost time.
         """
         environment = self._draw_environment() if len(self.counts) > 1 else 0
         if self.pools is not None and self.pools.is_exhausted(environment):
             self._given_back.append((environment, self.pools.give_back(environment)))
         index = self._next_index(environment)
+        # ends within two epochs: at least one example of the environment is not set aside
         while self.pools is not None and self.pools.is_aside(environment, index):
             index = self._next_index(environment)
         return environment, index
 
     def take_given_back(self) -> list[tuple[int, int]]:
-        """(environment, examples) of pools that have been emptied since the last call, for the log."""
+        """Return (environment, number of examples) of pools given back since the last call, for the log."""
         taken, self._given_back = self._given_back, []
         return taken
 
@@ -64,13 +66,13 @@ class Curriculum:
         if size is None:
             return count
         epoch, position = divmod(count, size)
-        return int(_permutation(size, self._seed, environment, epoch)[position])
+        known, order = self._orders.get(environment, (-1, None))
+        if order is None or known != epoch:
+            order = np.random.default_rng([self._seed, environment, epoch]).permutation(size)
+            self._orders[environment] = (epoch, order)
+        return int(order[position])
 
     def _draw_environment(self) -> int:
+        # a generator per draw, so that no generator state has to be committed
         rng = random.Random(f"{self._seed} {sum(self.counts)}")
         return rng.choices(range(len(self._weights)), self._weights)[0]
-
-
-@lru_cache(maxsize=8)
-def _permutation(size: int, seed: int, environment: int, epoch: int) -> NDArray[np.int64]:
-    return np.random.default_rng([seed, environment, epoch]).permutation(size)

@@ -1,4 +1,4 @@
-"""Adaptive entropy control: the coefficient of the entropy bonus, from step to step.
+"""Adaptive entropy control: the coefficient of the entropy bonus moves with the entropy measured in each step.
 
 Source: Skywork-OR1, as in TRL.
 """
@@ -11,19 +11,24 @@ from schemas.config.objective import AdaptiveEntropyConfig
 
 @dataclass(frozen=True)
 class EntropyControl:
-    """What the controller carries from step to step; it begins at `entropy_coef` and no entropy seen yet."""
+    """State of the controller between two steps; starts with `entropy_coef` and no measured entropy."""
 
     coef: float
+    """Coefficient of the entropy bonus, whether it acts or not."""
     entropy: float = math.inf
-    """Mean per token, in nats, of the step before."""
+    """Mean entropy per token of the last step, in nats; infinite before the first step."""
 
 
 def acting_coef(control: EntropyControl, config: AdaptiveEntropyConfig) -> float:
-    """The coefficient for all micro-batches of the next step: none while the entropy is above the target."""
+    """Return the coefficient for all micro-batches of the next step: 0 while the entropy is above the target."""
     return control.coef if control.entropy <= config.target else 0.0
 
 
 def controlled(control: EntropyControl, config: AdaptiveEntropyConfig, entropy: float) -> EntropyControl:
-    """After a step whose tokens had this mean entropy: up by delta at the target or below, else down."""
+    """Return the state after a step with this mean entropy: coef + delta if entropy ≤ target, else coef − delta.
+
+    The coefficient is clamped to [min_coef, max_coef].
+    """
+    # the coefficient moves also in steps in which it did not act
     moved = control.coef + (config.delta if entropy <= config.target else -config.delta)
     return EntropyControl(min(max(moved, config.min_coef), config.max_coef), entropy)

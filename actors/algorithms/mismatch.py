@@ -1,9 +1,9 @@
-"""How far the trainer is from the engine on the tokens that the engine sampled, and what is likely the cause.
+"""Difference of logprobs between trainer and engine on the sampled tokens, and its likely cause.
 
-Both compute the same function of the same weights, so on tokens of the very weights that a step starts from they differ
-by numerics alone: about 1e-5 nats a token in float32, 0.01 in bfloat16. A weight that lies in the wrong place, an
-adapter that is not applied or another chat template cost about 1 nat. On tokens of older weights the updates in between
-come on top. So the two kinds are measured apart, and far tokens are counted besides the mean.
+Trainer and engine compute the same function. On tokens sampled by the weights that the step starts from ("current"),
+their logprobs differ by numerics alone: about 1e-5 nats a token in float32, 0.01 in bfloat16. A misplaced weight, an
+adapter not applied or another chat template costs about 1 nat. On tokens of older weights the updates since then add to
+the difference. So current and older tokens are averaged separately.
 """
 
 from collections.abc import Mapping
@@ -16,27 +16,30 @@ from actors.algorithms.losses.ratios import ratio_of
 from schemas.config.mismatch import MismatchConfig
 
 FAR_NATS = 1.0
-"""A token whose two logprobs differ by more counts as far."""
+"""Nats; tokens with a greater difference of logprobs are counted as far (metric `mismatch_far`)."""
 NUMERICS_NATS = 0.3
-"""What low precision may account for, mean per token."""
+"""Nats, mean per token: the greatest difference that low precision is taken to explain."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """More of it than `trainer.mismatch` allows without a word."""
+    """Finding that the difference exceeds a limit of `trainer.mismatch`."""
 
     stops: bool
+    """True above `trainer.mismatch.stop`: the step is not applied and the run fails."""
     cause: str
-    """`model`, `numerics`, `staleness`, or `unknown` where no token tells these apart."""
+    """Likely cause: `model`, `numerics`, `staleness`, or `unknown` if there are no current tokens."""
     words: str
+    """Message with figures, limit and advice."""
 
 
 def mismatch_sums(inputs: LossInputs) -> dict[str, Tensor]:
-    """Of |logp − inference| and of the k3 estimate of KL(trainer ‖ engine), on current tokens and on older ones apart.
+    """Return sums of |logp − inference| and of the k3 estimate of KL(trainer ‖ engine), on current and on older tokens.
 
-    `mismatch_max` is no sum: over micro-batches and ranks the largest counts.
+    `mismatch_max` is a maximum: over micro-batches and ranks take the largest value, not the sum.
     """
     log_ratio_T = inputs.masked(inputs.logprobs_T.detach() - inputs.inference_logprobs_T)
+    # k3, ≥ 0 for each token, so that tokens of opposite sign do not cancel
     gap_T, kl_T = log_ratio_T.abs(), ratio_of(log_ratio_T) - log_ratio_T - 1
     sums = {
         "abs_log_ratio": gap_T.sum(),
@@ -55,7 +58,13 @@ def mismatch_sums(inputs: LossInputs) -> dict[str, Tensor]:
 
 
 def judged(sums: Mapping[str, float], config: MismatchConfig) -> Mismatch | None:
-    """What is wrong, from the sums over a whole step; None where all is well."""
+    """Judge the sums of a whole step; None if the mean difference is at most `trainer.mismatch.warn`.
+
+    Args:
+        sums: `mismatch_sums` added up over micro-batches and ranks.
+        config: limits in nats.
+    """
+    # None: the step has no such tokens
     current, older = (_mean(sums, age) for age in ("current", "older"))
     worst = max(value for value in (current, older, 0.0) if value is not None)
     if worst <= config.warn:
@@ -73,14 +82,15 @@ def judged(sums: Mapping[str, float], config: MismatchConfig) -> Mismatch | None
 
 ADVICE = {
     "model": "they do not compute the same model; compare what the engine serves with model.path (dtype, tied "
-    "embeddings, adapter, chat template, quantization), and look for who else changes its weights",
+    "embeddings, adapter, chat template, quantization), and look for another process that changes its weights",
     "numerics": "the engine computes less precisely; compare its dtype, quantization and KV cache with model.dtype, or "
     "set trainer.correction; inference.noise looks the same",
     "staleness": "the policy moves far between sampling and training; lower packer.max_async_level, "
     "packer.max_off_policy_steps or trainer.learning_rate, or take a loss made for it, such as decoupled",
-    "unknown": "every token is of older weights, so this may be staleness or another model; "
+    "unknown": "all tokens were sampled by older weights: either they are too old or the model differs; "
     "packer.max_async_level: 0 tells",
 }
+"""Advice to the user, by cause."""
 
 
 def _mean(sums: Mapping[str, float], age: str) -> float | None:
@@ -91,6 +101,7 @@ def _mean(sums: Mapping[str, float], age: str) -> float | None:
 def _cause(current: float | None, warn: float) -> str:
     if current is None:
         return "unknown"
+    # current tokens agree, so only the age of the others explains the difference
     if current <= warn:
         return "staleness"
     return "numerics" if current <= NUMERICS_NATS else "model"

@@ -1,7 +1,7 @@
-"""Noise on the norms of the inference policy, which makes it explore more where it is certain (QeRL, 2510.11696).
+"""Noise on the norm weights of the served policy, for more exploration (QeRL, arXiv 2510.11696).
 
-The trainer stays clean; the engine's logprobs are those of the noisy policy, so importance ratios stay right. Every
-engine draws the same noise for a version: a policy is one thing, wherever it is served.
+The trainer's weights stay clean. The engine reports the logprobs of the noisy policy, so importance ratios stay right.
+All engines draw the same noise for a version, since a version must be the same policy on every engine.
 """
 
 import hashlib
@@ -20,14 +20,15 @@ NORMS = (
     "post_feedforward_layernorm",
     "norm",
 )
-"""Modules whose weight is noisy; those of queries and keys are not."""
+"""Names of the modules with noisy weights; norms of queries and keys stay clean."""
 
 
 def sigma_at(version: int, total: int, config: NoiseConfig) -> float:
-    """Standard deviation for a policy version of a run of `total` steps.
+    """Return the standard deviation of the noise for a policy version in a run of `total` steps.
 
-    Nothing in the first of equal intervals, then from `sigma_start` down to `sigma_end` by equal factors. Of 40 steps
-    with the defaults: 0 at step 0, 0.05 at 4, 0.0281171 at 8, … 0.0005 at 36.
+    The run is cut into `num_stages` equal stages: 0 in the first, then from `sigma_start` down to `sigma_end` by equal
+    factors. With 1 or 2 stages: 0 in the first half of the run, `sigma_start` in the second. 40 steps with the
+    defaults: 0 at version 0, 0.05 at 4, 0.0281171 at 8, … 0.0005 at 36.
     """
     stages = config.num_stages
     if stages <= 2:
@@ -35,34 +36,39 @@ def sigma_at(version: int, total: int, config: NoiseConfig) -> float:
     else:
         fall = config.sigma_end / config.sigma_start
         trend = [config.sigma_start * fall ** (i / (stages - 2)) for i in range(stages - 1)]
+    # interval 0 is the noiseless first stage, so trend[0] belongs to interval 1
     interval = int(min(version, total) / (total / (len(trend) + 1)))
     return trend[min(interval, len(trend)) - 1] if interval else 0.0
 
 
 def is_noisy_norm(name: str) -> bool:
-    """Whether a parameter is the weight of such a norm."""
+    """Return whether a parameter (by its Hugging Face name) is a norm weight that gets noise."""
     return name.endswith(".weight") and name.split(".")[-2] in NORMS
 
 
 @dataclass(frozen=True)
 class NormNoise:
-    """The noise of one run."""
+    """Noise of one run."""
 
     config: NoiseConfig
+    """Schedule of the standard deviation."""
     total_steps: int
+    """Steps of the run, `trainer.max_steps`."""
     seed: int
+    """Seed of the run."""
 
     def on(self, clean: Mapping[str, Tensor], version: int) -> dict[str, Tensor]:
-        """Each weight with the noise of a version, in its own precision and place.
+        """Return each weight plus the noise of a version, in the weight's own dtype and on its device.
 
         Args:
-            clean: norm weights by their Hugging Face names, which decide what is drawn for each.
+            clean: norm weights by their Hugging Face names; the name seeds the draw.
             version: of the policy.
         """
         sigma = sigma_at(version, self.total_steps, self.config)
         return {name: weight + sigma * self._draw(name, weight, version) for name, weight in clean.items()}
 
     def _draw(self, name: str, weight: Tensor, version: int) -> Tensor:
+        # drawn on the CPU and seeded by name, so that neither the device nor the order of weights changes the noise
         digest = hashlib.sha256(f"norm noise {self.seed} {version} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         return torch.randn(weight.shape, generator=generator).to(weight)

@@ -1,22 +1,16 @@
-"""Pack samples into micro-batches of at most `capacity` tokens, equally many on every data-parallel rank.
+"""Packing of samples into micro-batches of at most `capacity` tokens, equally many on every data-parallel rank.
 
-Contract: `pack` places every sample exactly once, never cuts one, fills no micro-batch beyond `capacity`, gives all
-ranks the same number of micro-batches, and is a pure, deterministic function of its arguments. Three steps:
+`pack` places every sample exactly once, cuts no sample, exceeds `capacity` in no micro-batch, gives all ranks the same
+number of micro-batches, and is a pure, deterministic function of its arguments. Its three steps:
 
-1. *Few micro-batches.* Best-fit-decreasing (Johnson 1973). Where that misses `lower_bound`, some micro-batches are
-   dissolved and refilled one at a time by an exact subset sum, after Gupta and Ho's minimum bin slack (1999) and
-   Fleszar and Hindi's search around it (2002); a Python integer serves as the bitset of reachable token counts.
-2. *Equally many.* The number is rounded up to a multiple of the ranks; the costliest micro-batch shares its samples
-   with the cheapest, the empty ones first, while that helps. One stays empty only if there are too few samples.
-3. *Equal cost.* Micro-batches are dealt in rows of similar cost, the costliest of a row to the rank with the least so
-   far: Graham's LPT (1969) with equal counts. Ranks run in lockstep, so the rows matter as much as the totals. Then the
-   costliest rank and the cheapest exchange samples, the pair that comes nearest to halving their difference, while one
-   is more than a hundredth above the mean.
+1. *Few micro-batches*: best-fit-decreasing (Johnson 1973), then a search towards `lower_bound` (`_tighten`).
+2. *Equally many*: the number is rounded up to a multiple of the ranks, and samples are shared out (`_level`).
+3. *Equal cost*: micro-batches are dealt to ranks (`_deal`), then ranks exchange samples (`_balance`).
 
 Measured by `benchmarks/packing.py` (one core of an AMD EPYC, CPython 3.11): 200 of 200 lognormal cases meet the bound,
-on one rank and on eight; plain first-fit-decreasing meets it in 172. 10 000 such samples take 14 ms with median 1000;
-with median 4000, 60 ms on average and 84 ms at worst. Over other seeds about 1 case in 100 ends one micro-batch above
-the bound. Where the bound is out of reach, the search may spend half a second on 10 000 samples before it gives up.
+on one rank and on eight; plain first-fit-decreasing meets the bound in 172. 10 000 samples take 14 ms with median 1000
+tokens; with median 4000, 60 ms on average and 84 ms at worst. With other seeds about 1 case in 100 has one micro-batch
+above the bound. If the bound is out of reach, the search may take half a second on 10 000 samples before it gives up.
 """
 
 import random
@@ -28,30 +22,31 @@ import numpy as np
 import numpy.typing as npt
 
 LINEAR_COST = 1.0
-"""Cost of one token outside attention: the unit."""
+"""Cost of a token outside attention, the unit of cost."""
 
 QUADRATIC_COST = 1 / (12 * 2048)
-"""Cost of one squared token: a layer of width d = 2048 takes 24*d*d*n FLOPs beside 2*d*n*n for causal attention."""
+"""Cost per squared length: a layer of width d = 2048 takes 24·d²·n FLOPs plus 2·d·n² for causal attention."""
 
 _LOOSEST = 10
-"""Micro-batches with the most free room that a refill dissolves."""
+"""Number of micro-batches with the most free room that a refill dissolves."""
 
 _OTHERS = (10, 300)
-"""Random others that it dissolves with them, in turn: small refills help with 128 samples, large ones with 2048."""
+"""Numbers of further random micro-batches in a refill, in turn: small ones help with 128 samples, large with 2048."""
 
 _REFILLED_SAMPLES = 5000
-"""Samples refilled in all before the search gives up: what bounds its time."""
+"""Samples refilled in total before the search gives up; limits the time."""
 
 _BALANCED = 1.01
-"""Cost of the costliest rank ÷ mean, from which on nothing is exchanged."""
+"""Cost of the costliest rank ÷ mean cost, at or below which no samples are exchanged."""
 
 _EXCHANGES_PER_RANK = 8
-"""Exchanges at most."""
+"""Greatest number of exchanges, per rank."""
 
 _CANDIDATES = 256
-"""Samples of a rank that an exchange looks at, evenly over their lengths: what bounds its time."""
+"""Samples of a rank that an exchange considers, evenly spread over their lengths; limits the time."""
 
 MicroBatch = list[int]
+"""Indices of the samples of a micro-batch."""
 
 
 def pack(lengths: Sequence[int], capacity: int, num_ranks: int = 1) -> list[list[MicroBatch]]:
@@ -59,12 +54,12 @@ def pack(lengths: Sequence[int], capacity: int, num_ranks: int = 1) -> list[list
 
     Args:
         lengths: tokens per sample, each in [1, capacity].
-        capacity: tokens that a micro-batch holds (`packer.sequence_len`).
+        capacity: greatest number of tokens in a micro-batch (`packer.sequence_len`).
         num_ranks: number of data-parallel ranks, at least 1.
 
     Returns:
-        ranks -> micro-batches -> sample indices, these ascending so that members of a group stay neighbours. All ranks
-        have equally many micro-batches, none if there are no samples; `[]` is a dummy.
+        ranks → micro-batches → sample indices, ascending so that members of a group stay neighbours. All ranks have
+        equally many micro-batches, 0 if there are no samples; an empty micro-batch is a dummy.
 
     Raises:
         ValueError: a sample is empty or longer than `capacity`, or `num_ranks` is below 1.
@@ -72,10 +67,11 @@ def pack(lengths: Sequence[int], capacity: int, num_ranks: int = 1) -> list[list
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be at least 1, got {num_ranks}")
     bound = lower_bound(lengths, capacity)
-    # From here on a sample is its position in `order`, so that no decision can depend on the order of the input.
+    # From here on a sample is its position in `order`, so that the order of the input decides nothing but ties.
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     descending = [lengths[i] for i in order]
     micro_batches = _best_fit(descending, capacity)
+    # fewer than the next multiple of the ranks would only become dummies
     micro_batches = _tighten(micro_batches, descending, capacity, target=bound + -bound % num_ranks)
     if num_ranks > 1:
         micro_batches += [[] for _ in range(-len(micro_batches) % num_ranks)]
@@ -85,15 +81,16 @@ def pack(lengths: Sequence[int], capacity: int, num_ranks: int = 1) -> list[list
 
 
 def lower_bound(lengths: Sequence[int], capacity: int) -> int:
-    """Number of micro-batches that no packing can undercut: the largest of four bounds, each O(n log n).
+    """Return a number of micro-batches that no packing can undercut: the largest of four bounds, each O(n log n).
 
     - Volume: ceil(sum / capacity).
-    - Count: at most capacity // t samples of at least t tokens fit together, for each t. It is what tells that many
-      completions cut at the same length leave a rest in each micro-batch, so that no search is made for a better fill.
-    - Martello and Toth's L2 (1990). For a threshold t <= capacity / 2, samples longer than capacity - t are alone among
-      those of at least t tokens; these others need at least their volume.
-    - Fekete and Schepers' u^(k) (2001), k = 1..4. At most k samples longer than capacity / (k + 1) fit together;
-      lengths are rounded to multiples of capacity / k accordingly.
+    - Count: at most capacity // t samples of at least t tokens fit together, for each t. If many completions are
+      truncated at the same length, this bound shows that free room is unavoidable, and no search for a better fill is
+      made.
+    - Martello and Toth's L2 (1990). For a threshold t ≤ capacity / 2, a sample longer than capacity − t shares its
+      micro-batch with no other sample of at least t tokens; the rest of these samples need at least their volume.
+    - Fekete and Schepers' u^(k) (2001), k = 1..4. At most k samples longer than capacity / (k + 1) fit together, so
+      lengths are rounded to multiples of capacity / k.
 
     Raises:
         ValueError: a sample is empty or longer than `capacity`.
@@ -103,13 +100,14 @@ def lower_bound(lengths: Sequence[int], capacity: int) -> int:
         return 0
     ascending = np.sort(np.asarray(lengths, dtype=np.int64))
     volume = -(-int(ascending.sum()) // capacity)
+    # −a // b is −ceil(a / b), so the least of these, negated, is the greatest count
     count = -(-np.arange(len(ascending), 0, -1) // (capacity // ascending)).min()
     rounded = (_fekete_schepers(ascending, capacity, k) for k in range(1, 5))
     return max(volume, int(count), _martello_toth(ascending, capacity), *rounded)
 
 
 def cost(micro_batch: Iterable[int], lengths: Sequence[int]) -> float:
-    """Relative compute of a micro-batch: LINEAR_COST * sum(n) + QUADRATIC_COST * sum(n * n)."""
+    """Return the relative compute of a micro-batch: LINEAR_COST · Σ n + QUADRATIC_COST · Σ n²."""
     tokens = [lengths[i] for i in micro_batch]
     return LINEAR_COST * sum(tokens) + QUADRATIC_COST * sum([n * n for n in tokens])
 
@@ -125,6 +123,7 @@ def _check(lengths: Sequence[int], capacity: int) -> None:
 
 
 def _martello_toth(ascending: npt.NDArray[np.int64], capacity: int) -> int:
+    # only lengths need to be tried as thresholds: the bound changes nowhere else
     thresholds = ascending[ascending <= capacity // 2]
     alone_from = np.searchsorted(ascending, capacity - thresholds, side="right")
     prefix = np.concatenate(([0], np.cumsum(ascending)))
@@ -133,17 +132,18 @@ def _martello_toth(ascending: npt.NDArray[np.int64], capacity: int) -> int:
 
 
 def _fekete_schepers(ascending: npt.NDArray[np.int64], capacity: int, k: int) -> int:
+    # u^(k)(x) = x where (k + 1)·x is a whole number of capacities, else floor((k + 1)·x) ÷ k, x in units of capacity
     whole, rest = np.divmod((k + 1) * ascending, capacity)
     rounded = np.where(rest == 0, k * ascending, whole * capacity)  # in units of 1 / k tokens
     return -(-int(rounded.sum()) // (k * capacity))
 
 
 def _best_fit(lengths: Sequence[int], capacity: int) -> list[MicroBatch]:
-    """Put each sample in turn into the fullest micro-batch that has room for it."""
+    """Put each sample in turn into the fullest micro-batch with enough room (best-fit-decreasing, Johnson 1973)."""
     micro_batches: list[MicroBatch] = []
     rooms: list[tuple[int, int]] = []  # ascending (tokens left, micro-batch)
     for sample, length in enumerate(lengths):
-        at = bisect_left(rooms, (length, 0))
+        at = bisect_left(rooms, (length, 0))  # least room that suffices
         if at == len(rooms):
             rooms.append((capacity, len(micro_batches)))
             micro_batches.append([])
@@ -154,17 +154,19 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[MicroBatch]:
 
 
 def _tighten(micro_batches: list[MicroBatch], lengths: Sequence[int], capacity: int, target: int) -> list[MicroBatch]:
-    """Refill the loosest micro-batches together with random others until at most `target` are left, or give up.
+    """Refill some micro-batches again and again until at most `target` are left, or the time limit is reached.
 
-    A refill counts unless it takes more micro-batches or scatters the free room: the sum of squared tokens must not
-    fall (Falkenauer 1996).
+    The loosest micro-batches and some random others are dissolved, then filled one at a time by an exact subset sum
+    (Gupta and Ho's minimum bin slack 1999, Fleszar and Hindi's search around it 2002). A refill is kept unless it takes
+    more micro-batches or scatters the free room: the sum of squared tokens must not fall (Falkenauer 1996).
     """
-    rng, refilled, others = random.Random(0), 0, cycle(_OTHERS)
+    rng, refilled, others = random.Random(0), 0, cycle(_OTHERS)  # a constant seed keeps `pack` deterministic
     ranked = sorted(_filled(micro_batches, lengths))
     while len(ranked) > target and refilled < _REFILLED_SAMPLES:
         loose, tight = ranked[:_LOOSEST], ranked[_LOOSEST:]
         drawn = set(rng.sample(range(len(tight)), min(next(others), len(tight))))
         old = loose + [tight[k] for k in drawn]
+        # ascending positions are descending lengths
         samples = sorted(sample for _, micro_batch in old for sample in micro_batch)
         refilled += len(samples)
         new = _filled(_refill(samples, lengths, capacity), lengths)
@@ -174,7 +176,7 @@ def _tighten(micro_batches: list[MicroBatch], lengths: Sequence[int], capacity: 
 
 
 def _filled(micro_batches: list[MicroBatch], lengths: Sequence[int]) -> list[tuple[int, MicroBatch]]:
-    """Pair each micro-batch with its tokens."""
+    """Pair each micro-batch with its number of tokens."""
     return [(_tokens(micro_batch, lengths), micro_batch) for micro_batch in micro_batches]
 
 
@@ -183,11 +185,11 @@ def _squared(filled: list[tuple[int, MicroBatch]]) -> int:
 
 
 def _tokens(micro_batch: MicroBatch, lengths: Sequence[int]) -> int:
-    return sum([lengths[sample] for sample in micro_batch])
+    return sum([lengths[sample] for sample in micro_batch])  # a list sums faster than a generator; this is the hot path
 
 
 def _refill(samples: list[int], lengths: Sequence[int], capacity: int) -> list[MicroBatch]:
-    """Fill one micro-batch after the other: the longest sample left, then the subset of the rest that fits best."""
+    """Fill micro-batches one at a time: the longest sample left, then the subset of the rest that fits best."""
     micro_batches = []
     while samples:
         longest = samples.pop(0)
@@ -197,24 +199,27 @@ def _refill(samples: list[int], lengths: Sequence[int], capacity: int) -> list[M
 
 
 def _fullest_subset(samples: list[int], lengths: Sequence[int], room: int) -> list[int]:
-    """Find the subset of `samples`, longest first, that leaves the least of `room`; its places, descending.
+    """Find the subset of `samples` (longest first) that leaves the least of `room`; return its indices, descending.
 
-    Bit r of `rooms` tells that some subset so far leaves r tokens. The first exact fit ends the search: it spares the
-    short samples, which the last micro-batches need most.
+    Subset sum with a Python integer as bitset: bit r of `rooms` is set if a subset of the samples so far leaves r
+    tokens. The search stops at the first exact fit, which saves short samples for the last micro-batches.
     """
-    start = bisect_left(samples, -room, key=lambda sample: -lengths[sample])
+    start = bisect_left(samples, -room, key=lambda sample: -lengths[sample])  # skips samples longer than the room
     rooms, before = 1 << room, []
     for sample in islice(samples, start, None):
-        if rooms & 1:
+        if rooms & 1:  # bit 0: an exact fit
             break
         before.append(rooms)
         rooms |= rooms >> lengths[sample]
     tried = [lengths[sample] for sample in samples[start : start + len(before)]]
-    return [start + place for place in _trace(before, tried, rooms & -rooms)]
+    return [start + place for place in _trace(before, tried, rooms & -rooms)]  # lowest set bit: the least room left
 
 
 def _trace(before: list[int], lengths: list[int], left: int) -> list[int]:
-    """Walk back from the bit `left`: a sample belongs to the subset if that room was out of reach before it."""
+    """Return the indices of the subset that reaches bit `left`, walking back through the bitsets.
+
+    A sample belongs to the subset if the room was not reachable without the sample.
+    """
     places = []
     for place in reversed(range(len(lengths))):
         if not before[place] & left:
@@ -224,9 +229,14 @@ def _trace(before: list[int], lengths: list[int], left: int) -> list[int]:
 
 
 def _level(micro_batches: list[MicroBatch], lengths: Sequence[int], capacity: int, moves: int) -> list[MicroBatch]:
-    """Up to `moves` times, share out the costliest micro-batch of several samples and the cheapest one evenly."""
+    """Balance the costliest against the cheapest micro-batch by sharing their samples evenly, up to `moves` times.
+
+    Empty micro-batches are the cheapest, so they are filled first. The sharing stops when it no longer lowers the
+    greatest cost. A micro-batch stays empty only if there are too few samples.
+    """
     ranked = sorted((cost(micro_batch, lengths), micro_batch) for micro_batch in micro_batches)
     for _ in range(moves):
+        # a single sample can't be shared, however costly
         costliest = next((k for k in reversed(range(1, len(ranked))) if len(ranked[k][1]) > 1), None)
         if costliest is None:
             break
@@ -241,7 +251,10 @@ def _level(micro_batches: list[MicroBatch], lengths: Sequence[int], capacity: in
 
 
 def _halve(samples: MicroBatch, lengths: Sequence[int]) -> list[tuple[float, MicroBatch]]:
-    """Longest first, each to the cheaper of two micro-batches (LPT); both with their cost."""
+    """Split samples into two micro-batches of similar cost, longest first to the cheaper (LPT); return (cost, samples).
+
+    Source: Graham's LPT (1969).
+    """
     halves: list[MicroBatch] = [[], []]
     totals = [0.0, 0.0]
     for sample in sorted(samples):
@@ -252,7 +265,11 @@ def _halve(samples: MicroBatch, lengths: Sequence[int]) -> list[tuple[float, Mic
 
 
 def _deal(micro_batches: list[MicroBatch], lengths: Sequence[int], num_ranks: int) -> list[list[MicroBatch]]:
-    """Deal rows of `num_ranks` by descending cost; the costliest of a row goes to the rank with the least so far."""
+    """Deal micro-batches to ranks in rows of similar cost; the costliest of a row goes to the rank with the least cost.
+
+    Graham's LPT (1969) with equal counts. Ranks run in lockstep, micro-batch by micro-batch, so similar costs within a
+    row matter as much as equal totals.
+    """
     ranked = sorted(((cost(m, lengths), m) for m in micro_batches), reverse=True)
     ranks: list[list[MicroBatch]] = [[] for _ in range(num_ranks)]
     totals = [0.0] * num_ranks
@@ -265,8 +282,13 @@ def _deal(micro_batches: list[MicroBatch], lengths: Sequence[int], num_ranks: in
 
 
 def _balance(ranks: list[list[MicroBatch]], lengths: Sequence[int], capacity: int) -> list[list[MicroBatch]]:
-    """Exchange samples between the costliest rank and the cheapest; each rank's micro-batches stay in order of cost."""
+    """Exchange samples between the costliest and the cheapest rank until no rank exceeds the mean by more than 1 %.
+
+    Each exchange takes the pair of samples that comes nearest to halving the difference of the two ranks. Micro-batches
+    of each rank are returned in descending order of cost.
+    """
     totals = [sum(cost(micro_batch, lengths) for micro_batch in rank) for rank in ranks]
+    # an exchange moves cost between two ranks, so the mean stays
     mean = sum(totals) / len(totals)
     for _ in range(_EXCHANGES_PER_RANK * len(ranks)):
         high, low = max(range(len(ranks)), key=totals.__getitem__), min(range(len(ranks)), key=totals.__getitem__)
@@ -283,15 +305,19 @@ def _balance(ranks: list[list[MicroBatch]], lengths: Sequence[int], capacity: in
 def _exchange(
     giver: list[MicroBatch], taker: list[MicroBatch], gap: float, lengths: Sequence[int], capacity: int
 ) -> float:
-    """Swap the two samples, or move the one, that bring both ranks nearest to each other; returns the cost moved."""
+    """Swap two samples, or move a single sample, so that both ranks come nearest to each other; return the cost moved.
+
+    Axes: G offers of the giver, T offers of the taker. 0.0: no exchange helps.
+    """
+    # all pairs at once in numpy: at most 256 × (256 + micro-batches) of them
     given, taken = _offers(giver, lengths, capacity, may_be_none=False), _offers(taker, lengths, capacity, True)
     cost_G, tokens_G, room_G, alone_G = np.array([offer[2:] for offer in given]).T
     cost_T, tokens_T, room_T, _ = np.array([offer[2:] for offer in taken]).T
     moved_GT = cost_G[:, None] - cost_T
     longer_GT = tokens_G[:, None] - tokens_T
     fits_GT = (longer_GT <= room_T) & (-longer_GT <= room_G[:, None])
-    empties_GT = (alone_G[:, None] > 0) & (tokens_T == 0)
-    moved_GT[~fits_GT | empties_GT | (moved_GT <= 0) | (moved_GT >= gap)] = np.inf
+    empties_GT = (alone_G[:, None] > 0) & (tokens_T == 0)  # a move must leave no micro-batch empty
+    moved_GT[~fits_GT | empties_GT | (moved_GT <= 0) | (moved_GT >= gap)] = np.inf  # ≥ gap would swap the roles
     g, t = np.unravel_index(np.abs(moved_GT - gap / 2).argmin(), moved_GT.shape)
     if np.isinf(moved_GT[g, t]):
         return 0.0
@@ -307,8 +333,12 @@ def _exchange(
 def _offers(
     rank: list[MicroBatch], lengths: Sequence[int], capacity: int, may_be_none: bool
 ) -> list[tuple[int, int, float, int, int, int]]:
-    """(micro-batch, sample, its cost, its tokens, room, whether it is alone); sample −1 stands for none."""
+    """Return a rank's candidates as (micro-batch, sample, cost, tokens, free room, 1 if alone in its micro-batch).
+
+    With `may_be_none` each micro-batch also offers no sample (−1, cost 0), so that an exchange may be a move.
+    """
     rooms = [capacity - _tokens(micro_batch, lengths) for micro_batch in rank]
+    # positions are in order of length, so every n-th candidate spreads over the lengths
     samples = sorted((sample, at) for at, micro_batch in enumerate(rank) for sample in micro_batch)
     chosen = samples[:: -(-len(samples) // _CANDIDATES)] if samples else []
     offers = [

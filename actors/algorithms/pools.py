@@ -1,10 +1,10 @@
-"""Difficulty pools: which examples are set aside, by the mean rewards of their newest groups.
+"""Difficulty pools: examples set aside as easy or hard by the mean reward of their newest group.
 
     normal ──mean ≥ easy_threshold──▶ easy        normal ──mean ≤ hard_threshold──▶ hard
     easy, hard ──the run is started again──▶ normal (a fraction)        all of an environment set aside ──▶ normal (all)
 
-The state is a table key → pool of what is set aside. Only what has changed is written with a commit, so its cost does
-not grow with the data.
+The state is a table from keys of examples to pools, without normal examples. A commit writes only the changes, so its
+cost does not grow with the data.
 """
 
 import hashlib
@@ -20,15 +20,26 @@ from numpy.typing import NDArray
 from schemas.config.pools import PoolsConfig
 
 Keys = NDArray[np.uint64]
+"""Keys of an environment's examples, (N,), by index of the example."""
 ASIDE = ("easy", "hard")
+"""Pools of examples that are not drawn."""
 NORMAL = "normal"
+"""Pool of examples that are drawn."""
 
 
 def pool_key(task: str, prompt: Any, columns: Mapping[str, Any], hash_keys: Sequence[str]) -> int:
-    """sha256 over what makes an example the same as another, its first 64 bits.
+    """Return the key of an example: the first 64 bits of a sha256 over its parts named in hash_keys.
+
+    Examples with equal keys count as the same example.
+
+    Args:
+        task: name of the environment.
+        prompt: text or messages.
+        columns: further columns of the example.
+        hash_keys: parts of the example to hash (`packer.pools.hash_keys`).
 
     Raises:
-        KeyError: a key is neither task nor prompt nor a column.
+        KeyError: a hash key is neither `task` nor `prompt` nor a column.
     """
     known = {**columns, "task": task, "prompt": prompt}
     content = json.dumps([known[key] for key in hash_keys], sort_keys=True)
@@ -36,7 +47,7 @@ def pool_key(task: str, prompt: Any, columns: Mapping[str, Any], hash_keys: Sequ
 
 
 def pool_of(mean_reward: float, config: PoolsConfig) -> str:
-    """Where a group's mean reward puts its example."""
+    """Return the pool of an example from the mean reward of its newest group."""
     if config.easy_threshold is not None and mean_reward >= config.easy_threshold:
         return "easy"
     if config.hard_threshold is not None and mean_reward <= config.hard_threshold:
@@ -45,42 +56,44 @@ def pool_of(mean_reward: float, config: PoolsConfig) -> str:
 
 
 class Pools:
-    """The pools of all environments.
+    """Pools of all environments.
 
     Args:
-        keys: per environment, of all its examples; None where they never end: nothing of it is set aside.
-        stored: pool by key (hex), as `take_changes` gave them over time.
+        config: thresholds and fractions.
+        keys: keys of each environment's examples. None: endless environment; nothing is set aside.
+        stored: pool by key (hex), the result of all `take_changes` of the run so far.
     """
 
     def __init__(self, config: PoolsConfig, keys: Sequence[Keys | None], stored: Mapping[str, str]) -> None:
         self._config, self._keys = config, list(keys)
         known = set[int]().union(*(mine.tolist() for mine in keys if mine is not None))
+        # keys that the data no longer has are forgotten: a changed hash_keys empties all pools
         pools = {int(key, 16): pool for key, pool in stored.items()}
         self._pool_of = {key: pool for key, pool in pools.items() if key in known}
         self.sizes = Counter(self._pool_of.values())
-        """Examples set aside, by pool."""
+        """Number of keys set aside, by pool."""
         self._changes: dict[str, str] = {}
         aside = np.array(list(self._pool_of), np.uint64)
         self._aside = [None if mine is None else np.isin(mine, aside) for mine in keys]
 
     def is_aside(self, environment: int, index: int) -> bool:
-        """Whether an example is in another pool than normal."""
+        """Return whether an example is set aside."""
         aside_N = self._aside[environment]
         return aside_N is not None and bool(aside_N[index])
 
     def is_exhausted(self, environment: int) -> bool:
-        """Whether no example of an environment is normal."""
+        """Return whether all examples of an environment are set aside."""
         aside_N = self._aside[environment]
         return aside_N is not None and bool(aside_N.all())
 
     def note(self, environment: int, index: int, mean_reward: float) -> None:
-        """A group of this example has been scored; a mean of NaN, of nothing scorable, says nothing."""
+        """Move an example to the pool of its newest group's mean reward; NaN (nothing scorable) changes nothing."""
         keys = self._keys[environment]
         if keys is not None and index < keys.size and not np.isnan(mean_reward):  # the data may have been cut
             self._put(int(keys[index]), pool_of(mean_reward, self._config))
 
     def give_back(self, environment: int) -> int:
-        """All examples of an environment are normal again; returns how many keys that were."""
+        """Return all examples of an environment to the normal pool; return the number of keys moved."""
         keys = self._keys[environment]
         assert keys is not None
         aside = self._pool_of.keys() & set(keys.tolist())
@@ -89,10 +102,14 @@ class Pools:
         return len(aside)
 
     def begin_again(self, seed: str) -> int:
-        """The run is started again: a fraction of each pool is normal again, drawn by this seed; returns how many."""
+        """Return a fraction of each pool to normal when a run is started again; return the number of keys moved.
+
+        The keys are drawn with this seed. A fraction above 0 moves at least one key of a non-empty pool.
+        """
         fractions = {"easy": self._config.easy_fraction, "hard": self._config.hard_fraction}
         chosen: list[int] = []
         for pool, fraction in fractions.items():
+            # sorted: the draw must not depend on the order in which the table was read
             members = sorted(key for key, where in self._pool_of.items() if where == pool)
             number = min(len(members), max(1, round(fraction * len(members)))) if fraction else 0
             chosen += random.Random(f"{seed} {pool}").sample(members, number)
@@ -101,7 +118,7 @@ class Pools:
         return len(chosen)
 
     def take_changes(self) -> dict[str, str]:
-        """Pool by key of what has moved since the last call; normal: forget it."""
+        """Return the new pool of each key (hex) moved since the last call; `normal` deletes the key from the table."""
         taken, self._changes = self._changes, {}
         return taken
 
@@ -114,6 +131,7 @@ class Pools:
         self.sizes[before] -= before != NORMAL
         self.sizes[pool] += pool != NORMAL
         self._changes[f"{key:016x}"] = pool
+        # rows with equal keys, in any environment, move together
         for keys, aside_N in zip(self._keys, self._aside, strict=True):
             if keys is not None and aside_N is not None:
                 aside_N[keys == np.uint64(key)] = pool != NORMAL

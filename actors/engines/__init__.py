@@ -1,1 +1,1 @@
-"""Engines that serve the policy, behind one small protocol, and the HTTP client that rollouts use."""
+"""Engines that sample from the policy, behind a small protocol (`protocol.Engine`)."""

@@ -1,14 +1,14 @@
-"""An engine without a model, for tests: tokens are a hash of seed, position and the weights' digest.
+"""Engine without a model, for tests: each token is a hash of seed, prompt, position and the digest of the weights.
 
 Completions have 4 to 11 tokens and end with token 0. Token t ≥ 2 stands for the letter chr(97 + t % 26). New weights
-take effect at the next token, as in update mode inflight. There is no distribution behind a hash: temperature and
-top_p, which every ticket has, change nothing, and what else would bend a distribution is refused.
+take effect at the next token, as in update mode `inflight`. A hash has no distribution: temperature and top_p, present
+in every ticket, change nothing, and other keys for a distribution are refused.
 """
 
 import contextlib
 import hashlib
 import threading
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from actors.engines.protocol import (
@@ -20,6 +20,7 @@ from actors.engines.protocol import (
     check_token_ids,
 )
 from actors.engines.text import StopWatch
+from bus import threads
 from bus.weights import Weights
 from schemas.config.actors import FakeEngineConfig
 from schemas.messages import Policy, Prompt
@@ -29,17 +30,18 @@ EOS = 0
 
 @dataclass
 class _Row:
-    """A completion in the making."""
+    """Completion in progress."""
 
     number: int
     seed: int
     watch: StopWatch
     length: int = 0
+    """Tokens of the whole completion; 0 until the first token decides."""
     completion: Completion = field(default_factory=Completion)
 
 
 class FakeEngine:
-    """Deterministic double of an engine."""
+    """Deterministic test double of an engine."""
 
     holds_two_versions = False
 
@@ -48,23 +50,24 @@ class FakeEngine:
         self._policy: Policy | None = None
         self._salt = b""
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(16, thread_name_prefix="fake-engine")
+        self._pool = threads.Workers(16, "fake-engine")
         self._closed = threading.Event()
         self._running = self._waiting = self._generated = 0
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
-        """Sample in a thread."""
+        """Queue a request, to be sampled in a thread of the engine."""
         self._check(request)
         future: Future[list[Completion]] = Future()
         with self._lock:
             if self._closed.is_set():
                 raise EngineStoppedError("the engine has been closed")
-            self._pool.submit(self._sample, request, future)
+            # inside the lock: `close` shuts the pool down only after it has held the lock
+            self._pool.run(self._sample, request, future)
             self._waiting += request.num_completions
         return future
 
     def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
-        """The digest of the weights salts all tokens from now on."""
+        """Switch to these weights: the hash of each later token includes the digest. Takes 0.0 seconds."""
         content = hashlib.sha256()
         for name, tensor in sorted(weights.tensors.items()):
             content.update(name.encode() + tensor.numpy().tobytes())
@@ -73,25 +76,26 @@ class FakeEngine:
         return 0.0
 
     def status(self) -> EngineStatus:
-        """A snapshot."""
+        """Return a snapshot of the engine's state."""
         return EngineStatus(self._policy, self._running, self._waiting, self._generated, 0.0)
 
     def detokenize(self, token_ids: list[int]) -> str:
-        """One letter per token."""
+        """Return a letter per token; the end of sequence has none."""
         return "".join(chr(97 + token % 26) for token in token_ids if token != EOS)
 
     def token_text(self, token_id: int) -> str:
-        """Its letter."""
+        """Return the letter of one token; `<eos>` for the end of sequence."""
         return self.detokenize([token_id]) or "<eos>"
 
     def tokenize(self, prompt: Prompt) -> list[int]:
-        """One token per character; of messages, of each role and content and of the role that is to answer."""
+        """Return a token per character. Messages become text first: role and content of each, then `assistant: `."""
         if not isinstance(prompt, str):
             prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
+        # 0 ends a completion, 1 is unused
         return [2 + ord(character) % (self._config.vocab_size - 2) for character in prompt]
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads; pending requests fail."""
         with self._lock:
             self._closed.set()
         self._pool.shutdown(wait=True)
@@ -132,15 +136,17 @@ class FakeEngine:
                 future.set_result([row.completion for row in rows])
 
     def _extend(self, row: _Row, request: SampleRequest) -> None:
-        """One more token, by the policy of this moment."""
+        """Sample the next token of a row under the policy of this moment."""
         with self._lock:
             policy, salt = self._policy, self._salt
             self._generated += 1
         stream = hashlib.sha256(salt + f"{row.seed} {request.prompt_ids}".encode()).digest()
-        row.length = row.length or 4 + stream[0] % 8
+        row.length = row.length or 4 + stream[0] % 8  # the hash also fixes the length
         done, at = row.completion, len(row.completion.token_ids)
+        # a completion cut at max_tokens has an ordinary token last, as with a real model
         ended = at + 1 == row.length and row.length != request.max_tokens
         byte = stream[1 + at]
+        # the logprob is made up: from -1 to -1/256
         piece = Completion([EOS if ended else 2 + byte % (self._config.vocab_size - 2)], [-(1 + byte) / 256])
         segment = () if policy is None else (policy.lineage, policy.version)
         if segment and (not done.segments or done.segments[-1][1:] != segment):

@@ -1,4 +1,4 @@
-"""What an engine is, to the inference actor that owns it and to the HTTP server in front of it."""
+"""Interface of an engine, for the owning inference actor and the HTTP server in front."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -9,130 +9,156 @@ from bus.weights import Weights
 from schemas.messages import EngineState, Policy, Prompt
 
 Segment = tuple[int, int, int]
-"""(first token, lineage, version): the policy that sampled the tokens from here on."""
+"""(first token, lineage, version): policy of the tokens from `first token` (from 0) to the next segment."""
 
 Alternatives = list[tuple[int, float]]
-"""(token, logprob) of the most probable tokens at one place, the best first."""
+"""(token, logprob) of the most probable tokens at a position, best first."""
 
 
 class RequestError(ValueError):
-    """The request can't be served as it is; the message says what to change. HTTP answers 400."""
+    """Error of a request that can never be served; the message says what to change. HTTP answers 400."""
+
+
+class SamplingError(RuntimeError):
+    """Failure of a single request, with the reason; the engine serves other requests on. HTTP answers 500."""
 
 
 class EngineStoppedError(RuntimeError):
-    """The engine has failed or been closed, and serves nothing any more. HTTP answers 503."""
+    """Error after the engine has failed or been closed: no request is served any more. HTTP answers 503."""
 
 
 @dataclass
 class Completion:
-    """One sampled completion, or the piece of one that a token adds.
+    """Sampled completion, or a piece: the part of a completion added by a token.
 
-    `token_ids` holds all that was sampled, also the end of sequence and what a stop string has cut from the text.
-    Pieces in a row are a completion: a piece has the segments that begin in it, and the last one the reasons.
+    `token_ids` holds every sampled token, also the end of sequence and tokens cut from the text by a stop string. The
+    pieces of a completion, joined in order, are the completion: each piece has the segments starting there, and only
+    the last piece has the reasons.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    """Logprob per token, of the distribution from which the token was drawn."""
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str = ""
-    """`stop` (end of sequence, stop string, stop token) or `length`; a piece before the last has none."""
+    """`stop` (end of sequence, stop string, stop token) or `length`; empty in every piece but the last."""
     stop_reason: str | int | None = field(default=None, kw_only=True)
-    """The stop string or stop token that ended it; None for the end of sequence."""
+    """Stop string or stop token at the end of the completion; None for the end of sequence."""
     top_logprobs: list[Alternatives] = field(default_factory=list, kw_only=True)
-    """Per token, where the request asks for alternatives."""
+    """Alternatives of each token; empty unless the request asks for alternatives."""
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """n completions of one prompt; completion i is sampled with `seed + i`."""
+    """Request for `num_completions` completions of a prompt; completion i is sampled with seed `seed + i`."""
 
     prompt_ids: list[int]
     num_completions: int
     max_tokens: int | None
-    """None: as many as fit behind the prompt."""
+    """Limit of new tokens; None allows as many as fit behind the prompt."""
     temperature: float
-    """0: the most probable token, whatever top_k, top_p and min_p are."""
+    """0 takes the most probable token, whatever top_k, top_p and min_p are."""
     top_p: float
     seed: int
     top_k: int = 0
-    """0: all."""
+    """Number of most probable tokens to draw from; 0 allows all."""
     min_p: float = 0.0
+    """Least probability of a token, relative to the most probable token; 0 allows all."""
     logit_bias: dict[int, float] = field(default_factory=dict)
+    """Values to add to the logits, by token id."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     num_top_logprobs: int = 0
+    """Number of alternatives to report per token."""
+    # requests compare by content
     on_piece: Callable[[int, Completion], None] | None = field(default=None, compare=False)
-    """Called in a thread of the engine with the completion's number and each of its pieces, before the future is done;
-    must not raise."""
+    """Callback for each piece, with the completion's number; None for no callback. Called in a thread of the
+    engine before the future is done. Must not raise."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """What beats and metrics say of an engine."""
+    """State of an engine, for heartbeats and metrics."""
 
     policy: Policy | None
+    """Policy of the loaded weights; None before the first load."""
     num_running: int
+    """Completions being sampled."""
     num_waiting: int
+    """Completions of queued requests."""
     generated_tokens: int
+    """Tokens sampled since the start."""
     busy_seconds: float
+    """Seconds of work since the start."""
     state: EngineState = "clean"
-    """Else no new work is taken, until a version has been loaded."""
+    """In any state but `clean` the engine takes no new work until a version has been loaded."""
 
 
 def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
-    """Raise a RequestError that names the field where one of them is no token."""
+    """Check token ids against the range from 0 to `vocab_size - 1`.
+
+    Args:
+        name: field of the request, for the error.
+
+    Raises:
+        RequestError: a token id is outside the vocabulary; names the field.
+    """
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         raise RequestError(f"{name}: token ids must be from 0 to {vocab_size - 1}")
 
 
 class Engine(Protocol):
-    """An engine in this process. All methods may be called from any thread."""
+    """Engine in this process. All methods may be called from any thread."""
 
     holds_two_versions: bool
+    """True if running requests finish under the old version after an update (adapters)."""
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
-        """Queue a request; cancelling the future ends all its completions, at any moment.
+        """Queue a request. Cancelling the future ends all completions, at any moment.
 
         Raises:
-            RequestError: it can never be served.
-            EngineStoppedError: it has failed or been closed; futures under way then fail alike.
+            RequestError: the request can never be served.
+            EngineStoppedError: the engine has failed or been closed. Pending futures then fail with the same error.
         """
         ...
 
     def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
-        """Switch to these weights at a token boundary; returns the seconds that decoding stood still.
+        """Switch to these weights at a token boundary; return the seconds without decoding.
+
+        Args:
+            timeout: seconds to wait for the switch.
 
         Raises:
-            ValueError: they do not fit the model; the old version goes on serving.
-            TimeoutError: completions in the making did not end in time (update mode drain); the old version goes on.
-            EngineStoppedError: it has failed or been closed.
+            ValueError: the weights do not fit the model; the old version serves on.
+            TimeoutError: running completions did not finish in time (update mode `drain`); the old version serves on.
+            EngineStoppedError: the engine has failed or been closed.
         """
         ...
 
     def status(self) -> EngineStatus:
-        """A snapshot.
+        """Return a snapshot of the engine's state.
 
         Raises:
-            EngineStoppedError: the engine has failed: its actor must end, and be started again.
+            EngineStoppedError: the engine has failed: the actor must exit and be started again.
         """
         ...
 
     def detokenize(self, token_ids: list[int]) -> str:
-        """Text without special tokens."""
+        """Return the text of tokens, without special tokens."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """One token, also a special one, as lists of logprobs name it."""
+        """Return the text of a token, also of a special token, as shown in lists of logprobs."""
         ...
 
     def tokenize(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or of messages through the model's chat template.
+        """Return the token ids of a text, or of messages through the model's chat template.
 
         Raises:
-            RequestError: there is no such template, or it refuses the messages.
+            RequestError: the model has no chat template, or the template refuses the messages.
         """
         ...
 
     def close(self) -> None:
-        """Stop; requests under way fail. May be called again."""
+        """Stop the engine; pending requests fail. May be called again."""
         ...

@@ -1,18 +1,18 @@
-"""The protocol as a pure state machine, and its SQLite store.
+"""Protocol of a run (docs/protocol.md) as a pure state machine, with its SQLite store.
 
-`Machine` takes what was heard (beats, scored groups, the time) and says what shall be written and said. It has no
-clock, no socket and no file, so that tests, and a search over all interleavings, run the very code that the packer
-runs.
+`Machine` consumes beats, scored groups and the time, and emits rows to write and States to send. It has no clock, no
+socket and no file, so that tests and a search over all interleavings execute the code of the packer itself.
 """
 
 from actors.ledger.groups import Verdict
 from actors.ledger.machine import Machine
-from actors.ledger.rows import Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, Step
+from actors.ledger.rows import Changes, ExampleRef, GoingBack, Group, GroupFacts, GroupState, Settings, Step, WentBack
 from actors.ledger.store import LedgerReader, Store
 
 __all__ = [
     "Changes",
     "ExampleRef",
+    "GoingBack",
     "Group",
     "GroupFacts",
     "GroupState",
@@ -22,4 +22,5 @@ __all__ = [
     "Step",
     "Store",
     "Verdict",
+    "WentBack",
 ]

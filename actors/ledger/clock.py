@@ -1,4 +1,4 @@
-"""Deadlines that all have the same length: leases of peers, timeouts of attempts (P8, P12)."""
+"""Deadlines of equal length: leases of peers (P8) and timeouts of attempts (P12)."""
 
 from collections.abc import Hashable
 from itertools import takewhile
@@ -8,28 +8,35 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Clock(Generic[KeyT]):
-    """Who was started when. Since all have `seconds`, the order of starting is the order of ending: no search."""
+    """Start times of keys with an equal number of seconds to run.
+
+    The order of the starts is the order of the deadlines, so `late` searches nothing.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since: dict[KeyT, float] = {}
 
     def start(self, key: KeyT, now: float) -> None:
-        """Give this key its whole time from now on."""
-        self._since.pop(key, None)
+        """Start or restart a key with the whole time from now on."""
+        self._since.pop(key, None)  # a dict keeps the order of insertion: the key must move to the end
         self._since[key] = now
 
-    def start_all(self, now: float) -> None:
-        """Give all keys their whole time from now on."""
-        self._since = dict.fromkeys(self._since, now)
-
     def stop(self, key: KeyT) -> None:
-        """Forget a key; nothing happens where it is not known."""
+        """Stop a key; an unknown key is ignored."""
         self._since.pop(key, None)
+
+    def since(self, key: KeyT) -> float:
+        """Return the time of the newest start of a running key.
+
+        Raises:
+            KeyError: the key is not running.
+        """
+        return self._since[key]
 
     def __contains__(self, key: KeyT) -> bool:
         return key in self._since
 
     def late(self, now: float) -> list[KeyT]:
-        """The keys whose time is over, oldest first."""
+        """Return the keys past the deadline, oldest first; a key is late until stopped."""
         return list(takewhile(lambda key: now >= self._since[key] + self._seconds, self._since))

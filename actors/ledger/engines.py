@@ -1,4 +1,4 @@
-"""Which version the engines serve, and which one they shall serve (P15, P22, P25, P26)."""
+"""Policy versions of the engines: newest served (P15, P25) and next to serve (P22, P26)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,34 +8,37 @@ from schemas.messages import InferenceBeat, Manifest, Policy
 
 
 class Engines:
-    """Targets for engines. `floor` is the newest version passed on or served: engines never go back behind it (P22).
+    """Target version of the engines.
 
-    The target is stored, so that a restarted packer, which may hear a replaying trainer before the engines, sends none
-    of them back.
+    The target is stored, so that a restarted packer sends no engine back to an older version, although the first beats
+    may come from a trainer that repeats old steps.
     """
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self.floor = 0
+        """Newest version named as target or served; engines never go below (P22)."""
         self.update_id = 0
+        """Number of targets so far; a new number tells engines of a new target."""
         self.target: Manifest | None = None
+        """Manifest of the version to serve; None before the first."""
         self.dead_lineage = -1
-        """Policies up to this lineage are of a history that a fork has given up: nobody may sample with them."""
+        """Newest lineage of a history that a fork has abandoned; policies up to there must not sample any more."""
 
     def restore(self, record: dict[str, Any]) -> None:
-        """Take over what the store has."""
+        """Load the stored target."""
         if record["manifest"] is not None:
             self.target = Manifest.model_validate(record["manifest"])
             self.floor = self.target.policy.version
         self.update_id, self.dead_lineage = record["update_id"], record["dead_lineage"]
 
     def forget(self, dead_lineage: int) -> None:
-        """The versions of these lineages are of a dead history: engines wait for the next one, however old it is."""
+        """Declare lineages up to this one dead; engines wait for the next published version, however low."""
         self.floor, self.target, self.dead_lineage = 0, None, dead_lineage
         self._note()
 
     def serving(self, beats: Mapping[str, InferenceBeat]) -> dict[str, InferenceBeat]:
-        """The engines that take new work: clean, and of a living history."""
+        """Return the engines open for new work: running, with clean weights of a live lineage."""
         return {
             identity: beat
             for identity, beat in beats.items()
@@ -43,27 +46,28 @@ class Engines:
         }
 
     def served_version(self, beats: Mapping[str, InferenceBeat]) -> int | None:
-        """The newest version of an engine that takes new work; None when there is none."""
+        """Return the newest version among `serving` engines; None without any."""
         return max((beat.policy.version for beat in self.serving(beats).values() if beat.policy), default=None)
 
     def _alive(self, policy: Policy | None) -> bool:
         return policy is not None and policy.lineage > self.dead_lineage
 
     def retarget(self, published: Iterable[Manifest], pinned: Policy | None, due: int | None, served: int) -> bool:
-        """Choose what the engines shall serve; True when that changed.
+        """Choose the version for the engines to serve; return True for a new choice.
 
         Args:
             published: versions of the live lineage that can still be received.
-            pinned: the policy of an evaluation under way: nothing newer until it is done.
-            due: the next version to be evaluated: nothing newer than it may pass before.
-            served: the newest version that an engine serves.
+            pinned: policy of the running evaluation, kept until the evaluation is done. None: no evaluation runs.
+            due: next version to evaluate; no newer version is named before. None: no further evaluation.
+            served: newest version served by an engine.
         """
         self.floor = max(self.floor, served)
         wanted: Manifest | None = None
         for manifest in published:
             if self.target is not None and manifest.policy == self.target.policy:
-                self.target = manifest  # with its key, which is not stored
+                self.target = manifest  # after a restart: the published manifest has the key, the stored one has not
             version = manifest.policy.version
+            # during an evaluation only its policy; before one nothing newer than the version to evaluate
             allowed = manifest.policy == pinned if pinned else due is None or version <= due
             if allowed and version >= self.floor and (wanted is None or version >= wanted.policy.version):
                 wanted = manifest

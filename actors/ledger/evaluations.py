@@ -1,7 +1,9 @@
-"""Evaluations: which versions are evaluated, and the one that is under way (P26).
+"""Evaluations: the versions to evaluate, and the running evaluation (P26: engines keep its policy until it is done).
 
-An evaluation samples with exactly one policy, so the engines keep it until the last of its tickets has settled.
+An evaluation samples with exactly one policy, so engines serve that policy until the last ticket has settled.
 """
+
+from collections.abc import Callable
 
 from actors.ledger.groups import Groups
 from actors.ledger.rows import Changes, Settings
@@ -9,59 +11,72 @@ from schemas.messages import Policy
 
 
 class Evaluations:
-    """One evaluation at a time, in the order of versions. `done` are those finished or skipped, ascending."""
+    """Schedule of evaluations; evaluations run one after another, in the order of versions."""
 
     def __init__(self, settings: Settings, has_examples: bool, groups: Groups, changes: Changes) -> None:
         self._settings, self._groups, self._changes = settings, groups, changes
         self._enabled = has_examples
         self.done: list[int] = []
+        """Versions with a finished or skipped evaluation, ascending."""
         self.policy: Policy | None = None
+        """Policy of the running evaluation; None between evaluations."""
 
     def restore(self, done: list[int]) -> None:
-        """Take over the evaluations that are done, and the one under way: it has groups that are still issued."""
+        """Load the finished evaluations; a running evaluation is found by its groups, which are still issued."""
         self.done = list(done)
         self.policy = next((self._groups.rows[ordinal].policy for ordinal in self.open), None)
 
     @property
     def open(self) -> set[int]:
-        """The ordinals that the evaluation under way waits for."""
+        """Unfinished ordinals of the running evaluation."""
         return self._groups.open_evals
 
     def next_version(self) -> int | None:
-        """The lowest version that is to be evaluated and has not been; None: no more."""
+        """Return the lowest version still to evaluate; None if no evaluation is left."""
         if not self._enabled:
             return None
         s, last = self._settings, self.done[-1] if self.done else -1
-        due = [0] * s.eval_at_start + [s.max_steps] * s.eval_at_end
+        due = [0] * s.eval_at_start + [s.max_steps] * s.eval_at_end  # a bool times a list: the list or []
         if s.eval_every_steps:
+            # the next multiple after the last evaluation; max_steps itself is a matter of eval_at_end
             periodic = (max(last, 0) // s.eval_every_steps + 1) * s.eval_every_steps
             due += [periodic] * (periodic < s.max_steps)
         return min((version for version in due if version > last), default=None)
 
     def begin(self, policy: Policy) -> None:
-        """The groups just issued are the evaluation of this policy."""
+        """Start the evaluation of this policy, after the groups were issued."""
         self.policy = policy
 
     def finish(self) -> int:
-        """The last group of the one under way has settled or was dropped; returns its version."""
+        """Finish the running evaluation, with all groups settled or dropped; return the version."""
         assert self.policy is not None
         version, self.policy = self.policy.version, None
         self.skip(version)
         return version
 
     def skip(self, version: int) -> None:
-        """This version will not be evaluated (any more)."""
+        """Mark a version as done without an evaluation."""
         self.done.append(version)
         self._changes.values["evals_done"] = list(self.done)
 
     def forget_after(self, version: int) -> None:
-        """Evaluations of later versions were of a dead history; they are due again."""
+        """Discard evaluations of later versions: the history is dead, and these versions are due again.
+
+        The groups are dropped, also groups of a finished but unrecorded evaluation: the next evaluation of the same
+        version would count such groups as its own.
+        """
         self.done = [done for done in self.done if done <= version]
         self._changes.values["evals_done"] = list(self.done)
+        if self.policy is not None and self.policy.version > version:
+            self.policy = None
+        self._drop(lambda policy: policy.version > version)
 
     def void(self) -> None:
-        """The policy is gone: give the evaluation up; it will begin again."""
-        policy, self.policy = self.policy, None
-        for group in [row for row in self._groups.rows.values() if row.policy == policy]:
+        """Discard the running evaluation, since its policy is gone; the version stays due."""
+        given_up, self.policy = self.policy, None
+        self._drop(lambda policy: policy == given_up)
+
+    def _drop(self, is_dead: Callable[[Policy], bool]) -> None:
+        for group in [row for row in self._groups.rows.values() if row.policy and is_dead(row.policy)]:
             if group.ordinal < 0 and group.reason is None:
                 self._groups.drop(group, "eval_void")

@@ -1,8 +1,8 @@
-"""The trainer as a gang of ranks: incarnation, lineage, where it starts from, how far it is (P19).
+"""Trainer ranks as a gang: incarnation, lineage, checkpoint to start from, progress (P19: ranks live and die together).
 
 waiting ──all ranks beat afresh──▶ running ──a rank is gone──▶ broken ──the others exit, all come back──▶ running
 
-A restarted packer takes a gang over as it is, once all of the processes that it knows as its members have beaten.
+A restarted packer adopts a running gang once all of its stored members have sent a beat.
 """
 
 from collections.abc import Mapping
@@ -12,35 +12,45 @@ from actors.ledger.rows import Changes
 from schemas.messages import Manifest, TrainerBeat, TrainerOrder
 
 GangEvent = Literal["", "formed", "adopted", "broken"]
+"""Change of the gang in a round; empty: none."""
 
 
 class Gang:
-    """`members` are the identities of the live incarnation by rank; empty while there is none."""
+    """Live incarnation of the trainer's ranks."""
 
     def __init__(self, num_ranks: int, max_steps: int, changes: Changes) -> None:
         self._num_ranks, self._max_steps, self._changes = num_ranks, max_steps, changes
         self.incarnation = 0
+        """Number of starts of the gang; 0 before the first."""
         self.checkpoint = 0
+        """Step of the checkpoint that the incarnation started from; 0: none."""
         self.members: dict[int, str] = {}
+        """Identities of the live incarnation by rank; empty while no gang is formed."""
         self._expected: dict[int, str] = {}
-        """The members of before the packer's restart, until they are all there or one of them turns out to be gone."""
+        """Members before the packer's restart, until all have sent a beat or a member turns out to be gone."""
 
     def restore(self, record: dict[str, Any]) -> None:
-        """Take over what the store has."""
+        """Load the stored gang; members are expected, not yet live."""
         self.incarnation, self.checkpoint = record["incarnation"], record["checkpoint"]
         self._expected = dict(enumerate(record["members"]))
 
+    def disband(self) -> None:
+        """End the live incarnation, or the expected incarnation after a restart; all ranks are told to exit."""
+        self.members, self._expected = {}, {}
+        self._note()
+
     @property
     def lineage(self) -> int:
-        """One per start of the gang (P4)."""
+        """Lineage of the published versions (P4: every start of the gang is a new lineage)."""
         return self.incarnation
 
     def update(self, beats: Mapping[str, TrainerBeat], chains: Mapping[int, str]) -> GangEvent:
-        """Look at the live ranks; returns what that changed.
+        """Update the gang from the live ranks; return the change (formed, adopted, broken or none).
 
         Args:
-            beats: live trainer ranks by identity.
-            chains: the ledger's chain after each step it has composed.
+            beats: newest beats of the live trainer ranks, by identity.
+            chains: the ledger's chain of witnesses after each composed step; a checkpoint with another chain is of
+                another history.
         """
         event: GangEvent = ""
         if self.members:
@@ -51,10 +61,10 @@ class Gang:
         if self._expected and all(identity in beats for identity in self._expected.values()):
             self.members, self._expected = self._expected, {}
             return "adopted"
-        # a rank that is "starting" has not read its checkpoints back yet
+        # a rank in phase "starting" has not checked its checkpoints yet
         fresh = {b.rank: i for i, b in beats.items() if b.incarnation == 0 and b.phase == "running"}
         if any(identity != self._expected.get(rank) for rank, identity in fresh.items()):
-            self._expected = {}  # a rank has started anew, so the others must as well
+            self._expected = {}  # a rank has restarted, so the others must restart too
         if self._expected or len(fresh) < self._num_ranks:
             return event
         self.incarnation += 1
@@ -64,7 +74,7 @@ class Gang:
         return "formed"
 
     def blind_rank(self, beats: Mapping[str, TrainerBeat]) -> str:
-        """What is wrong when a rank has no checkpoint at all and rank 0, which writes them, has; else empty."""
+        """Return an error if a rank sees no checkpoint while rank 0, the writer, sees some; else empty."""
         ranks = [beats[self.members[rank]] for rank in sorted(self.members)]
         blind = [beat.name for beat in ranks if not beat.checkpoints and ranks[0].checkpoints]
         if not blind:
@@ -75,25 +85,26 @@ class Gang:
         )
 
     def order_for(self, identity: str, beat: TrainerBeat) -> TrainerOrder:
-        """What one rank shall do."""
+        """Return the order for a rank: wait, run, finish or exit."""
         if beat.incarnation not in (0, self.incarnation):
-            return "exit"  # a member too: it took the order of a gang that broke while it loaded
+            return "exit"  # even a member: it may have followed an older gang, which broke while the rank was loading
         if identity in self.members.values():
             return "finish" if beat.next_step > self._max_steps else "run"
         return "exit" if beat.incarnation and identity not in self._expected.values() else "wait"
 
     def trained_step(self, beats: Mapping[str, TrainerBeat]) -> int | None:
-        """The last step that all ranks are past; None while there is no gang, or it still loads."""
+        """Return the newest step completed by all ranks; None while no gang is formed or a rank is still loading."""
+        # a member with another incarnation in its beat has not taken this gang's order yet
         steps = [beats[i].next_step - 1 for i in self.members.values() if beats[i].incarnation == self.incarnation]
         return min(steps) if len(steps) == self._num_ranks else None
 
     def saved_steps(self, beats: Mapping[str, TrainerBeat], chains: Mapping[int, str]) -> list[int]:
-        """The steps of which the gang has a good checkpoint of this history, ascending. Rank 0 saves for all."""
+        """Return the steps with a good checkpoint of this history, ascending, from the beat of rank 0 (the writer)."""
         beat = beats.get(self.members.get(0, ""))
         return sorted(c.step for c in beat.checkpoints if chains.get(c.step) == c.chain) if beat else []
 
     def published(self, beats: Mapping[str, TrainerBeat]) -> list[Manifest]:
-        """What rank 0 of the live incarnation has published."""
+        """Return the versions of the live lineage published by rank 0; empty without a gang."""
         beat = beats.get(self.members.get(0, ""))
         return [m for m in beat.published if m.policy.lineage == self.lineage] if beat else []
 
@@ -107,6 +118,6 @@ class Gang:
 
 
 def newest_common_checkpoint(beats: list[TrainerBeat], chains: Mapping[int, str]) -> int:
-    """The newest step that all ranks have a good checkpoint of, with a witness chain equal to the ledger's; 0: none."""
+    """Return the newest step with a good checkpoint on all ranks and a chain equal to the ledger's; 0 if none."""
     good = [{c.step for c in beat.checkpoints if chains.get(c.step) == c.chain} for beat in beats]
     return max(set.intersection(*good), default=0)

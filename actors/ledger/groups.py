@@ -1,9 +1,9 @@
-"""Every group's attempts, from issue to settlement or drop (P9–P13).
+"""Groups and their attempts, from issue (P9) over failures and deadlines (P11, P12) to settlement or drop.
 
-This is where a group is settled: `Groups.settle`. The first good copy wins, whichever attempt it is of.
+`Groups.settle` alone settles a group. The first good copy wins, of whichever attempt (P11).
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from actors.ledger.clock import Clock
 from actors.ledger.folded import Folded
 from actors.ledger.rows import (
+    DROP_WINDOW,
     MAX_FAILURES,
     Attempt,
     Changes,
@@ -21,51 +22,72 @@ from actors.ledger.rows import (
     Settings,
     purpose_of,
 )
+from actors.ledger.waiting import Waiting
 from schemas.errors import ProtocolError
 from schemas.messages import Policy
 
 COUNTERS = ("copies_dropped", "reissued", "deaths", "settlements", "resampled_in_vain")
+"""Counters stored with the ledger."""
 
 
 class Verdict(StrEnum):
-    """What became of a scored group."""
+    """Outcome of a scored group."""
 
     SETTLED = "settled"
+    """Accepted; the payload is stored."""
     FILTERED = "filtered"
+    """Dropped by a group filter; another example takes its place (P15)."""
     COPY = "copy"
+    """Ignored, since the ordinal is settled or dropped already."""
     FAILED = "failed"
+    """Does not fit its ticket; the attempt fails (P25)."""
 
 
 class Groups:
-    """The table of groups. A row changes in `_change` and `move` alone: they keep the indices true and note it.
+    """Table of groups with indices over it.
 
-    So a round costs what has happened in it, however many rows there are.
+    Rows are changed only in `_change` and `move`, which update the indices and record the change. So a round costs
+    the changes of the round, however many rows exist.
     """
 
     def __init__(self, settings: Settings, changes: Changes) -> None:
         self._settings, self._changes = settings, changes
         self.rows: dict[int, Group] = {}
+        """Rows by ordinal, without folded ones."""
         self.num_issued = {"train": 0, "eval": 0}
+        """Ordinals issued so far, by purpose, folded ordinals included."""
         self.dropped: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
+        """Dropped ordinals by purpose and reason, folded ordinals included."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        """Counters of COUNTERS over the whole run."""
         self.unreported_drops: list[int] = []
+        """Dropped train ordinals not yet reported by a step (P20)."""
         self.held_by: dict[str, set[int]] = {}
-        self.waiting: set[int] = set()
-        """Issued and without a holder."""
+        """Ordinals by holder."""
+        self.waiting = Waiting()
+        """Issued groups without a holder."""
         self.settled: dict[int, Group] = {}
-        """Train groups that no step has taken yet, in the order of arrival."""
+        """Settled train groups not yet in a step, in the order of arrival."""
         self.open_evals: set[int] = set()
-        """Eval groups that are neither settled nor dropped."""
+        """Eval groups neither settled nor dropped."""
         self._tally: dict[str, Counter[GroupState]] = {"train": Counter(), "eval": Counter()}
+        # + lease: rollout and reward actors enforce the same timeouts and should report first, with a better reason
         self._sampling: Clock[int] = Clock(settings.group_timeout + settings.lease)
         self._scoring: Clock[int] = Clock(settings.reward_timeout + settings.lease)
         self._exhausted: list[int] = []
+        """Groups with the last allowed failure in this round."""
         self._ended: set[int] = set()
+        """Ordinals with an ended attempt since the last `take_concerned`."""
         self._holders: set[str] = set()
+        """Holders with groups received or lost since the last `take_concerned`."""
         self.last_failure = ""
+        """Example and cause of the newest failed attempt since this packer's start."""
         self.num_failed_attempts = 0
-        """Since this packer's start, as is the last failure."""
+        """Failed attempts since this packer's start."""
         self.poison_in_a_row = 0
+        """Groups dropped as poison since the last settlement."""
+        self.newest_were_poison: deque[bool] = deque(maxlen=DROP_WINDOW)
+        """Poison or not, for the last 100 train groups with all attempts over, since this packer's start."""
 
     def restore(
         self,
@@ -76,13 +98,22 @@ class Groups:
         folded: Folded,
         now: float,
     ) -> None:
-        """Take over what the store has; `reported` are drops that a step has already carried. Deadlines begin anew."""
+        """Load the stored rows and counts; deadlines start again.
+
+        Args:
+            rows: all stored rows.
+            num_issued, counters: stored values.
+            reported: dropped ordinals already reported by a step.
+            folded: summary of the folded steps.
+            now: the time.
+        """
         self.num_issued.update(num_issued)
         self.counters.update(counters)
         for (purpose, state, _), count in folded.counts().items():
             self._tally[purpose][GroupState(state)] += count
         for purpose, reasons in folded.dropped.items():
             self.dropped[purpose].update(reasons)
+        # in the order of arrival, since `settled` keeps the order of insertion
         for row in sorted(rows, key=lambda row: -1 if row.arrival is None else row.arrival):
             self.rows[row.ordinal] = row
             self._index(row)
@@ -93,7 +124,7 @@ class Groups:
                 self.dropped[row.purpose][row.reason] += 1
                 if row.purpose == "train" and row.ordinal not in reported:
                     self.unreported_drops.append(row.ordinal)
-        self.take_concerned()
+        self.take_concerned()  # a restored row is no news to anybody
 
     def new(
         self,
@@ -105,9 +136,10 @@ class Groups:
         origin: int | None = None,
         resamples: int = 0,
     ) -> Group:
-        """A new ordinal, waiting for a holder. Eval groups are those with a policy."""
+        """Issue a new ordinal, which waits for a holder. With a policy, the group belongs to an evaluation."""
         purpose = "train" if policy is None else "eval"
         count = self.num_issued[purpose]
+        # 0, 1, 2, … for training and −1, −2, … for evaluations
         ordinal = count if purpose == "train" else -1 - count
         self.num_issued[purpose] = count + 1
         self._changes.values["num_issued"] = dict(self.num_issued)
@@ -122,18 +154,22 @@ class Groups:
     # --- attempts ------------------------------------------------------------------------------------------------
 
     def give(self, group: Group, holder: str, now: float) -> None:
-        """Start the next attempt of a waiting group at this holder (P9)."""
+        """Give a waiting group to a holder and start the next attempt (P9)."""
         assert group.state is GroupState.ISSUED
         assert group.holder is None
         if group.attempt:
             self._count("reissued")
+        # an older attempt may still be scored; its deadline must not end the new attempt
         self._scoring.stop(group.ordinal)
         self._sampling.start(group.ordinal, now)
         group.issued_at = now
         self._change(group, holder=holder, attempt=group.attempt + 1, outcome=Attempt.OPEN)
 
     def take_back(self, ordinal: int, attempt: int, holder: str, now: float) -> None:
-        """A holder that was thought dead names its attempt: if nobody else has it, it goes on, and no death was."""
+        """Give an attempt back to a holder declared dead by mistake, unless another holder has the group.
+
+        The attempt continues, and the death is no longer counted.
+        """
         group = self.known(ordinal)
         lost = group is not None and group.state is GroupState.ISSUED and group.holder is None
         if group is None or not lost or group.attempt != attempt or group.outcome is Attempt.FAILED:
@@ -141,13 +177,14 @@ class Groups:
         if ordinal not in self._scoring:
             self._sampling.start(ordinal, now)
         group.issued_at = now
+        # the death was counted as a failure only if the holder had held nothing else
         counted = int(group.outcome is Attempt.DIED)
         self._change(
             group, holder=holder, outcome=Attempt.OPEN, deaths=group.deaths - 1, failures=group.failures - counted
         )
 
     def scoring(self, ordinal: int, attempt: int, now: float) -> None:
-        """A reward actor names this attempt: from now on the deadline of scoring counts (P12)."""
+        """Switch an attempt, now named by a reward actor, to the deadline of scoring (P12)."""
         group = self.known(ordinal)
         if group is None or group.state is not GroupState.ISSUED or group.attempt != attempt:
             return
@@ -156,14 +193,22 @@ class Groups:
             self._scoring.start(ordinal, now)
 
     def scorer_gone(self, ordinal: int, attempt: int, now: float) -> None:
-        """A reward actor died with this attempt: its rollout sends it to another one, which gets the whole time."""
+        """Restart the deadline of scoring after the death of a reward actor.
+
+        The rollout actor sends the group to another reward actor, which gets the whole time.
+        """
         if ordinal in self._scoring and self.rows[ordinal].attempt == attempt:
             self._scoring.stop(ordinal)
-            if self.rows[ordinal].holder is not None:
+            if self.rows[ordinal].holder is not None:  # without a rollout actor nobody sends the group again
                 self._scoring.start(ordinal, now)
 
     def fail(self, ordinal: int, attempt: int, reason: str, detail: str) -> None:
-        """End an attempt, once however often it is reported; the ordinal waits for the next one (P11).
+        """Fail an attempt; the ordinal then waits for the next attempt (P11). Repeated reports count once.
+
+        Args:
+            ordinal, attempt: the failed attempt.
+            reason: short word of the cause.
+            detail: message for log and error.
 
         Raises:
             ProtocolError: the ordinal was never issued (P5).
@@ -172,20 +217,24 @@ class Groups:
         if group is None or group.state is not GroupState.ISSUED or group.attempt != attempt:
             return  # another copy was faster, or another attempt is under way
         if group.outcome is Attempt.FAILED:
-            return  # it stands in every beat until it is released
+            return  # beats repeat a failure until it is released
         self._note_failure(group, f"{reason}: {detail}")
+        # an attempt counted as died is not counted again
         counted = int(group.outcome is Attempt.OPEN)
         self._change(group, holder=None, outcome=Attempt.FAILED, failures=group.failures + counted)
 
     def holder_gone(self, holder: str) -> None:
-        """Free what a dead holder held (P11): its death is a failed attempt only of an ordinal that it held alone."""
+        """Free the groups of a dead holder (P11). The death is a failed attempt only if the holder held a single group.
+
+        With several groups held, nothing tells which group caused the death.
+        """
         held = sorted(self.held_by.get(holder, ()))
         for ordinal in held:
             group = self.rows[ordinal]
             self._count("deaths")
             self._sampling.stop(ordinal)
             if len(held) == 1:
-                self._note_failure(group, f"{holder} died with it")
+                self._note_failure(group, f"{holder} died while holding it")
                 self._change(
                     group, holder=None, deaths=group.deaths + 1, outcome=Attempt.DIED, failures=group.failures + 1
                 )
@@ -193,29 +242,31 @@ class Groups:
                 self._change(group, holder=None, deaths=group.deaths + 1)
 
     def fail_late(self, now: float) -> None:
-        """Attempts past their deadline fail as `timeout` (P12)."""
+        """Fail the attempts past the deadline as `timeout` (P12)."""
         for ordinal in self._sampling.late(now):
             self.fail(ordinal, self.rows[ordinal].attempt, "timeout", "not sampled within rollout.group_timeout")
         for ordinal in self._scoring.late(now):
             self.fail(ordinal, self.rows[ordinal].attempt, "timeout", "not scored within reward.timeout")
 
     def drop_exhausted(self) -> list[Group]:
-        """Drop as poison what has failed for the last time, and of which no good copy came in the same round (P11)."""
+        """Drop as poison the groups with no attempt left and no good copy in this round (P11)."""
         groups = [self.rows[ordinal] for ordinal in dict.fromkeys(self._exhausted)]
         poison = [group for group in groups if group.state is GroupState.ISSUED and group.failures >= MAX_FAILURES]
         self.poison_in_a_row += len(poison)
         for group in poison:
             self.drop(group, "poison")
+            self._note_end(group, was_poison=True)
         self._exhausted.clear()
         return poison
 
     # --- the end of attempts -------------------------------------------------------------------------------------
 
     def settle(self, facts: GroupFacts) -> Verdict:
-        """Judge a scored group; the first good copy of an ordinal settles it for good (P11, P25).
+        """Judge a scored group; the first copy that fits the ticket settles an ordinal for good (P11, P25).
 
-        What a group filter rejects is dropped, unless max_resample_times groups were in its place before: the next one
-        is taken as it is, so that a place costs 1 + max_resample_times groups at most and each step is filled (P15).
+        A group rejected by a group filter is dropped, unless max_resample_times groups were filtered in its place
+        before. Then it is taken as it is, so that a place costs at most 1 + max_resample_times groups and every step
+        is filled (P15).
 
         Raises:
             ProtocolError: the ordinal was never issued (P5).
@@ -228,7 +279,9 @@ class Groups:
         if problem:
             self.fail(facts.ordinal, facts.attempt, *problem)
             return Verdict.FAILED
+        # a single good group shows that sampling and scoring work
         self.poison_in_a_row = 0
+        self._note_end(group, was_poison=False)
         if facts.rejected_as and group.purpose == "train":
             if group.resamples < self._settings.max_resample_times:
                 self.drop(group, facts.rejected_as)
@@ -240,16 +293,16 @@ class Groups:
         return Verdict.SETTLED
 
     def drop(self, group: Group, reason: str) -> None:
-        """Never train this ordinal."""
+        """Drop a group for good, for a counted reason."""
         self.dropped[group.purpose][reason] += 1
         if group.purpose == "train":
             self.unreported_drops.append(group.ordinal)
         self._change(group, state=GroupState.DROPPED, reason=reason, holder=None)
 
     def move(self, ordinals: Iterable[int], state: GroupState, step: int) -> None:
-        """Settled → composed → trained → durable, and back to composed when a gang starts from an older checkpoint.
+        """Move groups on, settled → composed → trained → durable, or back to composed for an older checkpoint.
 
-        Three of five changes in a group's life, and all its attempts are over: of the indices only these two know it.
+        All attempts of these groups are over, so only the indices `settled` and `_tally` need an update.
         """
         for ordinal in ordinals:
             group = self.rows[ordinal]
@@ -260,7 +313,7 @@ class Groups:
             self._changes.groups[ordinal] = group
 
     def fold(self, ordinals: Iterable[int]) -> list[Group]:
-        """Forget rows that nothing will happen to any more; they stay in the counts. Returns them."""
+        """Remove and return rows without any future change; the counts still include them."""
         gone = [self.rows.pop(ordinal) for ordinal in ordinals]
         for group in gone:
             self._changes.groups.pop(group.ordinal, None)
@@ -270,13 +323,14 @@ class Groups:
     # --- what is known -------------------------------------------------------------------------------------------
 
     def known(self, ordinal: int) -> Group | None:
-        """The row, or None when it has been folded away.
+        """Return the row of an ordinal; None if it is folded.
 
         Raises:
-            ProtocolError: the ledger has never issued it (P5).
+            ProtocolError: the ledger has never issued the ordinal (P5).
         """
         purpose = purpose_of(ordinal)
         issued = self.num_issued[purpose]
+        # ordinals of a purpose have no gap, so the count tells whether this one was issued
         if (ordinal + 1 if ordinal >= 0 else -ordinal) > issued:
             raise ProtocolError(
                 f"a peer names ordinal {ordinal}, but this ledger has issued {issued} {purpose} ordinals: it has lost "
@@ -285,15 +339,15 @@ class Groups:
         return self.rows.get(ordinal)
 
     def num_dropped(self, purpose: str) -> int:
-        """Ordinals of a purpose that will never be trained."""
+        """Return the number of dropped ordinals of a purpose, folded ordinals included."""
         return self.dropped[purpose].total()
 
     def counts(self, purpose: str) -> Counter[GroupState]:
-        """Ordinals by state, those included that have been folded."""
-        return +self._tally[purpose]
+        """Return the number of ordinals by state, folded ordinals included."""
+        return +self._tally[purpose]  # `+` leaves out counts of 0
 
     def take_concerned(self) -> tuple[set[str], set[int]]:
-        """What has changed hands since the last call: the holders, and the ordinals of which an attempt has ended."""
+        """Return holders with groups received or lost, and ordinals with an ended attempt, since the last call."""
         taken = self._holders, self._ended
         self._holders, self._ended = set(), set()
         return taken
@@ -303,6 +357,7 @@ class Groups:
             return "wrong_example", f"sampled example {facts.example_key}, the ticket named {group.example.key}"
         if facts.num_completions != group.num_completions:
             return "wrong_size", f"{facts.num_completions} completions, the ticket asked for {group.num_completions}"
+        # evaluations are not packed, so their samples may be longer than a micro-batch
         if facts.longest_sample > self._settings.sequence_len and group.purpose == "train":
             return (
                 "too_long",
@@ -317,10 +372,15 @@ class Groups:
             )
         return None
 
+    def _note_end(self, group: Group, was_poison: bool) -> None:
+        if group.purpose == "train":
+            self.newest_were_poison.append(was_poison)
+
     def _note_failure(self, group: Group, what: str) -> None:
         example = group.example
         self.num_failed_attempts += 1
         self.last_failure = f"{example.environment} example {example.index} ({example.key}): {what}"
+        # + 1: the caller counts this failure after the note
         if group.failures + 1 >= MAX_FAILURES:
             self._exhausted.append(group.ordinal)
 
@@ -336,7 +396,7 @@ class Groups:
         self._changes.groups[group.ordinal] = group
 
     def _unindex(self, group: Group) -> None:
-        """Take a row out of the indices; the exact reverse of `_index`."""
+        """Remove a row from the indices; the exact reverse of `_index`."""
         ordinal = group.ordinal
         self._tally[group.purpose][group.state] -= 1
         self.open_evals.discard(ordinal)
@@ -355,7 +415,7 @@ class Groups:
         if issued and ordinal < 0:
             self.open_evals.add(ordinal)
         if issued and group.holder is None:
-            self.waiting.add(ordinal)
+            self.waiting.add(ordinal, again=group.attempt > 0)
         if group.state is GroupState.SETTLED and ordinal >= 0:
             self.settled[ordinal] = group
         if group.holder is not None:

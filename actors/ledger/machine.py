@@ -1,13 +1,14 @@
-"""The protocol: beats, scored groups and the time go in; rows to write and States to send come out.
+"""State machine of the protocol: consumes beats, scored groups and the time; emits rows to write and States to send.
 
-One round of the packer is `heard`/`scored` for all that has come, then `decide`, then the store commits
-`take_changes()`, and only then do the States of `states()` and the batches of composed steps leave the process. So
-whatever a peer can know is durable (P9, P18), without a rule at each place where something is sent.
+A round of the packer: `heard` and `scored` for all that has arrived, then `decide`. Then the store commits
+`take_changes()`, and only afterwards the States of `states()` and the batches of composed steps are sent. So everything
+that a peer can know is durable (P9, P18).
 """
 
 import hashlib
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -19,11 +20,24 @@ from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
-from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupFacts, GroupState, Settings, Step
+from actors.ledger.rows import (
+    Attempt,
+    Changes,
+    ExampleRef,
+    GoingBack,
+    Group,
+    GroupFacts,
+    GroupState,
+    Settings,
+    Step,
+    WentBack,
+)
 from actors.ledger.steps import Steps
-from actors.ledger.updates import Updates
+from actors.ledger.updates import PATIENCE_TIMEOUTS, Updates
+from actors.ledger.waiting import Offers
 from schemas.errors import ProtocolError
 from schemas.messages import (
+    AttemptFailure,
     Beat,
     InferenceBeat,
     ObserverBeat,
@@ -36,19 +50,25 @@ from schemas.messages import (
 )
 
 MIN_POISON_IN_A_ROW = 32
-"""Poison drops without one settlement between them after which the run fails: nothing can be sampled or scored."""
+"""Poison drops in a row, without a settlement between, after which the run fails: nothing can be sampled or scored."""
+REWARD_ERRORS = ("reward_raised", "reward_invalid")
+"""Reasons of failed attempts that are errors of a reward function. A late function is none."""
+FOLDED_GROUPS_PER_ROUND = 1024
+"""Greatest number of groups folded in a round (at least one step); further rounds fold the rest."""
 
 
 class Machine:
-    """The run's absolute state.
+    """Absolute state of a run.
 
     Args:
-        settings: the protocol's part of the configuration.
-        run, term: identity of the ledger and of this start of the packer (P1, P2).
-        now: the packer's monotonic clock.
-        draw: the example of the next train ordinal, drawn once (P10).
-        eval_examples: what each evaluation asks for.
-        packer_address: where reward actors send scored groups.
+        settings: part of the configuration that the protocol reads.
+        run, term: identity of the ledger (P1) and of this start of the packer (P2).
+        now: the time on the clock of leases (P8): the packer's monotonic clock, which stands still while no beats are
+            read. `arrived` and `listened` below are on this clock; left out, it never stands still.
+        draw: draws the example of the next train ordinal, called once per ordinal (P10).
+        eval_examples: examples of each evaluation.
+        packer_address: address to which reward actors send scored groups.
+        still_there: tells whether an example dropped by a fork can be issued again.
     """
 
     def __init__(
@@ -60,59 +80,90 @@ class Machine:
         draw: Callable[[], ExampleRef],
         eval_examples: Sequence[ExampleRef] = (),
         packer_address: str = "",
+        still_there: Callable[[ExampleRef], bool] = lambda example: True,
     ) -> None:
         self.settings, self.run, self.term, self.packer_address = settings, run, term, packer_address
-        self._draw, self._eval_examples = draw, list(eval_examples)
+        self._draw, self._eval_examples, self._still_there = draw, list(eval_examples), still_there
         self._changes = Changes()
         self.groups = Groups(settings, self._changes)
         self.steps = Steps(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
         self.engines = Engines(self._changes)
-        self.updates = Updates(term)
+        self.updates = Updates(term, PATIENCE_TIMEOUTS * settings.weights_timeout)
         self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
-        self.peers = Peers(settings.lease, term)
+        self.peers = Peers(settings.lease)
         self.rollout_holds, self.reward_holds = Holds(), Holds()
         self.folded = Folded()
         self.trained_step = 0
+        """Newest step trained by all ranks."""
         self.durable_step = 0
+        """Newest trained step with a good checkpoint."""
         self.recorded_step = 0
+        """Newest step in the run's record (metrics file)."""
         self.finished_evals: list[int] = []
+        """Versions with a finished, not yet recorded evaluation."""
         self.failure = ""
+        """Reason of the run's failure; empty: none."""
         self._digests: dict[int, str] = {}
-        """Of the payloads of settled groups, until a step takes them."""
-        self._reissue_after = now
+        """Payload digests of settled groups not yet in a step, by ordinal."""
+        self._reissue_after = self._listened = now
+        """End of the pause in which nothing is issued again, and the time of the newest round; clock of leases."""
         self._expected_holders: set[str] = set()
-        """Holders that the stored rows name and that have not beaten yet."""
+        """Holders named by stored rows, without a beat since the packer's restart."""
         self._asking: dict[str, int] = {}
-        """Free slots of the rollouts that have some, less the tickets they have not seen (P9)."""
-        self._returning: list[tuple[ExampleRef, int]] = []
-        """Examples that shall be issued again, with the ordinal that they were dropped under; before new ones."""
+        """Free slots by rollout actor, less the tickets not yet named by the actor (P9); only numbers above 0."""
+        self._returning: deque[tuple[ExampleRef, int]] = deque()
+        """Examples to issue again, before new ones, with the dropped ordinal of each."""
+        self._num_returned = 0
+        """Examples taken from the front of the stored queue since the queue was written."""
+        self.going_back: GoingBack | None = None
+        """Return to an older checkpoint, to be carried out when the next gang forms (P23)."""
+        self.went_back: WentBack | None = None
+        """Return carried out in this round; cleared by the packer."""
+        self._dead_chains: set[str] = set()
+        """Chains of steps abandoned by forks; a trainer may still have checkpoints of these steps."""
         self._saved_steps: list[int] = []
-        """Steps of which the live gang has a good checkpoint."""
+        """Steps with a good checkpoint of the live gang, ascending."""
         self._touched: set[str] = set()
+        """Peers to which something may have to be said."""
         self._everybody = False
+        """True if all peers must get a State."""
         self._told: tuple[Any, ...] = ()
+        """Values for all peers, as last sent."""
 
     # --- what comes in -------------------------------------------------------------------------------------------
 
-    def heard(self, now: float, identity: str, beat: Beat) -> None:
-        """A beat (P1, P3, P5, P9, P11).
+    def heard(self, now: float, identity: str, beat: Beat, arrived: float | None = None) -> None:
+        """Take in a beat: run (P1), name (P3), unknown ordinals (P5), tickets (P9), failures (P11).
+
+        Args:
+            now: the time.
+            identity: name and boot id of the peer.
+            beat: the message.
+            arrived: time at which the beat was read, on the clock of leases. None: now.
 
         Raises:
-            ProtocolError: it names an ordinal or step that this ledger does not know (P5).
+            ProtocolError: the beat names an ordinal or step that this ledger does not know (P5), or a newer term (P2).
         """
         self._touched.add(identity)
-        refusal = _refusal(beat, self.settings)
-        if refusal:
+        # two packers of one run: the one with the newer term is followed, and this one ends (P2)
+        if beat.run == self.run and beat.term > self.term:
+            raise ProtocolError(
+                f"{beat.name} has heard term {beat.term} of this run, and this packer has term {self.term}: another "
+                "packer has taken over with another copy of the ledger. If this copy is a backup that was put in its "
+                "place on purpose, start all other processes of the run again, `actors top` and `actors status` too"
+            )
+        refusal, foreign = _refusal(beat, self.settings), bool(beat.run) and beat.run != self.run
+        if refusal or foreign:  # a process of another run learns of this run by its State; its groups are not ours
+            self.lost(now, identity)
             self.peers.refuse(identity, refusal)
-        if beat.run and beat.run != self.run:
-            self.peers.refuse(identity)  # State tells it our run, and it starts over; what it holds is not of ours
         before = self.peers.beat_of(identity)
-        counts, replaced = self.peers.heard(now, identity, beat)
+        counts, replaced = self.peers.heard(now if arrived is None else arrived, identity, beat)
         if replaced is not None:
             self._gone(now, replaced)
-        if not counts:
+        if not counts:  # a visitor's or an old beat is answered, nothing more
             return
+        # rollout actors connect to engines and reward actors by States: a change must not wait for their next beat
         if _shown_to_others(beat) != _shown_to_others(before):
             self._everybody = True
         if isinstance(beat, RolloutBeat):
@@ -123,7 +174,7 @@ class Machine:
             self._heard_trainer(beat)
 
     def scored(self, facts: GroupFacts) -> Verdict:
-        """A scored group; call it with the payload at hand, which is stored in the same commit.
+        """Take in a scored group. If the verdict is SETTLED, the caller stores the payload in the same commit.
 
         Raises:
             ProtocolError: the ordinal was never issued (P5).
@@ -135,25 +186,36 @@ class Machine:
             self._replace_filtered(self.groups.rows[facts.ordinal], 1)
         return verdict
 
-    def stood_still(self, now: float) -> None:
-        """The packer itself has heard nobody for a while, stopped or starved: that ends no lease (P8)."""
-        self.peers.renew(now)
-
-    def decide(self, now: float) -> None:
-        """Everything that follows from what has been heard and from the time."""
-        for identity in self.peers.expire(now):
+    def lost(self, now: float, identity: str) -> None:
+        """End the lease of a peer now, if any: connection lost (P3), or member of another run (P1)."""
+        if self.peers.beat_of(identity) is not None:
+            self.peers.forget(identity)
             self._gone(now, identity)
-        if self._expected_holders and now >= self._reissue_after:
+
+    def decide(self, now: float, listened: float | None = None) -> None:
+        """Apply all rules to the beats and groups taken in so far and to the time; call once per round.
+
+        Args:
+            now: the time.
+            listened: the time on the clock of leases; `heard` has been called for every beat read before. None: now.
+        """
+        self._listened = now if listened is None else listened
+        for identity in self.peers.expire(self._listened):
+            self._gone(now, identity)
+        if self._expected_holders and self._listened >= self._reissue_after:
+            # holders from before the restart had a whole lease to come back
             for identity in sorted(self._expected_holders.difference(self.peers.identities())):
                 self._gone(now, identity)
             self._expected_holders.clear()
+        # after all of the round's groups were settled: a good copy beats failures and deadlines (P11)
         self.groups.fail_late(now)
         for group in self.groups.drop_exhausted():
-            if group.resamples:  # else its place is anybody's; here it goes on being counted, or poison would reset it
+            # a replacement keeps the place's count of filtered groups; without such a count any new ordinal will do
+            if group.resamples:
                 self._replace_filtered(group, 0)
         self._follow_trainer()
         self._follow_evaluations()
-        self._retarget_engines()
+        self._retarget_engines(now)
         self._compose()
         self._fold_steps()
         if not self.failure:
@@ -161,13 +223,13 @@ class Machine:
         self._fail_hopeless()
 
     def note_recorded(self, step: int) -> None:
-        """The reporter has written this step down."""
+        """Note the newest step in the record."""
         self.recorded_step = step
         self._changes.values["recorded_step"] = step
         self._touched.update(self.gang.members.values())
 
     def note_evaluated(self, versions: Iterable[int]) -> None:
-        """The reporter has written these evaluations down; the rows of their groups can go."""
+        """Note evaluations in the record, and fold the rows of their groups."""
         done = set(versions)
         if not done:
             return
@@ -184,18 +246,20 @@ class Machine:
     # --- what goes out -------------------------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
-        """What has changed since the last call; to be committed before anything below is sent."""
+        """Return the changes since the last call; commit them before any message of the round is sent."""
+        # a shallow copy takes the containers; all parts of the machine share the object that is emptied here
         taken = replace(self._changes)
         self._changes.groups, self._changes.steps, self._changes.values = {}, [], {}
         self._changes.gone_groups, self._changes.gone_steps = [], []
         return taken
 
     def take_concerned(self) -> set[str]:
-        """The peers that may be told something new since the last call (P6); those that are gone are among them."""
+        """Return the peers, gone ones included, for which something may have changed since the last call (P6)."""
         holders, ended = self.groups.take_concerned()
         identities = self._touched.union(holder for holder in holders if self.peers.beat_of(holder))
         for ordinal in ended:
             identities |= self.rollout_holds.naming(ordinal) | self.reward_holds.naming(ordinal)
+        # values that concern all peers
         told = (self.phase, self.trained_step, self.engines.update_id, self.failure)
         if self._everybody or told != self._told:
             identities.update(self.peers.identities())
@@ -203,7 +267,10 @@ class Machine:
         return identities
 
     def batches_wanted(self) -> list[tuple[str, TrainerBeat, Step]]:
-        """Per live rank the composed steps it should have and does not: its next one, and one more to have at hand."""
+        """Return (identity, beat, step) of each composed step to send to a rank: the next step and another in advance.
+
+        Steps named as received in the rank's beat are left out.
+        """
         beats = self.peers.all(TrainerBeat)
         wanted = []
         for identity in self.gang.members.values():
@@ -215,9 +282,11 @@ class Machine:
 
     @property
     def phase(self) -> RunPhase:
-        """Where the run stands (P27): the end is a durable last checkpoint and the last evaluation."""
+        """Phase of the run (P27): done after a durable last checkpoint, the last evaluation and the last record."""
         if self.failure:
             return "failed"
+        if self.going_back:  # until a gang has formed, the step to continue from is unknown, whatever the rows say
+            return "starting"
         if self.trained_step < self.settings.max_steps:
             return "running" if self.groups.num_issued["train"] else "starting"
         done = self.durable_step >= self.settings.max_steps and self.evaluations.next_version() is None
@@ -225,16 +294,29 @@ class Machine:
 
     @property
     def everybody_left(self) -> bool:
-        """Whether every live peer has said that it is done (P27); who only watches is not waited for."""
+        """True if the beats of all live peers except observers are in phase `done` (P27)."""
         beats = self.peers.all(Beat).values()
         return all(beat.phase == "done" or isinstance(beat, ObserverBeat) for beat in beats)
 
     # --- restore -------------------------------------------------------------------------------------------------
 
     def restore(
-        self, now: float, groups: Iterable[Group], steps: list[Step], values: dict[str, Any], digests: Mapping[int, str]
+        self,
+        now: float,
+        groups: Iterable[Group],
+        steps: list[Step],
+        values: dict[str, Any],
+        digests: Mapping[int, str],
+        listened: float | None = None,
     ) -> None:
-        """Take over a stored ledger. Nothing is issued again before one full lease has passed (P8)."""
+        """Load a stored ledger. Nothing is issued again before one full lease has passed (P8).
+
+        Args:
+            now: the time.
+            groups, steps, values: contents of the store.
+            digests: payload digests of settled groups, by ordinal.
+            listened: the time on the clock of leases. None: now.
+        """
         reported = {dropped.ordinal for step in steps for dropped in step.dropped}
         self.folded = Folded.of(values.get("folded"))
         counts = (values.get("num_issued", {}), values.get("counters", {}))
@@ -251,8 +333,11 @@ class Machine:
         self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=folded)
         self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=folded)
         self.recorded_step = values.get("recorded_step", 0)
-        self._returning = [(ExampleRef(**example), origin) for example, origin in values.get("returning", [])]
-        # an evaluation may be done and not yet written down: the reporter's part comes one commit later
+        self._num_returned = values.get("num_returned", 0)
+        returning = values.get("returning", [])[self._num_returned :]
+        self._returning = deque((ExampleRef(**example), origin) for example, origin in returning)
+        self._dead_chains = set(values.get("dead_chains", []))
+        # a finished evaluation may be missing from the record, which follows one commit later
         unwritten = {
             g.policy.version
             for g in rows
@@ -260,32 +345,30 @@ class Machine:
         }
         self.finished_evals = [version for version in self.evaluations.done if version in unwritten]
         self._digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
-        self._reissue_after = now + self.settings.lease
+        self._reissue_after = (now if listened is None else listened) + self.settings.lease
         self._expected_holders = set(self.groups.held_by)
+        if values.get("going_back"):
+            self.go_back(**values["going_back"])
 
-    def fork(self, environments: Collection[str]) -> list[int]:
-        """Give up all that came after the newest durable step (P23); returns the ordinals that are `forked`.
+    def go_back(self, at_most: int | None = None, sample_anew: bool = True) -> None:
+        """Order the next gang to start from the newest good checkpoint, even if later steps were trained (P23).
 
-        Their examples are issued again, as far as their environments are still there. What a given-up step had told to
-        be dropped is told by the next one.
+        Only the trainer's disk shows which checkpoint that is, so the order is carried out when the next gang forms.
+        A live gang is told to exit. The order is stored, so a packer restarted before then still knows it.
+
+        Args:
+            at_most: greatest step of the checkpoint. None: no limit.
+            sample_anew: True: drop all groups after the checkpoint and sample again, as a fork does. False: train the
+                later steps again from the same groups.
         """
-        base = self.durable_step
-        untold = [drop.ordinal for step in self.steps.cut(base) for drop in step.dropped]
-        self.groups.unreported_drops += untold
-        over = (GroupState.DROPPED, GroupState.DURABLE)
-        given_up = [g for g in self.groups.rows.values() if g.ordinal >= 0 and g.state not in over]
-        for group in given_up:
-            self._digests.pop(group.ordinal, None)
-            self.groups.drop(group, "forked")
-            if group.example.environment in environments:
-                self._returning.append((group.example, group.ordinal))
-        self._note_returning()
-        self.trained_step = min(self.trained_step, base)
-        self.recorded_step = min(self.recorded_step, base)
-        self._changes.values["recorded_step"] = self.recorded_step
-        self.engines.forget(self.gang.lineage)
-        self.evaluations.forget_after(base)
-        return [group.ordinal for group in given_up]
+        self.going_back = GoingBack(at_most, sample_anew)
+        self._changes.values["going_back"] = asdict(self.going_back)
+        self.gang.disband()
+        if sample_anew:
+            # policies of the abandoned history must not sample for the new one
+            self.engines.forget(self.gang.lineage)
+        if at_most is not None:
+            self._roll_back_to(at_most)
 
     # --- rules ---------------------------------------------------------------------------------------------------
 
@@ -296,6 +379,7 @@ class Machine:
             self.groups.take_back(ordinal, attempt, identity, now)
         named = self.rollout_holds.of(identity)
         held = [self.groups.rows[ordinal] for ordinal in self.groups.held_by.get(identity, ())]
+        # free_slots was counted before the unseen tickets arrived, so they are subtracted
         unseen = sum((group.ordinal, group.attempt) not in named for group in held)
         takes_more = beat.phase == "running" and not any(group.alone for group in held)
         self._ask(identity, beat.free_slots - unseen if takes_more else 0)
@@ -303,12 +387,28 @@ class Machine:
     def _heard_reward(self, now: float, identity: str, beat: RewardBeat) -> None:
         for failure in beat.failures:
             self.groups.fail(failure.ordinal, failure.attempt, failure.reason, failure.detail)
+            if self.settings.fails_on_reward_error and failure.reason in REWARD_ERRORS and not self.failure:
+                self.failure = self._reward_error(failure)
         for ordinal, attempt in self.reward_holds.update(identity, beat.holds.tolist()):
             self.groups.scoring(ordinal, attempt, now)
 
+    def _reward_error(self, failure: AttemptFailure) -> str:
+        """Return the message for a run failed by an error of a reward function; empty if the group is folded."""
+        group = self.groups.known(failure.ordinal)
+        if group is None:
+            return ""
+        example = group.example
+        return (
+            f"a reward function failed (reward.on_error: fail): {failure.detail}; "
+            f"{example.environment} example {example.index} ({example.key})"
+        )
+
     def _heard_trainer(self, beat: TrainerBeat) -> None:
         self.failure = self.failure or beat.failure
-        newest = max([beat.next_step - 1, *(c.step for c in beat.checkpoints), *beat.received.tolist()])
+        known = [c.step for c in beat.checkpoints if c.chain not in self._dead_chains]
+        if not 0 < beat.incarnation <= self.engines.dead_lineage:  # a gang from before a fork may know later steps
+            known += [beat.next_step - 1, *beat.received.tolist()]
+        newest = max(known, default=0)
         if newest > self.steps.last:
             raise ProtocolError(
                 f"{beat.name} knows step {newest}, but this ledger has composed only {self.steps.last}: it has lost "
@@ -316,11 +416,11 @@ class Machine:
             )
 
     def _gone(self, now: float, identity: str) -> None:
-        """A peer's lease ended, or a newer process has taken its name: what it held is free at once (P3)."""
+        """Free the groups of a peer at once: the lease has ended, or another process has taken the name (P3)."""
         self.groups.holder_gone(identity)
         self.rollout_holds.forget(identity)
         for ordinal, attempt in self.reward_holds.forget(identity):
-            if not self.reward_holds.is_named((ordinal, attempt)):
+            if not self.reward_holds.is_named((ordinal, attempt)):  # another reward actor may have a copy
                 self.groups.scorer_gone(ordinal, attempt, now)
         self._ask(identity, 0)
         self._touched.add(identity)
@@ -333,25 +433,28 @@ class Machine:
 
     def _follow_trainer(self) -> None:
         beats = self.peers.all(TrainerBeat)
-        event = self.gang.update(beats, self.steps.chains)
+        event = self.gang.update(beats, self._chains_to_start_from())
         if event:
             self._everybody = True
         if event == "formed":
-            if self.durable_step:  # else a rank may have looked before there was one
+            if self.durable_step:  # before the first checkpoint, a rank that sees none is no error
                 self.failure = self.failure or self.gang.blind_rank(beats)
             self._roll_back_to(self.gang.checkpoint)
+            if self.going_back and not self.failure:
+                self._carry_out(self.going_back, self.gang.checkpoint)
         trained = self.gang.trained_step(beats)
         if trained is not None and trained > self.trained_step:
             self._move(self.trained_step, trained, GroupState.TRAINED)
             self.trained_step = trained
         self._saved_steps = self.gang.saved_steps(beats, self.steps.chains)
+        # rank 0 may have saved a step that another rank is still training
         durable = min(max(self._saved_steps, default=0), self.trained_step)
         if durable > self.durable_step:
             self._move(self.durable_step, durable, GroupState.DURABLE)
             self.durable_step = durable
 
     def _roll_back_to(self, checkpoint: int) -> None:
-        """A new lineage trains the steps after its checkpoint again, from the same groups (P18, P21)."""
+        """Move the steps after a checkpoint back to composed; a new lineage trains the same groups again (P18, P21)."""
         if checkpoint < self.folded.step:
             self.failure = (
                 f"no good checkpoint from step {self.folded.step} on is left, and the ledger keeps groups from there "
@@ -363,26 +466,59 @@ class Machine:
         self.trained_step = min(self.trained_step, checkpoint)
         self.durable_step = min(self.durable_step, checkpoint)
 
+    def _chains_to_start_from(self) -> Mapping[int, str]:
+        """Return the chain after each step from which a new gang may start."""
+        limit = self.going_back.at_most if self.going_back else None
+        if limit is None:
+            return self.steps.chains
+        return {step: chain for step, chain in self.steps.chains.items() if step <= limit}
+
+    def _carry_out(self, going_back: GoingBack, base: int) -> None:
+        """Complete a return: the gang starts from `base`, so records of later steps are void (P23)."""
+        given_up = self._give_up_after(base) if going_back.sample_anew else 0
+        self.recorded_step = min(self.recorded_step, base)
+        self._changes.values["recorded_step"] = self.recorded_step
+        self.evaluations.forget_after(base)
+        self.finished_evals = [version for version in self.finished_evals if version <= base]
+        self.going_back, self._changes.values["going_back"] = None, None
+        self.went_back = WentBack(base, going_back.sample_anew, given_up)
+
+    def _give_up_after(self, base: int) -> int:
+        """Drop, as `forked`, all groups not trained by a step up to `base`; return the number.
+
+        Examples that still exist are issued again. A drop reported by an abandoned step is reported again by
+        the next step.
+        """
+        cut = self.steps.cut(base)
+        self.groups.unreported_drops += [drop.ordinal for step in cut for drop in step.dropped]
+        self._dead_chains.update(step.chain for step in cut)
+        self._changes.values["dead_chains"] = sorted(self._dead_chains)
+        rows = [self.groups.rows[ordinal] for ordinal in sorted(self.groups.rows) if ordinal >= 0]
+        given_up = [g for g in rows if g.state is not GroupState.DROPPED and (g.step is None or g.step > base)]
+        for group in given_up:
+            self._digests.pop(group.ordinal, None)
+            self.groups.drop(group, "forked")
+            if self._still_there(group.example):
+                self._returning.append((group.example, group.ordinal))
+        self._store_returning()
+        return len(given_up)
+
     def _move(self, after: int, last: int, state: GroupState) -> None:
-        """The groups of the steps after + 1 … last."""
+        """Move the groups of steps after + 1 … last to a state."""
         for step in range(after + 1, last + 1):
             self.groups.move(self.steps.composed[step].ordinals, state, step)
 
     def _fold_steps(self) -> None:
-        """Fold the steps up to the oldest checkpoint that is kept, when there are two at least (P21)."""
-        if len(self._saved_steps) < 2:
+        """Fold the steps up to the oldest kept checkpoint, if at least two checkpoints are kept (P21)."""
+        if len(self._saved_steps) < 2:  # a single checkpoint may turn out to be damaged
             return
         kept = self.trained_step - self.settings.keep_steps
-        last = min(self._saved_steps[0], self.durable_step, self.recorded_step, kept)
+        slice_end = self.folded.step + max(1, FOLDED_GROUPS_PER_ROUND // self.settings.groups_per_step)
+        last = min(self._saved_steps[0], self.durable_step, self.recorded_step, kept, slice_end)
         if last <= self.folded.step:
             return
-        self.folded.step, self.folded.chain = last, self.steps.chains[last]
         for step in self.steps.fold(last):
-            dropped = [drop.ordinal for drop in step.dropped]
-            self.groups.fold([*step.ordinals, *dropped])
-            self.folded.trained += len(step.ordinals)
-            self.folded.trained_twice += self.folded.finished.add([*step.ordinals, *dropped])
-            self.folded.dropped["train"].update(drop.reason for drop in step.dropped)
+            self.groups.fold(self.folded.take(step))
         self._changes.values["folded"] = self.folded.record()
 
     def _follow_evaluations(self) -> None:
@@ -396,13 +532,14 @@ class Machine:
         if evaluations.policy is not None:
             return
         version = evaluations.next_version()
+        # the evaluation of the last version waits for its durable checkpoint (P27)
         if version is None or (version == self.settings.max_steps and self.durable_step < version):
             return
         policy = next((policy for policy in served if policy.version == version), None)
         if policy is not None:
             self._evaluate(policy)
         elif version < max(self.engines.floor, min((p.version for p in published), default=0)):
-            evaluations.skip(version)  # engines (P22) or trainer are past it: it can't be had any more
+            evaluations.skip(version)  # engines (P22) or trainer have passed the version; nothing brings it back
 
     def _evaluate(self, policy: Policy) -> None:
         for i, example in enumerate(self._eval_examples):
@@ -410,43 +547,55 @@ class Machine:
             self.groups.new(example, seed, self.settings.eval_completions, policy.version, policy=policy)
         self.evaluations.begin(policy)
 
-    def _retarget_engines(self) -> None:
+    def _retarget_engines(self, now: float) -> None:
         trainers, engines = self.peers.all(TrainerBeat), self.peers.all(InferenceBeat)
         published, target = self.gang.published(trainers), self.engines.target
-        if not self.updates.under_way:  # its members are receiving the target
+        if not self.updates.under_way:  # during an update its members receive the target, so it must not change
             served = self.engines.served_version(engines)
             due, pinned = self.evaluations.next_version(), self.evaluations.policy
             self.engines.retarget(published, pinned, due, served or 0)
             target = self.engines.target
-        held = target if target in published else None  # a dead trainer's versions went with it
-        if self.updates.decide(held, engines, trainers.get(self.gang.members.get(0, ""))):
+        held = target if target in published else None  # a dead trainer's versions are gone
+        if self.updates.decide(now, held, engines, trainers.get(self.gang.members.get(0, ""))):
             self._everybody = True
 
     def _compose(self) -> None:
-        """Compose up to two steps ahead of the trainer: its next one, and one more to have at hand."""
-        while self.steps.last <= self.trained_step + 1:
+        """Compose steps up to two ahead of the newest trained step: the trainer's next step and another in advance."""
+        while self.steps.last <= self.trained_step + 1 and not self.going_back:
             step, stale = self.steps.compose_next(self.groups, self._digests)
-            for group in stale:  # its example comes back under a new ordinal
+            for group in stale:  # the example comes back under a new ordinal (P17)
                 self._new_train_group(group.example, group.ordinal, group.resamples)
+            # digests are kept for settled groups alone: a step has its own, a dropped group needs none
             for ordinal in step.ordinals if step else (group.ordinal for group in stale):
                 del self._digests[ordinal]
             if step is None and not stale:
                 return
 
     def _grant(self, now: float) -> None:
-        """Give tickets to the rollouts that asked, the emptiest first: evaluations, then repeats, then new ordinals."""
+        """Give tickets to the rollout actors with free slots, most free slots first.
+
+        Evaluations are given first, then waiting train groups, then new ordinals.
+        """
         served = self.engines.served_version(self.peers.all(InferenceBeat))
         if served is None or not self._asking:
             return
-        ready, allowed = self._ready_to_reissue(now), self._allowed(served)
+        rows, allowed = self.groups.rows, self._allowed(served)
+        again = self._listened >= self._reissue_after
+        offers = self.groups.waiting.offers(
+            again=again, served=served, min_version=lambda ordinal: rows[ordinal].min_version
+        )
+        passed_over: deque[Group] = deque()
+        # a heap by negated free slots; an entry is replaced after each ticket
         emptiest = [(-slots, identity) for identity, slots in self._asking.items()]
         heapq.heapify(emptiest)
-        while emptiest and (ready or allowed):
+        while emptiest:
             slots, identity = emptiest[0]
-            group = _take_ready(ready, served, alone=identity not in self.groups.held_by)
+            group = self._next_ready(offers, passed_over, alone=identity not in self.groups.held_by)
             if group is None and allowed:
                 group, allowed = self._new_train_group(*self._next_example()), allowed - 1
-            if group is None:  # what is ready is for a rollout that holds nothing, or for newer engines
+            if group is None and not passed_over:
+                break
+            if group is None:  # all groups left need a rollout actor that holds nothing, and this one holds some
                 heapq.heappop(emptiest)
                 continue
             self.groups.give(group, identity, now)
@@ -456,34 +605,53 @@ class Machine:
                 heapq.heapreplace(emptiest, (-left, identity))
             else:
                 heapq.heappop(emptiest)
+        offers.close()
 
-    def _ready_to_reissue(self, now: float) -> list[Group]:
-        """Waiting groups, the first one last: evaluations first, none that a live reward actor is about to settle."""
-        ready = []
-        for group in (self.groups.rows[ordinal] for ordinal in self.groups.waiting):
-            ended = group.outcome is Attempt.FAILED or not self.reward_holds.is_named((group.ordinal, group.attempt))
-            if group.attempt == 0 or (now >= self._reissue_after and ended):
-                ready.append(group)
-        return sorted(ready, key=lambda group: (group.ordinal >= 0, abs(group.ordinal)), reverse=True)
+    def _next_ready(self, offers: Offers, passed_over: deque[Group], *, alone: bool) -> Group | None:
+        """Return the first waiting group suited to the rollout actor; None without any.
+
+        A group still named by a live reward actor is skipped, since it may settle soon.
+
+        Args:
+            offers: waiting groups of this round.
+            passed_over: earlier groups, for a rollout actor without other groups; extended in place.
+            alone: True if the rollout actor holds nothing.
+        """
+        if alone and passed_over:
+            return passed_over.popleft()
+        while (ordinal := offers.next()) is not None:
+            group = self.groups.rows[ordinal]
+            ended = group.outcome is Attempt.FAILED or not self.reward_holds.is_named((ordinal, group.attempt))
+            if group.attempt and not ended:
+                continue
+            if alone or not group.alone:
+                return group
+            passed_over.append(group)
+        return None
 
     def _allowed(self, served: int) -> int:
-        """New train ordinals that may be issued (P15)."""
+        """Return the number of new train ordinals allowed now (P15)."""
         s, issued, dropped = self.settings, self.groups.num_issued["train"], self.groups.num_dropped("train")
         return tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps, s.surplus)
 
     def _next_example(self) -> tuple[ExampleRef, int | None]:
-        """Of the next train ordinal, and whose example it was before."""
+        """Return the example of the next train ordinal, and the dropped ordinal of the same example (None: new)."""
         if not self._returning:
             return self._draw(), None
-        example, origin = self._returning.pop(0)
-        self._note_returning()
+        self._num_returned += 1
+        self._changes.values["num_returned"] = self._num_returned
+        example, origin = self._returning.popleft()
+        if not self._returning:
+            self._store_returning()
         return example, origin
 
-    def _note_returning(self) -> None:
-        self._changes.values["returning"] = [[asdict(example), origin] for example, origin in self._returning]
+    def _store_returning(self) -> None:
+        """Store the whole queue. A departure is stored as a count alone, or each would write the whole queue again."""
+        self._changes.values["returning"] = [[vars(example), origin] for example, origin in self._returning]
+        self._num_returned = self._changes.values["num_returned"] = 0
 
     def _replace_filtered(self, group: Group, filtered: int) -> None:
-        """Another example in the place of a group that has just been dropped: as many are undropped as before (P15)."""
+        """Issue another example in the place of a dropped group; the number of undropped ordinals stays (P15)."""
         self._new_train_group(self._draw(), group.ordinal, group.resamples + filtered)
 
     def _new_train_group(self, example: ExampleRef, origin: int | None = None, resamples: int = 0) -> Group:
@@ -495,30 +663,32 @@ class Machine:
         return self.groups.new(example, seed, s.group_size, oldest, origin=origin, resamples=resamples)
 
     def _seed_of(self, what: str) -> int:
-        """Sampling seed of a group; completion i adds i (P10). Below 2^53, so that JSON keeps it whole."""
+        """Return the sampling seed of a group; completion i adds i (P10). Seeds stay below 2^53, exact in JSON."""
         digest = hashlib.sha256(f"{self.settings.seed} {what}".encode()).digest()
         return int.from_bytes(digest[:6], "little")
 
     def _fail_hopeless(self) -> None:
+        # either nothing works any more, or too large a share of the data is lost
         limit = max(MIN_POISON_IN_A_ROW, 4 * self.settings.groups_per_step)
         if self.groups.poison_in_a_row >= limit and not self.failure:
             self.failure = (
                 f"{limit} groups in a row were dropped as poison after three failed attempts each; "
                 f"the last failure: {self.groups.last_failure}"
             )
-
-
-def _take_ready(ready: list[Group], served: int, alone: bool) -> Group | None:
-    """The first waiting group, which is the last here, that engines at this version and such a rollout may have."""
-    for i in range(len(ready) - 1, -1, -1):
-        group = ready[i]
-        if group.min_version <= served and (alone or not group.alone):
-            return ready.pop(i)
-    return None
+        newest = self.groups.newest_were_poison
+        dropped, window = sum(newest), len(newest)
+        share = self.settings.max_drop_fraction
+        if window == newest.maxlen and dropped > share * window and not self.failure:
+            self.failure = (
+                f"{dropped} of the last {window} groups were dropped as poison after three failed attempts each, more "
+                f"than packer.max_drop_fraction {share:g} allows: the others are no fair sample of the data; "
+                f"the last failure: {self.groups.last_failure}"
+            )
 
 
 def _refusal(beat: Beat, settings: Settings) -> str:
-    """Why this process can't be part of the run; empty where it can."""
+    """Return why a process can't take part in the run; empty: no reason."""
+    # the fingerprint is a digest over all message classes
     if beat.fingerprint is not None and beat.fingerprint != fingerprint():
         return (
             f"{beat.name} speaks messages {beat.fingerprint}, the packer {fingerprint()}: "
@@ -533,7 +703,7 @@ def _refusal(beat: Beat, settings: Settings) -> str:
 
 
 def _shown_to_others(beat: Beat | None) -> tuple[Any, ...] | None:
-    """What the States of other peers carry of this one and what can't wait for their next beat; its load can."""
+    """Return the parts of a beat to be passed on in other peers' States at once; the load can wait."""
     if isinstance(beat, InferenceBeat):
         return beat.phase, beat.engine_state, beat.policy, beat.url
     if isinstance(beat, RewardBeat):

@@ -1,4 +1,7 @@
-"""What the machine says to each peer: its State, absolute, from nothing but the machine's own state (P6, P9, P13)."""
+"""States for each peer, computed from the machine alone (P6: a State carries absolute values, so any one may be lost).
+
+A State lists tickets unknown to the peer (P9) and groups to release (P13).
+"""
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -11,6 +14,7 @@ from actors.algorithms.lag import step_of
 from actors.algorithms.schedules import sampling_temperature
 from actors.ledger.machine import Machine
 from actors.ledger.rows import Attempt, Group, GroupState, Settings
+from schemas import limits
 from schemas.messages import (
     Beat,
     EnginePeer,
@@ -31,30 +35,34 @@ from schemas.messages import (
 
 
 def states(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) -> dict[bytes, State | None]:
-    """The State of every peer that may see a new one since the last call (P6); None: it is gone, forget it.
+    """Return the new State of each concerned peer since the last call (P6), by identity; None: the peer is gone.
 
     Args:
-        machine: whose changes have been committed.
-        progress: what observers are shown; called when there is one to tell.
+        machine: state machine with all changes committed.
+        progress: returns the figures shown to observers; called at most once, and only if an observer is concerned.
     """
     replies = _Replies(machine, progress)
     return {identity.encode(): replies.state_for(identity) for identity in machine.take_concerned()}
 
 
 class _Replies:
-    """The States of one round: what all peers are told is put together once."""
+    """Builder of the States of one round; parts common to several peers are computed once."""
 
     def __init__(self, machine: Machine, make_progress: Callable[[], dict[str, Any]]) -> None:
         self._machine, self._make_progress = machine, make_progress
 
     def state_for(self, identity: str) -> State | None:
-        """The State of one peer; None when it is gone and shall be forgotten."""
+        """Return the State of one peer; None if the peer is gone."""
         machine, beat = self._machine, self._machine.peers.beat_of(identity)
         if beat is None:
+            # a visitor (refused, or waiting for its name) is answered too, or it would think the packer silent
             if not machine.peers.is_visitor(identity):
                 return None
-            refusal = machine.peers.refusal_of(identity) or machine.failure
-            return ObserverState(**self._common | {"refusal": refusal}, progress={})
+            refusal = machine.peers.refusal_of(identity)
+            taken = machine.peers.is_refused_for_name(identity)
+            return ObserverState(
+                **self._common | {"refusal": refusal or machine.failure}, progress={}, name_taken=taken
+            )
         if isinstance(beat, RolloutBeat):
             return self._rollout_state(identity)
         if isinstance(beat, RewardBeat):
@@ -103,20 +111,35 @@ class _Replies:
             if b.phase == "running"
         ]
 
+    @cached_property
+    def _live_engines(self) -> list[str]:
+        return sorted(beat.boot_id for beat in self._machine.peers.all(InferenceBeat).values())
+
+    @cached_property
+    def _live_rewards(self) -> list[str]:
+        """Boot ids of reward actors still able to score (P13); actors in phase `done` have left."""
+        return sorted(b.boot_id for b in self._machine.peers.all(RewardBeat).values() if b.phase != "done")
+
     def _rollout_state(self, identity: str) -> RolloutState:
         machine, named = self._machine, self._machine.rollout_holds.of(identity)
         held = [machine.groups.rows[ordinal] for ordinal in sorted(machine.groups.held_by.get(identity, ()))]
         mine = {(group.ordinal, group.attempt): group for group in held}
+        # the rest follows with later States, once the peer has named the first ones
+        unseen = [group for hold, group in mine.items() if hold not in named][: limits.STATE_TICKETS]
         return RolloutState(
             **self._common,
-            tickets=[ticket_of(group, machine.settings) for hold, group in mine.items() if hold not in named],
+            tickets=[ticket_of(group, machine.settings) for group in unseen],
+            scoring=_pairs(sorted(hold for hold in named & mine.keys() if machine.reward_holds.is_named(hold))),
+            # named by the actor but not its own any more: settled, failed, dropped, or given to another
             release=_pairs(sorted(named - mine.keys())),
             engines=self._engines,
-            live_engines=sorted(beat.boot_id for beat in machine.peers.all(InferenceBeat).values()),
+            live_engines=self._live_engines,
             rewards=self._rewards,
+            live_rewards=self._live_rewards,
         )
 
     def _reward_state(self, identity: str, beat: RewardBeat) -> RewardState:
+        # the machine has taken in the failures of this beat, so the actor need not repeat them
         failed = {(failure.ordinal, failure.attempt) for failure in beat.failures}
         named = sorted(self._machine.reward_holds.of(identity))
         return RewardState(
@@ -126,9 +149,9 @@ class _Replies:
         )
 
     def _ended(self, ordinal: int, attempt: int) -> bool:
-        """Whether a reward actor shall let an attempt go: its ordinal is settled or dropped, or it has failed (P13).
+        """Return whether a reward actor may release an attempt: ordinal settled or dropped, or attempt failed (P13).
 
-        It keeps an older attempt than the newest: the first good copy wins, whichever it is (P11).
+        An attempt older than the newest is kept, since the first good copy wins, of whichever attempt (P11).
         """
         group = self._machine.groups.known(ordinal)
         if group is None or group.state is not GroupState.ISSUED:
@@ -142,17 +165,19 @@ class _Replies:
         return TrainerState(
             **self._common,
             order=gang.order_for(identity, beat),
+            # only a member may take batches of the incarnation
             incarnation=gang.incarnation if identity in gang.members.values() else 0,
             lineage=gang.lineage,
             checkpoint=gang.checkpoint,
             recorded_step=machine.recorded_step,
+            # the trainer must not remove versions that an evaluation still needs
             keep_version=min([machine.settings.max_steps, *(v for v in versions if v is not None)]),
             update=machine.updates.current,
         )
 
 
 def ticket_of(group: Group, settings: Settings) -> Ticket:
-    """The order to sample the current attempt of a group."""
+    """Return the ticket for the current attempt of a group; evaluations are sampled with other parameters."""
     train, step = group.policy is None, step_of(group.position, settings.groups_per_step)
     heat = sampling_temperature(step, settings.temperature, settings.temperature_schedule, settings.max_steps)
     return Ticket(
@@ -179,7 +204,7 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 def beats_by_role(machine: Machine) -> dict[str, list[Beat]]:
-    """Live peers by actor, for progress and metrics."""
+    """Return the newest beats of live peers by role (`rollout`, `reward`, …), for progress and metrics."""
     roles: dict[str, list[Beat]] = {}
     for beat in machine.peers.all(Beat).values():
         roles.setdefault(beat.kind.removesuffix("_beat"), []).append(beat)

@@ -1,13 +1,15 @@
-"""The nouns of the ledger: groups, steps, and the settings that rule them.
+"""Data classes of the ledger: groups, steps, settings, and the changes of a round.
 
-A group's life (P21); each arrow is one commit:
+States of a group (P21); each arrow is one commit:
 
     issued ──▶ settled ──▶ composed ──▶ trained ──▶ durable
        │           │           ▲            │           │
        │           │           └────────────┴───────────┘  a new lineage starts from an older checkpoint
-       └───────────┴─────▶ dropped (poison, stale, eval_void, forked, or the word of a group filter)
+       └───────────┴─────▶ dropped (poison, stale, eval_void, forked, or the reason of a group filter)
 
-Train ordinals are 0, 1, 2, …; eval ordinals −1, −2, …, so that one int64 names any group and train ordinals have no
+A fork drops all groups that no step up to its checkpoint has trained, composed and trained groups included.
+
+Train ordinals are 0, 1, 2, …; eval ordinals are −1, −2, …, so that an int64 names any group and train ordinals have no
 gap.
 """
 
@@ -20,122 +22,186 @@ from schemas.messages import DroppedOrdinal, Policy, Purpose
 
 MAX_FAILURES = 3
 """Failed attempts after which an ordinal is dropped as poison (P11)."""
+DROP_WINDOW = 100
+"""Number of newest finished train groups over which the share of poison is measured."""
 DEATHS_UNTIL_ALONE = 2
 """Deaths of holders after which an ordinal is issued alone (P11)."""
 
 
 class GroupState(StrEnum):
-    """Where a group stands (P21)."""
+    """State of a group (P21)."""
 
     ISSUED = "issued"
+    """Has an ordinal; is sampled, scored, or waits for a rollout actor."""
     SETTLED = "settled"
+    """Scored and stored; not in a step yet."""
     COMPOSED = "composed"
+    """Part of a composed step, not trained by all ranks yet."""
     TRAINED = "trained"
+    """Trained by all ranks; no good checkpoint has the step yet."""
     DURABLE = "durable"
+    """Trained, and in a good checkpoint."""
     DROPPED = "dropped"
+    """Never to be trained, for a counted reason."""
 
 
 class Attempt(StrEnum):
-    """What is known of a group's newest attempt (P11): whether it may still bring a group, whether it has been counted.
+    """Outcome of a group's newest attempt (P11): open or ended, counted as failed or not.
 
-    open ──holder dies──▶ open, or died if it was the only one held ──holder comes back──▶ open
+    open ──holder dies──▶ open, or died if the holder held nothing else ──holder comes back──▶ open
     """
 
     OPEN = "open"
+    """Under way, or lost with a holder of several groups; not counted."""
     DIED = "died"
-    """Counted as failed, because its holder died with nothing else in hand; a copy of it may come all the same."""
+    """Counted as failed, since the holder died while holding nothing else; a copy may still arrive and win."""
     FAILED = "failed"
-    """Ended: whoever still names it shall let it go."""
+    """Counted as failed and ended; peers still naming the attempt are told to release the group."""
 
 
 @dataclass(frozen=True)
 class ExampleRef:
-    """An example by environment, number and content key."""
+    """Reference to an example."""
 
     environment: str
+    """Label of the environment."""
     index: int
+    """Number of the example in the environment."""
     key: str
+    """Key of the content (`Example.key`), checked against the sampled group."""
 
 
 @dataclass
 class Group:
-    """One ordinal. `holder` is the identity of the rollout that samples it; None: waiting to be issued (again)."""
+    """Row of a group in the ledger."""
 
     ordinal: int
+    """Number of the group: ≥ 0 for training, < 0 for evaluation."""
     example: ExampleRef
+    """Example to sample."""
     seed: int
+    """Sampling seed; completion i has seed + i (P10)."""
     num_completions: int
+    """Completions to sample."""
     min_version: int
+    """Oldest version allowed to sample the group (P10)."""
     policy: Policy | None = None
-    """For evaluations: exactly this policy."""
+    """Only policy allowed to sample the group of an evaluation; None for training."""
     state: GroupState = GroupState.ISSUED
+    """Current state."""
     attempt: int = 0
+    """Number of the newest attempt; 0: never given to a holder."""
     outcome: Attempt = Attempt.OPEN
-    """Of the newest attempt."""
+    """Outcome of the newest attempt."""
     failures: int = 0
+    """Failed attempts (P11)."""
     deaths: int = 0
+    """Deaths of holders (P11)."""
     holder: str | None = None
+    """Identity of the rollout actor with the group; None: waits to be issued, or has ended."""
     oldest_version: int | None = None
+    """Version of the oldest token, from settlement on."""
     arrival: int | None = None
-    """Rank in the order of settlement."""
+    """Rank in the order of settlement, from settlement on."""
     step: int | None = None
+    """Step of the group, from composition on."""
     reason: str | None = None
+    """Reason of the drop; None for all other states."""
     origin: int | None = None
-    """The ordinal in whose place this one is: with its example again if that was stale (P17), with another one if it
-    was filtered (P15)."""
+    """Ordinal of the dropped group replaced by this group: with the same example after `stale` (P17) or `forked`
+    (P23), with another after a group filter (P15)."""
     resamples: int = 0
-    """Groups that were filtered in this one's place before it (P15)."""
+    """Groups filtered in this place before (P15)."""
     position: int = 0
-    """Of train groups: how many undropped ordinals were issued before it; its step's temperature follows from it."""
+    """Number of undropped train ordinals issued before this one; determines the step, and so the temperature."""
     issued_at: float = 0.0
-    """Packer's clock when the current attempt was issued; not stored."""
+    """Time on the packer's clock at which the current attempt was issued; not stored."""
 
     @property
     def purpose(self) -> Purpose:
-        """Train ordinals are ≥ 0, eval ordinals < 0."""
+        """`train` or `eval`, from the sign of the ordinal."""
         return purpose_of(self.ordinal)
 
     @property
     def alone(self) -> bool:
-        """Whether it may only be issued to a rollout that holds nothing else."""
+        """True if the group may only be issued to a rollout actor without other groups."""
         return self.deaths >= DEATHS_UNTIL_ALONE
 
 
 def purpose_of(ordinal: int) -> Purpose:
-    """The sign tells."""
+    """Return `train` for ordinals ≥ 0, `eval` for ordinals < 0."""
     return "train" if ordinal >= 0 else "eval"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A composed step, durable before its first byte leaves (P18). `chain` ends the chain of witnesses (P20)."""
+    """A composed step, committed before the first byte of its batches is sent (P18)."""
 
     step: int
+    """Number of the step, from 1."""
     ordinals: tuple[int, ...]
+    """Groups of the step, in order."""
     dropped: tuple[DroppedOrdinal, ...]
+    """Train ordinals dropped since the step before."""
     digests: tuple[str, ...]
+    """sha256 of each group's payload, in the order of `ordinals`."""
     chain: str
+    """Chain of witnesses after this step (P20)."""
+
+
+@dataclass(frozen=True)
+class GoingBack:
+    """Order to start the next gang from the newest good checkpoint (`Machine.go_back`, P23)."""
+
+    at_most: int | None
+    """Greatest step of the checkpoint; None: no limit."""
+    sample_anew: bool
+    """True: groups after the checkpoint are dropped and sampled again, as by a fork. False: the later steps are trained
+    again as they were composed."""
+
+
+@dataclass(frozen=True)
+class WentBack:
+    """Completed return to an older checkpoint."""
+
+    step: int
+    """Step of the checkpoint."""
+    sample_anew: bool
+    """Value of `GoingBack.sample_anew`."""
+    given_up: int
+    """Number of groups dropped as `forked`."""
 
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """What the machine needs to know of a scored group; the tensors stay outside."""
+    """Facts about a scored group for the machine's decisions; tensors stay outside."""
 
     ordinal: int
+    """Ordinal named by the group."""
     attempt: int
+    """Attempt named by the group."""
     example_key: str
+    """Key of the sampled example."""
     num_completions: int
+    """Completions in the group."""
     oldest_version: int
+    """Version of the oldest token."""
     policies: frozenset[Policy]
+    """Policies of all segments."""
     longest_sample: int
+    """Tokens of the longest prompt + completion."""
     digest: str
+    """sha256 of the payload."""
     rejected_as: str = ""
-    """Why a group filter would drop it; empty: it would not."""
+    """Reason for which a group filter rejects the group; empty: no filter does."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration as far as the protocol is concerned. Times in seconds."""
+    """Part of the configuration read by the protocol. Times are in seconds.
+
+    Fields without a docstring have the meaning of the configuration key with the same name.
+    """
 
     groups_per_step: int
     max_steps: int
@@ -148,10 +214,15 @@ class Settings:
     lease: float = 3.0
     group_timeout: float = 300.0
     reward_timeout: float = 300.0
+    weights_timeout: float = 120.0
     surplus: int = 0
-    """Groups asked for beyond a step's."""
+    """Groups asked for beyond the need of a step (`surplus_groups`)."""
     max_resample_times: int = 0
     """Groups that filters may drop in one place (P15)."""
+    max_drop_fraction: float = 1.0
+    """Share of poison among the last 100 groups above which the run fails (P11)."""
+    fails_on_reward_error: bool = False
+    """True: the first error of a reward function ends the run (`reward.on_error: fail`)."""
     temperature: float = 1.0
     temperature_schedule: TemperatureScheduleConfig | None = None
     top_p: float = 1.0
@@ -169,16 +240,20 @@ class Settings:
 
 @dataclass
 class Changes:
-    """What one round of the machine wants written, in one transaction, before anything is said to anybody."""
+    """Changes of a round of the machine, written in a single transaction before any message of the round is sent."""
 
     groups: dict[int, Group] = field(default_factory=dict)
+    """New and changed rows, by ordinal."""
     steps: list[Step] = field(default_factory=list)
+    """Composed steps."""
     values: dict[str, Any] = field(default_factory=dict)
+    """Single values by key, ready for JSON."""
     gone_groups: list[int] = field(default_factory=list)
-    """Ordinals whose rows and payloads go, since they have been folded."""
+    """Folded ordinals; rows and payloads are deleted."""
     gone_steps: list[int] = field(default_factory=list)
+    """Folded or forked steps; the records are deleted."""
     pools: dict[str, str] = field(default_factory=dict)
-    """Pool by example key, of those that have moved; the packer's curriculum adds them."""
+    """New difficulty pool by example key, for moved examples; added by the packer's curriculum."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> bool:  # a round without changes needs no commit
         return bool(self.groups or self.steps or self.values or self.gone_groups or self.gone_steps or self.pools)

@@ -1,4 +1,4 @@
-"""Which groups make up the next step (P16–P18)."""
+"""Composition of steps from settled groups: order (P16), staleness (P17), commit before sending (P18)."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -12,32 +12,35 @@ from schemas.messages import DroppedOrdinal
 
 
 class Steps:
-    """Composed steps. A step is composed once; whatever happens later, its groups are the same (P18)."""
+    """Composed steps. A step is composed once; nothing changes its groups afterwards (P18)."""
 
     def __init__(self, settings: Settings, changes: Changes) -> None:
         self._settings, self._changes = settings, changes
         self.composed: dict[int, Step] = {}
+        """Composed steps by number, without folded ones."""
         self.chains: dict[int, str] = {0: START}
+        """Chain of witnesses (P20) after each step, from the newest folded step on."""
         self.last = 0
-        """The newest composed step, 0 before the first."""
+        """Newest composed step; 0: none."""
         self._next_ordinal = 0
+        """Ordinal below which no group can enter a step any more."""
 
     def restore(self, steps: list[Step], folded: Folded) -> None:
-        """Take over what the store has."""
+        """Load the stored steps, in order."""
         self.chains, self.last = {folded.step: folded.chain}, folded.step
         self._next_ordinal = folded.finished.first_missing
         for step in steps:
             self._note(step)
 
     def fold(self, last: int) -> list[Step]:
-        """Forget the steps up to this one, whose chain stays as the root of all later ones; returns them."""
+        """Remove and return the steps up to this one; its chain stays as the root of all later chains."""
         gone = [self.composed.pop(number) for number in sorted(self.composed) if number <= last]
         self.chains = {number: chain for number, chain in self.chains.items() if number >= last}
         self._changes.gone_steps += [step.step for step in gone]
         return gone
 
     def cut(self, last: int) -> list[Step]:
-        """Forget the steps after this one, which will be composed anew; returns them."""
+        """Remove and return the steps after this one, to be composed again."""
         cut = [self.composed.pop(number) for number in sorted(self.composed) if number > last]
         self.chains = {number: chain for number, chain in self.chains.items() if number <= last}
         self.last = last
@@ -45,10 +48,14 @@ class Steps:
         return cut
 
     def compose_next(self, groups: Groups, digests: Mapping[int, str]) -> tuple[Step | None, list[Group]]:
-        """The next step if its groups are there.
+        """Compose the next step if enough groups are settled.
+
+        Args:
+            groups: table of groups; chosen groups move to composed, stale groups are dropped.
+            digests: payload digests of settled groups, by ordinal.
 
         Returns:
-            the step, or None; and groups that were too old for it and have been dropped as `stale` (P17).
+            The step, or None; and the groups dropped as `stale`, too old for the step (P17).
         """
         number = self.last + 1
         if number > self._settings.max_steps:
@@ -60,12 +67,13 @@ class Steps:
             if is_stale(number, group.oldest_version, self._settings.max_off_policy_steps):
                 groups.drop(group, "stale")
                 stale.append(group)
+        # no step in a round with stale groups: their replacements come first
         if stale or len(chosen) < self._settings.groups_per_step:
             return None, stale
         return self._compose(number, chosen, groups, digests), []
 
     def _candidates(self, groups: Groups) -> list[Group]:
-        """Up to groups_per_step settled groups, in the order that the configuration names (P16)."""
+        """Return up to groups_per_step settled groups, in the configured order (P16)."""
         if self._settings.order == "arrival":
             return list(islice(groups.settled.values(), self._settings.groups_per_step))
         if len(groups.settled) < self._settings.groups_per_step:
@@ -74,9 +82,10 @@ class Steps:
         ordinal = self._next_ordinal = _skip_finished(groups, self._next_ordinal)
         while len(chosen) < self._settings.groups_per_step:
             group = groups.rows.get(ordinal)
+            # order `ordinal` waits for the group whose turn it is, however many later ones are settled
             if ordinal >= groups.num_issued["train"] or (group and group.state is GroupState.ISSUED):
                 return []
-            if group and group.state is GroupState.SETTLED:  # one without a row has been folded: dropped long ago
+            if group and group.state is GroupState.SETTLED:  # a missing row is folded: it was dropped long ago
                 chosen.append(group)
             ordinal += 1
         return chosen
@@ -86,6 +95,7 @@ class Steps:
             DroppedOrdinal(ordinal=ordinal, reason=groups.rows[ordinal].reason or "poison")
             for ordinal in sorted(groups.unreported_drops)
         )
+        # each drop is reported by exactly one step, so that the witnesses of a run have no gap and no repeat (P20)
         groups.unreported_drops.clear()
         ordinals = tuple(group.ordinal for group in chosen)
         step_digests = tuple(digests[ordinal] for ordinal in ordinals)
@@ -101,7 +111,7 @@ class Steps:
 
 
 def _skip_finished(groups: Groups, ordinal: int) -> int:
-    """The first ordinal from here on that may still enter a step."""
+    """Return the first ordinal, from this one on, still able to enter a step."""
     while ordinal < groups.num_issued["train"]:
         group = groups.rows.get(ordinal)
         if group is not None and group.state in (GroupState.ISSUED, GroupState.SETTLED):

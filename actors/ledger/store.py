@@ -1,16 +1,22 @@
-"""The ledger on disk: SQLite in WAL mode, written by the packer alone (P2, P18).
+"""Ledger on disk: SQLite in WAL mode, written by the packer alone (P2: exclusive lock; P18: commit before sending).
 
-`:memory:` is the double for tests. `sync: process` writes without fsync: the operating system has every committed page,
-so kill -9 loses nothing and only a power loss may. `sync: node` adds the fsync.
+Path `:memory:` is the in-memory double for tests. `sync: process` flushes only at WAL checkpoints
+(`synchronous=NORMAL`): kill -9 loses nothing; a crash of the operating system may lose the newest commits but never
+damages the file. `sync: node` adds an fsync to each commit.
+
+Folding deletes payloads in slices, one with each commit, so a fold of gigabytes delays no round. The table `unswept`
+holds the ordinals with payloads still to delete, so a restart continues the work.
 """
 
+import contextlib
 import fcntl
+import hashlib
 import json
 import sqlite3
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -20,12 +26,23 @@ import structlog
 from actors.algorithms.pools import NORMAL
 from actors.ledger.folded import Folded
 from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupState, Step
+from actors.process.ledger_file import foreign_tables, problem_of, says_foreign
 from schemas.errors import ConfigError, ProtocolError, RunFailedError
 from schemas.messages import DroppedOrdinal, Policy
 
 log = structlog.get_logger("ledger")
 
 COMMIT_RETRY_SECONDS = 1.0
+"""Seconds between two tries of a commit."""
+TELL_SECONDS = 10.0
+"""Seconds between two log lines about a failing commit."""
+SLICE_BYTES, SLICE_ROWS = 16 << 20, 256
+"""Greatest number of payload bytes and rows deleted with a commit. There is a commit at least per arriving group, so
+deleting keeps up."""
+WAL_BYTES = 64 << 20
+"""Bytes to which the WAL file is cut back after a checkpoint; a commit of large groups may need more for a while."""
+WHOLE_CHECK_BYTES = 256 << 20
+"""Bytes of the largest file that is checked whole at the start. Larger files: only the tables read at the start."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (
@@ -38,76 +55,95 @@ CREATE TABLE IF NOT EXISTS groups (
 CREATE TABLE IF NOT EXISTS payloads (ordinal INTEGER PRIMARY KEY, digest TEXT NOT NULL, frames BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pools (key TEXT PRIMARY KEY, pool TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unswept (ordinal INTEGER PRIMARY KEY);
 """
+SMALL_TABLES = ("meta", "groups", "steps", "pools", "unswept")
+"""All tables except the payloads."""
 LATER_COLUMNS = ("resamples", "position")
-"""Of groups, which ledgers of before do not have."""
+"""Columns of `groups` that older ledgers lack; added at the start."""
 NETWORK_FILE_SYSTEMS = frozenset(
-    {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "wekafs"}
-    | {"fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.s3fs", "fuse.sshfs"}
+    {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "panfs", "smb3", "virtiofs"}
+    | {"fuse.blobfuse", "fuse.blobfuse2", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs"}
+    | {"fuse.rclone", "fuse.s3fs", "fuse.sshfs", "rclone", "wekafs"}
 )
+"""Types of file systems in /proc/mounts. `mount -t rclone` shows as `fuse.rclone`, as `rclone` on older kernels."""
 
 
 class LedgerReader:
-    """What a ledger's file holds. A packer may be writing to it."""
+    """Reader of a ledger file; a packer may write to the file at the same time."""
 
     def __init__(self, database: sqlite3.Connection, path: Path | str) -> None:
         self._db, self.path = database, path
 
     @classmethod
     def of(cls, path: Path) -> "LedgerReader":
-        """Of a file that is not written to.
+        """Open a ledger file read-only.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no ledger at the path, or the file can't be read.
         """
         try:
             database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+            # connect alone reads nothing; the query fails if the file is no ledger
             database.execute("SELECT 1 FROM meta").fetchone()
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"ledger.path: {path} can't be read: {error}") from error
         return cls(database, path)
 
     def value(self, key: str) -> Any:
-        """A stored value, None where there is none."""
+        """Return a stored value; None if the key is absent."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
 
     def values(self) -> dict[str, Any]:
-        """All stored values."""
+        """Return all stored values by key."""
         return {key: json.loads(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
 
     def groups(self) -> list[Group]:
-        """All rows."""
+        """Return all rows, by ascending ordinal."""
         return [_group_of(row) for row in self._db.execute("SELECT * FROM groups ORDER BY ordinal")]
 
     def steps(self) -> list[Step]:
-        """All composed steps in order."""
+        """Return all composed steps in order, without folded ones."""
         return [_step_of(record) for (record,) in self._db.execute("SELECT record FROM steps ORDER BY step")]
 
     def digests(self) -> dict[int, str]:
-        """Payload digests by ordinal."""
-        return dict(self._db.execute("SELECT ordinal, digest FROM payloads"))
+        """Return the payload digests by ordinal, without payloads to be deleted."""
+        query = "SELECT ordinal, digest FROM payloads WHERE ordinal NOT IN (SELECT ordinal FROM unswept)"
+        return dict(self._db.execute(query))
+
+    def settled_digests(self) -> dict[int, str]:
+        """Return the payload digests of settled groups not yet in a step, by ordinal."""
+        # CROSS JOIN: few rows are settled, so SQLite must start from `groups`
+        query = "SELECT ordinal, digest FROM groups CROSS JOIN payloads USING (ordinal) WHERE state = 'settled'"
+        return dict(self._db.execute(query))
 
     def payloads(self, ordinals: Iterable[int]) -> list[list[bytes]]:
-        """The stored frames of groups, in the order asked for.
+        """Return the stored frames of groups, in the given order.
 
         Raises:
-            ProtocolError: one is missing.
+            ProtocolError: a payload is missing.
+            sqlite3.DatabaseError: a payload differs from its digest.
         """
         found = []
         for ordinal in ordinals:
-            row = self._db.execute("SELECT frames FROM payloads WHERE ordinal = ?", (ordinal,)).fetchone()
+            query = "SELECT digest, frames FROM payloads WHERE ordinal = ?"
+            row = self._db.execute(query, (ordinal,)).fetchone()
             if row is None:
                 raise ProtocolError(f"the ledger {self.path} has no payload of ordinal {ordinal}")
-            found.append(msgpack.unpackb(row[0]))
+            digest, packed = row
+            frames = _frames_of(packed)
+            if digest_of(frames) != digest:
+                raise sqlite3.DatabaseError(f"the payload of ordinal {ordinal} is not what was written")
+            found.append(frames)
         return found
 
     def pools(self) -> dict[str, str]:
-        """Pool by key of the examples that are set aside."""
+        """Return the difficulty pool of each example set aside, by key."""
         return dict(self._db.execute("SELECT key, pool FROM pools"))
 
     def counts(self) -> dict[tuple[str, str, str | None], int]:
-        """Ordinals by (purpose, state, reason): rows counted by the database, and what has been folded."""
+        """Return the number of ordinals by (purpose, state, reason), rows and folded ordinals together."""
         query = """
             SELECT CASE WHEN ordinal < 0 THEN 'eval' ELSE 'train' END, state, reason, COUNT(*)
             FROM groups GROUP BY 1, 2, 3
@@ -117,7 +153,10 @@ class LedgerReader:
         return dict(counts)
 
     def trained_twice(self) -> int:
-        """Ordinals that stand in more than one composed step; counted from the step records, not from the rows."""
+        """Return the number of ordinals in several composed steps; 0 if all is well.
+
+        Counted from the step records, since a row names only one step.
+        """
         folded = Folded.of(self.value("folded"))
         times = Counter(ordinal for step in self.steps() for ordinal in step.ordinals)
         return folded.trained_twice + sum(count > 1 or ordinal in folded.finished for ordinal, count in times.items())
@@ -128,17 +167,18 @@ class LedgerReader:
 
 
 class Store(LedgerReader):
-    """One ledger file, held exclusively.
+    """Ledger file held exclusively, for reading and writing.
 
     Args:
-        path: the file, or ":memory:".
-        sync: "process" or "node".
-        patience: seconds to wait for a packer that is just going.
-        timeout: seconds for which what can't be written is tried again.
+        path: of the file, or ":memory:".
+        sync: "process" or "node" (`ledger.sync`).
+        patience: seconds to wait for the lock of an exiting packer.
+        timeout: seconds for which a failing write is tried again (`ledger.commit_timeout`).
+        output_dir: of the run, for the message about a damaged file.
 
     Raises:
-        ConfigError: another packer holds it, it lies on a network file system, or it is damaged.
-        RunFailedError: it can't be written, within `timeout` (a full disk).
+        ConfigError: another packer holds the file, or the file is on a network file system, damaged, or no ledger.
+        RunFailedError: the file can't be written within `timeout` (a full disk).
     """
 
     def __init__(
@@ -147,63 +187,93 @@ class Store(LedgerReader):
         sync: Literal["process", "node"] = "process",
         patience: float = 0.0,
         timeout: float = 0.0,
+        output_dir: Path | str = "OUTPUT_DIR",
     ) -> None:
-        self._timeout = timeout
+        self._timeout, self._output_dir = timeout, output_dir
         self._lock_file = None
+        self.on_wait: Callable[[str], None] = lambda problem: None
+        """Callback after each failed try to write, with a message."""
+        self.unswept = 0
+        """Number of folded ordinals with payloads still to be deleted."""
         if path != ":memory:":
-            self._lock_file = self._take(Path(path), patience)
+            path = Path(path).resolve()  # else the lock of a linked file would lie next to the link, and lock nothing
+            if problem := problem_of(path):
+                raise ConfigError(problem)
+            self._lock_file = take_lock(path, patience)
         super().__init__(sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=5.0), path)
         try:
             self._patiently(lambda: self._open(sync))
         except sqlite3.DatabaseError as error:
             self.close()
-            raise ConfigError(
-                f"ledger.path: {path} can't be used: {error}. If the file is damaged, put a backup in its place, or "
-                "begin a new run: another output_dir, with model.path at this run's newest checkpoint"
-            ) from error
+            raise ConfigError(f"ledger.path: {path} can't be used: {error}. {self._way_out()}") from error
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, sync: str) -> None:
-        # a payload of some kilobytes lies in one page, not in a chain of them; costs a small commit next to nothing
+        if tables := foreign_tables(self._db):  # `problem_of` does not see tables that are only in the WAL
+            raise ConfigError(says_foreign(self.path, tables))
+        # a payload of some kilobytes then fits into one page; a small commit costs hardly more
         self._db.execute("PRAGMA page_size=8192")
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'OFF'}")
+        self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'NORMAL'}")
+        self._db.execute("PRAGMA secure_delete=OFF")  # else SQLite writes zeros over each deleted page
+        self._db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
         self._db.executescript(SCHEMA)
         there = {name for (_, name, *_) in self._db.execute("PRAGMA table_info(groups)")}
         for column in (column for column in LATER_COLUMNS if column not in there):
             self._db.execute(f"ALTER TABLE groups ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
-        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found.replace("\n", " "))
+        self._check()
+        (self.unswept,) = self._db.execute("SELECT COUNT(*) FROM unswept").fetchone()
         self.run = self.value("run")
         if self.run is None:
             self.run = uuid.uuid4().hex[:16]
+        # committed before any message carries the new term, so that no two starts share a term (P2)
         self.term = (self.value("term") or 0) + 1
         self.commit(Changes(values={"run": self.run, "term": self.term}), {})
 
-    def _take(self, path: Path, patience: float) -> IO[str]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        check_file_system(path, mounts())
-        lock = path.with_name(path.name + ".lock").open("w")
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except OSError:
-                if time.monotonic() >= deadline:
-                    lock.close()
-                    raise ConfigError(
-                        f"ledger.path: another packer holds {path}; a ledger has one packer at a time"
-                    ) from None
-                time.sleep(0.05)
+    def _check(self) -> None:
+        """Check for damage: a small file as a whole, of a large file the tables read at the start.
+
+        Payloads are compared with the digests when read.
+
+        Raises:
+            sqlite3.DatabaseError: the file is damaged.
+        """
+        pages, page_bytes = (self._db.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size"))
+        whole = pages * page_bytes <= WHOLE_CHECK_BYTES
+        for argument in ("1",) if whole else SMALL_TABLES:
+            (found,) = self._db.execute(f"PRAGMA quick_check({argument})").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found.replace("\n", " "))
+
+    def _way_out(self) -> str:
+        """Return advice about a damaged file, for the end of a message."""
+        restore = f"stop all actors of the run, then run `actors restore {self._output_dir}`"
+        if any(backup.is_file() for backup in backup_paths(Path(self.path))):
+            backup = next(backup for backup in backup_paths(Path(self.path)) if backup.is_file())
+            return f"If the file is damaged, {restore}: it continues from the checkpoint that {backup} was made with"
+        return (
+            "There is no backup next to it yet. If the file is damaged, start a new run: another output_dir, with "
+            "model.path at this run's newest checkpoint"
+        )
 
     def commit(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
-        """Write one round, whole or not at all. `payloads` are (digest, frames) of the groups settled in it."""
+        """Write a round in a single transaction.
+
+        Args:
+            changes: rows, steps and values.
+            payloads: (digest, frames) of the groups settled in the round, by ordinal.
+
+        Raises:
+            sqlite3.Error: nothing of the round has been written.
+        """
         self._db.execute("BEGIN IMMEDIATE")
         try:
             gone = [(ordinal,) for ordinal in changes.gone_groups]
             self._db.executemany("DELETE FROM groups WHERE ordinal = ?", gone)
-            self._db.executemany("DELETE FROM payloads WHERE ordinal = ?", gone)
+            # payloads of folded groups are deleted later, slice by slice
+            self._db.executemany("INSERT INTO unswept VALUES (?)", gone)
             self._db.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
             self._db.executemany(
                 "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
@@ -213,6 +283,8 @@ class Store(LedgerReader):
                 "INSERT OR REPLACE INTO payloads VALUES (?,?,?)",
                 [(ordinal, digest, msgpack.packb(frames)) for ordinal, (digest, frames) in payloads.items()],
             )
+            # after the payloads: an evaluation's last payload may be written and folded in the same round
+            swept = self._sweep() if self.unswept or gone else 0
             self._db.executemany("INSERT INTO steps VALUES (?,?)", [(s.step, _step_record(s)) for s in changes.steps])
             self._db.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?,?)",
@@ -226,42 +298,131 @@ class Store(LedgerReader):
         except BaseException:
             self._db.rollback()
             raise
+        self.unswept += len(gone) - swept
+
+    def _sweep(self) -> int:
+        """Delete the payloads of the next folded ordinals, up to one slice; return the number of ordinals."""
+        query = """
+            SELECT ordinal, COALESCE(LENGTH(frames), 0) FROM unswept LEFT JOIN payloads USING (ordinal)
+            ORDER BY ordinal LIMIT ?
+        """
+        taken: list[tuple[int]] = []
+        num_bytes = 0
+        for ordinal, size in self._db.execute(query, (SLICE_ROWS,)):
+            num_bytes += size
+            if taken and num_bytes > SLICE_BYTES:  # `taken`: a payload above the limit still goes, alone
+                break
+            taken.append((ordinal,))
+        self._db.executemany("DELETE FROM payloads WHERE ordinal = ?", taken)
+        self._db.executemany("DELETE FROM unswept WHERE ordinal = ?", taken)
+        return len(taken)
 
     def commit_patiently(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
-        """Commit, again and again while the disk is full or the file locked by somebody else.
+        """Commit one round, with retries while the disk is full or another program locks the file.
 
         Raises:
-            RunFailedError: not within the timeout; nothing of this round has been written or said.
+            RunFailedError: the timeout has passed, or the file is damaged; nothing of the round is written or sent.
         """
-        self._patiently(lambda: self.commit(changes, payloads))
+        with self._undamaged():
+            self._patiently(lambda: self.commit(changes, payloads))
+
+    def payloads(self, ordinals: Iterable[int]) -> list[list[bytes]]:
+        """Return the stored frames of groups, in the given order.
+
+        Raises:
+            ProtocolError: a payload is missing.
+            RunFailedError: a payload differs from its digest, or the file is damaged.
+        """
+        with self._undamaged():
+            return super().payloads(ordinals)
+
+    @contextlib.contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """Turn SQLite's error about a damaged file into a failure of the run.
+
+        Raises:
+            RunFailedError: the file is damaged; the message gives advice.
+        """
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:  # subclasses are errors of a statement, not of the file
+                raise
+            raise RunFailedError(f"the ledger {self.path} is damaged: {error}. {self._way_out()}") from error
 
     def _patiently(self, write: Callable[[], None]) -> None:
-        deadline = time.monotonic() + self._timeout
+        deadline, tell_at = time.monotonic() + self._timeout, 0.0
         while True:
             try:
-                return write()
-            except sqlite3.OperationalError as error:
+                write()
+                if tell_at:
+                    log.info("ledger written again", path=str(self.path))
+                return
+            except sqlite3.OperationalError as error:  # full disk or lock; damage is a plain DatabaseError
                 if time.monotonic() >= deadline:
                     raise RunFailedError(
                         f"the ledger {self.path} can't be written, tried for {self._timeout:g} s "
-                        f"(ledger.commit_timeout): {error}. Free space or let the file go, and start the same command "
-                        "again: nothing is lost"
+                        f"(ledger.commit_timeout): {error}. Free space, or stop the program that locks the file, and "
+                        "start the same command again: nothing is lost"
                     ) from error
-                log.error("ledger not written; trying again", path=str(self.path), detail=str(error))
+                if time.monotonic() >= tell_at:
+                    tell_at = time.monotonic() + TELL_SECONDS
+                    log.error("ledger not written; trying again", path=str(self.path), detail=str(error))
+                self.on_wait(f"{self.path}: {error}; the run stands still meanwhile (ledger.commit_timeout)")
                 time.sleep(COMMIT_RETRY_SECONDS)
 
     def close(self) -> None:
-        """Close the file and let the lock go."""
+        """Close the file and release the lock."""
         super().close()
         if self._lock_file is not None:
             self._lock_file.close()
 
 
+def take_lock(path: Path, patience: float = 0.0) -> IO[str]:
+    """Lock the ledger at this path; return the lock file, which holds the lock while open.
+
+    Args:
+        path: of the ledger; the folder is created.
+        patience: seconds to wait for another holder.
+
+    Raises:
+        ConfigError: another process holds the lock, the path is on a network file system, or the folder can't be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_file_system(path, mounts())
+        # a lock of our own: SQLite's is free between two transactions
+        lock = path.with_name(path.name + ".lock").open("a")
+    except OSError as error:
+        raise ConfigError(f"ledger.path: {path} can't be made: {error.strerror}; set another place") from error
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            if time.monotonic() >= deadline:
+                lock.close()
+                raise ConfigError(
+                    f"ledger.path: another packer holds {path}; a ledger has one packer at a time"
+                ) from None
+            time.sleep(0.05)
+
+
+def backup_paths(path: Path) -> tuple[Path, Path]:
+    """Return the paths of a ledger's two backups, the newer first."""
+    return path.with_name(f"{path.name}.backup"), path.with_name(f"{path.name}.backup.older")
+
+
 def check_file_system(path: Path, mounts: str) -> None:
     """Refuse a ledger on a network file system.
 
+    Args:
+        path: of the ledger.
+        mounts: text in the format of /proc/mounts.
+
     Raises:
-        ConfigError: names the file system.
+        ConfigError: the file system is a network file system, named in the message.
     """
     kind = file_system_of(path.parent, mounts)
     if kind in NETWORK_FILE_SYSTEMS:
@@ -269,7 +430,7 @@ def check_file_system(path: Path, mounts: str) -> None:
 
 
 def mounts() -> str:
-    """What is mounted on this machine, as /proc/mounts lists it; empty where there is no such file."""
+    """Return the text of /proc/mounts, the mounted file systems; empty without this file."""
     try:
         return Path("/proc/mounts").read_text(encoding="utf-8")
     except OSError:
@@ -277,17 +438,34 @@ def mounts() -> str:
 
 
 def file_system_of(folder: Path, mounts: str) -> str:
-    """The type of the file system that a folder is on; empty where that is not known.
+    """Return the type of the file system that holds a folder; empty if unknown.
 
-    Of all mount points above it the longest holds it, and of several mounts at one point the last.
+    The longest mount point above the folder holds it; of several mounts at the same point, the last one does.
     """
     resolved, longest, found = str(folder.resolve()), 0, ""
     for line in mounts.splitlines():
         point, kind = line.split()[1:3]
-        point = point.replace("\\040", " ").rstrip("/")
+        point = point.replace("\\040", " ").rstrip("/")  # /proc/mounts writes a space as \040
         if len(point) >= longest and f"{resolved}/".startswith(f"{point}/"):
             longest, found = len(point), kind
     return found
+
+
+def digest_of(frames: Iterable[bytes]) -> str:
+    """Return the sha256 (hex) of a payload's frames, concatenated."""
+    digest = hashlib.sha256()
+    for frame in frames:
+        digest.update(frame)
+    return digest.hexdigest()
+
+
+def _frames_of(packed: bytes) -> list[bytes]:
+    """Unpack stored frames; [] if damaged, which has another digest than any payload."""
+    try:
+        frames = msgpack.unpackb(packed)
+    except ValueError:
+        return []
+    return frames if isinstance(frames, list) and all(isinstance(frame, bytes) for frame in frames) else []
 
 
 def _group_row(g: Group) -> tuple[Any, ...]:
@@ -301,6 +479,7 @@ def _group_row(g: Group) -> tuple[Any, ...]:
 
 
 def _group_of(row: tuple[Any, ...]) -> Group:
+    # the columns in the order of SCHEMA; from `failures` on they are the last fields of Group
     ordinal, environment, index, key, seed, size, min_version, lineage, version, state, attempt, outcome, *rest = row
     example = ExampleRef(environment, index, key)
     policy = None if lineage is None else Policy(lineage=lineage, version=version)

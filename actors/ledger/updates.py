@@ -1,58 +1,85 @@
-"""Weight updates of the rendezvous channel: who enters which, and what becomes of one that fails (P24).
+"""Weight updates of the rendezvous channel: members of each update, and recovery from a failed update (P24).
 
     idle ──engines lack the target──▶ under way ──all members serve it──▶ idle
-                                          │ a member is gone, or somebody says that it failed
+                                          │ a member is gone, or a member or the trainer reports a failure, or
+                                          │ no member has made progress for `patience` seconds
                                           ▼
-                                        idle: the next one has a new group, and nobody who missed three in a row
+                                        idle: the next update has a new group, without engines that missed three in a
+                                        row
 
-The members of an update are frozen. An engine that comes later, or that no longer has what it had loaded (its beat
-names no policy then), enters the next one, which is named as soon as this one has ended, for the same version: the
-trainer holds a copy of it. So no file is needed, and no step waits for a joiner.
+The members of an update are fixed. An engine that joins later, or has lost its loaded weights (its beat then names no
+policy), enters the next update, named as soon as this one has ended. The version is the same, and the trainer
+holds a copy of it, so no file is needed and no step waits for a joiner.
+
+Members and trainer have timeouts and report failures themselves. `patience` covers a failure that nobody reports, and
+is longer than all these timeouts together, so a slow but progressing update is never cancelled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from schemas.messages import InferenceBeat, Manifest, TrainerBeat, UpdateFailure, WeightMember, WeightUpdate
+from schemas.messages import InferenceBeat, Manifest, TrainerBeat, WeightMember, WeightUpdate
 
+PATIENCE_TIMEOUTS = 4.0
+"""`patience` as a multiple of `weights.timeout`: to meet, to receive, to pause the server, to switch its weights."""
+MAX_REMEMBERED = 1_000
+"""Number of dead engines with remembered failures."""
 MAX_FAILURES = 3
-"""Updates that an engine may fail in a row, or be missed by, until it is left out for good."""
+"""Updates in a row failed or missed by an engine, after which the engine is named no more."""
 
 
 class Updates:
-    """The update under way.
+    """The current weight update.
 
     Args:
-        term: of the packer; with a count it makes a name that no other packer of the run has used.
+        term: of the packer; term and a count form a name of the update, unique in the run.
+        patience: seconds without progress of any member after which another update is named.
     """
 
-    def __init__(self, term: int) -> None:
+    def __init__(self, term: int, patience: float) -> None:
         self._term, self._count, self._groups = term, 0, 0
+        self._patience = patience
+        self._progress: tuple[object, ...] = ()
+        """Newest progress reported by the members."""
+        self._since = 0.0
+        """Time of the last change of `_progress`, on the packer's clock."""
         self.current: WeightUpdate | None = None
-        """What State names; it stays when all have it, until the next one."""
+        """Update named in States; a completed update stays until the next one."""
         self._under_way = False
         self._broken = True
-        """Whether the group of the last update must not be used again."""
+        """True if the process group of the last update must not be used again."""
         self._failures: dict[str, int] = {}
+        """Failures in a row, by boot id of the engine."""
 
     @property
     def under_way(self) -> bool:
-        """Whether members may still be receiving: the target is not changed meanwhile."""
+        """True while members may still be receiving; the engines' target must not change meanwhile."""
         return self._under_way
 
     @property
     def quarantined(self) -> set[str]:
-        """Boot ids of engines that no update names any more: they must start anew."""
+        """Boot ids of engines excluded from all updates; the engines must restart."""
         return {boot_id for boot_id, failures in self._failures.items() if failures >= MAX_FAILURES}
 
     def decide(
-        self, target: Manifest | None, engines: Mapping[str, InferenceBeat], trainer: TrainerBeat | None
+        self, now: float, target: Manifest | None, engines: Mapping[str, InferenceBeat], trainer: TrainerBeat | None
     ) -> bool:
-        """Look at the live engines and at rank 0 of the trainer; True when State has something new to name."""
+        """Follow the current update, and name the next if engines lack the target; return True for a new update.
+
+        Args:
+            now: the time on the packer's clock.
+            target: version to serve. None: no version, or the trainer is gone.
+            engines: newest beats of the live engines, by identity.
+            trainer: newest beat of rank 0. None: no gang.
+        """
         live = {beat.boot_id: beat for beat in engines.values() if beat.weight_ranks and beat.phase == "running"}
+        # a dead engine never returns under its boot id, so the oldest dead one may be forgotten
+        if len(self._failures) > MAX_REMEMBERED + len(live):
+            del self._failures[next(boot_id for boot_id in self._failures if boot_id not in live)]
         if self._under_way:
-            self._follow(live, trainer)
+            self._follow(now, live, trainer)
         if self._under_way or target is None or target.channel != "rendezvous" or trainer is None:
             return False
+        # sorted, so that the same engines are the same members and may keep their process group
         lacking = [
             WeightMember(boot_id=boot_id, num_ranks=beat.weight_ranks)
             for boot_id, beat in sorted(live.items())
@@ -61,17 +88,22 @@ class Updates:
         if not lacking:
             return False
         self._name(target, lacking)
+        self._progress, self._since = _progress([member.boot_id for member in lacking], live), now
         return True
 
-    def _follow(self, live: Mapping[str, InferenceBeat], trainer: TrainerBeat | None) -> None:
-        """End the update under way when it has succeeded or failed."""
+    def _follow(self, now: float, live: Mapping[str, InferenceBeat], trainer: TrainerBeat | None) -> None:
+        """End the current update after success or failure."""
         update = self.current
         assert update is not None
         members = [member.boot_id for member in update.members]
-        failed = _failure_of(trainer.failed_update, update) if trainer is not None else None
-        missed = set(failed.missed) if failed else set()
-        missed |= {b for b in members if b in live and _failure_of(live[b].failed_update, update)}
-        if trainer is None or failed or missed or any(boot_id not in live for boot_id in members):
+        said = [trainer.failed_update if trainer is not None else None]
+        said += [live[boot_id].failed_update for boot_id in members if boot_id in live]
+        failed = [failure for failure in said if failure is not None and failure.update == update.update]
+        missed = {boot_id for failure in failed for boot_id in failure.missed}
+        late = self._stands_still(now, members, live)
+        if late:  # nobody reported a failure, so blame the members that lag behind the others
+            missed |= _behind(members, live, update)
+        if trainer is None or failed or late or any(boot_id not in live for boot_id in members):
             self._under_way, self._broken = False, True
             for boot_id in missed:
                 self._failures[boot_id] = self._failures.get(boot_id, 0) + 1
@@ -80,8 +112,16 @@ class Updates:
             for boot_id in members:
                 self._failures.pop(boot_id, None)
 
+    def _stands_still(self, now: float, members: Sequence[str], live: Mapping[str, InferenceBeat]) -> bool:
+        """Return whether no member has made progress for longer than `patience`."""
+        progress = _progress(members, live)
+        if progress != self._progress:
+            self._progress, self._since = progress, now
+        return now - self._since > self._patience
+
     def _name(self, target: Manifest, members: list[WeightMember]) -> None:
         before = self.current
+        # the same members after a success keep their process group: to form one costs seconds
         if self._broken or before is None or before.members != members:
             self._groups += 1
         self._count += 1
@@ -94,5 +134,12 @@ class Updates:
         self._under_way, self._broken = True, False
 
 
-def _failure_of(failure: UpdateFailure | None, update: WeightUpdate) -> UpdateFailure | None:
-    return failure if failure is not None and failure.update == update.update else None
+def _progress(members: Sequence[str], live: Mapping[str, InferenceBeat]) -> tuple[object, ...]:
+    """Return the progress reported by the live members; the value changes with any data received by a member."""
+    return tuple((b, live[b].policy, live[b].update_progress) for b in members if b in live)
+
+
+def _behind(members: Sequence[str], live: Mapping[str, InferenceBeat], update: WeightUpdate) -> set[str]:
+    """Return the members without the update; empty if no member does: the fault is the trainer's."""
+    lacking = {b for b in members if b in live and live[b].policy != update.policy}
+    return lacking if len(lacking) < len(members) else set()

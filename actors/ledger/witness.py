@@ -1,6 +1,6 @@
-"""The chain of witnesses: a digest per step over everything that was trained or dropped up to it (P20).
+"""Chain of witnesses: a digest per step over all groups trained or dropped up to that step (P20).
 
-Trainer and ledger compute it from the same values on their own; equal chains mean that they saw the same history.
+Trainer and ledger compute the chain independently from the same values; equal chains prove equal histories.
 """
 
 import hashlib
@@ -10,11 +10,21 @@ from collections.abc import Sequence
 from schemas.messages import DroppedOrdinal
 
 START = ""
+"""Chain before step 1."""
 
 
 def next_chain(
     chain: str, step: int, ordinals: Sequence[int], dropped: Sequence[DroppedOrdinal], digests: Sequence[str]
 ) -> str:
-    """The chain after `step`, hex."""
+    """Return the chain after `step`, 64 hex digits.
+
+    Args:
+        chain: chain after the step before.
+        step: number of the step.
+        ordinals: trained ordinals, in the order of the step.
+        dropped: drops reported with the step.
+        digests: sha256 of each trained payload, in the order of `ordinals`.
+    """
+    # plain ints: json refuses numpy's
     link = [chain, step, [int(o) for o in ordinals], [[d.ordinal, d.reason] for d in dropped], list(digests)]
     return hashlib.sha256(json.dumps(link, separators=(",", ":")).encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""What a run shows of itself: metrics, logs, the step reporter."""
+"""Telemetry of a run: metrics, logs, and the files written for each step."""

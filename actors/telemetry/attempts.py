@@ -1,6 +1,6 @@
-"""Writes to the files of a run, on a disk that may be full: tried again, told in words, counted.
+"""Writes to a run's files on a disk that may be full: tried again, logged, counted.
 
-A failed write ends no process: training goes on without it, and what is not written is kept by who wanted it written.
+A failed write ends no process. Training goes on without it, and the caller keeps the data for another try.
 """
 
 import time
@@ -8,34 +8,36 @@ from collections.abc import Callable
 
 import structlog
 
-from actors.telemetry.reporter import WriteError
+from actors.telemetry.writer import WriteError
 
 log = structlog.get_logger("packer")
 
 RETRY_SECONDS = 1.0
+"""Pause after a failed write of a file."""
 TELL_SECONDS = 10.0
+"""Shortest time between two log lines about failed writes."""
 
 
 class Attempts:
-    """Who writes, and what can't be written now.
+    """Writer with retries, and the current problems of all files.
 
     Args:
-        count: called for each write that has failed.
+        count: called once for each failed write.
     """
 
     def __init__(self, count: Callable[[], None]) -> None:
         self.problems: dict[str, str] = {}
-        """By file name: path and reason of those whose last write has failed."""
+        """Path and reason for each file whose last write has failed, by file name."""
         self._count = count
         self._retry_at: dict[str, float] = {}
         self._tell_at = 0.0
 
     def write(self, name: str, write: Callable[[], object]) -> bool:
-        """Whether it is written; a file whose last write has failed is left alone for RETRY_SECONDS.
+        """Write a file; return False if that fails, or if the last write has failed less than RETRY_SECONDS ago.
 
         Args:
-            name: of the file.
-            write: raises WriteError when nothing has been written.
+            name: name of the file.
+            write: does the write; raises WriteError if nothing was written.
         """
         if time.monotonic() < self._retry_at.get(name, 0.0):
             return False
@@ -44,7 +46,7 @@ class Attempts:
         except WriteError as error:
             self._failed(name, str(error))
             return False
-        if self.problems.pop(name, None):
+        if self.problems.pop(name, None):  # only after a failure, so that a healthy run logs nothing
             log.info("written again", file=name)
         return True
 
@@ -53,7 +55,7 @@ class Attempts:
         self._retry_at[name] = now + RETRY_SECONDS
         self.problems[name] = problem
         self._count()
-        if now < self._tell_at:
+        if now < self._tell_at:  # for all files together: on a full disk each of them fails
             return
         self._tell_at = now + TELL_SECONDS
         log.warning(

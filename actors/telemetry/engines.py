@@ -1,8 +1,8 @@
-"""What inference actors have said of their work, counted once each, however often and in whatever order it is said.
+"""Totals of the engines' work, from beats: every token counts once, however often and in whatever order reported.
 
-An engine says how many tokens it has generated since its start, so what counts is by how much a beat is beyond what the
-same boot has said before. That is kept for each boot, in the ledger too: a packer that starts again goes on from it. A
-boot that is gone is forgotten after REMEMBERED newer ones; its tokens are in the run's total long since.
+An engine reports all tokens generated since its start, so only the increase over earlier beats of the same boot counts.
+The last report of each boot is stored in the ledger too, so a restarted packer continues from there. The newest
+REMEMBERED boots are kept after the end of their process; tokens of older boots are in the run's total already.
 """
 
 from collections import deque
@@ -12,23 +12,26 @@ from actors.telemetry.totals import NUM_RECENT_VALUES, median_of
 from schemas.messages import InferenceBeat, Policy
 
 REMEMBERED = 1000
-"""Boots that are kept in mind besides the live ones: a lease may have ended and the process beat again."""
+"""Boots kept in addition to the live ones: a process whose lease has ended may beat again."""
 
 
 class EngineTotals:
     """Tokens and weight updates of all engines of a run.
 
     Args:
-        tokens: by boot, what it has said last, the one heard last at the end; the caller stores it.
+        tokens: last reported tokens by boot, ordered by the time of the report; stored by the caller.
     """
 
     def __init__(self, tokens: dict[str, int]) -> None:
         self._tokens = tokens
         self._updates: dict[str, tuple[Policy | None, dict[str, float]]] = {}
+        """Newest weight update of each boot, which every beat repeats."""
         self._seconds: dict[str, deque[float]] = {}
+        """Seconds of the newest updates, by part of an update."""
 
     def heard(self, identity: str, beat: InferenceBeat, num_live: int) -> int:
-        """Take note of a beat; returns how many tokens it tells of that no beat of this boot has told before."""
+        """Record a beat; return the number of tokens not reported by this boot before."""
+        # pop and insert again: the dict stays in the order of the newest report
         known = self._tokens.pop(identity, 0)
         self._tokens[identity] = max(known, beat.generated_tokens)
         update = (beat.policy, beat.update_seconds)
@@ -40,11 +43,11 @@ class EngineTotals:
         return self._tokens[identity] - known
 
     def recent_median(self, part: str) -> float | None:
-        """Seconds of one part of a weight update, of the newest NUM_RECENT_VALUES updates."""
+        """Return the median seconds of a part of the newest NUM_RECENT_VALUES weight updates; None without any."""
         return median_of(self._seconds.get(part, ()))
 
     def _forget(self, num: int) -> None:
-        """Those heard longest ago go first, so no live one does."""
+        """Drop boots, longest unheard first, so no live one."""
         for identity in list(islice(self._tokens, max(0, num))):
             del self._tokens[identity]
             self._updates.pop(identity, None)

@@ -1,22 +1,40 @@
-"""Logs: structlog, for people on a terminal and JSON for machines, with actor, name, step and policy as fields."""
+"""Logs by structlog: text on a terminal, else JSON, with actor, name, step and policy as fields."""
 
 import contextlib
 import logging
+import os
 import sys
-from typing import TextIO, cast
+import threading
+import weakref
+from collections import deque
+from typing import TextIO
 
 import structlog
 
+from bus import threads
 from schemas.config.services import TelemetryConfig
+
+PATIENCE_SECONDS = 0.2
+"""Longest wait of a thread for its log line to be written."""
+MAX_WAITING = 10_000
+"""Largest number of lines waiting for the stream; further lines are lost."""
+IDLE_SECONDS = 1.0
+"""Longest wait of the writing thread before its next turn."""
 
 
 def configure_logs(config: TelemetryConfig, stream: TextIO | None = None) -> None:
-    """Set up logging of this process; called once, by the runtime."""
+    """Configure logging of this process; called once, by the runtime.
+
+    Args:
+        config: log level and format.
+        stream: destination; default: stderr.
+    """
     stream = stream or sys.stderr
     as_json = config.log_format == "json" or (config.log_format == "auto" and not stream.isatty())
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=stream.isatty())
     )
+    lines = Lines(stream)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -26,28 +44,90 @@ def configure_logs(config: TelemetryConfig, stream: TextIO | None = None) -> Non
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[config.log_level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Tolerant(stream))),
-        cache_logger_on_first_use=False,
+        logger_factory=lambda *_: lines,
+        cache_logger_on_first_use=False,  # a module may log before this configuration, and must follow it later
     )
 
 
-class _Tolerant:
-    """Loses what can't be written: a full disk must not end a process that has something to say about it."""
+class Lines:
+    """Writer of log lines, in a separate thread: a pipe that is not read blocks no other thread.
+
+    `write` waits until the line is written: nothing is lost at the end of a process. If the stream stands
+    still, the wait is PATIENCE_SECONDS, and later calls don't wait until the stream moves again. Lines beyond
+    MAX_WAITING are lost. Lines that can't be written are lost too: a full disk must not end a process.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._begin()
+        _all_lines.add(self)
 
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
+    def _begin(self) -> None:
+        """Reset to a state without a thread. A forked child needs this: it has no copy of its parent's threads."""
+        self._waiting: deque[tuple[str, threading.Event]] = deque()
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stands_still = False
+        self._num_lost = 0
 
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
+    def write(self, line: str) -> None:
+        """Write a line, and wait up to PATIENCE_SECONDS until it is written."""
+        written = threading.Event()
+        with self._news:
+            if len(self._waiting) >= MAX_WAITING:
+                self._num_lost += 1
+                return
+            self._waiting.append((line, written))
+            if self._thread is None:
+                self._thread = threads.start("log", self._run)
+            self._news.notify()
+        if not self._stands_still:  # else not a single line is waited for, until one is written again
+            self._stands_still = not written.wait(PATIENCE_SECONDS)
+
+    msg = log = debug = info = warning = error = critical = exception = fatal = failure = warn = err = write
+    """Methods that structlog calls, by level."""
+
+    def _run(self) -> None:
+        try:
+            self._write_all()
+        except BaseException:
+            self._thread = None  # the next line, about this very failure, starts another thread
+            raise
+
+    def _write_all(self) -> None:
+        while True:
+            threads.pass_by("log")
+            with self._news:
+                if not self._news.wait_for(lambda: self._waiting, IDLE_SECONDS):
+                    continue
+                line, written = self._waiting[0]
+                num_lost, self._num_lost = self._num_lost, 0
+            lost = f"{num_lost} log lines lost: nothing reads the output\n" if num_lost else ""
+            try:
+                with contextlib.suppress(OSError, ValueError):
+                    self._stream.write(f"{lost}{line}\n")
+                    self._stream.flush()
+            finally:  # removed even if this thread ends here: the line would end the next thread too
+                self._stands_still = False
+                written.set()
+                with self._news:
+                    self._waiting.popleft()  # only now: until then the line counts against MAX_WAITING
+
+
+_all_lines: "weakref.WeakSet[Lines]" = weakref.WeakSet()
+"""Writers that a forked child must reset."""
+
+
+def _begin_in_child() -> None:
+    for lines in list(_all_lines):
+        lines._begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def bind_everywhere(**fields: str | int) -> None:
-    """Fields of every line of this process from now on, whichever thread writes it."""
+    """Add fields to every later log line of this process, in all threads."""
     _FIELDS.update(fields)
     processors = structlog.get_config()["processors"]
     if _add_fields not in processors:

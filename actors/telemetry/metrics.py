@@ -1,7 +1,7 @@
-"""Every metric of every actor, by name, in one table (docs/metrics.md is made from it).
+"""Table of all metrics of all actors; docs/metrics.md is generated from it.
 
-Base units, counters end in `_total` and start at 0 (all label values are listed here, so a rate is right from the first
-scrape), no label without bounds: no step, no ordinal.
+Units are base units. Counters end in `_total` and start at 0. All label values are listed here, so that rates are right
+from the first scrape on. Labels have few values: never a step or an ordinal.
 """
 
 from collections import Counter as Counts
@@ -15,20 +15,21 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
-from bus.counts import REFUSALS, EdgeCounts
-from schemas.errors import DecodeError
+from bus.counts import DROP_REASONS, REFUSALS, EdgeCounts
 from schemas.messages import EngineState
 
 Actor = Literal["rollout", "reward", "packer", "trainer", "inference"]
 ACTORS: tuple[Actor, ...] = ("rollout", "reward", "packer", "trainer", "inference")
 
+# upper limits of histogram buckets; FAST and SLOW in seconds, e.g. for commits and for requests to engines
 FAST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SLOW_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 LAG_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 REWARD_BUCKETS = (-1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0, 2.0)
+# label values: each tuple has all values used by the code, so that every series exists from the start
 PURPOSES = ("train", "eval")
-ATTEMPT_FAILURES = ("timeout", "engine", "environment", "prompt_too_long", "internal")
-SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "internal")
+ATTEMPT_FAILURES = ("timeout", "engine", "environment", "prompt_too_long", "too_large", "internal")
+SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "too_large", "internal")
 COMPLETION_FILTERS = ("gibberish", "repetition", "truncated")
 DROPS = ("poison", "stale", "eval_void", "forked", "zero_variance", "too_easy", "too_hard")
 POOLS = ("easy", "hard")
@@ -42,13 +43,13 @@ STEP_GAUGES = (
     "truncated_fraction",
     "lag_max",
 )
-"""Columns of metrics.jsonl that the packer shows of the newest recorded step."""
+"""Columns of metrics.jsonl that the packer shows as gauges, for the newest recorded step."""
 GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One metric: its kind, what it tells, and its labels with all their values."""
+    """Definition of a metric. `labels` are pairs of a name and all its values; no values: known only at run time."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -58,7 +59,7 @@ class Spec:
 
     @property
     def actor(self) -> str:
-        """The actor that exports it, from its name."""
+        """Actor that exports the metric, taken from the name."""
         return self.name.split("_")[1]
 
 
@@ -81,7 +82,7 @@ SPECS = (
     Spec(
         "grpo_rollout_wait_seconds_total",
         "counter",
-        "Time of group tasks by what they waited for.",
+        "Time of group tasks by cause of waiting.",
         _labels(cause=("engine_choice", "engine_answer", "reward_choice")),
     ),
     Spec(
@@ -119,7 +120,7 @@ SPECS = (
     Spec(
         "grpo_packer_groups",
         "gauge",
-        "Groups of the run by where they stand.",
+        "Groups of the run by state.",
         _labels(purpose=PURPOSES, state=GROUP_STATES),
     ),
     Spec("grpo_packer_issued_total", "counter", "Ordinals issued.", _labels(purpose=PURPOSES)),
@@ -157,7 +158,7 @@ SPECS = (
         "grpo_packer_function_reward_mean",
         "gauge",
         "Mean of one reward function over the newest step's completions, before its weight.",
-        _labels(function=()),
+        _labels(function=()),  # no values: names of the user's functions are known only at run time
     ),
     Spec("grpo_packer_eval_version", "gauge", "Version of the newest evaluation; -1: none yet."),
     Spec(
@@ -181,7 +182,7 @@ SPECS = (
     Spec(
         "grpo_packer_engines",
         "gauge",
-        "Live engines by state; quarantined: takes no new weights until it is started anew.",
+        "Live engines by state; quarantined: takes no new weights until it is restarted.",
         _labels(state=ENGINE_STATES),
     ),
     Spec("grpo_packer_served_version", "gauge", "Newest version of an engine that takes new work; -1: none."),
@@ -217,7 +218,7 @@ SPECS = (
     Spec(
         "grpo_trainer_checkpoint_write_seconds",
         "histogram",
-        "Seconds from snapshot to a checkpoint that has been read back, beside training.",
+        "Seconds from snapshot to a checkpoint that has been read back, in the background.",
         buckets=SLOW_BUCKETS,
     ),
     Spec("grpo_trainer_policy_version", "gauge", "Version of the newest published policy."),
@@ -264,14 +265,14 @@ BUS_SPECS = (
     Spec(
         "grpo_bus_dropped_frames_total",
         "counter",
-        "Frames that were no message.",
-        _labels(edge=(), reason=DecodeError.REASONS),
+        "Frames that were no valid message, or a message of another run or an older term.",
+        _labels(edge=(), reason=DROP_REASONS),
     ),
     Spec("grpo_bus_packer_silent_seconds", "gauge", "Time since the packer was last heard."),
     Spec(
         "grpo_bus_refused_connections_total",
         "counter",
-        "Connections that this actor did not let in.",
+        "Connections refused by this actor.",
         _labels(reason=tuple(REFUSALS)),
     ),
 )
@@ -281,25 +282,29 @@ PROCESS_SPECS = (
     Spec("process_open_fds", "gauge", "Open file descriptors of the actor's process; on Linux."),
     Spec("process_start_time_seconds", "gauge", "Unix time of the start of the actor's process; on Linux."),
 )
-"""Of prometheus-client itself, as far as dashboards use it; the names are those of every Prometheus client."""
+"""Metrics of prometheus-client itself, as far as dashboards use them; named alike in every Prometheus client."""
 ALL_SPECS = (*SPECS, *BUS_SPECS, *PROCESS_SPECS)
 
 
 class Metrics:
-    """The metrics of one actor in a registry of its own, all label values present from the start."""
+    """Metrics of an actor, in a registry of their own. All label values are present from the start.
+
+    Args:
+        actor: kind of the actor; selects the metrics by their names.
+    """
 
     def __init__(self, actor: Actor) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        ProcessCollector(registry=self.registry)  # reads /proc, so has values on Linux only
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
-        for spec in SPECS:
+        for spec in SPECS:  # an actor exports its own metrics alone
             if spec.actor == actor:
                 self._make(spec)
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Add to a counter."""
+        """Add `amount` to a counter."""
         counter = self._counters[name]
         (counter.labels(**labels) if labels else counter).inc(amount)
 
@@ -309,17 +314,22 @@ class Metrics:
         (gauge.labels(**labels) if labels else gauge).set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add to a histogram."""
+        """Add a value to a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
 
     def watch_bus(
         self, edges: Callable[[], Iterable[EdgeCounts]], silent_seconds: Callable[[], float] | None = None
     ) -> None:
-        """Export the bus's own counts whenever the registry is scraped."""
+        """Export the counts of the bus, read at each scrape.
+
+        Args:
+            edges: returns the counts of all sockets.
+            silent_seconds: returns the seconds since the packer was heard; None for the packer itself.
+        """
         self.registry.register(_BusCollector(edges))
         if silent_seconds is not None:
-            spec = BUS_SPECS[3]
+            spec = BUS_SPECS[3]  # grpo_bus_packer_silent_seconds, the only gauge among them
             Gauge(spec.name, spec.help, registry=self.registry).set_function(silent_seconds)
 
     def _make(self, spec: Spec) -> None:
@@ -332,6 +342,7 @@ class Metrics:
         else:
             metric = Histogram(spec.name, spec.help, names, buckets=spec.buckets, registry=self.registry)
             self._histograms[spec.name] = metric
+        # makes every series at once, with 0: a series that appears later would look like a jump to Prometheus
         for values in product(*(values for _, values in spec.labels)) if names else ():
             metric.labels(*values)
 
@@ -341,7 +352,8 @@ class _BusCollector(Collector):
         self._edges = edges
 
     def collect(self) -> Iterator[MetricFamily]:
-        """Sum the edges of the same name: a rollout has one socket per reward actor, and one edge."""
+        """Yield the counts, summed by edge: a rollout has a socket per reward actor, but only one edge for groups."""
+        # made again for each scrape, since sockets come and go
         families = [
             CounterMetricFamily(s.name, s.help, labels=[n for n, _ in s.labels])
             for s in BUS_SPECS
@@ -356,9 +368,10 @@ class _BusCollector(Collector):
             total.dropped.update(counts.dropped)
             refused.update(counts.refused)
         for edge, total in totals.items():
+            # families are in the order of the counters in BUS_SPECS
             families[0].add_metric([edge], total.num_messages)
             families[1].add_metric([edge], total.num_bytes)
-            for reason in DecodeError.REASONS:
+            for reason in DROP_REASONS:
                 families[2].add_metric([edge, reason], total.dropped[reason])
         for reason in REFUSALS:
             families[3].add_metric([reason], refused[reason])
@@ -366,7 +379,7 @@ class _BusCollector(Collector):
 
 
 def document() -> str:
-    """docs/metrics.md."""
+    """Return the text of docs/metrics.md."""
     lines = [
         "# Metrics",
         "",

@@ -1,97 +1,95 @@
-"""What a run leaves behind for people and programs: metrics.jsonl, samples.jsonl, summary.json (DESIGN §11).
+"""Files of a run for people and programs: metrics.jsonl, evals.jsonl, samples.jsonl, summary.json.
 
-All step values go through `Reporter.report_step`; trackers join there. A write that fails, as on a full disk, raises
-WriteError and may be repeated: what it has left of a line is cut off before anything else is written.
+All values of a step go through `Reporter.report_step`, where trackers can be added. A failed write, as on a full disk,
+raises WriteError and may be repeated: a partial line is cut off before anything else is written.
 """
 
-import contextlib
 import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from actors.telemetry.writer import Writer
 from schemas.messages import ScoredGroup
 
+SAMPLES, OLDER_SAMPLES = "samples.jsonl", "samples.older.jsonl"
+MAX_SAMPLES_BYTES = 256 << 20
+"""Size of samples.jsonl in bytes, above which it becomes the older file, replacing the one before."""
+BLOCK_BYTES = 1 << 20
+"""Bytes read at a time from the end of a file."""
 StepSink = Callable[[int, Mapping[str, float]], None]
 Line = dict[str, Any]
 
 
-class WriteError(Exception):
-    """A file can't be written now, and what should have been written counts as not written."""
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's error into one that names the file.
-
-    Raises:
-        WriteError: instead of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror or error}") from error
-
-
 class Reporter:
-    """Writes under one output directory. `sinks` get every step's values too."""
+    """Writer of a run's files.
+
+    Args:
+        output: folder of the run; created if needed.
+        sinks: functions that get every step's values too.
+    """
 
     def __init__(self, output: Path, sinks: tuple[StepSink, ...] = ()) -> None:
         output.mkdir(parents=True, exist_ok=True)
         self._output, self._sinks = output, sinks
+        self.writer = Writer()
         self._whole: dict[str, int] = {}
-        """Of files whose last write has failed: the length that their whole lines had."""
+        """Length of the complete lines, for each file whose last write may have left a partial line, by file name."""
 
     def begin(self, recorded_step: int, evaluated: Collection[int], on_step: Callable[[Line], None]) -> None:
-        """Bring the files to what the ledger says has been recorded.
+        """Bring the files to the state that the ledger has recorded.
 
-        What a crash left beyond that is written again, and another run's lines are not this run's. A run under way has
-        no summary. Files are read line by line, since those of a run of weeks do not fit into memory.
+        Later lines, left by a crash, are cut off and written again; lines of another run are removed. summary.json is
+        removed, since a run under way has none. metrics.jsonl and evals.jsonl are read line by line, samples only from
+        the end as far as necessary.
 
         Args:
-            recorded_step: the last step that the ledger knows to be written here.
-            evaluated: versions whose evaluation it knows to be written here.
-            on_step: called with each step's line in order.
+            recorded_step: last step recorded by the ledger.
+            evaluated: versions whose evaluation is recorded by the ledger.
+            on_step: called with each step's line, in order.
         """
         (self._output / "summary.json").unlink(missing_ok=True)
         versions = frozenset(evaluated)
-        self._keep(
-            "samples.jsonl",
-            lambda line: line["step"] in versions if line["purpose"] == "eval" else line["step"] <= recorded_step,
-        )
+        for name in (SAMPLES, OLDER_SAMPLES):  # gigabytes in a long run, so only what is to be cut off is read
+            if self._cut_end(
+                name,
+                lambda line: line["step"] in versions if line["purpose"] == "eval" else line["step"] <= recorded_step,
+            ):
+                break
         self._keep("evals.jsonl", lambda line: line["version"] in versions)
         self._keep("metrics.jsonl", lambda line: line["step"] <= recorded_step, on_step)
 
     def report_eval(self, version: int, results: Mapping[str, Mapping[str, float | None]]) -> None:
-        """One evaluation as one line of evals.jsonl."""
+        """Append an evaluation to evals.jsonl, as a line."""
         self._append("evals.jsonl", {"version": version, "environments": results})
 
     def report_step(self, step: int, values: Mapping[str, float], weights: str = "") -> Line:
-        """One line of metrics.jsonl; returned as it will be read again.
+        """Append a step to metrics.jsonl; return the line as it will be read again.
 
         Args:
-            step: its number.
-            values: plain numbers by name.
-            weights: digest of the version that the step made, where it is known.
+            step: number of the step.
+            values: plain numbers by name; NaN and infinity become null.
+            weights: digest of the version made by the step; empty if unknown.
         """
         line: Line = {"step": step} | {name: _plain(value) for name, value in values.items()}
         if weights:
             line["weights"] = weights
         self._append("metrics.jsonl", line)
-        for sink in self._sinks:
+        for sink in self._sinks:  # after the line is written: a step that is tried again reaches them once
             sink(step, values)
         return line
 
     def report_samples(self, step: int, group: ScoredGroup) -> None:
-        """One group as one line of samples.jsonl."""
+        """Append a group to samples.jsonl. A file above MAX_SAMPLES_BYTES first becomes the older file."""
         rewards = {
             name: [_plain(value) for value in values]
             for name, values in zip(group.reward_names, group.rewards_FG.tolist(), strict=True)
         }
         self._append(
-            "samples.jsonl",
+            SAMPLES,
             {
                 "step": step,
                 "ordinal": group.ordinal,
@@ -109,17 +107,15 @@ class Reporter:
         )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """summary.json, atomically: whoever sees it sees all of it."""
-        path = self._output / "summary.json"
-        staging = _staging(path)
-        with writing(path):
-            staging.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-            staging.replace(path)
+        """Write summary.json, atomically: a reader finds all of it or nothing."""
+        path, text = self._output / "summary.json", json.dumps(summary, indent=2) + "\n"
+        self.writer.write(path, "summary", partial(replace, path, text))
 
     def _keep(self, name: str, good: Callable[[Line], bool], take: Callable[[Line], None] = lambda line: None) -> None:
-        """Cut off the lines that are not good; a file that has none is not touched.
+        """Cut off the lines of a file that are not good; an absent file stays absent.
 
-        They are at the end, and go without room on the disk, unless the file was written by something else.
+        Normally these lines are at the end, and cutting needs no room on the disk. A file written by another program
+        may have them anywhere, and is rewritten.
         """
         path = self._output / name
         if not path.is_file():
@@ -132,6 +128,7 @@ class Reporter:
             take(line)
             scattered = scattered or cut or not raw.endswith(b"\n")
             length += len(raw)
+        # scattered: a good line after a bad one, or without its line end, so cutting the end is not enough
         if scattered:
             _rewrite(path, good)
         elif not length:
@@ -139,40 +136,124 @@ class Reporter:
         elif cut:
             os.truncate(path, length)
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+    def _cut_end(self, name: str, good: Callable[[Line], bool]) -> bool:
+        """Cut off the samples after the last good line of training; return whether there is such a line.
+
+        Lines of training are in the order of steps, so all lines before a good one are good. Lines of an evaluation
+        come later than their step's: good ones may follow bad ones, and are kept.
+        """
         path = self._output / name
-        with writing(path), path.open("ab", buffering=0) as file:
+        if not path.is_file():
+            return False
+        evaluations: list[bytes] = []
+        """Good lines of evaluations after the current position, last one first."""
+        end = 0
+        for start, raw in lines_from_the_end(path):
+            line = record_of(raw)
+            if line is None or not raw.endswith(b"\n") or not good(line):
+                continue
+            if line["purpose"] != "eval":
+                end = start + len(raw)
+                break
+            evaluations.append(raw)
+        _replace_end(path, end, b"".join(reversed(evaluations)))
+        return end > 0
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        path, line = self._output / name, (json.dumps(record) + "\n").encode()
+        append = self._rotate_and_append if name == SAMPLES else self._append_line
+        self.writer.write(path, line, partial(append, path, line))
+        self._whole.pop(name, None)
+
+    def _rotate_and_append(self, path: Path, line: bytes) -> None:
+        if path.exists() and path.stat().st_size >= MAX_SAMPLES_BYTES:
+            path.replace(self._output / OLDER_SAMPLES)  # so together at most twice the limit, and a line
+            self._whole.pop(SAMPLES, None)
+        self._append_line(path, line)
+
+    def _append_line(self, path: Path, line: bytes) -> None:
+        """Append a line, after cutting off a partial line of an earlier write. Runs in the writer's thread."""
+        with path.open("ab", buffering=0) as file:
             length = file.seek(0, os.SEEK_END)
-            whole = min(self._whole.get(name, length), length)
+            whole = min(self._whole.get(path.name, length), length)
+            # kept until `_append` hears of success, so that the next write can cut a partial line off
             if whole < length:
                 file.truncate(whole)
-            self._whole[name] = whole
-            rest = memoryview((json.dumps(record) + "\n").encode())
-            while rest:  # a disk with little room takes a part, and refuses the next
+            self._whole[path.name] = whole
+            rest = memoryview(line)
+            while rest:  # a nearly full disk writes a part, and fails at the next write
                 rest = rest[file.write(rest) :]
-        del self._whole[name]
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The records of a .jsonl file; a last line cut short by a crash is left out."""
+    """Return the records of a .jsonl file, without a last line cut short by a crash."""
     return [line for _, line in _lines(path) if line is not None]
 
 
+def lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, line with line end) from the last line to the first; memory: a block and a line."""
+    with path.open("rb") as file:
+        end = start = file.seek(0, os.SEEK_END)
+        pieces: list[bytes] = []
+        """Pieces of the line that starts before the current block, last piece first."""
+        while start:
+            size = min(BLOCK_BYTES, start)
+            start -= size
+            file.seek(start)
+            block = file.read(size)
+            stop = size
+            while (newline := block.rfind(b"\n", 0, stop)) >= 0:
+                line = block[newline + 1 : stop] + b"".join(reversed(pieces))
+                pieces.clear()
+                if line:
+                    end -= len(line)
+                    yield end, line
+                pieces.append(b"\n")
+                stop = newline
+            pieces.append(block[:stop])
+        line = b"".join(reversed(pieces))
+        if line:
+            yield 0, line
+
+
+def record_of(raw: bytes) -> Line | None:
+    """Parse a line; return None if it is no JSON, for example cut short by a crash."""
+    try:
+        return json.loads(raw)  # type: ignore[no-any-return]
+    except ValueError:
+        return None
+
+
 def _lines(path: Path) -> Iterator[tuple[bytes, Line | None]]:
-    """Each line as it stands, and its record where it has one."""
+    """Yield each line as bytes, with its record; None if it has none."""
     with path.open("rb") as file:
         for raw in file:
-            try:
-                yield raw, json.loads(raw)
-            except ValueError:
-                yield raw, None
+            yield raw, record_of(raw)
 
 
 def _rewrite(path: Path, good: Callable[[Line], bool]) -> None:
-    """Leave only the good lines, atomically."""
+    """Keep only the good lines of a file, atomically."""
     staging = _staging(path)
     with staging.open("wb") as kept:
         kept.writelines(raw.rstrip(b"\n") + b"\n" for raw, line in _lines(path) if line is not None and good(line))
+    staging.replace(path)
+
+
+def _replace_end(path: Path, start: int, end: bytes) -> None:
+    """Replace a file's content from `start` on by `end`, which is not longer; remove a file that becomes empty."""
+    if not start and not end:
+        path.unlink()
+    elif start + len(end) < path.stat().st_size:
+        with path.open("r+b") as file:  # in place, which needs no room on the disk
+            file.seek(start)
+            file.write(end)
+            file.truncate()
+
+
+def replace(path: Path, text: str) -> None:
+    """Replace a whole file, atomically."""
+    staging = _staging(path)
+    staging.write_text(text, encoding="utf-8")
     staging.replace(path)
 
 
@@ -181,5 +262,5 @@ def _staging(path: Path) -> Path:
 
 
 def _plain(value: float) -> float | None:
-    """A number that JSON has; None for NaN and infinity."""
+    """Return a number as JSON can hold it: None for NaN and infinity."""
     return value if math.isfinite(value) else None

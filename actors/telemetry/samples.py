@@ -1,25 +1,64 @@
-"""samples.jsonl for people: `actors samples RUN`."""
+"""`actors samples RUN`: show samples.jsonl."""
 
+import itertools
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.telemetry.reporter import read_lines
+from actors.telemetry.reporter import OLDER_SAMPLES, lines_from_the_end, record_of
+
+STEP = re.compile(rb'\{"step": (\d+),')
+"""Start of each line: lines of other steps need not be parsed."""
+FAR_LINES = 64
+"""Largest distance between lines of the same step: evaluations come later than the step of their version."""
+
+AS_MESSAGES = "[{'role': 'assistant', 'content': TEXT}]"
+"""Form in which reward functions receive completions of chat prompts, as in TRL."""
 
 
 def show_samples(path: Path, step: int | None, num_completions: int) -> str:
-    """The groups of one step (the last one by default), each with some of its completions and their rewards."""
-    records = read_lines(path)
-    chosen = max((record["step"] for record in records), default=0) if step is None else step
-    found = [record for record in records if record["step"] == chosen]
+    """Show the groups of a step, each with some completions and their rewards.
+
+    Files are read from the end, as far as needed, and only lines of this step are kept in memory.
+
+    Args:
+        path: samples.jsonl; the older file is expected next to it.
+        step: the step; None: the last one.
+        num_completions: completions shown per group.
+    """
+    # the newest lines may be of an evaluation of an earlier version, so the last step is the largest among some
+    newest = (number for number, _ in itertools.islice(_lines(path), FAR_LINES))
+    chosen = max(newest, default=0) if step is None else step
+    found: list[dict[str, Any]] = []
+    steps: set[int] = set()
+    others = 0
+    for number, raw in _lines(path):
+        steps.add(number)
+        others = 0 if number == chosen else others + 1
+        record = record_of(raw) if number == chosen else None
+        if record is not None:
+            found.append(record)
+        if found and others >= FAR_LINES:  # no line of this step comes any more
+            break
     if not found:
-        steps = sorted({record["step"] for record in records})
         return (
-            f"no samples of step {chosen}; there are some of {len(steps)} steps, from {steps[0]} to {steps[-1]}"
+            f"no samples of step {chosen}; there are some of {len(steps)} steps, from {min(steps)} to {max(steps)}"
             if steps
             else "none"
         )
-    return "\n\n".join(_group(record, num_completions) for record in found)
+    return "\n\n".join(_group(record, num_completions) for record in reversed(found))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (step, line) from newest to oldest, lines of the older file last."""
+    for file in (path, path.with_name(OLDER_SAMPLES)):
+        if file.is_file():
+            for _, raw in lines_from_the_end(file):
+                match = STEP.match(raw)
+                if match:
+                    yield int(match[1]), raw
 
 
 def _group(record: dict[str, Any], num_completions: int) -> str:
@@ -31,6 +70,8 @@ def _group(record: dict[str, Any], num_completions: int) -> str:
         ),
         f"  prompt      {prompt!r}",
     ]
+    if not isinstance(record["prompt"], str):
+        lines.append(f"  completion  of a chat prompt: reward functions receive {AS_MESSAGES} for each text below")
     rows = zip(record["completions"], record["reward"], record["advantages"], record["finish_reasons"], strict=True)
     for text, reward, advantage, reason in list(rows)[:num_completions]:
         shown = "  none" if reward is None else f"{reward:6.3f}"

@@ -1,33 +1,70 @@
-"""metrics_targets.json: where every live actor serves /metrics, in the form of Prometheus' file_sd_configs.
+"""metrics_targets.json: addresses of /metrics of all live actors, in the format of Prometheus' file_sd_configs.
 
-With `telemetry.metrics_port: 0` ports are not known before the start; Prometheus reads this file anew whenever it
+With `telemetry.metrics_port: 0` ports are unknown before the start. Prometheus reads the file again whenever it
 changes.
 """
 
+import contextlib
+import ipaddress
 import json
+import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from actors.telemetry.reporter import replace
+from actors.telemetry.writer import Writer
+
+HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 Target = tuple[str, str, str]
-"""(actor, name, URL of its /metrics)."""
+"""Kind of the actor, its name, and the URL of its /metrics."""
+
+
+def is_target(url: str) -> bool:
+    """Return whether a peer's URL may be given to Prometheus: plain http(s), a host, a port and /metrics, nothing else.
+
+    A peer names its own address, and Prometheus connects from another place in the network. Link-local addresses are
+    refused, since clouds serve secrets there.
+    """
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname or ""
+    except ValueError:
+        return False
+    plain = parts.scheme in ("http", "https") and parts.path == "/metrics" and not (parts.query or parts.fragment)
+    if not plain or parts.username is not None or not port or not HOST.fullmatch(host):
+        return False
+    with contextlib.suppress(ValueError):  # a host name, not an address
+        address = ipaddress.ip_address(host)
+        return not (address.is_link_local or address.is_multicast or address.is_unspecified)
+    return True
 
 
 class TargetsFile:
-    """Writes the file when the targets have changed, atomically: whoever reads it reads all of it."""
+    """Writer of metrics_targets.json: only when targets change, atomically (readers find a complete file).
 
-    def __init__(self, output: Path, run_name: str) -> None:
-        self._path, self._run_name = output / "metrics_targets.json", run_name
+    Args:
+        output: folder of the run.
+        run_name: name of the run, for the label.
+        writer: writer of the run's files.
+    """
+
+    def __init__(self, output: Path, run_name: str, writer: Writer) -> None:
+        self._path, self._run_name, self._writer = output / "metrics_targets.json", run_name, writer
         self._written: list[Target] | None = None
 
     def follow(self, targets: Iterable[Target]) -> None:
-        """These and no others are live; those without a URL serve no metrics."""
-        wanted = sorted(target for target in targets if target[2])
-        if wanted == self._written:
+        """Write the file if these targets are new. Targets without a usable URL are left out.
+
+        Raises:
+            WriteError: the file can't be written now.
+        """
+        wanted = sorted(target for target in targets if is_target(target[2]))
+        if wanted == self._written:  # Prometheus reloads at each write
             return
-        staging = self._path.with_name(f".{self._path.name}")
-        staging.write_text(json.dumps([self._entry(*target) for target in wanted], indent=1) + "\n", encoding="utf-8")
-        staging.replace(self._path)
+        text = json.dumps([self._entry(*target) for target in wanted], indent=1) + "\n"
+        self._writer.write(self._path, wanted, partial(replace, self._path, text))
         self._written = wanted
 
     def _entry(self, actor: str, name: str, url: str) -> dict[str, object]:

@@ -1,5 +1,6 @@
-"""What the summary and the screens need of all step lines, in memory that a long run does not fill."""
+"""Totals over all step lines, for the summary and the screens; memory does not grow with the run."""
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -9,12 +10,13 @@ from typing import Any, TypeGuard
 Line = Mapping[str, Any]
 
 FIRST_AND_LAST = 5
-"""Steps that `reward_first` and `reward_last` are means of."""
+"""Number of steps averaged in `reward_first` and `reward_last`."""
 NUM_RECENT_LINES = 20
+"""Number of newest lines kept for the screens."""
 NUM_RECENT_VALUES = 1000
-"""What a median is taken of: a run of more steps is told the median of its newest ones."""
+"""Number of newest values of which a median is taken."""
 SMALLEST_EXPONENT = 1074
-"""Every float is a whole number of 2^-1074."""
+"""Exponent in which all floats are integers: every float is a multiple of 2^-1074."""
 COLUMNS = (
     "num_completions",
     "tokens",
@@ -28,18 +30,19 @@ COLUMNS = (
 
 
 class Column:
-    """Running figures of one number of each line; a line that has no number there does not count."""
+    """Running figures of a column. Lines without a number in the column do not count."""
 
     def __init__(self) -> None:
         self.maximum: float | None = None
         self._count, self._units = 0, 0
-        """The sum in units of 2^-1074: exact, so that a mean is what `statistics.fmean` of all values would be."""
+        """Sum in units of 2^-1074, which is exact: the mean equals `statistics.fmean` of all values."""
         self._recent: deque[float] = deque(maxlen=NUM_RECENT_VALUES)
 
     def add(self, value: object) -> None:
-        """The next line's value."""
+        """Add the next line's value."""
         if not is_number(value):
             return
+        # a sum of floats would depend on the order; the denominator is a power of 2, so this is exact
         numerator, denominator = value.as_integer_ratio()
         self._count += 1
         self._units += numerator << (SMALLEST_EXPONENT + 1 - denominator.bit_length())
@@ -48,39 +51,39 @@ class Column:
 
     @property
     def sum(self) -> float:
-        """Of all values."""
+        """Sum of all values; 0 without values."""
         return self._units / (1 << SMALLEST_EXPONENT)
 
     @property
     def mean(self) -> float | None:
-        """Of all values, None where there are none."""
+        """Mean of all values; None without values."""
         return self.sum / self._count if self._count else None
 
     @property
     def recent_median(self) -> float | None:
-        """Of the newest NUM_RECENT_VALUES, None where there are none."""
+        """Median of the newest NUM_RECENT_VALUES values; None without values."""
         return median_of(self._recent)
 
 
 class StepTotals:
-    """Running totals over the lines of metrics.jsonl: the first, the newest, and figures of the columns above.
+    """Running totals over the lines of metrics.jsonl: first lines, newest lines, and figures of COLUMNS.
 
-    Medians are those of the newest NUM_RECENT_VALUES steps; all else is exact over all steps.
+    Medians are of the newest NUM_RECENT_VALUES steps. Everything else is exact over all steps.
     """
 
     def __init__(self) -> None:
         self.first: list[Line] = []
         self.recent: deque[Line] = deque(maxlen=NUM_RECENT_LINES)
         self.idle = Column()
-        """Seconds waited for batches between the first step and the last, so without the first step's wait."""
+        """Seconds waited for batches between the first step and the last; without the first step's wait."""
         self._columns = {name: Column() for name in COLUMNS}
 
     def __getitem__(self, column: str) -> Column:
         return self._columns[column]
 
     def add(self, line: Line) -> None:
-        """The next step's line."""
-        if self.first:
+        """Add the next step's line."""
+        if self.first:  # the wait for the first batch is the start of the run, not idleness
             self.idle.add(line.get("seconds_wait_batch"))
         if len(self.first) < FIRST_AND_LAST:
             self.first.append(line)
@@ -90,38 +93,50 @@ class StepTotals:
 
     @property
     def newest(self) -> Line:
-        """The newest line, empty before the first."""
+        """Newest line; empty before the first step."""
         return self.recent[-1] if self.recent else {}
+
+    def newest_in_a_row(self, column: str, value: float) -> int:
+        """Return how many of the newest steps in a row have this value in a column; NUM_RECENT_LINES at most."""
+        lines = list(itertools.takewhile(lambda line: line.get(column) == value, reversed(self.recent)))
+        return len(lines)
 
     @property
     def reward_first(self) -> float | None:
-        """Mean reward of the first five steps."""
+        """Mean reward of the first FIRST_AND_LAST steps; None without rewards."""
         return mean_of(line.get("reward_mean") for line in self.first)
 
     @property
     def reward_last(self) -> float | None:
-        """Mean reward of the last five steps."""
+        """Mean reward of the last FIRST_AND_LAST steps; None without rewards."""
         return mean_of(line.get("reward_mean") for line in list(self.recent)[-FIRST_AND_LAST:])
 
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean seconds per step over the newest NUM_RECENT_LINES steps; None before the second step."""
+        lines = list(self.recent)
+        return (lines[-1]["time"] - lines[0]["time"]) / (len(lines) - 1) if len(lines) > 1 else None
+
     def per_second(self, column: str) -> float | None:
-        """A column's sum over the time of the newest NUM_RECENT_LINES lines; None before the second."""
+        """Return a column's sum per second, over the newest NUM_RECENT_LINES lines; None before the second line."""
         lines = list(self.recent)
         span = lines[-1]["time"] - lines[0]["time"] if lines else 0.0
-        return sum(line.get(column) or 0.0 for line in lines[1:]) / span if span else None
+        # the first line's values belong to the time before the span
+        return sum(line.get(column) or 0.0 for line in lines[1:]) / span if span > 0 else None
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is one; null and the digest of a version are in lines too, NaN is in none."""
+    """Return whether a value is a number. Lines also have null and texts (digests), but never NaN."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def mean_of(values: Iterable[object]) -> float | None:
-    """Of the numbers among them."""
+    """Return the mean of the numbers among some values; None without numbers."""
     numbers = [value for value in values if is_number(value)]
     return statistics.fmean(numbers) if numbers else None
 
 
 def median_of(values: Iterable[float]) -> float | None:
-    """None where there are none."""
+    """Return the median of some values; None without values."""
     numbers = list(values)
     return statistics.median(numbers) if numbers else None

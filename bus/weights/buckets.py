@@ -1,11 +1,11 @@
-"""Weights cut into buckets: flat byte tensors of bounded size, and a header that says what lies where.
+"""Weights cut into buckets: flat byte tensors of bounded size, and a header with the place of each tensor.
+
+Bytes are marked twice. The digest of a tensor (BLAKE3, in the header) tells its content. The manifest has the digest of
+the header without the cuts, so equal weights have equal digests in any run. The code of a bucket (GMAC, NIST SP
+800-38D, with a key of this version alone) proves to an engine, with the key from the control plane, that the bytes
+are the trainer's. A code costs a fifth of a digest (21 GB/s per thread, against 4.2).
 
     header = JSON {content, files, buckets: [[[name, dtype, shape, digest], ...], ...]}
-
-Bytes are marked twice. A tensor's digest, BLAKE3, says what they are: the header has it, and a manifest has that of the
-header without its cuts, so the same weights have the same digest in any run. A bucket's code, GMAC (NIST SP 800-38D)
-under a key of this version alone, says that they are the trainer's: whoever got the key over the control plane checks
-by it what comes over a wire, at a fifth of the cost of a digest (21 GB/s a thread here, beside 4.2).
 """
 
 import hmac
@@ -14,7 +14,6 @@ import math
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -25,31 +24,32 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers import AEADEncryptionContext, Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from bus.weights import Weights
+from bus import threads
+from bus.weights import Weights, check_files
 
 if TYPE_CHECKING:
     import torch
 
 FILLERS = 2
-"""Threads that copy and digest buckets: one alone is slower than a good wire."""
+"""Threads that copy and digest buckets: a single thread is slower than a fast network."""
 KEY_BYTES, CODE_BYTES = 32, 16
 MAC_BYTES = 1 << 28
-"""Of one call: OpenSSL counts in 32 bits, and an embedding may be larger."""
+"""Bytes per call to OpenSSL: its lengths have 32 bits, and an embedding may be larger."""
 
 
 class Place(NamedTuple):
-    """A tensor in a bucket."""
+    """A tensor in a bucket. Example: `Place("lm_head.weight", "bfloat16", (151936, 896), "9f3c…")`."""
 
     name: str
     dtype: str
-    """As torch prints it, without the package."""
+    """Name of the torch dtype without `torch.`."""
     shape: tuple[int, ...]
     digest: str
-    """BLAKE3 of its bytes, hex."""
+    """BLAKE3 of the tensor's bytes, hex."""
 
     @property
     def num_bytes(self) -> int:
-        """Of its elements."""
+        """Bytes of all elements."""
         import torch
 
         kind: torch.dtype = getattr(torch, self.dtype)
@@ -57,42 +57,48 @@ class Place(NamedTuple):
 
 
 Bucket = tuple[Place, ...]
-"""Its tensors lie in it one after the other, without gaps."""
+"""Tensors of a bucket in order; their bytes follow without gaps."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a version consists of."""
+    """The contents of a version: small files, and the tensors of each bucket."""
 
     content: Literal["full", "adapter"]
     files: dict[str, str]
+    """Small text files by name (`bus.weights.FILES`)."""
     buckets: tuple[Bucket, ...]
 
     def encode(self) -> bytes:
-        """JSON, the same bytes for the same header."""
+        """Return the header as JSON. Equal headers give equal bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes, digest: str) -> "Header":
-        """Read a header that came over an unauthenticated wire.
+        """Return a header from an unauthenticated wire.
+
+        Args:
+            data: JSON of the header.
+            digest: digest in the manifest.
 
         Raises:
-            ValueError: it is not the one with this digest.
+            ValueError: the data are no header, or a header with another digest.
         """
         try:
             tree: dict[str, Any] = json.loads(data)
             buckets = tuple(tuple(Place(n, d, tuple(s), h) for n, d, s, h in bucket) for bucket in tree["buckets"])
+            check_files(tree["content"], tree["files"])
             header = cls(tree["content"], tree["files"], buckets)
             found = header.digest
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"the header of the weights is none: {error}") from error
+            raise ValueError(f"the header of the weights can't be read: {error}") from error
         if found != digest:
             raise ValueError("the header of the weights is not the one that the trainer published")
         return header
 
     @property
     def digest(self) -> str:
-        """BLAKE3, hex, of the whole version: of what is in all buckets, wherever it was cut."""
+        """BLAKE3 of the whole version, hex. Independent of the cuts into buckets."""
         uncut = replace(self, buckets=(tuple(chain.from_iterable(self.buckets)),))
         return blake3(uncut.encode()).hexdigest()
 
@@ -104,37 +110,42 @@ class Header:
 
 @dataclass(frozen=True)
 class Parcel:
-    """A version ready to be sent: its header and the bytes of its buckets. It shares no memory with the weights."""
+    """A version ready to be sent. Shares no memory with the weights: training may go on."""
 
     header: Header
     bytes_of: "Sequence[torch.Tensor]"
-    """uint8, one per bucket, on the CPU."""
+    """Buckets: a uint8 tensor [num_bytes] each, on the CPU."""
     key: bytes = field(repr=False)
+    """Key of the codes: 32 random bytes, for this version alone. Travels in the manifest."""
     codes: Sequence[bytes]
-    """One per bucket."""
+    """GMAC codes of the buckets, 16 bytes each."""
 
 
 def pack(weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = ()) -> Parcel:
-    """Cut and copy, tensor by tensor in the given order; a tensor larger than a bucket is a bucket of its own.
+    """Copy weights into buckets, tensor by tensor in the given order.
 
     Args:
-        weights: of a version.
-        bucket_bytes: of a bucket, at most.
-        spare: buckets of a version that nobody reads any more, whose memory may be taken.
+        weights: weights of a version, on any device.
+        bucket_bytes: most bytes of a bucket; a larger tensor fills a bucket alone.
+        spare: buckets of an older version, no longer read; their memory is reused if all sizes fit.
     """
     cuts = list(_cut(weights, bucket_bytes))
     flats = staged([sum(tensor.nbytes for _, tensor in tensors) for tensors in cuts], spare)
-    key = secrets.token_bytes(KEY_BYTES)
-    with ThreadPoolExecutor(FILLERS) as fillers:
+    key = secrets.token_bytes(KEY_BYTES)  # new for each version: bucket numbers, the nonces, repeat
+    with threads.Workers(FILLERS, "filler") as fillers:
         marks = list(fillers.map(partial(_fill, key), count(), flats, cuts))
     header = Header(weights.content, dict(weights.files), tuple(bucket for bucket, _ in marks))
     return Parcel(header, flats, key, [code for _, code in marks])
 
 
 def staged(sizes: Sequence[int], spare: "Sequence[torch.Tensor]") -> "Sequence[torch.Tensor]":
-    """Memory for buckets, uint8: the spare one where it has these sizes, as it has throughout a run.
+    """Return memory for buckets: uint8 tensors of the given sizes. Spare memory is returned if all sizes fit.
 
-    Memory that is touched for the first time costs more than what fills it: 1.6 us for each 4 KiB here.
+    Sizes stay the same throughout a run. New memory costs more than its filling: 1.6 µs for the first touch of 4 KiB.
+
+    Args:
+        sizes: bytes of each bucket.
+        spare: tensors no longer used.
     """
     import torch
 
@@ -144,22 +155,28 @@ def staged(sizes: Sequence[int], spare: "Sequence[torch.Tensor]") -> "Sequence[t
 
 
 def verify(key: bytes, number: int, flat: "torch.Tensor", code: bytes) -> None:
-    """Check bytes that came over an unauthenticated wire, beside the code of bucket `number`.
+    """Check a bucket from an unauthenticated wire.
+
+    Args:
+        key: key of the version, from its manifest.
+        number: index of the bucket.
+        flat: bytes of the bucket, a uint8 tensor [num_bytes].
+        code: code of this bucket.
 
     Raises:
-        ValueError: they are not what the trainer published.
+        ValueError: the bytes differ from the trainer's.
     """
     mac = _mac(key, number)
     _feed(mac, flat.numpy())
-    if not hmac.compare_digest(_code(mac), code):
+    if not hmac.compare_digest(_code(mac), code):  # in constant time: `==` would tell how many bytes are right
         raise ValueError(f"bucket {number} arrived with other bytes than the trainer published")
 
 
 def codes_from(text: bytes, num_buckets: int) -> list[bytes]:
-    """Read the codes of all buckets, hex, one behind the other: forged ones fit no bytes, so they need no check.
+    """Return the codes of all buckets, from their hex digits in a row. Forged codes fit no bytes, so none is checked.
 
     Raises:
-        ValueError: they are not as many.
+        ValueError: the text does not hold `num_buckets` codes.
     """
     if not re.fullmatch(rb"[0-9a-f]{%d}" % (2 * CODE_BYTES * num_buckets), text):
         raise ValueError(f"the codes of the weights are not those of {num_buckets} buckets")
@@ -168,14 +185,15 @@ def codes_from(text: bytes, num_buckets: int) -> list[bytes]:
 
 
 def unpack(bucket: Bucket, flat: "torch.Tensor") -> "dict[str, torch.Tensor]":
-    """The tensors of a bucket, as views of its bytes."""
+    """Return the tensors of a bucket by name. Each is a view of the bucket's bytes, or a copy if misaligned."""
     import torch
 
     tensors = {}
     parts = torch.split(flat, [place.num_bytes for place in bucket])
     for place, part in zip(bucket, parts, strict=True):
         kind = getattr(torch, place.dtype)
-        aligned = part.clone() if part.storage_offset() % kind.itemsize else part  # a view needs its own alignment
+        # a view with another dtype must start at a multiple of its element size
+        aligned = part.clone() if part.storage_offset() % kind.itemsize else part
         tensors[place.name] = aligned.view(kind).view(place.shape)
     return tensors
 
@@ -196,25 +214,24 @@ def _cut(weights: Weights, bucket_bytes: int) -> "Iterator[Sequence[tuple[str, t
 def _fill(
     key: bytes, number: int, flat: "torch.Tensor", tensors: "Iterable[tuple[str, torch.Tensor]]"
 ) -> tuple[Bucket, bytes]:
-    """Copy tensors into bucket `number`; returns what it holds, and its code.
-
-    Each is marked while its bytes are in a near cache, and copied by numpy: torch would do it by threads of its own,
-    which then wait beside ours, busily.
-    """
+    """Copy tensors into bucket `number`, and return the places of the tensors and the bucket's code."""
+    threads.pass_by("trainer.filler")
     places, mac = [], _mac(key, number)
     start = 0
     for name, tensor in tensors:
         part = flat.numpy()[start : start + tensor.nbytes]
+        # numpy copies in this thread; torch would use threads of its own, which keep spinning next to the fillers
         part[:] = tensor.detach().cpu().contiguous().reshape(-1).view(flat.dtype).numpy()
         dtype = str(tensor.dtype).removeprefix("torch.")
         places.append(Place(name, dtype, tuple(tensor.shape), blake3(part.data).hexdigest()))
-        _feed(mac, part)
+        _feed(mac, part)  # at once, while the bytes are still in a cache near the core
         start += tensor.nbytes
     return tuple(places), _code(mac)
 
 
 def _mac(key: bytes, number: int) -> AEADEncryptionContext:
-    """GMAC of bucket `number`; no other bytes may ever have the same key and number."""
+    """Return a new GMAC for bucket `number`. The same key and number must never be used for two different buckets."""
+    # GMAC is GCM without plaintext: the bucket is fed as associated data, its number is the nonce
     return Cipher(algorithms.AES(key), modes.GCM(number.to_bytes(12, "big"))).encryptor()
 
 

@@ -1,91 +1,164 @@
-"""Weights as versioned directories: on /dev/shm the shared-memory way of one host, on a shared disk the way of many.
+"""Weights as versioned directories: in /dev/shm for engines on the same host, on a shared disk for several hosts.
 
-A version is written beside its final name, read back for its digest, and renamed: whoever sees the name sees the whole
-version. The directory of a full version holds `model.safetensors`, that of an adapter is a PEFT adapter as it is.
+A version is written under a temporary name, read back for its digest, and renamed, so a version under its final name is
+whole. A full version is a directory with `model.safetensors`; an adapter is a PEFT adapter directory. All are in the
+run's own folder (`bus.run_folder`); nothing outside is read, written or removed.
 """
 
 import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from blake3 import blake3
 
-from bus.weights import Weights
+from bus.run_folder import TRAINER, RunFolder, remove_folder
+from bus.weights import Weights, check_files
 from schemas.messages import Manifest, Policy, WeightUpdate
+
+if TYPE_CHECKING:
+    import torch
 
 log = structlog.get_logger("bus.weights")
 
 FILE_NAMES = {"full": "model.safetensors", "adapter": "adapter_model.safetensors"}
+"""Name of the file of tensors, by content."""
 
 
 class FilesystemPublisher:
-    """Writes versions under `directory/lineage.version`, and keeps the newest `keep` of them."""
+    """Writes versions into the run's folder as directories `LINEAGE.VERSION`.
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        self._directory, self._keep = directory, keep
+    Args:
+        folder: folder of the run.
+        keep: number of the newest versions kept by `prune`.
+
+    Raises:
+        ConfigError: the folder can't be made, is not this run's, or another trainer publishes there.
+    """
+
+    def __init__(self, folder: RunFolder, keep: int) -> None:
+        self._folder, self._keep = folder, keep
         self._published: list[Manifest] = []
-        if directory.exists():
-            shutil.rmtree(directory)  # versions of a dead trainer: nothing names them any more
-        directory.mkdir(parents=True)
+        folder.take()
+        self._lock = folder.hold(TRAINER)
+        folder.remove_versions()  # left by a dead trainer: no manifest names them any more
 
     def publish(self, policy: Policy, weights: Weights) -> Manifest:
-        """Write one version; atomic."""
-        from safetensors.torch import save_file  # here: torch is slow to import, and the first beat should not wait
+        """Write a version atomically, and return its manifest.
 
-        final = self._directory / str(policy)
-        staging = self._directory / f".{policy}"
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        for name, text in weights.files.items():
-            (staging / name).write_text(text, encoding="utf-8")
-        path = staging / FILE_NAMES[weights.content]
-        save_file(weights.tensors, path)
+        Raises:
+            OSError: the version can't be written, mostly for lack of room. Its partial files are removed.
+        """
+        from safetensors import SafetensorError  # not at the top: importing torch would delay the first beat
+        from safetensors.torch import save_file
+
+        check_files(weights.content, weights.files)
+        self._folder.take()
+        final, staging = self._folder.path / str(policy), self._folder.path / f".{policy}"
+        remove_folder(staging)  # left by an attempt of this process that could not be cleaned up
+        try:
+            staging.mkdir()
+            for name, text in weights.files.items():
+                (staging / name).write_text(text, encoding="utf-8")
+            path = staging / FILE_NAMES[weights.content]
+            save_file(weights.tensors, path)
+            digest, num_bytes = file_digest(path), path.stat().st_size  # of what is on the disk, not of the tensors
+            staging.rename(final)
+        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+            remove_folder(staging)
+            raise no_room(weights.tensors, self._folder.path, error) from error
         manifest = Manifest(
             policy=policy,
             channel="filesystem",
             content=weights.content,
             uri=str(final),
-            digest=file_digest(path),
-            num_bytes=path.stat().st_size,
+            digest=digest,
+            num_bytes=num_bytes,
         )
-        staging.rename(final)
         self._published.append(manifest)
         return manifest
 
     def published(self) -> list[Manifest]:
-        """Versions on disk, oldest first."""
+        """Return the manifests of the versions on disk, oldest first."""
         return list(self._published)
 
     def prune(self, keep_version: int) -> None:
-        """Remove all but the newest `keep`, and none from `keep_version` on."""
+        """Remove all versions but the newest `keep`. Versions from `keep_version` on stay."""
+        # engines may still ask for `keep_version` and newer, however many these are
         old = [m for m in self._published[: -self._keep] if m.policy.version < keep_version]
         for manifest in old:
-            shutil.rmtree(manifest.uri, ignore_errors=True)
+            remove_folder(Path(manifest.uri))
             self._published.remove(manifest)
 
     def close(self) -> None:
-        """Remove everything: the run's checkpoints are elsewhere."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """Remove all versions: the run is done, and its checkpoints are elsewhere."""
+        self.leave()  # first: `clear` takes the same lock
+        self._folder.clear()
+
+    def leave(self) -> None:
+        """Release the lock to another trainer. Versions stay: engines may still load them."""
+        self._lock.close()
+
+
+def no_room(tensors: "Mapping[str, torch.Tensor]", folder: Path, error: Exception, reader: str = "") -> OSError:
+    """Return an error about weights not written: needed and free bytes, the cause, and the remedy.
+
+    Args:
+        tensors: the weights.
+        folder: target folder.
+        error: error of the attempt.
+        reader: name of the reading server; empty: all engines.
+    """
+    needed = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    try:
+        free = f"{shutil.disk_usage(folder).free / 1e9:.3f} GB are free"
+    except OSError:
+        free = "the folder no longer exists"
+    target = f"for {reader} to {folder}" if reader else f"to {folder}"
+    return OSError(
+        f"{needed / 1e9:.3f} GB of weights can't be written {target}, where {free}: {reason}; set "
+        "weights.directory to a folder with room for weights.keep + 1 versions, or free space"
+    )
 
 
 class FilesystemReceiver:
-    """Reads what a `FilesystemPublisher` wrote."""
+    """Reads the versions of a `FilesystemPublisher`.
+
+    Args:
+        directory: `weights.directory` of this actor. A manifest with a path outside is refused.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def receive(
         self, manifest: Manifest, update: WeightUpdate | None = None, check: Callable[[], object] = bool
     ) -> Weights:
-        """The version's tensors on the CPU. Files need nobody's presence: there is nothing to wait for.
+        """Read a version, check its digest, and return its weights with tensors on the CPU.
+
+        Args:
+            manifest: manifest of the version, from the packer.
+            update: ignored: files need no update.
+            check: ignored: there is nothing to wait for.
 
         Raises:
-            ValueError: the file is not the one that the manifest names.
-            OSError: it can't be read (pruned meanwhile, or not on this machine).
+            ValueError: the file has another digest than the manifest, or is outside `weights.directory`.
+            OSError: the file can't be read: pruned meanwhile, or not on this machine.
         """
         from safetensors.torch import load_file
 
-        path = Path(manifest.uri) / FILE_NAMES[manifest.content]
+        folder = Path(manifest.uri)
+        # resolved: the path came from a peer, and may hold `..` or lead through a link
+        if not folder.resolve().is_relative_to(self._directory.resolve()):
+            raise ValueError(
+                f"weights {manifest.policy}: the trainer names {folder}, which is not below weights.directory "
+                f"{self._directory} of this actor; give all actors of a run the same weights.directory"
+            )
+        path = folder / FILE_NAMES[manifest.content]
         digest = file_digest(path)
         if digest != manifest.digest:
             raise ValueError(
@@ -94,12 +167,17 @@ class FilesystemReceiver:
             )
         files = {}
         if manifest.content == "adapter":
+            # parsed and written again: the digest does not cover this file, so it is checked to be JSON at least
             files["adapter_config.json"] = json.dumps(json.loads((path.parent / "adapter_config.json").read_text()))
         return Weights(content=manifest.content, tensors=load_file(path), files=files, directory=manifest.uri)
 
 
 def file_digest(path: Path) -> str:
-    """BLAKE3 of a file, hex, by all cores."""
-    if not path.is_file():  # else the error would not name it
+    """Return the BLAKE3 digest of a file in hex, computed on all cores.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+    """
+    if not path.is_file():  # blake3's own error does not name the file
         raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

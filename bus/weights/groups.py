@@ -1,57 +1,77 @@
-"""Groups of processes that broadcast: how they meet, send, and leave one another, without ever waiting for good.
+"""Groups of processes that broadcast tensors with gloo. Members meet, send and leave, and never wait without a limit.
 
-Every wait looks at a check, so that a newer update, or the end, is heard at once. A collective that is given up ends by
-its own timeout, in gloo's threads, on memory that nobody else uses. A store is where the members of a group meet;
-neither it nor the wire is authenticated or encrypted.
+Every wait calls a check again and again, so that a newer update or the end of the actor stops the wait at once. An
+abandoned collective ends by its own timeout in gloo's threads; until then its memory must not be used for anything
+else. The members of a group meet in a TCPStore. Neither the store nor the wire is authenticated or encrypted:
+the receiver checks the bytes (`bus.weights.buckets`).
 """
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from bus import threads
 from bus.weights import UpdateAbandonedError
 
 CHECK_SECONDS = 0.02
+"""Seconds between two checks while waiting."""
 STORE_TIMEOUT = timedelta(seconds=30)
 GLOO_TIMEOUTS = 2
-"""Of gloo's own timeout, in ours: a broadcast is begun while the one before it is still waited for."""
+"""Gloo's own timeout as a multiple of `weights.timeout`: a broadcast starts while the previous is still awaited."""
 
 
 class Wait:
-    """What all waits of one update look at: whether it is still worth it, and how long nothing has come.
+    """The limits of all waits of an update: a check to give up, and a timeout, renewed by each piece of progress.
 
     Args:
         check: raises UpdateAbandonedError to give up.
-        timeout: weights.timeout: seconds, from now on, from the meeting, and from each bucket.
+        timeout: `weights.timeout`, seconds without progress: from now, from the meeting, from each bucket.
+        on_news: called at each progress.
     """
 
-    def __init__(self, check: Callable[[], object], timeout: float) -> None:
+    def __init__(
+        self, check: Callable[[], object], timeout: float, on_news: Callable[[], object] = lambda: None
+    ) -> None:
         self.timeout = timeout
+        self._on_news = on_news
         self._check, self._deadline = check, time.monotonic() + timeout
 
     def renew(self) -> None:
-        """Something has come."""
+        """Note progress: the timeout starts again."""
         self._deadline = time.monotonic() + self.timeout
+        self._on_news()
 
     def look(self, what: str) -> None:
-        """Go on waiting, or raise UpdateAbandonedError; `what` has not happened then."""
+        """Call the check, and compare the deadline.
+
+        Args:
+            what: start of the error text, for example "the members of an update did not meet".
+
+        Raises:
+            UpdateAbandonedError: the check says so, or the timeout is over.
+        """
         self._check()
         if time.monotonic() > self._deadline:
             raise UpdateAbandonedError(f"{what} within weights.timeout {self.timeout:g} s")
 
 
 class Group:
-    """One rank's end of a group, made by meeting all others.
+    """A rank's end of a process group. The constructor waits until all members have met.
 
     Args:
-        name: of the group, and of the trainer that it belongs to; never used for two.
-        find: a client of the group's store. It is this group's own: who waits in one blocks all else in it.
-        host: this machine's address that the others reach.
-        wait: of the update for which they meet; what is given up later ends in gloo by itself, after twice its time.
+        name: name of the group and of its trainer; never used twice.
+        find: returns a new client of the group's store. No other group may use this client: a blocking call blocks
+            every other call of the same client.
+        rank: rank of this process; 0 is the trainer.
+        size: number of ranks.
+        host: address of this machine that the other members reach.
+        wait: limits of the update. Gloo gives up by itself after GLOO_TIMEOUTS × the timeout.
+
+    Raises:
+        UpdateAbandonedError: the members did not meet.
     """
 
     def __init__(
@@ -72,7 +92,11 @@ class Group:
         self._under_way: list[Any] = []
 
     def broadcast(self, flat: Any, wait: Wait) -> "Broadcast":
-        """Begin to send (rank 0) or receive a uint8 tensor, in place.
+        """Start to send (rank 0) or to receive (other ranks) a uint8 tensor in place. Does not wait.
+
+        Args:
+            flat: tensor [num_bytes] of dtype uint8 on the CPU. It must stay unused until the broadcast has ended.
+            wait: limits for `Broadcast.wait`.
 
         Raises:
             UpdateAbandonedError: the group is broken.
@@ -81,12 +105,14 @@ class Group:
             work = self._group.broadcast(flat, 0)
         except RuntimeError as error:
             raise UpdateAbandonedError(f"a member of the update is gone: {error}") from error
+        # completed work is let go at once: it holds its tensor
         self._under_way = [*(work for work in self._under_way if not work.is_completed()), work]
         return Broadcast(work, flat, wait)
 
     def leave(self) -> None:
-        """Let go of it. Gloo waits for all that is under way when a group is freed: a thread does that, not we."""
-        threading.Thread(target=_outlive, args=(self._group, self._under_way), name="weights-left", daemon=True).start()
+        """Leave the group without waiting. Broadcasts under way end in the background."""
+        # freeing a gloo group waits for all its collectives, so a thread holds the last references
+        threads.start_helper("weights-left", _outlive, self._group, self._under_way)
         self._group, self._under_way = None, []
 
 
@@ -97,17 +123,18 @@ class Broadcast:
         self._work, self._flat, self._wait = work, flat, wait
 
     def wait(self) -> Any:
-        """The tensor, when all of it is there.
+        """Wait until the whole tensor has been sent or received, and return it.
 
         Raises:
-            UpdateAbandonedError: a peer is gone, or too late.
+            UpdateAbandonedError: a member is gone, or too late, or the update is given up.
         """
         while not self._work.is_completed():
-            self._wait.look("a bucket was not through")
-            with contextlib.suppress(RuntimeError):  # not yet; or it has failed, which is raised below
+            self._wait.look("a bucket was not transferred")
+            # gloo raises RuntimeError at this short timeout, and after a failure; a failure is raised again below
+            with contextlib.suppress(RuntimeError):
                 self._work.wait(timedelta(seconds=CHECK_SECONDS))
         try:
-            self._work.wait()
+            self._work.wait()  # completed: returns or raises at once
         except RuntimeError as error:
             raise UpdateAbandonedError(f"a member of the update is gone: {error}") from error
         self._wait.renew()
@@ -115,19 +142,21 @@ class Broadcast:
 
 
 class Store:
-    """A TCPStore that this process serves, on a free port.
+    """A TCPStore served by this process, on a free port of a single interface.
 
-    By itself it would listen on all interfaces, so it gets a socket that is bound to `host`.
+    Args:
+        host: address to listen on.
     """
 
     def __init__(self, host: str) -> None:
         import torch
 
         distributed: Any = torch.distributed
+        # a TCPStore by itself listens on all interfaces, so it gets a socket that is bound to `host` already
         kind, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(kind)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(1024)  # many engines connect in the same moment
         port = listener.getsockname()[1]
         self.server: Any = distributed.TCPStore(
             host,
@@ -135,13 +164,18 @@ class Store:
             is_master=True,
             wait_for_workers=False,
             timeout=STORE_TIMEOUT,
-            master_listen_fd=listener.detach(),
+            master_listen_fd=listener.detach(),  # the store owns and closes the descriptor from here on
         )
         self.address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def client_of(address: str, timeout: float) -> Any:
-    """A client of the store at this address; `timeout` seconds for each of its calls."""
+    """Return a client of a store.
+
+    Args:
+        address: `tcp://HOST:PORT` of the store.
+        timeout: seconds for connecting and for each call.
+    """
     import torch
 
     distributed: Any = torch.distributed
@@ -157,33 +191,38 @@ def _meet(store: Any, rank: int, size: int, host: str, timeout: float) -> tuple[
     distributed: Any = torch.distributed
     gloo = distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=host)]
+    options._devices = [gloo.create_device(hostname=host)]  # otherwise gloo takes the address of the host's name
     options._timeout = timedelta(seconds=timeout)
     return store, gloo(store, rank, size, options)
 
 
 def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
-    """What `make` returns, from a thread of its own: a store whose process is frozen answers never, and hears nothing.
+    """Call `make` in a thread of its own, and return its result.
+
+    A call to the store of a frozen process never returns, and can't be interrupted. So the thread is left behind if the
+    wait is given up.
 
     Args:
-        what: went wrong if it does not return in time.
+        make: the call.
+        wait: limits of the wait; a result counts as progress.
+        what: start of the error text.
 
     Raises:
-        UpdateAbandonedError: it did not, or could not.
+        UpdateAbandonedError: `make` raised an error, or did not return in time, or the wait was given up.
     """
     made: list[Any] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
+            threads.pass_by("weights.meeting")
             made.append(make())
-        except (RuntimeError, ValueError, TypeError) as error:  # the last two: somebody has written nonsense
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
             failed.append(error)
 
-    thread = threading.Thread(target=run, name="rendezvous", daemon=True)
-    thread.start()
+    thread = threads.start_helper("rendezvous", run)
     while thread.is_alive():
-        wait.look(f"{what}: not")
+        wait.look(f"{what}: no answer")
         thread.join(CHECK_SECONDS)
     if failed:
         raise UpdateAbandonedError(f"{what}: {failed[0]}") from failed[0]
@@ -192,6 +231,7 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
 
 
 def _outlive(group: Any, works: list[Any]) -> None:
-    """Hold a group until nothing is under way in it."""
+    """Hold a group until all its collectives have completed."""
+    threads.pass_by("weights.left")
     while not all(work.is_completed() for work in works):
         time.sleep(0.1)

@@ -1,14 +1,14 @@
-"""Weights by broadcast: trainer and engines meet through a TCPStore, and the buckets of a version go to all at once.
+"""Weights by broadcast: trainer and engines meet through a TCPStore, and each bucket goes to all engines at once.
 
-    packer    names an update: id, group, policy, members by boot id (P24)
-    trainer   rank 0 of the group; broadcasts the buckets of the version that it holds a copy of
-    engine    enters only updates that name it; checks each bucket before it is applied; says `got` in the store
+    packer    names an update: id, group, policy, members by boot id (P24: only named members enter an update)
+    trainer   rank 0 of the group; broadcasts its copy of the version's buckets
+    engine    checks each bucket, and writes the number of checked buckets into the store (`got`)
 
-A group (`groups.py`, gloo) is kept for as long as its members stay and nothing fails. What comes over the wire is
-checked by the manifest's digest and key, which came over the control plane.
+A group (`bus.weights.groups`) lasts until its members change or a transfer fails. Received bytes are checked by the
+manifest's digest and key, which came over the control plane.
 
-    the trainer's store        header/POLICY, codes/POLICY of each version held;  group/NAME → address of its store
-    the newest group's store   got/BOOT → "UPDATE BUCKETS";  what gloo tells its ranks.  It ends with its group
+    the trainer's store        header/POLICY, codes/POLICY of each version held; group/NAME → address of its store
+    the newest group's store   got/BOOT_ID → "UPDATE NUM_BUCKETS", and gloo's own keys; closed with the group
 """
 
 import re
@@ -25,18 +25,19 @@ from bus.weights.groups import Broadcast, Group, Store, Wait, client_of, in_time
 from schemas.messages import Manifest, Policy, WeightUpdate
 
 POLL_SECONDS = 0.002
+"""Seconds between two looks at the members' counts in the store."""
 AHEAD = 2
 """Buckets on the wire at once."""
 
 
 class RendezvousPublisher:
-    """The trainer's end: holds a copy of the newest versions and broadcasts the one that an update names.
+    """The trainer's end: holds copies of the newest versions, and broadcasts the version of each update.
 
     Args:
-        host: this machine's address that engines reach; the stores bind there, each on a free port.
-        bucket_bytes: of one broadcast.
-        keep: newest versions held.
-        timeout: weights.timeout.
+        host: address of this machine that engines reach; the stores listen there, each on a free port.
+        bucket_bytes: most bytes of a broadcast; a larger tensor fills a bucket alone.
+        keep: number of the newest versions held.
+        timeout: `weights.timeout`, seconds without progress until an update is given up.
     """
 
     def __init__(self, host: str, bucket_bytes: int, keep: int, timeout: float) -> None:
@@ -44,24 +45,25 @@ class RendezvousPublisher:
         self._store: Store | None = None
         self._parcels: dict[Policy, tuple[Manifest, Parcel]] = {}
         self._spare: Sequence[Any] = ()
-        """Buckets of the version pruned last."""
+        """Buckets of the version pruned last; the next version reuses their memory."""
         self._given_up: set[Policy] = set()
-        """Sent in vain: gloo may still read their buckets."""
+        """Versions whose broadcast was given up: gloo may still read their buckets."""
         self._sending: Policy | None = None
+        """Version being broadcast."""
         self._lock = threading.Lock()
-        """Training publishes and prunes while a thread sends."""
+        """Guards `_parcels` and `_sending`: training publishes and prunes while another thread sends."""
         self._group_store: Store | None = None
         self._group_name = ""
-        """The newest group, for as long as there is no other; `_group` is None once it has been given up."""
+        """Name of the newest group. `_group` is None if this group was given up."""
         self._group: Group | None = None
 
     @property
     def address(self) -> str:
-        """Of the store, where trainer and engines meet."""
+        """Address of the trainer's store, `tcp://HOST:PORT`."""
         return self._open().address
 
     def publish(self, policy: Policy, weights: Weights) -> Manifest:
-        """Copy a version into buckets; engines may ask for it from now on."""
+        """Copy a version into buckets and return its manifest. Engines can ask for the version from now on."""
         store = self._open()
         parcel, self._spare = pack(weights, self._bucket_bytes, self._spare), ()
         manifest = Manifest(
@@ -80,34 +82,41 @@ class RendezvousPublisher:
         return manifest
 
     def published(self) -> list[Manifest]:
-        """The versions held, oldest first."""
+        """Return the manifests of the versions held, oldest first."""
         with self._lock:
             return [manifest for manifest, _ in self._parcels.values()]
 
     def prune(self, keep_version: int) -> None:
-        """Let go of all but the newest `keep`, of none from `keep_version` on, and not of one that is being sent."""
+        """Remove all versions but the newest `keep`. Versions from `keep_version` on, or being sent, stay."""
         store = self._open()
         with self._lock:
             for policy in list(self._parcels)[: -self._keep]:
                 if policy.version < keep_version and policy != self._sending:
                     _, parcel = self._parcels.pop(policy)
-                    if policy not in self._given_up:
+                    if policy not in self._given_up:  # gloo may still read a given-up version: not to be overwritten
                         self._spare = parcel.bytes_of
                     self._given_up.discard(policy)
                     store.server.delete_key(_header_key(policy))
                     store.server.delete_key(_codes_key(policy))
 
     def close(self) -> None:
-        """Let all versions go."""
+        """Remove all versions."""
         with self._lock:
             self._parcels.clear()
 
+    def leave(self) -> None:
+        """Do nothing: the versions are in this process's memory, and keep no successor from publishing."""
+
     def send(self, update: WeightUpdate, check: Callable[[], object]) -> None:
-        """Broadcast the version that an update names; returns when every member has checked all of it.
+        """Broadcast the version of an update. Return when every member has checked all buckets.
+
+        Args:
+            update: the version, its group and members.
+            check: called again and again while waiting; raises UpdateAbandonedError to give up.
 
         Raises:
-            UpdateAbandonedError: `check` has raised it, a member is gone or too late, or the version is not held any
-                more; the next update needs another group.
+            UpdateAbandonedError: `check` raised it, a member is gone or too late, or the version was removed. After a
+                failed broadcast, the next update must name another group.
         """
         wait, parcel = Wait(check, self._timeout), self._hold(update.policy)
         try:
@@ -116,13 +125,13 @@ class RendezvousPublisher:
         except UpdateAbandonedError as error:
             raise UpdateAbandonedError(str(error), error.missed or self._behind(update)) from error
         finally:
-            self._sending = None
+            self._sending = None  # the version may be pruned from here on
 
     def _hold(self, policy: Policy) -> Parcel:
         with self._lock:
             held = self._parcels.get(policy)
             if held is None:
-                raise UpdateAbandonedError(f"{policy} is not held any more")
+                raise UpdateAbandonedError(f"the trainer no longer holds {policy}")
             self._sending = policy
         return held[1]
 
@@ -130,28 +139,30 @@ class RendezvousPublisher:
         under_way: deque[Broadcast] = deque()
         try:
             group = self._group_of(update, wait)
-            for flat in parcel.bytes_of:
+            for flat in parcel.bytes_of:  # at most AHEAD at once: more would only share the wire
                 under_way.append(group.broadcast(flat, wait))
                 if len(under_way) == AHEAD:
                     under_way.popleft().wait()
             for broadcast in under_way:
                 broadcast.wait()
         except BaseException:
+            # the group is broken by a broadcast under way; a failure after this method (`_wait_for_all`) leaves the
+            # group whole, and the next update may name it again
             self._given_up.add(update.policy)
-            self._leave()  # later than this it is whole, and the next update may name it again
+            self._leave()
             raise
 
     def _open(self) -> "Store":
-        """Open the store, with the first version: torch is slow to import, and the first beat should not wait."""
+        """Return the store. The first call opens it, and not `__init__`: importing torch would delay the first beat."""
         if self._store is None:
             self._store = Store(self._host)
         return self._store
 
     def _group_of(self, update: WeightUpdate, wait: Wait) -> Group:
-        """The group of the update: the one that there is, or a new one in a store of its own.
+        """Return the group of an update: the current group if the names agree, else a new group in a new store.
 
         Raises:
-            UpdateAbandonedError: it has been given up here, or its members did not meet.
+            UpdateAbandonedError: the group has been given up here, or its members did not meet.
         """
         if self._group_name == update.group:
             if self._group is None:
@@ -165,7 +176,7 @@ class RendezvousPublisher:
         return self._group
 
     def _announce(self, group: str) -> str:
-        """Open a store for a new group; who still waits in the one before is thrown out with it."""
+        """Open a store for a new group, and return its address. Closing the old store ends all its waits."""
         server = self._open().server
         server.delete_key(_group_key(self._group_name))
         self._group_store, self._group_name = Store(self._host), group
@@ -179,31 +190,32 @@ class RendezvousPublisher:
 
     def _wait_for_all(self, update: WeightUpdate, num_buckets: int, wait: Wait) -> None:
         while any(count < num_buckets for count in self._counts(update).values()):
-            wait.look("a member was not done")
+            wait.look("a member did not finish")
             time.sleep(POLL_SECONDS)
 
     def _behind(self, update: WeightUpdate) -> list[str]:
-        """Who has checked fewer buckets than another member: the one that the others waited for."""
+        """Return boot ids of members with fewer checked buckets than another: the reason why others waited."""
         counts = self._counts(update)
         return [boot_id for boot_id, count in counts.items() if count < max(counts.values())]
 
     def _counts(self, update: WeightUpdate) -> dict[str, int]:
-        """Buckets that each member has checked; −1 for one that has not come."""
+        """Return each member's number of checked buckets, by boot id; −1: the member has not come."""
         return {member.boot_id: _count(self._said(member.boot_id), update) for member in update.members}
 
     def _said(self, boot_id: str) -> bytes:
+        # asked first: `get` of a missing key would wait for the store's timeout
         if self._group_store is None or not self._group_store.server.check([_got_key(boot_id)]):
             return b""
         return bytes(self._group_store.server.get(_got_key(boot_id)))
 
 
 class RendezvousReceiver:
-    """An engine's end: enters the updates that name it.
+    """An engine's end: enters the updates that name its actor, and receives the buckets.
 
     Args:
-        boot_id: of the inference actor that owns the engine.
-        host: this machine's address that the others reach.
-        timeout: weights.timeout.
+        boot_id: boot id of the engine's inference actor.
+        host: address of this machine that the other members reach.
+        timeout: `weights.timeout`, seconds without progress until an update is given up.
     """
 
     def __init__(self, boot_id: str, host: str, timeout: float) -> None:
@@ -211,47 +223,60 @@ class RendezvousReceiver:
         self._clients: dict[str, Any] = {}
         self._group: Group | None = None
         self._staging: Sequence[Any] = ()
-        """The buckets received last."""
+        """Buckets received last; the next version reuses their memory."""
+        self.progress = 0
+        """Number of steps done since the start: the header read, the group met, each bucket received."""
 
     def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Callable[[], object]) -> Weights:
-        """The whole version, all of it checked; it lies in memory that the next call overwrites."""
-        assert update is not None
-        wait, key = Wait(check, self._timeout), bytes.fromhex(manifest.key)
+        """Receive all buckets of a version, check each, and return its weights.
+
+        The next call overwrites the memory of the tensors. Arguments and errors: `bus.weights.WeightReceiver`.
+        """
+        assert update is not None  # this channel always comes with an update
+        wait, key = Wait(check, self._timeout, self._note_progress), bytes.fromhex(manifest.key)
         header, codes = self._header(manifest, wait)
         try:
             group = self._group_of(manifest, update, wait)
             self._staging = staged(header.sizes, self._staging)
-            begun = (group.broadcast(flat, wait) for flat in self._staging)
+            begun = (group.broadcast(flat, wait) for flat in self._staging)  # a generator: each starts when it is taken
             coming = deque(islice(begun, AHEAD))
-            for number, code in enumerate(codes):
+            for number, code in enumerate(codes):  # one code per bucket; the next bucket travels while this is checked
                 flat = coming.popleft().wait()
                 coming.extend(islice(begun, 1))
                 verify(key, number, flat, code)
                 self._say_got(group, update, number + 1)
         except BaseException:
             self._leave()
-            self._staging = ()  # what was given up may still be written to
+            self._staging = ()  # gloo may still write into the memory of a broadcast that was given up
             raise
         tensors: dict[str, Any] = {}
         for bucket, flat in zip(header.buckets, self._staging, strict=True):
             tensors |= unpack(bucket, flat)
         return Weights(header.content, tensors, header.files)
 
+    def _note_progress(self) -> None:
+        self.progress += 1
+
     def _header(self, manifest: Manifest, wait: Wait) -> tuple[Header, list[bytes]]:
-        """What the version consists of, checked against the manifest, and the code of each bucket."""
+        """Return the version's header, checked against the manifest, and the code of each bucket.
+
+        Raises:
+            ValueError: the header differs from the manifest's digest, or the codes are malformed.
+            UpdateAbandonedError: the trainer's store does not answer, or no longer holds the version.
+        """
         what = f"the trainer's store at {manifest.uri} does not answer"
         try:
             found = in_time(lambda: self._read_header(manifest), wait, what)
         except BaseException:
-            self._clients = {}  # a thread may still wait in it
+            self._clients = {}  # the thread that was left behind may still use the client
             raise
         if found is None:
-            raise UpdateAbandonedError(f"the trainer at {manifest.uri} holds {manifest.policy} no more")
+            raise UpdateAbandonedError(f"the trainer at {manifest.uri} no longer holds {manifest.policy}")
         header = Header.decode(found[0], manifest.digest)
         return header, codes_from(found[1], len(header.buckets))
 
     def _group_of(self, manifest: Manifest, update: WeightUpdate, wait: Wait) -> Group:
-        name = f"{manifest.uri} {update.group}"  # a trainer that has started anew has met nobody
+        name = f"{manifest.uri} {update.group}"  # with the store's address: a restarted trainer is in no group yet
         if self._group is None or self._group.name != name:
             self._leave()
             self._group = Group(
@@ -265,7 +290,7 @@ class RendezvousReceiver:
         return self._group
 
     def _come(self, manifest: Manifest, update: WeightUpdate) -> Any:
-        """Find the group's store, and say there that this member has come."""
+        """Return a client of the group's store, after noting there that this member has come."""
         found = client_of(manifest.uri, self._timeout).get(_group_key(update.group))
         store = client_of(found.decode(), self._timeout)
         store.set(_got_key(self._boot_id), f"{update.update} 0")
@@ -293,7 +318,10 @@ class RendezvousReceiver:
 
 
 def _count(said: bytes, update: WeightUpdate) -> int:
-    """Buckets of this update that a member says it has checked; anybody may have written it."""
+    """Return a member's own count of checked buckets in this update; −1: nothing is noted.
+
+    The store is not authenticated, so the word is parsed strictly.
+    """
     words = re.fullmatch(rb"(\S+) (\d{1,9})", said)
     return int(words[2]) if words and words[1] == update.update.encode() else -1
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 from typing import Any
 
-from actors.engines.openai import ChatClient, Endpoint, client_of
+from actors.reward.judge import ChatClient, Endpoint, client_of
 
 QUESTION = """A student was asked:
 

@@ -13,8 +13,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from actors.environments.generated import ReverseText
-from actors.rewards.builtin import characters_in_place
+from actors.datasets.generated import ReverseText
+from actors.reward.builtin import characters_in_place
 from schemas.config.data import ReverseTextConfig
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -21,10 +21,15 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from actors.claim import claimed
+from actors.ops.up.run_lock import claimed
+from actors.process.ledger_file import SUFFIXES as LEDGER_SUFFIXES
+from actors.process.output_dir import WRITTEN
 from schemas.errors import ConfigError
 
 HERE = Path(__file__).parent
+LEDGER = "ledger.sqlite"
+LEFT_BEHIND = ("model", "report.png", LEDGER, *(f"{LEDGER}{suffix}" for suffix in LEDGER_SUFFIXES))
+"""Beside what every run writes."""
 
 
 def main() -> int:
@@ -40,7 +45,7 @@ def main() -> int:
     output = arguments.output.resolve()
     train(arguments, output)
     report(output)
-    print(f"\n{output}/report.png shows reward, lag and loss; all of this took {time.monotonic() - started:.0f} s")
+    print(f"\n{output}/report.png shows reward, lag and entropy; all of this took {time.monotonic() - started:.0f} s")
     return 0
 
 
@@ -70,7 +75,7 @@ def report(output: Path) -> None:
 
 
 def make_room(output: Path) -> None:
-    """Remove what an earlier quickstart has left in this directory, and what anybody else has not.
+    """Remove what an earlier quickstart has left in this directory; files of other names stay.
 
     Raises:
         ConfigError: it is not a quickstart's, or one is running there.
@@ -78,12 +83,20 @@ def make_room(output: Path) -> None:
     mark = output / ".quickstart"
     if mark.exists():
         with claimed(output):
-            shutil.rmtree(output)
+            for name in (*LEFT_BEHIND, *WRITTEN):
+                _remove(output / name)
         print(f"beginning anew; the earlier quickstart in {output} has been removed (--resume would have gone on)")
     elif output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output}: is not empty, and not a quickstart's; remove it, or give another --output")
     output.mkdir(parents=True, exist_ok=True)
     mark.touch()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _run(*command: object) -> None:
@@ -113,8 +126,9 @@ def describe(summary: dict[str, Any], lines: list[dict[str, Any]], samples: list
     ]
     text = [f"{'':32}{'before':>9}{'after':>9}", *(f"{name:32}{a:>9}{b:>9}" for name, a, b in rows), ""]
     speed = (
-        f"{summary['completions_per_second']:.0f} completions/s, {summary['tokens_per_second']:.0f} tokens/s, "
-        f"trainer idle {summary['trainer_idle_ratio']:.0%}"
+        f"{summary['completions_per_second'] or 0:.0f} completions/s, "
+        f"{summary['tokens_per_second'] or 0:.0f} tokens/s, "
+        f"trainer idle {summary['trainer_idle_ratio'] or 0:.0%}"
     )
     equation = (
         f"issued {ledger['issued']} = trained {ledger['trained']} + dropped {sum(ledger['dropped'].values())} "
@@ -145,7 +159,7 @@ def first_held(lines: list[dict[str, Any]], reward: float) -> str:
 
 
 def draw(lines: list[dict[str, Any]], path: Path) -> None:
-    """Reward, lag and loss over steps."""
+    """Draw reward, lag and entropy over steps."""
     steps = [line["step"] for line in lines]
     figure, axes = plt.subplots(3, 1, figsize=(8, 8), sharex=True)
     windows = [lines[max(0, i - 9) : i + 1] for i in range(len(lines))]
@@ -158,8 +172,9 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
     axes[1].plot(steps, [line["lag_max"] for line in lines], color="C1", drawstyle="steps-mid")
     axes[1].set_ylabel("lag (versions), max of step")
     axes[1].set_ylim(bottom=-0.1)
-    axes[2].plot(steps, [line["loss"] for line in lines], color="C2", linewidth=0.8)
-    axes[2].set_ylabel("loss")
+    axes[2].plot(steps, [line["entropy"] for line in lines], color="C2", linewidth=0.8)
+    axes[2].set_ylabel("entropy (nats per token)")
+    axes[2].set_ylim(bottom=0)
     axes[2].set_xlabel("step")
     for axis in axes:
         axis.grid(alpha=0.3)

@@ -1,10 +1,11 @@
-"""One section per actor."""
+"""Keys of the actors: rollout, reward, packer, trainer, inference, and the number of processes (`up`)."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.config.advantages import AdvantageConfig, MeanAdvantageConfig
+from schemas import limits
+from schemas.config.advantages import AdvantageConfig, NormConfig, ZScoreAdvantageConfig
 from schemas.config.base import Section
 from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
 from schemas.config.engines import VllmEngineConfig
@@ -19,111 +20,149 @@ from schemas.config.sglang import EnginePoolConfig, SglangEngineConfig
 
 
 class TemperatureScheduleConfig(Section):
-    """From `rollout.temperature` to another one over the steps; each token carries the one it was sampled at."""
+    """Course of the sampling temperature over the steps, from `rollout.temperature` to `end`.
+
+    Each token carries the temperature of its sampling, and its logprobs are of the distribution at that temperature.
+    """
 
     type: Literal["linear", "cosine"]
-    """Shape of the course (Surogate: temp_scheduler.type)."""
+    """Shape of the course: straight line or half a cosine (Surogate: temp_scheduler.type)."""
     end: float = Field(gt=0)
-    """Temperature of the last step of the schedule and of all after it."""
+    """Temperature at the last step of the schedule and at all later steps."""
     steps: int | None = Field(None, ge=1)
-    """Steps of the schedule; those of the run (`trainer.max_steps`) where empty."""
+    """Number of steps of the schedule. Empty: `trainer.max_steps`."""
 
 
 class RolloutConfig(Section):
-    """Sampling of groups."""
+    """Sampling: group size, sampling parameters, time limits. A group is all completions sampled for one prompt."""
 
-    group_size: int = Field(16, ge=1)
-    """Completions per prompt (TRL: num_generations, Surogate: rollouts_per_example)."""
+    group_size: int = Field(16, ge=1, le=limits.LIST_ITEMS)
+    """Completions per prompt (TRL: num_generations; Surogate: rollouts_per_example)."""
     max_tokens: int = Field(512, ge=1)
-    """New tokens per completion at most."""
+    """Maximum number of new tokens per completion; below `packer.sequence_len`, which holds the prompt too."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature of train groups; logprobs are those of the tempered distribution."""
+    """Sampling temperature of train groups. Logprobs are of the distribution at this temperature, in engine and
+    trainer. Evaluations have `eval.temperature`."""
     temperature_schedule: TemperatureScheduleConfig | None = None
-    """Where the temperature goes from there; constant where empty."""
+    """Course of the temperature over the run. Empty: constant."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; below 1 the importance ratio is biased."""
+    """Nucleus sampling: only the most probable tokens with this total probability. 1: all. Below 1 the importance ratio
+    is biased, and `actors check` warns."""
     top_k: int = Field(0, ge=0)
-    """Sample from this many most probable tokens; 0: from all, which alone leaves the importance ratio unbiased."""
+    """Number of most probable tokens to sample from. 0: all. Above 0 the importance ratio is biased, and `actors check`
+    warns."""
     min_p: float = Field(0.0, ge=0, lt=1)
-    """Leave out tokens less probable than this × the most probable one; above 0 the importance ratio is biased."""
+    """Least probability of a token, relative to the most probable token. 0: no limit. Above 0 the importance ratio is
+    biased, and `actors check` warns."""
     max_concurrent_groups: int = Field(16, ge=1)
-    """Groups that one rollout actor samples at once."""
+    """Groups sampled at once by each rollout actor."""
     group_timeout: float = Field(300.0, gt=0)
-    """Seconds until an attempt at a group fails as `timeout` (P12)."""
+    """Seconds from the acceptance of a ticket until its group is sampled and a reward actor has it. After that the
+    attempt fails as `timeout`. A group gets three attempts (protocol rules P11, P12, P13)."""
     completion_retries: int = Field(2, ge=0)
-    """Tries again, in place, of a request that failed, before the whole attempt fails (P11)."""
+    """Retries of a failed request to an engine, before the whole attempt at the group fails (protocol rule P11)."""
 
 
 class RewardConfig(Section):
-    """Scoring of groups and their advantages."""
+    """Scoring: reward functions, shaping, advantages, masks, time limits."""
 
     functions: list[RewardFunctionConfig] = Field(min_length=1)
-    """Summed with their weights; one that returns None for a completion is left out of its sum."""
+    """Reward functions. A completion's reward is their weighted sum; a function that returns None for a completion is
+    left out of its sum."""
     shaping: ShapingConfig = ShapingConfig()
-    """Of the sum. `gdpo`, which looks at each function, does not see it."""
+    """Shaping of the weighted sum. Advantage `gdpo` is computed from each function's rewards and is not affected."""
     none_as_zero: bool = False
-    """A completion for which every function returned None has reward 0, as in ms-swift; else it is unscorable, with
-    advantage 0 and in no mean, as in TRL."""
+    """Reward of a completion for which every function returned None. `true`: 0 (ms-swift). `false`: unscorable, with
+    advantage 0 and left out of every mean (TRL)."""
     steps: StepRewardConfig | None = None
-    """Rewards of steps inside a completion, for the advantages `process` and `gae`."""
-    advantage: AdvantageConfig = MeanAdvantageConfig()
-    """How rewards become advantages."""
+    """Function that rewards steps inside a completion. Required for advantage `process`, possible for `gae`, refused
+    for all others. Empty: none."""
+    advantage: AdvantageConfig = ZScoreAdvantageConfig(std="population", eps=1e-8)
+    """Formula from rewards to advantages. Default: as in TRL's AsyncGRPOTrainer."""
+    adv_norm: NormConfig | None = None
+    """Normalisation of the advantages over the loss tokens of the step, after all other changes (AReaL: adv_norm).
+    Empty: none."""
     filters: list[CompletionFilterConfig] = []
-    """Completions to count, or to mask out of the loss."""
+    """Filters that count unfit completions or mask them out of the loss."""
     mask_truncated_completions: bool = False
-    """Mask completions out of the loss that ran into `rollout.max_tokens` (TRL's name; ms-swift: overlong_filter);
-    their rewards stay in the baseline."""
+    """Masking of completions cut off at `rollout.max_tokens`: their tokens leave the loss, their rewards stay in the
+    baseline (TRL's name; ms-swift: overlong_filter)."""
+    mask_no_eos_with_zero: bool = False
+    """Reward 0, set after normalisation of the rewards, for completions cut off at `rollout.max_tokens` (AReaL). Their
+    advantage is then 0, except for what `adv_norm` and a KL in the reward add; their tokens stay in the loss. Not with
+    advantage `process`."""
     timeout: float = Field(300.0, gt=0)
-    """Seconds for all functions of one group, and as many again for that of `steps` and that of advantage custom; those
-    that are late are called again (P12)."""
+    """Seconds for all reward functions on one group. The functions of `steps` and of advantage `custom` get the same
+    time again, each. Late functions are called again `timeout_retries` times."""
     timeout_retries: int = Field(1, ge=0)
-    """How often, each time for `timeout` seconds."""
+    """Further calls of a late function, each with `timeout` seconds."""
     on_timeout: Literal["none", "zero", "fail"] = "none"
-    """What a function that is still late then counts as, for a train group: None for each completion, or reward 0; or
-    the attempt fails as `reward_timeout` and the group is sampled again, as a group of an evaluation always is."""
+    """Result of a function that is late after all retries, in training. `none`: None for each completion. `zero`:
+    reward 0. `fail`: the attempt fails as `reward_timeout` and the group is sampled again. Evaluations always use
+    `fail`."""
+    on_error: Literal["retry", "fail"] = "retry"
+    """Reaction to a function that raises, or that returns anything but a number or None per completion. `retry`: the
+    attempt fails and the group is sampled again; after three failed attempts it is dropped as `poison`. `fail`: the run
+    fails at the first error, as in TRL."""
     max_concurrent_groups: int = Field(8, ge=1)
-    """Groups that one reward actor scores at once."""
+    """Groups scored at once by each reward actor."""
+    max_groups_per_process: int = Field(0, ge=0)
+    """Groups after which a reward actor is replaced by a new process, for functions that leak memory. 0: never."""
 
     @property
     def longest_seconds(self) -> float:
-        """Until a group that a reward actor has begun with is scored or has failed."""
-        rounds = 1 + (self.steps is not None) + (self.advantage.type == "custom")  # one after the other
+        """Longest time in seconds from the first call of a function on a group until the group is scored or fails."""
+        rounds = 1 + (self.steps is not None) + (self.advantage.type == "custom")  # the three run one after the other
         return rounds * self.timeout * (1 + self.timeout_retries)
 
     @model_validator(mode="after")
     def _steps_for_who_uses_them(self) -> "RewardConfig":
         if self.advantage.type == "process" and self.steps is None:
             raise ValueError("advantage process needs steps: {path: file.py:function}")
+        if self.advantage.type == "process" and self.mask_no_eos_with_zero:
+            raise ValueError("mask_no_eos_with_zero: advantage process has no reward at the end; remove one of the two")
         if self.advantage.type not in ("process", "gae") and self.steps is not None:
             raise ValueError(f"steps are used by advantage process and gae, not by {self.advantage.type}")
         return self
 
 
 class PackerConfig(Section):
-    """Admission, order and packing."""
+    """Admission of groups, their order, and packing into steps and micro-batches."""
 
-    groups_per_step: int = Field(8, ge=1)
-    """Groups in every training step."""
+    groups_per_step: int = Field(8, ge=1, le=limits.LIST_ITEMS)
+    """Groups in every training step; a step has groups_per_step × `rollout.group_size` completions."""
     sequence_len: int = Field(2048, ge=2)
-    """Tokens of a packed micro-batch; no sample may be longer."""
+    """Tokens of a packed micro-batch, and the maximum length of a sample (prompt and completion)."""
     order: Literal["ordinal", "arrival"] = "ordinal"
-    """`ordinal`: step k takes the next groups in the order of their issue; `arrival`: as they come (P16)."""
+    """Order in which steps take groups. `ordinal`: as issued, so that a slow group holds up its step. `arrival`: as
+    scored groups arrive, so that a slow group trains in a later step (protocol rule P16)."""
     max_async_level: int = Field(1, ge=0)
-    """Steps that sampling may run ahead of training; 0 alternates."""
+    """Steps that sampling may run ahead of training (AReaL: max_head_offpolicyness). 0: sampling and training
+    alternate, and every token is sampled by the weights that its step starts from."""
     max_off_policy_steps: int = Field(8, ge=0)
-    """Groups that lag more when they are packed are dropped as `stale` (P17)."""
+    """Maximum lag of a group in steps, at least `max_async_level`. A group older than that when its step is composed is
+    dropped as `stale`, and its example is sampled again (protocol rule P17)."""
     oversampling_factor: float = Field(1.0, ge=1)
-    """With order arrival: ceil(groups_per_step × this) groups are asked for where a step needs groups_per_step, as far
-    as max_off_policy_steps lets them be trained; the first ones win, the others train later."""
+    """Factor on the groups issued per step, with order `arrival` only: ceil(groups_per_step × factor) are issued, as
+    far as `max_off_policy_steps` lets all be trained. The first to arrive are trained; the surplus trains in later
+    steps."""
     dynamic_sampling: bool = False
-    """Drop groups whose rewards are all equal as `zero_variance`, and sample another example in their place (DAPO;
-    ms-swift: dynamic_sample)."""
+    """Dropping of groups with all rewards equal, as `zero_variance`; another example is sampled in the group's place
+    (DAPO; ms-swift: dynamic_sample)."""
     online_difficulty_filtering: bool = False
-    """Drop groups whose mean reward is exactly 1 as `too_easy`, exactly 0 as `too_hard`, and sample others likewise."""
+    """Dropping of groups with a mean reward of exactly 1 (`too_easy`) or exactly 0 (`too_hard`); another example is
+    sampled in the group's place (prime-rl)."""
+    filter_zero_advantages: bool = False
+    """Exclusion of tokens with advantage 0 from the loss and its denominator, hence of whole groups with equal rewards.
+    Such groups are not replaced (prime-rl, by default there)."""
     max_resample_times: int = Field(3, ge=0)
-    """Groups that may be dropped by these two in one place of a step; the next one is taken as it is (P15)."""
+    """Maximum number of groups dropped by `dynamic_sampling` and `online_difficulty_filtering` in one place of a step.
+    The next group in this place is trained whatever its rewards are (protocol rule P15)."""
+    max_drop_fraction: float = Field(0.5, gt=0, le=1)
+    """Share of the last 100 groups dropped as `poison` (three failed attempts each) above which the run fails, since
+    the remaining groups are no fair sample of the data. 1: never."""
     pools: PoolsConfig | None = None
-    """Set easy and hard examples aside."""
+    """Difficulty pools: easy and hard examples are set aside. Empty: none."""
 
     @model_validator(mode="after")
     def _surplus_is_of_use(self) -> "PackerConfig":
@@ -136,89 +175,101 @@ class PackerConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Periodic checkpoints in Hugging Face or PEFT format."""
+    """Checkpoints in Hugging Face format, or in PEFT format with `model.lora`."""
 
     interval: int = Field(50, ge=1)
-    """Save after each multiple of this many steps; the last step is always saved."""
+    """Steps between two checkpoints. The last step is always saved."""
     keep_last: int = Field(3, ge=2)
-    """Newest checkpoints kept; a run can go on from any of them."""
+    """Number of newest checkpoints kept. A run can resume from each."""
     keep_interval: int | None = Field(None, ge=1)
-    """Besides, those of each multiple of this many steps are kept for good; the ledger keeps no groups for them."""
+    """Steps between two checkpoints kept for good, besides `keep_last`. A run can resume from the newest `keep_last`
+    checkpoints only, since the ledger has no groups for older ones. Empty: none."""
     timeout: float = Field(300.0, gt=0)
-    """Seconds for which the last one is tried again when it can't be written (a full disk), until the run fails."""
+    """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be taken over at a
+    start (full disk). After that the run fails."""
 
 
 class TeacherConfig(Section):
-    """A frozen model beside the policy, with the same vocabulary, which a loss pulls the policy towards."""
+    """Teacher: a frozen model with the policy's vocabulary, towards which a loss pulls the policy."""
 
     path: str = Field(min_length=1)
-    """A name on the hub, or a directory, looked for like `model.path`."""
+    """Name on the Hugging Face hub, or directory, looked up like `model.path`."""
     dtype: Dtype = "bfloat16"
-    """Precision of its weights and computation."""
+    """Precision of the teacher's weights and computation."""
 
 
 class TrainerConfig(ObjectiveConfig):
-    """What is minimised, and how."""
+    """Training: objective, updates per step, ranks, learning rate, optimizer, checkpoints."""
 
     max_steps: int = Field(ge=1)
-    """Training steps of the run."""
+    """Number of training steps of the run."""
     num_iterations: int = Field(1, ge=1)
-    """Times that a step goes over its batch (GRPO's μ, as in TRL and ms-swift)."""
+    """Passes of a step over its batch (GRPO's μ, as in TRL and ms-swift)."""
     num_minibatches: int = Field(1, ge=1)
-    """Parts of a step's batch, each with an optimizer update of its own; whole groups where their number can be
-    divided by it, else whole completions. A step has num_iterations × num_minibatches updates, all at its rate."""
+    """Parts of a step's batch, each with an optimizer update of its own. Parts are whole groups if num_minibatches
+    divides `packer.groups_per_step`, else whole completions. A step has num_iterations × num_minibatches updates, all
+    at the step's learning rate."""
+    loss_normalizer: Literal["minibatch", "step_mean"] = "minibatch"
+    """Divisor of losses averaged over step tokens. `minibatch`: the loss tokens of the minibatch. `step_mean`: the mean
+    number of loss tokens of the step's minibatches (TRL's num_items_in_batch)."""
     teacher: TeacherConfig | None = None
-    """For losses with a teacher (on-policy distillation)."""
+    """Teacher model, for loss `ref_kl`, `teacher_tau`, `distillation` and `environments[].ref_kl_weight`. Empty:
+    none."""
     num_ranks: int = Field(1, ge=1, le=1024)
-    """Trainer processes, one gang, each with its share of a step's samples. They share `output_dir`."""
+    """Number of trainer processes (ranks). Each trains its share of a step's samples; all need the same
+    `output_dir`."""
     sharding: Literal["none", "fsdp"] = "none"
-    """`none`: each rank has the whole model (data parallel), and a step can be replayed to the bit; `fsdp`: each has a
-    part of every weight, gradient and optimizer state, and gathers a layer while it computes it (FSDP2)."""
+    """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
+    has the same bits. `fsdp`: each rank has a part of every weight, gradient and optimizer state, and gathers a layer
+    for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or `sft`."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    """Course after the warm-up; linear and cosine end at `min_lr_ratio` at max_steps."""
+    """Learning rate schedule after the warm-up. `linear` and `cosine` fall to learning_rate × min_lr_ratio at
+    max_steps."""
     warmup_steps: int = Field(0, ge=0)
-    """Steps over which the learning rate rises linearly from 0."""
+    """Steps of the linear rise of the learning rate from 0 to `learning_rate`."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
-    """Learning rate at the end ÷ learning_rate."""
+    """Final learning rate relative to `learning_rate`, for schedules `linear` and `cosine`."""
     optimizer: OptimizerConfig = AdamWConfig()
-    """The optimizer."""
+    """Optimizer and its parameters. A map without `type` is AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this global norm."""
+    """Maximum global norm of the gradients over all ranks; larger gradients are scaled down."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When to save."""
+    """Interval and number of checkpoints."""
     gang_timeout: float = Field(20.0, gt=0)
-    """Seconds in which all ranks of a gang are expected to be there, and to find each other (P19)."""
+    """Seconds for all ranks to find each other at a start. After that the gang of ranks starts over (protocol rule
+    P19)."""
     mismatch: MismatchConfig = MismatchConfig()
-    """When trainer and engine differ more than the same weights can."""
+    """Limits of the difference between the logprobs of trainer and engine."""
 
 
 class EmbeddedEngineConfig(Section):
-    """A transformers model in the inference process, behind HTTP: no server to install."""
+    """Transformers model in the inference actor, served over HTTP. No server to install."""
 
     type: Literal["embedded"] = "embedded"
     max_sequences: int = Field(256, ge=1)
-    """Completions decoded at once; more wait."""
+    """Maximum number of completions decoded at once, at least `rollout.group_size`. Further requests wait."""
     max_sequence_len: int = Field(2048, ge=2)
-    """Tokens of prompt and completion at most."""
+    """Maximum number of tokens of a prompt and its completion; above `rollout.max_tokens`."""
     max_prefill_tokens: int = Field(16384, ge=1)
-    """Prompt tokens computed between two tokens of the running completions at most (one prompt may be longer). More
-    admit waiting requests sooner; fewer keep the running ones going, and need less memory."""
+    """Maximum number of prompt tokens computed between two tokens of the running completions (a single prompt may be
+    longer). A larger value admits waiting requests sooner; a smaller one delays running completions less and needs less
+    memory."""
     deterministic: bool = False
-    """Bitwise the same tokens and logprobs for a request in any company and after a restart, given the same weights,
-    number of threads and kind of machine. Costs all that requests gain from being decoded together: they run one at a
-    time (`max_sequences` bounds the completions of each), and weights switch between two, as in update mode drain."""
+    """Bitwise reproducible requests: the same tokens and logprobs whatever other requests run, and after a restart,
+    given the same weights, number of threads and kind of machine. Requests then run one at a time, without the speed of
+    batching, and weights switch between two requests, as with `weights.update_mode: drain`."""
 
 
 class FakeEngineConfig(Section):
-    """A deterministic engine for tests and dry runs: tokens are a hash of seed, position and policy; loads no model."""
+    """Engine for tests and dry runs: tokens are a hash of seed, position and policy. No model is loaded."""
 
     type: Literal["fake"] = "fake"
     vocab_size: int = Field(64, ge=4)
-    """Token ids are drawn below this."""
+    """Number of token ids to draw from."""
     token_seconds: float = Field(0.0, ge=0)
-    """Pause per decoded token."""
+    """Seconds of pause per decoded token."""
 
 
 EngineConfig = Annotated[
@@ -227,28 +278,29 @@ EngineConfig = Annotated[
 
 
 class InferenceConfig(Section):
-    """The engine and its HTTP address."""
+    """Inference: the engine and its HTTP address."""
 
     engine: EngineConfig = EmbeddedEngineConfig()
-    """Which engine serves the policy."""
+    """Engine that serves the policy."""
     pool: EnginePoolConfig | None = None
-    """Servers that come and go while the run goes on, an inference actor for each; none where empty."""
+    """Pool of vLLM or SGLang servers that join and leave during the run, with an inference actor for each. Empty:
+    none."""
     noise: NoiseConfig | None = None
-    """Noise on the norms of the policy that is served (QeRL), by engines `embedded` and `vllm`; none where empty."""
+    """Noise on the norms of the served policy (QeRL), with engines `embedded` and `vllm`. Empty: none."""
     host: str = "127.0.0.1"
-    """Address that HTTP binds to."""
+    """Address that the HTTP server of an inference actor binds to. Beyond loopback, also set `api_key_env`."""
     advertise_host: str | None = None
-    """Name under which others reach it; `host` where empty."""
+    """Name or address under which other machines reach the HTTP server. Empty: `host`."""
     port: int = Field(0, ge=0, le=65535)
-    """Port of the first inference actor (the next takes the next one); 0: any free one."""
+    """Port of inference-0; inference-1 takes the next port, and so on. 0: any free port; required with `pool`."""
     request_timeout: float = Field(300.0, gt=0)
-    """Seconds that a client waits for an answer."""
+    """Seconds until a request to an engine must be answered, all its completions included."""
     api_key_env: str = ""
-    """Environment variable with the key that requests must carry; empty: none is asked for."""
+    """Name of the environment variable with the API key of requests. Empty: requests need no key."""
     tls_cert: str = ""
-    """File of the certificate (PEM) with which HTTP is encrypted, and which clients trust; empty: plain HTTP."""
+    """File of the TLS certificate (PEM) of the HTTP server; clients trust this certificate. Empty: plain HTTP."""
     tls_key: str = ""
-    """File of its key; only inference actors read it."""
+    """File of the private key of `tls_cert`, read by inference actors only. Set both or none."""
 
     @model_validator(mode="after")
     def _tls_whole(self) -> "InferenceConfig":
@@ -258,18 +310,18 @@ class InferenceConfig(Section):
 
 
 class UpConfig(Section):
-    """How many processes `actors up` starts on this machine, and when it gives up."""
+    """Processes that `actors up` starts on this machine, and its limit of restarts."""
 
     rollout: int = Field(1, ge=1)
-    """Rollout actors."""
+    """Number of rollout actors."""
     reward: int = Field(1, ge=1)
-    """Reward actors."""
+    """Number of reward actors."""
     inference: int = Field(1, ge=1)
-    """Inference actors."""
+    """Number of inference actors, one engine each."""
     torch_threads: dict[Literal["trainer", "inference"], int] = {}
-    """Threads per process; by default the cores are shared out evenly."""
+    """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
     max_restarts: int = Field(5, ge=0)
-    """Restarts of one actor without 60 s of life between them before the run fails."""
+    """Restarts of one actor in a row before the run fails. A life of more than 60 s resets the count."""
 
     @model_validator(mode="after")
     def _threads_positive(self) -> "UpConfig":

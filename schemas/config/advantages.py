@@ -1,8 +1,8 @@
-"""How rewards become advantages: a union told apart by `type` (docs/algorithms.md).
+"""Keys of `reward.advantage`: formulas from rewards to advantages (docs/algorithms.md). One class per `type`.
 
-`level` says what an advantage is computed over, and so where: `group` and `token` from one group, by the reward actor;
-`step` from all groups of a training step, by the packer. A completion that no function scored has advantage 0 and is in
-no mean and no deviation.
+The property `level` decides where an advantage is computed: `group` and `token` from one group, by the reward actor;
+`step` from all groups of a training step, by the packer. An unscorable completion (every function returned None) has
+advantage 0 and is left out of all means and deviations.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,150 +15,185 @@ Level = Literal["group", "step", "token"]
 Scale = Literal["none", "group", "batch"]
 
 
+class NormConfig(Section):
+    """Normalisation (x − mean) ÷ (std + eps), mean and std each over the step, over the group, or absent (AReaL)."""
+
+    mean_level: Literal["batch", "group", "none"] = "batch"
+    """Range of the mean to subtract: all groups of the step (`batch`), the own group, or `none` for no mean."""
+    mean_leave1out: bool = False
+    """Leave-one-out mean: the mean subtracted from a value is over the other values only."""
+    std_level: Literal["batch", "group", "none"] = "batch"
+    """Range of the standard deviation to divide by: all groups of the step (`batch`), the own group, or `none` for no
+    division."""
+    std_unbiased: bool = True
+    """Unbiased standard deviation (divisor n − 1). `false`: population (divisor n)."""
+    eps: float = Field(1e-5, ge=0)
+    """Number added to the standard deviation."""
+
+
 class AdvantageBase(Section):
-    """What all of them have."""
+    """Base of all advantages."""
 
     @property
     def level(self) -> Level:
-        """`token` has one value per token, the others one per completion."""
+        """Range of the computation: `token` has one advantage per token, `group` and `step` one per completion."""
         return "group"
 
 
 class DeviationConfig(AdvantageBase):
-    """What all of them have that divide by a standard deviation."""
+    """Base of advantages divided by a standard deviation."""
 
     std: Literal["unbiased", "population"] = "unbiased"
-    """TRL, ms-swift and AReaL use unbiased; TRL's async trainer population."""
+    """Kind of standard deviation: `unbiased` (TRL, ms-swift, AReaL) or `population` (TRL's AsyncGRPOTrainer)."""
     eps: float = Field(1e-4, ge=0)
-    """Added to the deviation. TRL and ms-swift 1e-4; AReaL 1e-5; TRL async 1e-8."""
+    """Number added to the standard deviation. TRL and ms-swift: 1e-4; AReaL: 1e-5; TRL's AsyncGRPOTrainer: 1e-8."""
 
 
 class ScaledConfig(DeviationConfig):
-    """What those have whose deviation is a choice."""
+    """Base of advantages with a choice of the range of their standard deviation."""
 
     scale: Scale = "none"
-    """Divide by the standard deviation over the group, over the batch (all groups of a step), or not at all."""
+    """Range of the standard deviation to divide by: the group, the batch (all groups of a step), or `none` for no
+    division."""
 
     @property
     def level(self) -> Level:
-        """A deviation over the batch is known when the step is."""
+        """`step` if the deviation is over the batch, known only when the step is composed; else `group`."""
         return "step" if self.scale == "batch" else "group"
 
 
 class MeanAdvantageConfig(AdvantageBase):
-    """Reward minus the mean of its group (Surogate's default; Dr. GRPO)."""
+    """Reward minus group mean (Surogate's default; Dr. GRPO)."""
 
     type: Literal["mean"] = "mean"
 
 
 class LengthWeightedMeanAdvantageConfig(AdvantageBase):
-    """Reward minus the mean of its group weighted by tokens, Σ(r·L) ÷ ΣL (Surogate, prime-rl)."""
+    """Reward minus group mean weighted by length, Σ(r·L) ÷ ΣL with L tokens (Surogate, prime-rl)."""
 
     type: Literal["length_weighted_mean"] = "length_weighted_mean"
 
 
 class ZScoreAdvantageConfig(DeviationConfig):
-    """(reward − mean) / (std + eps) inside the group (GRPO); `batch_std` has the std of the batch."""
+    """z-score in the group, (reward − mean) ÷ (std + eps) (GRPO)."""
 
     type: Literal["zscore"] = "zscore"
 
 
 class BatchStdAdvantageConfig(DeviationConfig):
-    """(reward − mean of its group) / (std of all rewards of the step + eps) (TRL's scale_rewards: batch)."""
+    """(reward − group mean) ÷ (std of all rewards of the step + eps) (TRL's scale_rewards: batch)."""
 
     type: Literal["batch_std"] = "batch_std"
 
     @property
     def level(self) -> Level:
-        """The deviation is the step's."""
+        """`step`: the deviation is over all groups of the step."""
+        return "step"
+
+
+class NormAdvantageConfig(AdvantageBase, NormConfig):
+    """Normalised rewards, mean and deviation each over step or group (AReaL's reward_norm, with the same keys)."""
+
+    type: Literal["norm"] = "norm"
+
+    @property
+    def level(self) -> Level:
+        """`step`: mean and deviation may be over all groups of the step."""
         return "step"
 
 
 class RlooAdvantageConfig(ScaledConfig):
-    """Reward minus the mean of the others of its group (RLOO)."""
+    """Reward minus the mean of the other rewards of the group (RLOO)."""
 
     type: Literal["rloo"] = "rloo"
     std_of: Literal["rewards", "advantages"] = "rewards"
-    """With `scale`: ms-swift takes the deviation of the rewards; TRL's normalize_advantages, over the batch, that of
-    the advantages."""
+    """Values of the standard deviation, if `scale` is not none: the rewards (ms-swift), or the advantages (TRL's
+    normalize_advantages, with scale `batch`)."""
 
 
 class ReinforcePPAdvantageConfig(ScaledConfig):
-    """(reward − mean of its group) ÷ (std of these differences + eps) (REINFORCE++ with a baseline, as in ms-swift)."""
+    """(reward − group mean) ÷ (std of all these differences + eps) (REINFORCE++ with a baseline, as in ms-swift)."""
 
     type: Literal["reinforce_pp"] = "reinforce_pp"
     scale: Scale = "batch"
-    """Over what the deviation is taken: the batch (all groups of a step), the group, or none."""
+    """Range of the standard deviation to divide by: the batch (all groups of a step), the group, or `none` for no
+    division."""
 
 
 class GdpoAdvantageConfig(DeviationConfig):
-    """z-score per reward function inside the group, weighted sum, then z-score over the step (GDPO).
+    """z-score per reward function in the group, weighted sum, then z-score over the step (GDPO).
 
-    TRL calls it multi_objective_aggregation: normalize_then_sum, ms-swift scale_rewards: gdpo.
+    TRL's name is multi_objective_aggregation: normalize_then_sum, ms-swift's is scale_rewards: gdpo.
     """
 
     type: Literal["gdpo"] = "gdpo"
     eps: float = Field(1e-8, ge=0)
-    """Added to each deviation. ms-swift 1e-8; TRL 1e-4."""
+    """Number added to each standard deviation. ms-swift: 1e-8; TRL: 1e-4."""
 
     @property
     def level(self) -> Level:
-        """The last z-score is over the step."""
+        """`step`: the second z-score is over all groups of the step."""
         return "step"
 
 
 class MaxRLAdvantageConfig(AdvantageBase):
-    """(reward − mean) ÷ mean of its group, 0 where that is not positive; for rewards of 0 and above (MaxRL)."""
+    """(reward − mean) ÷ (mean + eps) in the group, 0 if the mean is not positive; for rewards ≥ 0 (MaxRL)."""
 
     type: Literal["max_rl"] = "max_rl"
+    eps: float = Field(0.0, ge=0)
+    """Number added to the mean in the denominator. 1e-4 in TRL's development versions (scale_rewards: mean)."""
 
 
 class ProcessAdvantageConfig(DeviationConfig):
-    """Process supervision (DeepSeekMath): at each token the sum of step rewards that come at it or later.
+    """Process supervision: at each token the sum of the rewards of steps that end there or later (DeepSeekMath).
 
-    Step rewards are z-scores over all steps of the group. Needs `reward.steps`; `reward.functions` then only measure.
+    Step rewards enter as z-scores over all steps of the group. Needs `reward.steps`; `reward.functions` are then
+    measured and do not count.
     """
 
     type: Literal["process"] = "process"
 
     @property
     def level(self) -> Level:
-        """Each step's tokens have their own."""
+        """`token`: the tokens of each step have their own advantage."""
         return "token"
 
 
 class GaeAdvantageConfig(AdvantageBase):
-    """Generalised advantage estimation with values 0, for there is no critic: the reward, discounted from the end.
+    """Generalised advantage estimation (GAE) without a critic: values are 0, the reward is discounted from the end.
 
-    It is at the last token in the loss; those of `reward.steps`, where given, are where the steps end.
+    The reward is at the completion's last token in the loss. Rewards of `reward.steps`, if set, are at the ends of the
+    steps.
     """
 
     type: Literal["gae"] = "gae"
     discount: float = Field(1.0, ge=0, le=1)
-    """Factor per token of what comes later (γ)."""
+    """Discount factor γ per token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
-    """Further factor per token (λ); without a critic only γ·λ counts."""
+    """Factor λ per token. Without a critic only the product γ·λ has an effect."""
     reward_norm: Literal["none", "mean", "zscore"] = "none"
-    """Before that, rewards stay as they are, or are taken relative to the mean of their group, or as its z-scores
-    (AReaL's reward_norm: unbiased, eps 1e-5)."""
+    """Normalisation of rewards before GAE: `none`, minus the group mean (`mean`), or z-score in the group (`zscore`,
+    AReaL's reward_norm with unbiased std and eps 1e-5)."""
 
     @property
     def level(self) -> Level:
-        """Each token is at its own distance from the end."""
+        """`token`: the discount depends on a token's distance from the end."""
         return "token"
 
 
 class CustomAdvantageConfig(AdvantageBase):
-    """A function `f(rewards, lengths, **kwargs)`, two arrays (P, G) for P groups and G completions, to such an array.
+    """A function `f(rewards, lengths, **kwargs)` from two arrays (P, G) to an array (P, G) of finite advantages.
 
-    It is called for one group at a time (P = 1), with the completions that were scored, where these are two or more.
+    P is the number of groups, G of completions; lengths are in tokens. The function is called for one group at a time
+    (P = 1), with the scored completions only, and not if fewer than two are scored.
     """
 
     type: Literal["custom"] = "custom"
     path: FunctionPath
-    """`package.module:function` or `path/to/file.py:function`, looked for like `reward.functions[].path`."""
+    """Path to the function, `package.module:function` or `path/to/file.py:function`, looked up like
+    `reward.functions[].path`."""
     kwargs: dict[str, Any] = {}
-    """Passed to each call."""
+    """Keyword arguments of each call."""
 
 
 AdvantageConfig = Annotated[
@@ -166,6 +201,7 @@ AdvantageConfig = Annotated[
     | LengthWeightedMeanAdvantageConfig
     | ZScoreAdvantageConfig
     | BatchStdAdvantageConfig
+    | NormAdvantageConfig
     | RlooAdvantageConfig
     | ReinforcePPAdvantageConfig
     | GdpoAdvantageConfig

@@ -1,8 +1,9 @@
-"""What is allowed and probably not meant."""
+"""Warnings: settings that are allowed and probably a mistake."""
 
 from collections.abc import Iterator
 
-from schemas.config.advantages import GaeAdvantageConfig, ProcessAdvantageConfig
+from schemas import limits
+from schemas.config.advantages import GaeAdvantageConfig, NormAdvantageConfig, ProcessAdvantageConfig
 from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.run import RunConfig
@@ -10,30 +11,33 @@ from schemas.config.services import is_loopback
 
 
 def warnings(config: RunConfig) -> list[str]:
-    """What is allowed and probably not meant, in the form of an error."""
+    """Return warnings for allowed but doubtful settings, each as `path.to.key: reason, better value`."""
     return [warning for found in ADVICE for warning in found(config)]
 
 
 def _arrival_drops_the_slow(config: RunConfig) -> Iterator[str]:
     packer = config.packer
+    # In order `ordinal` the lag is at most max_async_level by construction, so nothing is dropped.
     if packer.order == "arrival" and packer.max_off_policy_steps < 8:
         yield (
             f"packer.max_off_policy_steps: {packer.max_off_policy_steps} with packer.order arrival drops groups that "
-            "were long in the making; 8 or more is usual"
+            "took long to sample; 8 or more is usual"
         )
 
 
 def _pools_of_what_never_ends(config: RunConfig) -> Iterator[str]:
     endless = all(isinstance(environment, ReverseTextConfig | ArithmeticConfig) for environment in config.environments)
     if config.packer.pools is not None and endless:
-        yield "packer.pools: examples of these environments are generated and never end, so none is set aside"
+        yield "packer.pools: examples of these environments are generated and never end, so pools do nothing"
 
 
 def _nothing_to_compare_with(config: RunConfig) -> Iterator[str]:
-    """Process supervision compares steps, and the discounted reward nothing unless it is told to."""
+    """Warn of groups of 1 completion, if the advantage compares completions within a group and so is always 0."""
     advantage = config.reward.advantage
     discounted = isinstance(advantage, GaeAdvantageConfig) and advantage.reward_norm == "none"
-    compares = not (discounted or isinstance(advantage, ProcessAdvantageConfig))
+    # a mean over the step, or of no group, compares with other groups: one completion per group is fine there
+    over_step = isinstance(advantage, NormAdvantageConfig) and advantage.mean_level != "group"
+    compares = not (discounted or over_step or isinstance(advantage, ProcessAdvantageConfig))
     if config.rollout.group_size == 1 and compares:
         yield (
             f"rollout.group_size: with 1 completion per group every advantage of reward.advantage {advantage.type} "
@@ -46,14 +50,14 @@ def _distribution_is_cut(config: RunConfig) -> Iterator[str]:
         value = getattr(config.rollout, key)
         if value != exact:
             yield (
-                f"rollout.{key}: {value} cuts the distribution that logprobs are taken of, so the importance ratio of "
-                f"trainer.loss is biased; {exact} is exact"
+                f"rollout.{key}: {value} truncates sampling, which biases the importance ratio of trainer.loss; "
+                f"{exact} does not"
             )
 
 
 def _nothing_to_share_out(config: RunConfig) -> Iterator[str]:
     if config.trainer.sharding == "fsdp" and config.trainer.num_ranks == 1:
-        yield "trainer.sharding: fsdp with trainer.num_ranks 1 has nothing to share out"
+        yield "trainer.sharding: fsdp has no effect with trainer.num_ranks 1: one rank holds all weights"
 
 
 def _ignored_by_the_loss(config: RunConfig) -> Iterator[str]:
@@ -63,16 +67,32 @@ def _ignored_by_the_loss(config: RunConfig) -> Iterator[str]:
             yield f"trainer.{key}: does nothing with trainer.loss {trainer.loss.type}"
 
 
+def _warms_up_for_ever(config: RunConfig) -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.warmup_steps >= trainer.max_steps:
+        yield (
+            f"trainer.warmup_steps: {trainer.warmup_steps} of trainer.max_steps {trainer.max_steps}, so the learning "
+            f"rate never reaches {trainer.learning_rate:g}"
+        )
+
+
+def _nothing_is_weighed(config: RunConfig) -> Iterator[str]:
+    if all(function.weight == 0 for function in config.reward.functions) and config.reward.advantage.type != "custom":
+        yield "reward.functions[].weight: all are 0, so every reward is 0 and nothing is learned"
+
+
 def _engine_serves_another_base(config: RunConfig) -> Iterator[str]:
     engine, quantization = config.inference.engine, config.model.quantization
     if quantization is not None and isinstance(engine, VllmEngineConfig) and engine.quantization is None:
         yield (
-            "inference.engine.quantization: vLLM serves the base model as it is, and adapters are trained on it as "
-            f"model.quantization {quantization.type} has it; set bitsandbytes, or the two differ"
+            "inference.engine.quantization: empty, so vLLM serves an unquantised base model, and adapters are trained "
+            f"on one with model.quantization {quantization.type}; set bitsandbytes, else their logprobs differ"
         )
 
 
 def _dropout_is_a_mismatch(config: RunConfig) -> Iterator[str]:
+    if config.model.dropout:
+        yield "model.dropout: with the model's dropout the trainer's logprobs differ from the engine's"
     if config.model.lora is not None and config.model.lora.dropout > 0:
         yield "model.lora.dropout: above 0 the trainer's logprobs differ from the engine's"
 
@@ -80,19 +100,22 @@ def _dropout_is_a_mismatch(config: RunConfig) -> Iterator[str]:
 def _nothing_held_out(config: RunConfig) -> Iterator[str]:
     needs_file = [e for e in config.environments if isinstance(e, JsonlConfig) and e.eval_path is None]
     if config.eval.num_prompts and needs_file:
-        yield f"environments[].eval_path: not set for {needs_file[0].label}, so nothing of it is held out for eval"
+        yield (
+            f"environments[].eval_path: not set for {needs_file[0].label}, so nothing of it is held out for eval; set "
+            "it, or eval.num_prompts: 0 for no evaluation"
+        )
 
 
 def _anybody_may_sample(config: RunConfig) -> Iterator[str]:
     if not (is_loopback(config.inference.host) or config.inference.api_key_env):
         yield (
-            f"inference.host: {config.inference.host!r} is reachable from other machines, and whoever reaches it can "
-            "sample; set inference.api_key_env, and inference.tls_cert where others could listen"
+            f"inference.host: {config.inference.host!r} is reachable from other machines, and anybody who connects "
+            "can sample; set inference.api_key_env, and inference.tls_cert where others could listen"
         )
 
 
 def _reached_by_nobody(config: RunConfig) -> Iterator[str]:
-    """Addresses on loopback in a run that has been opened to other machines."""
+    """Warn of addresses on loopback in a run whose bus.control is open to other machines."""
     if config.control_host is None or is_loopback(config.control_host):
         return
     for key, section in (("bus", config.bus), ("inference", config.inference)):
@@ -104,7 +127,29 @@ def _reached_by_nobody(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _larger_than_travels(config: RunConfig) -> Iterator[str]:
+    """Warn of groups and batches above the limits of a message, should all completions be of maximum length."""
+    most, size = limits.DATA_FRAME_BYTES // limits.TOKEN_BYTES, config.rollout.group_size
+    group = size * min(config.rollout.max_tokens, config.packer.sequence_len)
+    if group > most:
+        yield (
+            f"rollout.group_size: {size} completions of {config.rollout.max_tokens} tokens are up to {group} in a "
+            f"group, and a message holds {most}; an attempt with more fails as too_large"
+        )
+    # rounded up: the share of the rank with the most samples
+    completions = -(-config.packer.groups_per_step * size // config.trainer.num_ranks)
+    batch = completions * config.packer.sequence_len
+    if batch > most:
+        yield (
+            f"packer.groups_per_step: {completions} samples of up to packer.sequence_len "
+            f"{config.packer.sequence_len} for each rank are up to {batch} tokens, and a batch holds {most}; "
+            "a step with more ends the run after it has been sampled. Lower packer.groups_per_step, rollout.group_size "
+            "or packer.sequence_len, or use more ranks (trainer.num_ranks)"
+        )
+
+
 ADVICE = (
+    _larger_than_travels,
     _arrival_drops_the_slow,
     _pools_of_what_never_ends,
     _nothing_to_compare_with,
@@ -114,6 +159,8 @@ ADVICE = (
     _engine_serves_another_base,
     _dropout_is_a_mismatch,
     _nothing_held_out,
+    _warms_up_for_ever,
+    _nothing_is_weighed,
     _anybody_may_sample,
     _reached_by_nobody,
 )

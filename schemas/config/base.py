@@ -1,4 +1,4 @@
-"""What every section of a run's configuration is."""
+"""Base class of all configuration sections, and the type of a key that names a user's function."""
 
 from typing import Annotated
 
@@ -6,7 +6,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen section; unknown keys are errors, nothing is converted, defaults are checked like given values."""
+    """Base of every configuration section: immutable, and strict about keys and types.
+
+    Unknown keys are errors, values are not converted (`"1"` is no integer), and defaults pass the same checks as given
+    values. The docstring below a key is its documentation: in the JSON schema, in editors and in the tables of docs/.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True
@@ -21,4 +25,7 @@ def _names_a_function(path: str) -> str:
 
 
 FunctionPath = Annotated[str, AfterValidator(_names_a_function)]
-"""Where a user's function is; the file is looked for beside the configuration file, else where the command is given."""
+"""Path to a user's function: `package.module:function` or `file.py:function`.
+
+A relative file is looked up next to the configuration file first, then in the current directory.
+"""

@@ -1,4 +1,4 @@
-"""What is sampled from, how it is scored, when it is evaluated."""
+"""Keys of the data: environments, reward functions, evaluation."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,27 +10,34 @@ Split = Literal["train", "eval"]
 
 
 class EnvironmentBase(Section):
-    """What all environments have."""
+    """Base of all environments: name and weights."""
 
     name: str = Field("", pattern=r"^[A-Za-z0-9_.-]*$")
-    """Name in metrics and files; the type where empty."""
+    """Name in metrics and files, unique within the run. Empty: the type."""
     weight: float | None = Field(None, gt=0)
-    """Share of the train groups, relative to the others; by number of examples where nobody sets one."""
+    """Share of the train groups, relative to the other environments (prime-rl, Surogate: env_ratios). Set it for all
+    environments or for none. Empty: by number of examples; a generated environment counts as the largest file."""
+    rl_weight: float = Field(1.0, ge=0)
+    """Factor of the policy loss on tokens of this environment. 0: these tokens are also left out of the loss's
+    denominator (prime-rl)."""
+    ref_kl_weight: float = Field(0.0, ge=0)
+    """Factor of distillation towards `trainer.teacher` on tokens of this environment (prime-rl's ref_kl). The term is
+    added to the policy loss and divided by the step's tokens with a factor above 0."""
 
     @property
     def label(self) -> str:
-        """The name, or the type."""
+        """Name of the environment in metrics and errors: `name`, or the type if `name` is empty."""
         return self.name or str(self.__dict__["type"])
 
 
 class ReverseTextConfig(EnvironmentBase):
-    """Reverse a random word, letter by letter (generated, never repeats; eval words never occur in train)."""
+    """Task: reverse a random word, letter by letter. Generated without end; eval words never occur in training."""
 
     type: Literal["reverse_text"] = "reverse_text"
     min_letters: int = Field(4, ge=1)
-    """Shortest word."""
+    """Letters of the shortest word."""
     max_letters: int = Field(8, ge=1)
-    """Longest word."""
+    """Letters of the longest word."""
 
     @model_validator(mode="after")
     def _lengths_in_order(self) -> "ReverseTextConfig":
@@ -40,87 +47,95 @@ class ReverseTextConfig(EnvironmentBase):
 
 
 class ArithmeticConfig(EnvironmentBase):
-    """Integer sums, differences and products (generated; eval problems never occur in train)."""
+    """Task: integer sums, differences and products. Generated without end; eval problems never occur in training."""
 
     type: Literal["arithmetic"] = "arithmetic"
     operations: list[Literal["+", "-", "*"]] = Field(["+", "-"], min_length=1)
-    """Operations to draw from."""
+    """Operations drawn from, each equally likely."""
     max_operand: int = Field(99, ge=1)
-    """Operands are drawn from 0 to this."""
+    """Largest operand; the smallest is 0."""
 
 
 class JsonlConfig(EnvironmentBase):
-    """A JSON Lines file: a row has `prompt` (text or messages) and any further columns, which rewards receive."""
+    """Examples from a JSON Lines file: one prompt (text or messages) per row; all other columns go to the rewards."""
 
     type: Literal["jsonl"] = "jsonl"
     path: str = Field(min_length=1)
-    """The file with the train rows: beside the configuration file, else where the command is given."""
+    """File of the train rows. A relative path is looked up next to the configuration file first, then in the current
+    directory."""
     eval_path: str | None = None
-    """The file with the held-out rows; looked for like `path`."""
+    """File of the held-out rows for evaluation, looked up like `path`. Empty: no evaluation of this environment."""
     prompt_column: str = "prompt"
-    """Column with the prompt, e.g. `question` for GSM8K."""
+    """Column of the prompt, e.g. `question` for GSM8K."""
     system_prompt: str | None = None
-    """Put before the prompt as a system message; a text prompt then becomes a user message."""
+    """System message in front of each prompt; a text prompt then becomes a user message. Empty: none."""
     chat: bool = False
-    """A text prompt becomes a user message, so the model's chat template applies."""
+    """Conversion of text prompts to a user message, so that the model's chat template applies."""
 
 
 EnvironmentConfig = Annotated[ReverseTextConfig | ArithmeticConfig | JsonlConfig, Field(discriminator="type")]
 
 
 class ShapingConfig(Section):
-    """What becomes of a reward before it is used: (reward + bias) · scale, then clipped (AReaL)."""
+    """Transformation of a reward: (reward + bias) · scale, then clipped (AReaL)."""
 
     bias: float = 0.0
-    """Added first (AReaL: reward_bias)."""
+    """Number added to the reward first (AReaL: reward_bias)."""
     scale: float = 1.0
-    """Factor after that (AReaL: reward_scaling)."""
+    """Factor applied after the bias (AReaL: reward_scaling)."""
     clip: float | None = Field(None, gt=0)
-    """Then held between −clip and clip (AReaL: reward_clip, 20); empty: not."""
+    """Bound of the result, between −clip and clip (AReaL: reward_clip, 20). Empty: no clipping."""
 
 
 class RewardFunctionConfig(ShapingConfig):
-    """A function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature).
+    """A reward function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature).
 
-    `metrics.jsonl` and `samples.jsonl` tell what it returned; bias, scale and clip are applied before the weight.
+    All arguments are lists with one item per completion. A completion is text; for a chat prompt (a list of messages)
+    a completion is a list of messages too, as in TRL: `[{"role": "assistant", "content": TEXT}]`. None means that the
+    function does not apply to the completion.
+
+    `metrics.jsonl` and `samples.jsonl` show the returned values. Bias, scale and clip are applied before the weight.
     """
 
     path: str = Field(min_length=1)
-    """A built-in name, `package.module:function`, or `path/to/file.py:function`; the file is looked for beside the
-    configuration file, else where the command is given."""
+    """Built-in name, `package.module:function`, or `path/to/file.py:function`. A relative file is looked up next to the
+    configuration file first, then in the current directory."""
     weight: float = 1.0
-    """Factor in the sum; 0 only measures."""
+    """Factor in the sum of rewards. 0: the function is measured and does not count."""
     kwargs: dict[str, Any] = {}
-    """Passed to each call; they win over columns of the same name."""
+    """Keyword arguments of each call. They take precedence over columns of the same name."""
 
 
 class StepRewardConfig(Section):
     """A function `f(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]]]`, sync or async.
 
-    For each completion its steps, each (end, reward): the place behind the step's last token, from 1 to the number of
-    tokens, and a finite number. No steps, or None: the completion is unscorable.
+    The function returns for each completion a list of steps (end, reward). `end` is the position after the step's last
+    token, from 1 to the number of tokens; `reward` is a finite number. Without steps, or with None, the completion is
+    unscorable.
     """
 
     path: FunctionPath
-    """`package.module:function` or `path/to/file.py:function`, looked for like `reward.functions[].path`."""
+    """Path to the function, `package.module:function` or `path/to/file.py:function`, looked up like
+    `reward.functions[].path`."""
     kwargs: dict[str, Any] = {}
-    """Passed to each call; they win over columns of the same name."""
+    """Keyword arguments of each call. They take precedence over columns of the same name."""
 
 
 class EvalConfig(Section):
-    """Held-out evaluation: before training, every so many steps, and after (P26)."""
+    """Evaluation on held-out prompts: before training, every `every_steps` steps, and after training."""
 
     every_steps: int = Field(0, ge=0)
-    """Evaluate after each multiple of this many steps; 0: only before and after."""
+    """Steps between two evaluations. 0: only `at_start` and `at_end`."""
     at_start: bool = True
-    """Evaluate the model as it comes."""
+    """Evaluation of the initial model."""
     at_end: bool = True
-    """Evaluate the last policy."""
+    """Evaluation of the final policy."""
     num_prompts: int = Field(200, ge=0)
-    """Prompts per environment; 0 turns evaluation off; an environment with fewer gives all it has."""
+    """Prompts per environment. An environment with fewer held-out prompts gives all of them. 0: no evaluation."""
     completions_per_prompt: int = Field(1, ge=1)
     """Completions of each prompt."""
     temperature: float = Field(0.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature of evaluations. 0: greedy."""
     exact_match: str | None = Field("exact_match", min_length=1)
-    """Reward function whose value 1.0 counts as an exact match, named as in `reward.functions`; null measures none."""
+    """Reward function whose value 1.0 counts as an exact match, named as `reward.functions[].path` is. Empty (null):
+    not measured."""

@@ -1,4 +1,4 @@
-"""Engines that are servers of their own."""
+"""Keys of `inference.engine` with type vllm."""
 
 import re
 from typing import Literal
@@ -21,48 +21,53 @@ SET_BY_US = (
     "--max-cpu-loras",
     "--middleware",
 )
-"""Arguments of vLLM on which the promises of an engine rest."""
+"""Arguments of `vllm serve` that the engine sets itself, since its promises rest on them; refused in `extra_args`."""
 
 
 class VllmEngineConfig(Section):
-    """A vLLM server behind each inference actor: started and owned by it, or one that is there already (`urls`)."""
+    """vLLM server behind each inference actor, started by the actor or an existing one (`urls`)."""
 
     type: Literal["vllm"] = "vllm"
     max_model_len: int | None = Field(None, ge=2)
-    """Tokens of prompt and completion at most; as many as the model allows where empty."""
+    """Maximum number of tokens of a prompt and its completion, above `rollout.max_tokens`. Empty: the model's
+    maximum."""
     tensor_parallel_size: int = Field(1, ge=1)
-    """GPUs over which one copy of the model is split."""
+    """Number of GPUs over which one copy of the model is split."""
     data_parallel_size: int = Field(1, ge=1)
-    """Copies of the model behind one server."""
+    """Number of copies of the model behind one server."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Share of each GPU's memory that vLLM takes; less where the trainer uses the same GPU."""
+    """Share of each GPU's memory that vLLM may use. Set less if the trainer uses the same GPU."""
     max_lora_rank: int | None = Field(None, ge=1)
-    """Largest rank of an adapter; that of `model.lora` where empty. Rounded up to one that vLLM has kernels for. That
-    adapters are served at all follows from `model.lora`."""
+    """Maximum rank of adapters, at least `model.lora.rank`, rounded up to a rank that vLLM has kernels for. Empty: the
+    rank of `model.lora`. Adapters are served if and only if `model.lora` is set."""
     max_loras: int = Field(2, ge=2)
-    """Versions of the adapter that are served at once: requests under way end with the one they began with."""
+    """Number of adapter versions served at once, so that running requests finish with the version of their start."""
     enable_prefix_caching: bool = True
-    """Keep keys and values of prompts for later requests of the same version."""
+    """Reuse of the KV cache of prompts by later requests of the same policy version."""
     enforce_eager: bool = False
-    """No CUDA graphs: starts faster, decodes slower."""
+    """Decoding without CUDA graphs: a faster start and slower decoding."""
     quantization: str | None = None
-    """vLLM's name of a quantisation of the base model (`fp8`, `bitsandbytes`, …)."""
+    """Quantisation of the base model, by vLLM's name (`fp8`, `bitsandbytes`, …). Empty: none."""
     reasoning_parser: str | None = None
-    """vLLM's name of the parser of reasoning, for clients that ask its server themselves."""
+    """Parser of reasoning, by vLLM's name, for your own requests to the vLLM server. Rollouts do not use it. Empty:
+    none."""
     tool_call_parser: str | None = None
-    """vLLM's name of the parser of tool calls, likewise."""
+    """Parser of tool calls, by vLLM's name, for your own requests to the vLLM server. Rollouts do not use it. Empty:
+    none."""
     api_key_env: str = ""
-    """Environment variable that holds the server's API key; none is asked for where empty."""
+    """Name of the environment variable with the vLLM server's API key. Empty: the server needs none."""
     extra_args: list[str] = []
-    """Further arguments of `vllm serve`, as they are."""
+    """Further command line arguments of `vllm serve`, passed on unchanged."""
     python: str = ""
-    """Interpreter of the environment with vLLM; the actor's own where empty."""
+    """Path to the Python interpreter of the environment with vLLM. Empty: the actor's own interpreter."""
     startup_timeout: float = Field(600.0, gt=0)
-    """Seconds until the server must answer; loading a large model takes minutes."""
+    """Seconds until a started server must answer. Loading a large model takes minutes."""
     urls: list[str] = []
-    """Servers that are there already, the first for inference-0 and so on; none is started then. Each needs
-    `VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out --logprobs-mode processed_logprobs`, with `model.lora` also
-    `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True --enable-lora`, the same model, and the folder of the weights in sight."""
+    """Existing servers (http://host:port), the first for inference-0 and so on; no server is started then. Empty: each
+    actor starts its own. Each server needs `VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out --logprobs-mode
+    processed_logprobs`, with `model.lora` also `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True --enable-lora`, the model of
+    `model.path`, and access to the run's weights folder (`weights.directory`). With `inference.pool` leave this
+    empty."""
 
     @field_validator("urls")
     @classmethod
@@ -75,7 +80,17 @@ class VllmEngineConfig(Section):
     @field_validator("extra_args")
     @classmethod
     def _leave_ours_alone(cls, arguments: list[str]) -> list[str]:
-        ours = [argument for argument in arguments if argument.partition("=")[0] in SET_BY_US]
+        ours = [argument for argument in arguments if _sets_ours(argument)]
         if ours:
-            raise ValueError(f"{ours[0]} is set by the engine itself")
+            raise ValueError(f"{ours[0]} is set by the engine itself; remove it")
         return arguments
+
+
+def _sets_ours(argument: str) -> bool:
+    """Return whether an argument of `vllm serve` sets an option of SET_BY_US.
+
+    vLLM's parser also accepts underscores, unique abbreviations (`--hos`) and `--no-` in front of a switch.
+    """
+    name = argument.partition("=")[0].replace("_", "-")
+    name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+    return len(name) > 2 and name.startswith("--") and any(ours.startswith(name) for ours in SET_BY_US)

@@ -1,4 +1,4 @@
-"""Which completions are not fit to learn from: a union told apart by `type` (docs/algorithms.md)."""
+"""Keys of `reward.filters`: completions not fit to learn from (docs/algorithms.md). One class per `type`."""
 
 from typing import Annotated, Literal
 
@@ -8,30 +8,32 @@ from schemas.config.base import Section
 
 
 class FilterBase(Section):
-    """What all completion filters have."""
+    """Base of all completion filters."""
 
     enforce: bool = False
-    """Mask the completions that it finds out of the loss; their rewards stay in the baseline. Without, only count."""
+    """Masking of the completions found: their tokens leave the loss, their rewards stay in the baseline. `false`: only
+    count (metric `grpo_reward_filtered_completions_total`)."""
 
 
 class GibberishFilterConfig(FilterBase):
-    """A rare token that the policy held for less likely than chance (arXiv 2510.02387, §5.2)."""
+    """Gibberish: a rare token less likely than chance under the policy (arXiv 2510.02387, §5.2)."""
 
     type: Literal["gibberish"] = "gibberish"
     token_id_threshold: int = Field(100_000, ge=0)
-    """Tokens with an id above are rare: tokenizers number them by frequency."""
+    """Token id above which a token counts as rare: tokenizers number tokens by falling frequency."""
     logprob_offset: float = Field(2.0, ge=0)
-    """Less likely than chance: a logprob below −ln(vocabulary) − this."""
+    """Margin in nats below chance: a token counts if its logprob is below −ln(vocabulary) − logprob_offset."""
 
 
 class RepetitionFilterConfig(FilterBase):
-    """A loop: many tokens in a row of which the policy was sure (arXiv 2506.13585, §3.2)."""
+    """Repetition: many tokens in a row of which the policy was sure (arXiv 2506.13585, §3.2)."""
 
     type: Literal["repetition"] = "repetition"
     window: int = Field(3000, ge=1)
-    """Tokens in a row; what is not sampled (masked) does not end the row."""
+    """Number of tokens in a row, all above prob_threshold, for a completion to count. Tokens not sampled by the policy
+    (masked) are skipped and do not interrupt a row."""
     prob_threshold: float = Field(0.99, gt=0, lt=1)
-    """Sure: a probability above."""
+    """Probability above which the policy counts as sure of a token."""
 
 
 CompletionFilterConfig = Annotated[GibberishFilterConfig | RepetitionFilterConfig, Field(discriminator="type")]

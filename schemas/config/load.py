@@ -1,4 +1,4 @@
-"""From a YAML file and dotted overrides to a checked `RunConfig`, or to problems said in words."""
+"""Loading of a run's configuration: YAML file and dotted overrides to a checked `RunConfig`, or to a `ConfigError`."""
 
 import re
 from pathlib import Path
@@ -14,19 +14,22 @@ from schemas.config.problems import describe
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
 
-_ENVIRONMENT_PATHS = ("path", "eval_path")
-_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_ENVIRONMENT_PATHS = ("path", "eval_path")  # keys that name files; environments of other types lack both
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # NAME or OWNER/NAME on the Hugging Face hub
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read a run's configuration.
+    """Read and check a run's configuration.
+
+    Relative paths of files that the run reads are looked up next to the YAML file first, then in the current directory,
+    and become absolute, so that every actor finds the same files.
 
     Args:
-        path: the YAML file. Where what it names is looked for: see `_locate`.
-        overrides: `dotted.key=value` each, the value in YAML; list items by number (`environments.0.name=x`).
+        path: the YAML file.
+        overrides: items `dotted.key=value` with the value in YAML; list items by number (`environments.0.name=x`).
 
     Raises:
-        ConfigError: every problem found, each as `path.to.key: what is wrong, what is allowed`.
+        ConfigError: all problems found, each as `path.to.key: problem, allowed values`.
     """
     path = Path(path)
     tree = _read(path)
@@ -37,35 +40,39 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 
 
 def check_tree(tree: Any) -> RunConfig:
-    """A configuration from plain values.
+    """Return the configuration of a tree of plain values. Paths stay as given.
 
     Raises:
-        ConfigError: every problem found.
+        ConfigError: all problems found, each as `path.to.key: problem, allowed values`.
     """
     if not isinstance(tree, dict):
         raise ConfigError(f"run: must be a map of sections, got {type(tree).__name__}")
     try:
         return RunConfig.model_validate(tree)
-    except ValidationError as error:
+    except ValidationError as error:  # `from None`: pydantic's own text would repeat the problems with class names
         problems = [describe(problem) for problem in error.errors(include_url=False)]
         raise ConfigError(*[line for problem in problems for line in problem.splitlines()]) from None
 
 
 def dump_config(config: RunConfig) -> str:
-    """YAML of the whole configuration, defaults included; loads to an equal one."""
+    """Return the whole configuration as YAML, defaults included. Loading the text gives an equal configuration."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: a key stands once (else the last one would win), and 1e-5 is a number, not a text."""
+    """YAML loader for two cases of PyYAML: a repeated key is an error, and 1e-5 is a number instead of text."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The node of a map."""
+        """Return the node of a map.
+
+        Raises:
+            MarkedYAMLError: a key occurs twice.
+        """
         node = super().compose_mapping_node(anchor)
         first: dict[str, yaml.ScalarNode] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             earlier = first.setdefault(key.value, key)
-            if earlier is not key:
+            if earlier is not key:  # PyYAML itself would silently take the last of the two
                 line = earlier.start_mark.line + 1
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key.value!r} stands in line {line} already", problem_mark=key.start_mark
@@ -73,6 +80,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+# YAML 1.1 wants a dot in a float: PyYAML alone reads the learning rate 1e-6 as text.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
@@ -87,7 +95,9 @@ def _read(path: Path) -> Any:
         return _parse(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
-    except (yaml.reader.ReaderError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it in that encoding") from None
+    except yaml.reader.ReaderError as error:
         raise ConfigError(f"{path}: is not YAML: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{path}: {_place_and_cause(error)}") from None
@@ -96,7 +106,7 @@ def _read(path: Path) -> Any:
 def _place_and_cause(error: yaml.MarkedYAMLError) -> str:
     mark, context = error.problem_mark, ""
     assert mark is not None
-    if "'\\t'" in str(error.problem):
+    if "'\\t'" in str(error.problem):  # PyYAML's own text speaks of a character that can't start a token
         return f"line {mark.line + 1}: a tab; YAML indents with spaces"
     if error.context and error.context_mark:
         context = f"{error.context} of line {error.context_mark.line + 1}, "
@@ -140,7 +150,7 @@ def _index(node: list[Any], name: str, key: str) -> int:
 
 
 def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
-    """Make absolute what the run reads and where it writes, so that every actor finds it wherever it runs."""
+    """Return the configuration with absolute paths, so that actors started in other directories find the same files."""
     environments = [_resolve_environment(environment, folder) for environment in config.environments]
     reward = config.reward
     located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
@@ -173,14 +183,20 @@ def _resolve_trainer(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
 
 
 def _locate(path: str, folder: Path) -> Path:
-    """Where a file or folder that the run reads lies: beside the configuration, else where the command is given."""
+    """Return the path of a file or folder that the run reads: next to the configuration, else in the current directory.
+
+    A path that exists in neither is returned as next to the configuration, for the error text.
+    """
     given = Path(path).expanduser() if path.startswith("~/") else Path(path)
     places = (folder / given, Path.cwd() / given)
     return next((place for place in places if place.exists()), places[0])
 
 
 def _locate_model(path: str, folder: Path) -> str:
-    """Names on the hub stay; `a/b` is none where a folder `a` is there, or what is meant to lie in it."""
+    """Return a model's path, absolute for a directory and unchanged for a name on the Hugging Face hub.
+
+    If a folder `a` exists, `a/b` means a directory in it, even a missing one: a typo must not become a download.
+    """
     located = _locate(path, folder)
     owner, slash, _ = path.partition("/")
     is_hub_name = _HUB_NAME.fullmatch(path) and not (slash and _locate(owner, folder).is_dir())

@@ -1,4 +1,4 @@
-"""Which policy loss: a union told apart by `type`, one class per loss (docs/algorithms.md)."""
+"""Keys of `trainer.loss`, the policy loss (docs/algorithms.md). One class per `type`."""
 
 import math
 from typing import Annotated, ClassVar, Literal
@@ -9,57 +9,59 @@ from schemas.config.base import FunctionPath, Section
 
 
 class PolicyLossConfig(Section):
-    """What a loss does with the switches of its objective, by key; not itself a part of the file."""
+    """Base of all losses: their relation to the switches of the objective. Class variables are not keys of the file."""
 
     ignores: ClassVar[frozenset[str]] = frozenset()
-    """Switches without effect on this loss."""
+    """Switches without effect on this loss; `actors check` warns of them."""
     takes_inside: ClassVar[frozenset[str]] = frozenset()
-    """Switches that are part of this loss's own formula instead of acting on what it makes."""
+    """Switches inside this loss's own formula, not applied to its result."""
 
     @property
     def weighs_from_engine(self) -> bool:
-        """Whether its importance ratio is to the engine's policy already, which `correction` would count twice."""
+        """True if the importance ratio is to the engine's policy: `correction` would count the gap twice."""
         return False
 
 
 class EngineRatioLossConfig(PolicyLossConfig):
-    """What all losses are that weigh tokens for the whole way from the engine to the trainer."""
+    """Base of losses with an importance ratio between trainer and engine, r = exp(logp − q)."""
 
     @property
     def weighs_from_engine(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
 
 class SurogateLossConfig(EngineRatioLossConfig):
-    """The documented Surogate GRPO loss: importance-weighted policy gradient, masked outside a trust region."""
+    """Surogate's documented GRPO loss: importance-weighted policy gradient, masked outside a trust region."""
 
     type: Literal["surogate"] = "surogate"
     ratio_type: Literal["token", "sequence"] = "token"
-    """Importance ratio per token, or one per completion."""
+    """Unit of the importance ratio: one per token, or one per completion (`sequence`)."""
     token_mask_low: float = Field(0.125, ge=0)
-    """Drop tokens whose ratio is below."""
+    """Ratio below which a token is dropped."""
     token_mask_high: float = Field(8.0, ge=0)
-    """Drop tokens whose ratio is above."""
+    """Ratio above which a token is dropped."""
     geo_mask_low: float = Field(0.1, ge=0)
-    """Drop completions whose geometric mean ratio is below."""
+    """Geometric mean of the token ratios below which a completion is dropped."""
     geo_mask_high: float = Field(10.0, ge=0)
-    """Drop completions whose geometric mean ratio is above."""
+    """Geometric mean of the token ratios above which a completion is dropped."""
     sequence_mask_low: float = Field(0.0, ge=0)
-    """Drop completions whose smallest token ratio is below."""
+    """Smallest token ratio below which a completion is dropped."""
     sequence_mask_high: float = Field(100.0, ge=0)
-    """Drop completions whose largest token ratio is above."""
+    """Largest token ratio above which a completion is dropped."""
     sequence_clip_high: float = Field(10.0, ge=0)
-    """Cap of the ratio of a whole completion (ratio_type sequence)."""
+    """Cap of the ratio of a completion, with ratio_type `sequence`."""
     adv_tau: float = Field(1.0, ge=0)
     """Factor of the advantage."""
     kl_tau: float = Field(0.0, ge=0)
-    """Factor of the penalty on the log ratio to the inference policy."""
+    """Factor of the penalty on a token's log ratio of trainer to engine; the product is subtracted from the
+    advantage."""
     teacher_tau: float = Field(0.0, ge=0)
-    """Factor of the pull towards a teacher's logprobs."""
+    """Factor of the pull towards `trainer.teacher`: teacher_tau × (teacher − logp) is added to the advantage
+    (Surogate)."""
     sequence_normalizer: Literal["step_tokens", "micro_batches"] = "step_tokens"
-    """Of ratio_type sequence, whose sums are divided by the completion's loss-mask tokens first: then by those of the
-    whole step (Surogate), or by the number of micro-batches (prime-rl)."""
+    """Second divisor, with ratio_type `sequence`: a completion's sum is divided by its tokens, then by the loss tokens
+    of the step (Surogate) or by the number of micro-batches (prime-rl)."""
 
     @model_validator(mode="after")
     def _normalizer_is_of_sequences(self) -> "SurogateLossConfig":
@@ -77,51 +79,54 @@ class SurogateLossConfig(EngineRatioLossConfig):
 
 
 class RatioLossConfig(PolicyLossConfig):
-    """What all losses have whose ratio is taken to `old`, the policy at the start of the step."""
+    """Base of losses with an importance ratio ρ = exp(logp − old), `old` chosen by `old_logprobs`."""
 
     old_logprobs: Literal["step_start", "inference"] = "step_start"
-    """`step_start`: of the trainer's weights before the step's first update (with one update per step the ratio is
-    then 1 and only its gradient counts; a correction covers the way from the engine). `inference`: of the engine, so
-    that clipping bounds lag and numerics too."""
+    """Denominator `old` of the ratio. `step_start`: the trainer's logprobs before the step's first update; with one
+    update per step the ratio is 1 and only its gradient counts, and `trainer.correction` may cover the gap to the
+    engine. `inference`: the engine's logprobs, so that clipping also bounds lag and numerical differences; not with
+    `trainer.correction`."""
 
     @property
     def weighs_from_engine(self) -> bool:
-        """With `inference`."""
+        """True with `old_logprobs: inference`."""
         return self.old_logprobs == "inference"
 
 
 class LevelLossConfig(RatioLossConfig):
-    """What the ratio is of: a token, or a whole completion."""
+    """Base of losses with a ratio per token or per completion."""
 
     importance_sampling_level: Literal["token", "sequence", "sequence_token"] = "token"
-    """One ratio per token, or one per completion, from the mean of its log ratios (GSPO); `sequence_token` has the
-    value of the latter and the gradient of each token (GSPO-token)."""
+    """Unit of the ratio. `token`: one per token. `sequence`: one per completion, exp of the mean log ratio (GSPO).
+    `sequence_token`: the value of `sequence` with the gradient of each token (GSPO-token)."""
     advantage_level: Literal["token", "completion"] = "token"
-    """Each token's own advantage, or the mean of its completion's (AReaL at level sequence); they differ only where
-    the tokens of a completion have different ones."""
+    """Advantage of a token: its own, or the mean over its completion (AReaL at level sequence). The two differ only if
+    the tokens of a completion have different advantages."""
 
 
 class ClipRangeConfig(RatioLossConfig):
-    """Where the ratio is clipped."""
+    """Base of losses with a clipped ratio: the clip range."""
 
     epsilon: float = Field(0.2, ge=0)
-    """The ratio is clipped at 1 − epsilon from below."""
+    """Lower clip range: the ratio is clipped at 1 − epsilon."""
     epsilon_high: float | None = Field(None, ge=0)
-    """The ratio is clipped at 1 + epsilon_high from above (DAPO's clip-higher: 0.28); empty: like epsilon."""
+    """Upper clip range: the ratio is clipped at 1 + epsilon_high (DAPO's clip-higher: 0.28). Empty: epsilon."""
 
     @property
     def upper(self) -> float:
-        """epsilon_high, or epsilon where it is empty."""
+        """Upper clip range: epsilon_high, or epsilon if epsilon_high is empty."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
 
 class ClippedLossConfig(ClipRangeConfig, LevelLossConfig):
-    """PPO's clipped surrogate objective, and the switches on it."""
+    """Base of losses with PPO's clipped surrogate objective, −min(ρA, clip(ρ)·A)."""
 
     delta: float | None = Field(None, gt=1)
-    """Two-sided clip (INTELLECT-2): caps the ratio where the objective is not clipped; above 1 + epsilon_high."""
+    """Cap of the ratio where the objective does not clip it (INTELLECT-2's two-sided clip), above 1 + epsilon_high.
+    Empty: none."""
     dual_clip: float | None = Field(None, gt=1)
-    """Dual-clip PPO: where the advantage is negative the loss is at most dual_clip × |advantage|."""
+    """Bound of a token's loss at negative advantage, dual_clip × |advantage| (dual-clip PPO; AReaL: c_clip). Empty:
+    none."""
 
     @model_validator(mode="after")
     def _delta_beyond_clip(self) -> "ClippedLossConfig":
@@ -137,183 +142,194 @@ class GrpoLossConfig(ClippedLossConfig):
 
 
 class BnpoLossConfig(ClippedLossConfig):
-    """TRL's bnpo: the same objective, mean over the tokens of the local micro-batch."""
+    """BNPO (TRL): GRPO's clipped objective, mean over the tokens of the local micro-batch."""
 
     type: Literal["bnpo"] = "bnpo"
 
 
 class DrGrpoLossConfig(ClippedLossConfig):
-    """Dr. GRPO: the same objective, sum ÷ (completions × max_completion_length): no bias by length."""
+    """Dr. GRPO: GRPO's clipped objective, sum ÷ (completions × `rollout.max_tokens`), without bias by length."""
 
     type: Literal["dr_grpo"] = "dr_grpo"
 
 
 class DapoLossConfig(ClippedLossConfig):
-    """DAPO: the same objective, mean over the tokens of the whole step on all ranks."""
+    """DAPO: GRPO's clipped objective, mean over the tokens of the whole step on all ranks."""
 
     type: Literal["dapo"] = "dapo"
 
 
 class GspoLossConfig(ClippedLossConfig):
-    """GSPO: one ratio per completion, clipped, and the mean over completions (the paper clips at 3e-4 and 4e-4)."""
+    """GSPO: one clipped ratio per completion, mean over completions (the paper clips at 3e-4 and 4e-4)."""
 
     type: Literal["gspo"] = "gspo"
     importance_sampling_level: Literal["sequence"] = "sequence"
-    """It is of the completion; AReaL's GSPO, which averages over tokens, is dapo with this key at sequence."""
+    """Unit of the ratio: always the completion. AReaL's GSPO averages over tokens; use loss dapo with this key at
+    `sequence`."""
 
 
 class GspoTokenLossConfig(ClippedLossConfig):
-    """GSPO-token: gspo whose tokens may have different advantages, each with its own gradient."""
+    """GSPO-token: GSPO with an advantage and a gradient per token."""
 
     type: Literal["gspo_token"] = "gspo_token"
     importance_sampling_level: Literal["sequence_token"] = "sequence_token"
-    """The value is of the completion, the gradient of the token."""
+    """Unit of the ratio: always the value of the completion with the gradient of each token."""
 
 
 class LuspoLossConfig(ClippedLossConfig):
-    """LUSPO: a completion's clipped objective × its length, mean over completions: no bias by length."""
+    """LUSPO: a completion's clipped objective × its length, mean over completions, without bias by length."""
 
     type: Literal["luspo"] = "luspo"
     importance_sampling_level: Literal["token", "sequence", "sequence_token"] = "sequence"
-    """The paper's is sequence; TRL leaves its default, token."""
+    """Unit of the ratio, as for the other losses. The paper has `sequence`; TRL's default is `token`."""
 
 
 class CispoLossConfig(LevelLossConfig):
-    """CISPO: the capped ratio weighs the logprob and carries no gradient; mean over the tokens of the step."""
+    """CISPO: the logprob weighted with the capped ratio, which has no gradient; mean over the tokens of the step."""
 
     type: Literal["cispo"] = "cispo"
     epsilon_high: float = Field(5.0, gt=0)
-    """The cap of the ratio itself, not of its distance from 1 (TRL and ms-swift alike)."""
+    """Cap of the ratio itself, not of its distance from 1, as in TRL and ms-swift."""
 
 
 class SapoLossConfig(LevelLossConfig):
-    """SAPO: a sigmoid of the ratio in place of the clip."""
+    """SAPO: a sigmoid of the ratio instead of the clip."""
 
     type: Literal["sapo"] = "sapo"
     temperature_pos: float = Field(1.0, gt=0)
-    """Steepness of the sigmoid where the advantage is above 0."""
+    """Steepness of the sigmoid for advantages above 0."""
     temperature_neg: float = Field(1.05, gt=0)
-    """Steepness where it is 0 or below."""
+    """Steepness of the sigmoid for advantages of 0 or below."""
     average: Literal["completion_means", "step_tokens"] = "completion_means"
-    """Mean over completions of the means over their tokens (TRL, ms-swift), or over the tokens of the step (AReaL)."""
+    """Average of the loss: over completions of their token means (TRL, ms-swift), or over the tokens of the step
+    (AReaL)."""
 
 
 class GmpoLossConfig(ClipRangeConfig):
-    """GMPO: the geometric mean of a completion's ratios, each clipped on the side its advantage pushes to."""
+    """GMPO: geometric mean of a completion's ratios, each clipped on the side that its advantage pushes to."""
 
     ignores: ClassVar[frozenset[str]] = frozenset({"correction", "off_policy_mask_threshold"})
     takes_inside: ClassVar[frozenset[str]] = frozenset({"top_entropy_quantile"})
     type: Literal["gmpo"] = "gmpo"
     epsilon: float = Field(0.4, ge=0)
-    """The log ratio is clipped at −epsilon from below."""
+    """Lower clip range: the log ratio is clipped at −epsilon."""
     epsilon_high: float | None = Field(None, ge=0)
-    """The log ratio is clipped at epsilon_high from above; empty: like epsilon."""
+    """Upper clip range: the log ratio is clipped at epsilon_high. Empty: epsilon."""
 
 
 class RlooLossConfig(ClipRangeConfig):
-    """RLOO as in TRL: the ratio of a completion's probabilities, clipped, mean over completions."""
+    """RLOO's loss (TRL): clipped ratio of a completion's probabilities, mean over completions."""
 
     type: Literal["rloo"] = "rloo"
 
 
 class VespoLossConfig(RatioLossConfig):
-    """VESPO: exp(λ + k·log w − λ·w) weighs the logprobs, w being the ratio of the whole completion."""
+    """VESPO: logprobs weighted with exp(λ + k·log w − λ·w), w the ratio of the whole completion."""
 
     takes_inside: ClassVar[frozenset[str]] = frozenset({"correction"})
     type: Literal["vespo"] = "vespo"
     k_pos: float = 2.0
-    """Exponent of w where the advantage is 0 or above."""
+    """Exponent k of w for advantages of 0 or above."""
     lambda_pos: float = 3.0
-    """Decay of w there; below 1e-4 it counts as that."""
+    """Decay λ of w for advantages of 0 or above. Values below 1e-4 count as 1e-4."""
     k_neg: float = 3.0
-    """Exponent of w where the advantage is below 0."""
+    """Exponent k of w for advantages below 0."""
     lambda_neg: float = 2.0
-    """Decay of w there."""
+    """Decay λ of w for advantages below 0. Values below 1e-4 count as 1e-4."""
 
 
 class CustomLossConfig(PolicyLossConfig):
-    """Your own: a function `(LossInputs) -> LossOutput` of actors.algorithms.losses.
+    """Your own loss: a function `(LossInputs) -> LossOutput`, types of actors.algorithms.losses.
 
-    It gives this micro-batch's share of the step's loss, so no switch acts on it and none may be set; with `reference`
-    it finds the reference's logprobs in its inputs, and what becomes of them is its affair.
+    The function returns this micro-batch's share of the step's loss. Switches would not act on the result, so none may
+    be set. With `trainer.reference` the function finds the reference's logprobs in its inputs.
     """
 
     type: Literal["custom"] = "custom"
     path: FunctionPath
-    """package.module:function or file.py:function."""
+    """Path to the function, `package.module:function` or `path/to/file.py:function`, looked up like
+    `reward.functions[].path`."""
 
 
 class IpoLossConfig(EngineRatioLossConfig):
-    """INTELLECT policy optimisation: a token is dropped where its probability moved too far, up or down."""
+    """IPO (INTELLECT policy optimisation): tokens are dropped if their probability moved too far, up or down."""
 
     type: Literal["ipo"] = "ipo"
     ipo_mask_low: float = Field(0.2, ge=0)
-    """Drop tokens whose probability is lower than the engine's by more than this (prime-rl: 0.1 both ways)."""
+    """Fall of a token's probability, from engine to trainer, above which the token is dropped (prime-rl: 0.1)."""
     ipo_mask_high: float = Field(0.2, ge=0)
-    """Drop tokens whose probability is higher than the engine's by more than this."""
+    """Rise of a token's probability, from engine to trainer, above which the token is dropped (prime-rl: 0.1)."""
     ratio_clip: float | None = Field(math.exp(2), gt=0)
-    """Cap of the importance ratio, which does not stop the gradient (Surogate: e²); empty: none (prime-rl)."""
+    """Cap of the importance ratio, without stopping the gradient (Surogate: e²). Empty: none (prime-rl)."""
     adv_tau: float = Field(1.0, ge=0)
     """Factor of the advantage."""
     kl_tau: float = Field(1e-3, ge=0)
-    """Factor of the squared log ratio, also on tokens that are dropped."""
+    """Factor of the squared log ratio of trainer to engine, added to the loss of kept and dropped tokens."""
     teacher_tau: float = Field(0.0, ge=0)
-    """Factor of the pull towards a teacher's logprobs (Surogate)."""
+    """Factor of the pull towards `trainer.teacher`: teacher_tau × (teacher − logp) is added to the advantage
+    (Surogate)."""
 
 
 class DppoLossConfig(EngineRatioLossConfig):
-    """DPPO, prime-rl's default: a token is dropped where its probability moved too far the way its advantage points."""
+    """DPPO (prime-rl's default): tokens are dropped if their probability moved too far the way the advantage points."""
 
     type: Literal["dppo"] = "dppo"
     dppo_mask_low: float = Field(0.2, ge=0)
-    """Drop tokens with an advantage of 0 or less whose probability is lower than the engine's by more than this."""
+    """Fall of a token's probability, from engine to trainer, above which a token with an advantage of 0 or less is
+    dropped."""
     dppo_mask_high: float = Field(0.2, ge=0)
-    """Drop tokens with an advantage above 0 whose probability is higher than the engine's by more than this."""
+    """Rise of a token's probability, from engine to trainer, above which a token with an advantage above 0 is
+    dropped."""
     adv_tau: float = Field(1.0, ge=0)
     """Factor of the advantage."""
     kl_tau: float = Field(1e-3, ge=0)
-    """Factor of the squared log ratio, also on tokens that are dropped."""
+    """Factor of the squared log ratio of trainer to engine, added to the loss of kept and dropped tokens."""
     teacher_tau: float = Field(0.0, ge=0)
-    """Factor of the pull towards a teacher's logprobs."""
+    """Factor of the pull towards `trainer.teacher`: teacher_tau × (teacher − logp) is added to the advantage
+    (Surogate)."""
 
 
 class AipoLossConfig(EngineRatioLossConfig):
-    """AIPO (LlamaRL): advantage × importance ratio, which is capped; mean over the tokens of the step."""
+    """AIPO (LlamaRL): advantage × capped importance ratio, mean over the tokens of the step."""
 
     type: Literal["aipo"] = "aipo"
     token_mask_high: float = Field(8.0, gt=0)
     """Cap of the importance ratio."""
     above_cap: Literal["stop", "weigh"] = "stop"
-    """Tokens above the cap get no gradient, that of the minimum (prime-rl); or that of a weight as large as the cap
-    (LlamaRL)."""
+    """Gradient of tokens above the cap. `stop`: none, as of a minimum (prime-rl). `weigh`: the gradient with the cap as
+    the token's weight (LlamaRL)."""
 
 
 class RefKlLossConfig(EngineRatioLossConfig):
-    """On-policy distillation towards `trainer.teacher`, prime-rl's ref_kl: the reverse KL in place of the advantage."""
+    """On-policy distillation towards `trainer.teacher` (prime-rl's ref_kl): the reverse KL instead of the advantage."""
 
     type: Literal["ref_kl"] = "ref_kl"
     trust_region: Literal["low", "advantage"] = "low"
-    """Drop tokens whose probability is lower than the engine's by more than 0.2; or like dppo, by the sign of the
-    advantage, which the objective does not read (prime-rl's first version)."""
+    """Rule for dropping tokens. `low`: a fall of the probability by more than 0.2 from engine to trainer. `advantage`:
+    as in loss dppo with bounds 0.2, by the sign of the advantage, although the objective does not read advantages
+    (prime-rl's first version)."""
     kl_tau: float = Field(1e-3, ge=0)
-    """Factor of the squared log ratio, also on tokens that are dropped."""
+    """Factor of the squared log ratio of trainer to engine, added to the loss of kept and dropped tokens."""
 
 
 class RejectionConfig(Section):
-    """Which tokens are too far from what sampled them: a metric of proximal policy and engine, and its bounds."""
+    """Rejection sampling (AReaL): a metric of proximal policy against engine, and its bounds."""
 
     level: Literal["token", "sequence"] = "token"
-    """Each token is judged, or each completion."""
+    """Unit of judgement: each token, or each completion (`sequence`)."""
     action: Literal["mask", "clamp"] = "mask"
-    """What is outside is dropped, or its weight is clamped into the bounds (metric ratio only)."""
+    """Treatment of tokens outside the bounds. `mask`: dropped. `clamp`: their weight is clamped into the bounds (metric
+    `ratio` only)."""
     metric: Literal["ratio", "kl_k1", "kl_k2", "kl_k3"] = "ratio"
-    """With d = proximal − inference: exp(d), d, d²/2, exp(−d) − 1 + d."""
+    """Metric of a token, from d, the proximal policy's logprob minus the engine's: `ratio` exp(d), `kl_k1` d, `kl_k2`
+    d²/2, `kl_k3` exp(−d) − 1 + d."""
     agg: Literal["sum", "mean", "max"] = "mean"
-    """Of level sequence: how a completion's tokens become one; of ratios, their logs (mean: the geometric mean)."""
+    """Aggregation over a completion's tokens, with level `sequence`. Ratios are aggregated as logs, so `mean` is the
+    geometric mean."""
     upper: float = 5.0
-    """Upper bound."""
+    """Upper bound of the metric; above 1 with metric `ratio`, above 0 with `kl_k2` and `kl_k3`."""
     lower: float | None = None
-    """Lower bound; empty: none."""
+    """Lower bound of the metric. Empty: none."""
 
     @model_validator(mode="after")
     def _metric_fits(self) -> "RejectionConfig":
@@ -336,43 +352,47 @@ class RejectionConfig(Section):
 
 
 class ProximalLossConfig(EngineRatioLossConfig):
-    """What AReaL's losses have: PPO's clipped objective around a proximal policy, weighted for what sampled."""
+    """Base of AReaL's losses: PPO's clipped objective around a proximal policy, weighted for the gap to the engine."""
 
     epsilon: float = Field(0.2, ge=0)
-    """The ratio is clipped at 1 − epsilon from below."""
+    """Lower clip range: the ratio is clipped at 1 − epsilon."""
     epsilon_high: float | None = Field(None, ge=0)
-    """The ratio is clipped at 1 + epsilon_high from above; empty: like epsilon."""
+    """Upper clip range: the ratio is clipped at 1 + epsilon_high (DAPO's clip-higher: 0.28). Empty: epsilon."""
     dual_clip: float | None = Field(None, gt=1)
-    """Where the advantage is negative the loss is at most dual_clip × |advantage| (AReaL's c_clip)."""
+    """Bound of a token's loss at negative advantage, dual_clip × |advantage| (dual-clip PPO; AReaL: c_clip). Empty:
+    none."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """One ratio per token; or one per completion, from the mean of its log ratios, with the mean of its advantages."""
+    """Unit of the ratio. `token`: one per token. `sequence`: one per completion, exp of the mean log ratio, with the
+    mean of the completion's advantages."""
     prox_logp_method: Literal["recompute", "loglinear"] = "recompute"
-    """Proximal logprobs: those of the weights that the step starts from; or taken as lying between the engine's and
-    the trainer's, by how many versions old a token is."""
+    """Source of the proximal logprobs. `recompute`: a forward pass of the weights that the step starts from.
+    `loglinear`: interpolation between the engine's and the trainer's logprobs by a token's age in versions."""
     rejection_sampling: RejectionConfig | None = None
-    """Behaviour weights exp(proximal − inference), and which of them are too large; empty: no weights at all."""
+    """Bounds of the behaviour weights, the ratios of the proximal policy to the engine. Empty: no behaviour weights at
+    all."""
 
     @property
     def upper(self) -> float:
-        """epsilon_high, or epsilon where it is empty."""
+        """Upper clip range: epsilon_high, or epsilon if epsilon_high is empty."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
 
 class DecoupledLossConfig(ProximalLossConfig):
-    """AReaL's decoupled PPO; what rejection drops stays in the normaliser."""
+    """Decoupled PPO (AReaL); rejected tokens stay in the loss's denominator."""
 
     type: Literal["decoupled"] = "decoupled"
 
 
 class M2poLossConfig(ProximalLossConfig):
-    """M2PO: the same without the tokens of largest (inference − proximal)², whose mean is held below a bound.
+    """M2PO: decoupled PPO without the tokens of largest (q − prox)².
 
-    Dropped tokens leave the normaliser. Each micro-batch is judged by itself.
+    As few tokens are dropped as bring the mean over the others below m2_threshold, in each micro-batch by itself.
+    Dropped tokens leave the loss's denominator.
     """
 
     type: Literal["m2po"] = "m2po"
     m2_threshold: float = Field(0.04, gt=0)
-    """Bound of the mean square (0.04 in the paper)."""
+    """Bound of the mean of (q − prox)² (0.04 in the paper)."""
 
 
 LossConfig = Annotated[

@@ -1,4 +1,4 @@
-"""The watch over trainer and engine: `trainer.mismatch`."""
+"""Keys of `trainer.mismatch`: how far the logprobs of trainer and engine may differ."""
 
 from pydantic import Field, model_validator
 
@@ -6,12 +6,16 @@ from schemas.config.base import Section
 
 
 class MismatchConfig(Section):
-    """Limits of mean |logp − q| per token, trainer against engine, in nats. Engine `fake` has no policy to compare."""
+    """Limits of the mean |logp − q| per token in nats: logp by the trainer, q by the engine.
+
+    Tokens of current weights and of older weights are averaged apart; the larger mean counts. Engine `fake` has no
+    policy to compare with.
+    """
 
     warn: float = Field(0.1, gt=0)
-    """Above it the log says what is likely wrong, once for each cause."""
+    """Nats above which the log names the likely cause, once per cause."""
     stop: float | None = Field(0.7, gt=0)
-    """Above it the step is not applied and the run fails, with the same words; null: never."""
+    """Nats above which the step is not applied and the run fails with the same message. Empty (null): never."""
 
     @model_validator(mode="after")
     def _warns_first(self) -> "MismatchConfig":

@@ -1,4 +1,4 @@
-"""The policy: which model, in which precision, with or without LoRA."""
+"""Keys of the policy model: path, precision, adapters, quantisation, attention."""
 
 from typing import Any, Literal
 
@@ -10,60 +10,67 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class LoraConfig(Section):
-    """Low-rank adapters (peft); the base model stays frozen."""
+    """Low-rank adapters (LoRA, by peft). The base model stays frozen."""
 
     rank: int = Field(16, ge=1)
-    """Rank of the update."""
+    """Rank of the adapter matrices."""
     alpha: float = Field(32.0, gt=0)
-    """Scale: the update is multiplied by alpha / rank."""
+    """Scale of the adapter: its output is multiplied by alpha ÷ rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout before the adapter; anything above 0 makes trainer and engine disagree on logprobs."""
+    """Dropout probability on the adapter's input. Above 0 the trainer's logprobs differ from the engine's."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Module names that get an adapter, or every linear layer but the head."""
+    """Names of the modules with an adapter. `all-linear`: every linear layer except the output head."""
 
 
 class QuantizationConfig(Section):
-    """The frozen base model in four bits a weight, under adapters (QLoRA); needs grpo-actors[bnb]."""
+    """Four-bit quantisation of the frozen base model, under adapters (QLoRA). Needs `grpo-actors[bnb]`."""
 
     type: Literal["nf4"]
-    """NormalFloat of four bits, in blocks of 64 weights (bitsandbytes)."""
+    """Number format. `nf4`: four-bit NormalFloat in blocks of 64 weights (bitsandbytes)."""
     double_quant: bool = True
-    """Quantise the blocks' scales too: 4.1 instead of 4.5 bits a weight."""
+    """Quantisation of the block scales too: 4.1 bits per weight instead of 4.5."""
 
     @field_validator("type", mode="before")
     @classmethod
     def _trainable(cls, given: Any) -> Any:
+        # fp8 is a value that users expect to work; "must be nf4" alone would not tell why it does not.
         if given == "fp8":
             raise ValueError("transformers' fp8 layers have no backward pass, so not even adapters train; use nf4")
         return given
 
 
 class ModelConfig(Section):
-    """A Hugging Face causal LM."""
+    """The policy model, a Hugging Face causal language model."""
 
     path: str = Field(min_length=1)
-    """A name on the hub, or a directory: beside the configuration file, else where the command is given."""
+    """Name on the Hugging Face hub, or directory. A relative directory is looked up next to the configuration file
+    first, then in the current directory."""
     dtype: Dtype = "bfloat16"
-    """Precision of weights and computation, in the trainer and the embedded engine."""
+    """Precision of the computation in trainer and engine, and of published weights. Trained weights and optimizer state
+    are float32 in either case; a frozen base model under `lora` is kept in this precision."""
     trust_remote_code: bool = False
-    """Let transformers run code that comes with the model."""
+    """Permission to run Python code shipped with the model (transformers and vLLM)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: the GPU when there is one."""
+    """Device of the trainer and of engine `embedded`. `auto`: the GPU if the machine has one, else the CPU."""
     lora: LoraConfig | None = None
-    """Train adapters instead of all weights."""
+    """Adapters (LoRA) to train instead of all weights. Empty: all weights are trained."""
     attention: Literal["auto", "padded", "flash", "flex"] = "auto"
-    """How samples of a packed row are attended in the trainer: gathered into padded blocks of like lengths (`padded`,
-    everywhere), by FlashAttention's kernel for sequences of different lengths (`flash`: GPU, bfloat16, package
-    flash-attn), or by torch's FlexAttention over the whole row (`flex`: GPU). `auto`: flash where it runs, else flex on
-    a GPU and padded on a CPU."""
+    """Attention of the trainer within packed rows, where no sample may see another. `padded` (any device): samples of
+    similar length are gathered into padded blocks. `flash` (GPU, bfloat16, package flash-attn): FlashAttention's kernel
+    for sequences of different lengths. `flex` (GPU): torch's FlexAttention over the whole row. `auto`: flash if it can
+    run, else flex on a GPU and padded on a CPU."""
     gradient_checkpointing: bool = False
-    """Keep only the input of each layer of the policy for the backward pass, which computes the rest again: up to a
-    third more computation, and much less memory for long rows (transformers' own, not re-entrant)."""
+    """Recomputation of each policy layer in the backward pass from the layer's input: up to a third more computation,
+    and much less memory for long rows (transformers' non-reentrant variant)."""
     compile: bool = False
-    """Have torch compile the layers of the policy in the trainer (torch.compile): some minutes at the start for faster
-    steps on GPUs. A step that is trained again may then differ in its last bits."""
+    """Compilation of the policy's layers in the trainer with torch.compile: minutes at the start, faster steps on GPUs.
+    A step trained again, in a replay or after a crash, may then differ in its last bits."""
+    dropout: bool = False
+    """Dropout as in the model's own config.json (GPT-2: 0.1), in the trainer. With dropout the trainer's logprobs
+    differ from the engine's on the same weights. The adapter's dropout is `lora.dropout`."""
     quantization: QuantizationConfig | None = None
-    """Keep the base model quantised, in the trainer and the embedded engine; only with `lora`."""
+    """Quantisation of the base model in the trainer and in engine `embedded`. Needs `lora`. For vLLM also set
+    `inference.engine.quantization`. Empty: none."""
 
     @model_validator(mode="after")
     def _quantised_base_is_frozen(self) -> "ModelConfig":
@@ -73,6 +80,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _kernel_runs(self) -> "ModelConfig":
+        # Only what the file itself contradicts is refused here; `auto` waits until the machine is known.
         if self.attention in ("flash", "flex") and self.device == "cpu":
             raise ValueError(f"attention: {self.attention} needs a GPU, and device is cpu; set attention auto")
         if self.attention == "flash" and self.dtype == "float32":

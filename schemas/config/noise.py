@@ -1,4 +1,4 @@
-"""Noise on the inference policy: `inference.noise`."""
+"""Keys of `inference.noise`: noise on the policy that engines serve."""
 
 from pydantic import Field, model_validator
 
@@ -6,17 +6,19 @@ from schemas.config.base import Section
 
 
 class NoiseConfig(Section):
-    """QeRL: normal noise on the RMSNorm weights of the inference policy, in stages over `trainer.max_steps`.
+    """Normal noise on the RMSNorm weights of the served policy, for more exploration (QeRL; Surogate: noise_scheduler).
 
-    Surogate's noise_scheduler. Evaluations are sampled with it, too.
+    The steps of the run are cut into `num_stages` equal stages. The first has no noise; from the second to the last the
+    standard deviation falls by equal factors. Trainer weights stay clean; evaluations are sampled with noise too.
     """
 
     sigma_start: float = Field(5e-2, gt=0)
-    """Standard deviation of the second stage; the first one has none."""
+    """Standard deviation in the second stage. The first stage has none."""
     sigma_end: float = Field(5e-4, gt=0)
-    """Of the last one."""
+    """Standard deviation in the last stage; at most sigma_start."""
     num_stages: int = Field(10, ge=1)
-    """Stages, of equally many steps; between the second and the last the deviation falls by equal factors."""
+    """Number of stages, each of trainer.max_steps ÷ num_stages steps. With 1 or 2 the first half of the run has no
+    noise and the second half has sigma_start."""
 
     @model_validator(mode="after")
     def _falls(self) -> "NoiseConfig":

@@ -1,11 +1,19 @@
-"""What a training step minimises: a policy loss and the switches that combine with any of them (docs/algorithms.md)."""
+"""Keys of the training objective: a policy loss, and switches to combine with any loss (docs/algorithms.md)."""
 
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from schemas.config.base import Section
-from schemas.config.losses import CustomLossConfig, LossConfig, RefKlLossConfig, SurogateLossConfig, VespoLossConfig
+from schemas.config.distillation import DistillationConfig, RlsdConfig
+from schemas.config.losses import (
+    CustomLossConfig,
+    DapoLossConfig,
+    LossConfig,
+    RatioLossConfig,
+    RefKlLossConfig,
+    VespoLossConfig,
+)
 from schemas.config.sft import SftConfig
 
 SWITCHES = (
@@ -14,27 +22,34 @@ SWITCHES = (
     "top_entropy_quantile",
     "entropy_coef",
     "adaptive_entropy",
+    "distillation",
 )
-"""Keys of an objective that act on what its loss makes."""
+"""Keys that act on the loss after it is computed. None has an effect on a loss of type `custom`, so all are refused
+there."""
 
 
 class CorrectionConfig(Section):
-    """Weights for the gap between engine and trainer: exp(old − inference), truncated or masked (TIS, MIS, IcePop)."""
+    """Importance weights for the gap between engine and trainer, exp(old − q), truncated or masked (TIS, MIS, IcePop).
+
+    `q` is the engine's logprob of a token, `old` the trainer's before the step's first update.
+    """
 
     mode: Literal["truncate", "mask"]
-    """`truncate`: weights are clamped into the bounds; `mask`: what lies outside is dropped, inside it keeps its
-    weight."""
+    """Treatment of weights outside [low, high]. `truncate`: clamped into the bounds (TIS). `mask`: the tokens are
+    dropped (MIS, IcePop). Weights inside stay as computed in both modes."""
     level: Literal["token", "sequence"] = "token"
-    """One weight per token, or one per completion."""
+    """Unit of a weight: one per token, or one per completion (`sequence`)."""
     sequence_ratio: Literal["sum", "geometric_mean"] = "sum"
-    """Of level sequence: exponent of the sum of the log ratios (TRL), or of their mean (ms-swift)."""
+    """Ratio of a completion, with level `sequence`: exp of the sum of its log ratios (TRL), or of their mean
+    (`geometric_mean`, ms-swift)."""
     sequence_weight: Literal["completion", "token"] = "completion"
-    """Of level sequence and mode mask: what is kept is weighted with the ratio of its completion (TRL), or each token
-    with its own (ms-swift)."""
+    """Weight of kept tokens, with level `sequence` and mode `mask`: the ratio of the completion (TRL), or each token's
+    own ratio (ms-swift)."""
     low: float = Field(0.0, ge=0)
-    """Lower bound."""
+    """Lower bound of the weight."""
     high: float = Field(2.0, gt=0)
-    """Upper bound. TRL's default is mode mask, level sequence, sum, 3.0; IcePop is mask, token, 0.5 and 5.0."""
+    """Upper bound of the weight. TRL's default: mode mask, level sequence, sequence_ratio sum, high 3.0. IcePop: mode
+    mask, level token, low 0.5, high 5.0."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "CorrectionConfig":
@@ -44,38 +59,48 @@ class CorrectionConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """KL to a frozen reference: the adapter switched off under LoRA, else a second copy of the first weights."""
+    """KL penalty towards a frozen reference policy.
+
+    With LoRA the reference is the policy with its adapter switched off, else a second copy of the first weights.
+    """
 
     beta: float = Field(gt=0)
-    """Factor of the KL (ms-swift's default is 0.04, AReaL's kl_ctl 0.1)."""
+    """Factor of the KL. Defaults elsewhere: ms-swift 0.04, AReaL 0.1 (kl_ctl)."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """With d = logp − ref: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d."""
-    place: Literal["loss", "reward"] = "loss"
-    """In the loss; or in the reward (kl_in_reward; AReaL with k1): minus beta × the KL of this and all later tokens is
-    added to a token's advantage."""
+    """Estimator of the KL from d = logp − ref of a token: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d."""
+    place: Literal["loss", "reward", "group_reward"] = "loss"
+    """Place of the penalty. `loss`: beta × KL is added to each token's loss. `reward`: a token's advantage is reduced
+    by beta × the KL of this and all later tokens (AReaL, with k1). `group_reward`: a completion's reward is reduced by
+    beta × the KL of all its tokens, before advantages are computed (ms-swift's kl_in_reward and TRL's RLOOTrainer, with
+    k1)."""
     old_logprobs: Literal["step_start", "inference"] = "step_start"
-    """Whose KL is in the reward: of the trainer's weights before the step, or of the engine (AReaL)."""
+    """Policy of the KL in a reward: the trainer's weights before the step, or the engine's policy (`inference`, AReaL).
+    Has no effect with place `loss`."""
     bias_correction: bool = False
-    """The KL of a token is multiplied by its importance ratio, so that its gradient is unbiased (TRL's default)."""
+    """Multiplication of a token's KL by its importance ratio, for an unbiased gradient (TRL's default). Has an effect
+    with place `loss` only."""
     max_kl: float | None = Field(None, gt=0)
-    """A token's estimate is cut at ± this, and has no gradient beyond (ms-swift and AReaL: 10)."""
+    """Bound of a token's KL estimate: values beyond ± max_kl are cut and have no gradient (ms-swift, AReaL: 10). Empty:
+    no bound."""
     switches: Literal["escape", "apply"] = "escape"
-    """In the loss, the KL escapes correction and off-policy mask (TRL), or they act on it too (ms-swift)."""
+    """Effect of `correction` and the off-policy mask on the KL in the loss. `escape`: none (TRL). `apply`: the same as
+    on the policy loss (ms-swift)."""
 
 
 class AdaptiveEntropyConfig(Section):
-    """Entropy control of Skywork-OR1, as in TRL: the bonus acts after steps whose entropy was at the target or below.
+    """Adaptive entropy control (Skywork-OR1, as in TRL): an entropy bonus only after steps of low entropy.
 
-    Its coefficient begins at `entropy_coef`, rises by `delta` after such a step and falls by `delta` after any other,
-    once per step however many updates that has. A run that goes on has the coefficient of its checkpoint.
+    The coefficient starts at `entropy_coef`. After a step with an entropy at the target or below, it rises by `delta`
+    and acts in the next step; after any other step it falls by `delta` and does not act. The coefficient changes
+    once per step, not per update. A resumed run continues with the coefficient of its checkpoint.
     """
 
     target: float = Field(0.2, ge=0)
-    """Mean entropy per token (nats)."""
+    """Target of the mean entropy per token, in nats."""
     delta: float = Field(0.005, gt=0)
     """Change of the coefficient after each step."""
     min_coef: float = Field(0.0, ge=0)
-    """Least coefficient."""
+    """Smallest coefficient."""
     max_coef: float = Field(1.0, ge=0)
     """Largest coefficient."""
 
@@ -87,30 +112,36 @@ class AdaptiveEntropyConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """All that is minimised; the trainer's section has these keys too."""
+    """Training objective. All keys here are keys of the section `trainer`."""
 
-    loss: LossConfig = SurogateLossConfig()
-    """The policy loss."""
+    loss: LossConfig = DapoLossConfig(old_logprobs="inference")
+    """Policy loss. Default: as in TRL's AsyncGRPOTrainer."""
     correction: CorrectionConfig | None = None
-    """Inference correction."""
+    """Importance weights for the gap between engine and trainer. Refused with losses whose ratio is to the engine
+    already, such as the default. Empty: none."""
     reference: ReferenceConfig | None = None
-    """Reference KL."""
+    """KL penalty towards a frozen reference. Empty: none."""
     off_policy_mask_threshold: float | None = Field(None, gt=0)
-    """Completions with a negative advantage are dropped when their mean of (inference − logp) is above."""
+    """Off-policy mask (DeepSeek-V3.2): tokens with a negative advantage are dropped if engine logprob minus trainer
+    logprob, averaged over the completion, is above this threshold in nats. Empty: no mask."""
     off_policy_tokens: Literal["count", "leave"] = "count"
-    """Whether what that drops counts in the normaliser (TRL), or leaves it (ms-swift); bnpo alone knows a difference,
-    since the others divide by completions or by the tokens of the whole step."""
+    """Treatment of tokens dropped by the off-policy mask. `count`: counted in the loss's denominator (TRL). `leave`:
+    not counted (ms-swift). Only loss `bnpo` is affected: others divide by completions or by the tokens of the whole
+    step."""
     top_entropy_quantile: float = Field(1.0, gt=0, le=1)
-    """Only this share of the tokens, those of the highest entropy, carries the policy loss (0.2 in the paper)."""
+    """Share of the tokens, the highest in entropy, that carry the policy loss (0.2 in the paper). The quantile is of
+    each micro-batch. 1: all tokens."""
     entropy_coef: float = Field(0.0, ge=0)
-    """Factor of the mean entropy per token, which is subtracted from the loss; of the tokens that top_entropy_quantile
-    keeps, where it is set (TRL)."""
+    """Factor of the entropy bonus: the mean entropy per token (nats) times this factor is subtracted from the loss.
+    With `top_entropy_quantile` the mean is over the kept tokens (TRL). 0: no bonus."""
     entropy_average: Literal["step_tokens", "micro_batch_tokens"] = "step_tokens"
-    """The mean over the step, in which long micro-batches weigh more, or the mean of their means (TRL)."""
+    """Average of the entropy bonus: over all tokens of the step, or over micro-batches of their token means (TRL)."""
     adaptive_entropy: AdaptiveEntropyConfig | None = None
-    """Changes entropy_coef from step to step."""
+    """Adaptive control of the entropy coefficient, from `entropy_coef` on. Empty: constant coefficient."""
+    distillation: DistillationConfig | None = None
+    """Distillation from `trainer.teacher` next to the rewards. Empty: none."""
     sft: SftConfig | None = None
-    """Supervised examples mixed in (CHORD)."""
+    """Supervised examples mixed into training (CHORD). Empty: none."""
 
     @model_validator(mode="after")
     def _switches_fit(self) -> "ObjectiveConfig":
@@ -118,6 +149,7 @@ class ObjectiveConfig(Section):
             raise ValueError("correction.level sequence: loss vespo weighs whole completions itself; it must be token")
         if isinstance(self.loss, CustomLossConfig):
             fields = type(self).model_fields
+            # `reference` is not among the switches: a custom loss finds its logprobs in the inputs.
             acting = [key for key in SWITCHES if getattr(self, key) != fields[key].default]
             if acting:
                 raise ValueError(f"{acting[0]}: acts on no loss of type custom; remove it or put it into the function")
@@ -127,10 +159,15 @@ class ObjectiveConfig(Section):
     def _nothing_counts_twice_or_not_at_all(self) -> "ObjectiveConfig":
         kind = f"loss.type {self.loss.type}"
         if self.correction is not None and self.loss.weighs_from_engine:
-            raise ValueError(f"correction: {kind} weighs tokens for the way from the engine itself; remove correction")
+            way_out = "; remove correction"
+            if isinstance(self.loss, RatioLossConfig):
+                way_out += f", or write loss: {{type: {self.loss.type}, old_logprobs: step_start}}"
+            raise ValueError(f"correction: {kind} already weighs tokens by the ratio to the engine{way_out}")
         if isinstance(self.loss, RefKlLossConfig):
             if self.off_policy_mask_threshold is not None:
-                raise ValueError(f"off_policy_mask_threshold: goes by the advantage, which {kind} does not read")
-            if self.reference is not None and self.reference.place == "reward":
-                raise ValueError(f"reference.place reward: {kind} reads no reward; it must be loss")
+                raise ValueError(f"off_policy_mask_threshold: depends on the advantage, which {kind} does not read")
+            if isinstance(self.distillation, RlsdConfig):
+                raise ValueError(f"distillation: rlsd changes the advantage, which {kind} does not read")
+            if self.reference is not None and self.reference.place != "loss":
+                raise ValueError(f"reference.place {self.reference.place}: {kind} reads no reward; it must be loss")
         return self

@@ -1,4 +1,4 @@
-"""How the gradients of a step become an update of the weights."""
+"""Keys of `trainer.optimizer`. One class per `type`."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,54 +8,58 @@ from schemas.config.base import Section
 
 
 class AdamKeys(Section):
-    """What every optimizer here has, if only for the weights that Muon leaves to AdamW."""
+    """Base of all optimizers: parameters of AdamW. With Muon, they apply to the weights that Muon leaves to AdamW."""
 
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the mean of gradients."""
+    """Decay of the running mean of gradients."""
     beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of the mean of squared gradients."""
+    """Decay of the running mean of squared gradients."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the denominator."""
+    """Number added to the denominator, for numerical stability."""
     weight_decay: float = Field(0.0, ge=0)
-    """Of matrices; biases and norms are not decayed."""
+    """Decoupled weight decay, on matrices only. Biases and norms are not decayed."""
     decay_embeddings: bool = True
-    """Whether embeddings (and an output layer tied to them) count as matrices there."""
+    """Weight decay of embeddings too, and of an output layer tied to the embeddings."""
 
 
 class AdamWConfig(AdamKeys):
-    """AdamW, decoupled weight decay; two numbers of state for each weight."""
+    """AdamW (torch, fused): decoupled weight decay, two float32 numbers of state per weight."""
 
     type: Literal["adamw"] = "adamw"
 
 
 class AdamW8bitConfig(AdamKeys):
-    """AdamW of bitsandbytes: a byte for each number of state, scaled by blocks of 256; small tensors keep float32."""
+    """AdamW of bitsandbytes, with one byte per number of state, in blocks of 256. Needs `grpo-actors[bnb]`.
+
+    Tensors below 4096 elements keep float32 state. Not with `trainer.sharding: fsdp`.
+    """
 
     type: Literal["adamw_8bit"] = "adamw_8bit"
 
 
 class MuonConfig(AdamKeys):
-    """Muon for the matrices of hidden layers (an adapter's are matrices too), AdamW for all else.
+    """Muon for the matrices of hidden layers, adapter matrices included, and AdamW for all other weights.
 
-    All else: embeddings, output layer, norms, biases, and experts that are kept in one tensor of three axes.
+    Other weights are embeddings, output layer, norms, biases, and experts stored as one tensor of three axes.
     """
 
     type: Literal["muon"] = "muon"
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Decay of the gradients that are made orthogonal."""
+    """Decay of the running mean of gradients that is orthogonalised."""
     nesterov: bool = True
-    """Look one gradient ahead of the momentum."""
+    """Nesterov momentum: the newest gradient counts once more before orthogonalisation."""
     ns_steps: int = Field(5, ge=1, lt=100)
-    """Newton-Schulz iterations that make a matrix orthogonal."""
+    """Number of Newton-Schulz iterations of the orthogonalisation."""
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """Scale of a matrix' update: 0.2 × √(longer side), the size of AdamW's, so that a learning rate found for AdamW
-    holds; or √(rows ÷ columns) where that is above 1."""
+    """Scale of the update of a matrix. `match_rms_adamw`: 0.2 × √(longer side), about the size of an AdamW update, so
+    that learning rates for AdamW apply. `original`: √(rows ÷ columns), at least 1."""
     adamw_learning_rate: float | None = Field(None, gt=0)
-    """Peak learning rate of AdamW's part, on the schedule of `trainer.learning_rate`, which is also its value where
-    empty; with adjust_lr_fn original it is usually a hundredth."""
+    """Peak learning rate of the weights trained by AdamW, on the schedule of `trainer.learning_rate`. Empty: the same
+    as `trainer.learning_rate`. With `adjust_lr_fn: original` a hundredth of it is usual."""
 
 
 def _adamw_where_untold(given: Any) -> Any:
+    # `optimizer: {beta2: 0.99}` stands for AdamW; all other unions of sections require `type`.
     return {"type": "adamw"} | given if isinstance(given, dict) else given
 
 

@@ -1,4 +1,4 @@
-"""Difficulty pools: examples that teach nothing more, or nothing yet, are set aside (docs/algorithms.md)."""
+"""Keys of `packer.pools`: difficulty pools (docs/algorithms.md)."""
 
 from pydantic import Field, model_validator
 
@@ -6,22 +6,25 @@ from schemas.config.base import Section
 
 
 class PoolsConfig(Section):
-    """What Surogate and prime-rl call a buffer: only examples that are neither easy nor hard are drawn.
+    """Difficulty pools (Surogate, prime-rl: buffer): easy and hard examples are set aside and not sampled again.
 
-    Which they are, the mean reward of their newest group tells. Environments that never end have no pools.
+    The mean reward of an example's newest group decides. Examples of generated environments never repeat, so pools do
+    nothing there.
     """
 
     easy_threshold: float | None = None
-    """Groups with this mean reward or more make their example easy."""
+    """Mean reward from which on an example is easy. Empty: no example is. At least one threshold must be set."""
     hard_threshold: float | None = None
-    """Groups with this mean reward or less make their example hard."""
+    """Mean reward up to which an example is hard; below easy_threshold. Empty: no example is."""
     easy_fraction: float = Field(0.0, ge=0, le=1)
-    """Share of the easy examples that is normal again when the run is started again (at least one, unless 0)."""
+    """Share of the easy examples returned to sampling when the run is started again (unless 0, at least one
+    example)."""
     hard_fraction: float = Field(0.0, ge=0, le=1)
-    """The same of the hard ones."""
+    """Share of the hard examples returned to sampling when the run is started again (unless 0, at least one
+    example)."""
     hash_keys: list[str] = Field(["task", "prompt"], min_length=1)
-    """What makes two examples the same: `task` (the environment's name), `prompt`, or columns of the data. When the
-    list is changed, all pools are empty."""
+    """Parts of an example that identify it: `task` (the environment's name), `prompt`, or columns of the data. A change
+    of this list empties all pools."""
 
     @model_validator(mode="after")
     def _thresholds_in_order(self) -> "PoolsConfig":

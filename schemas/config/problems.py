@@ -1,4 +1,4 @@
-"""What pydantic found, in the words of the file: `path.to.key: what is wrong, what is allowed`."""
+"""Translation of pydantic's errors to lines `path.to.key: problem, allowed values`, with the paths of the YAML file."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -7,17 +7,21 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from schemas.config.run import RunConfig
+from schemas.config.words import TRL_WORDS
 
 Location = Sequence[str | int]
 Models = list[type[BaseModel]]
 
 
 def describe(problem: Any) -> str:
-    """One problem of a `ValidationError`; the rules of `RunConfig` bring their own lines, several at times."""
+    """Return one error of a `ValidationError` as a line.
+
+    Rules of `RunConfig` itself (errors without a key) already are such lines and are returned unchanged.
+    """
     kind, given = problem["type"], problem["input"]
     keys, members, _ = _at(problem["loc"])
     if kind.startswith("union_tag"):
-        keys, words = [*keys, "type"], _wrong_tag(problem, members)
+        keys, words = [*keys, "type"], _wrong_tag(problem, members)  # pydantic locates it at the section, without key
     elif kind == "missing":
         words = "is required"
     elif kind == "extra_forbidden":
@@ -43,20 +47,28 @@ def _wrong_tag(problem: Any, members: Models) -> str:
 
 
 def _as_map(given: Any, members: Models) -> str:
-    """`zscore` where `{type: zscore}` is meant is a usual slip."""
+    """Return what to write instead of a value given for a section: `{type: zscore}` for `zscore`, a common slip."""
     close = difflib.get_close_matches(str(given), [_tag(model) for model in members], n=1)
     return f"write {{type: {close[0]}}}" if close else f"got {given!r}"
 
 
 def _unknown_key(location: Location) -> str:
-    """A key of the union's other types, or one at another place, or the nearest here, or all that are here."""
+    """Return a hint for an unknown key.
+
+    The first that applies: the key belongs to another `type` of this section; it is TRL's name of a key; it exists in
+    one other section; a key here has a similar name; else all keys allowed here.
+    """
     name = str(location[-1])
     keys, members, chosen = _at(location[:-1])
     types = [_tag(model) for model in members if name in model.model_fields]
     if types:
         return f"is a key of type {' or '.join(types)}, not of {_tag(chosen[0])}"
     allowed = sorted({key for model in chosen for key in model.model_fields})
+    # A near miss of a key here is a typo, even if TRL has the word too.
+    if name in TRL_WORDS and not difflib.get_close_matches(name, allowed, n=1, cutoff=0.9):
+        return f"no such key; TRL's {name} is {' and '.join(TRL_WORDS[name])} here (docs/algorithms.md)"
     elsewhere = [path for path in dict.fromkeys(_paths(RunConfig)) if path.rpartition(".")[2] == name]
+    # A name used by many sections is no hint, except at the top level, where the user has forgotten the section.
     meant = elsewhere if len(elsewhere) == 1 or not keys else []
     meant = meant or difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
     hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else f"allowed are {', '.join(allowed)}"
@@ -64,9 +76,10 @@ def _unknown_key(location: Location) -> str:
 
 
 def _at(location: Location) -> tuple[list[str | int], Models, Models]:
-    """A location as keys of the file, the sections that may stand there, and those of them that do.
+    """Return a pydantic location as keys of the file, section classes allowed there, and classes chosen there.
 
-    Pydantic puts the tag of a discriminated union between key and field, and the member of a plain one, `list[str]`.
+    Besides keys, a location has the tag of a discriminated union between key and field, and the member of a plain
+    union, such as `list[str]`. Both are skipped.
     """
     keys: list[str | int] = []
     members: Models = [RunConfig]
@@ -75,7 +88,7 @@ def _at(location: Location) -> tuple[list[str | int], Models, Models]:
         tagged = [model for model in members if _tag(model) == part]
         if chosen is members and len(members) > 1 and tagged:
             chosen = tagged
-        elif not str(part).endswith("]"):
+        elif not str(part).endswith("]"):  # `list[str]`, a member of a plain union, is no key
             keys.append(part)
             if isinstance(part, str):
                 fields = [model.model_fields[part] for model in chosen if part in model.model_fields]
@@ -84,7 +97,7 @@ def _at(location: Location) -> tuple[list[str | int], Models, Models]:
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every key there is, dotted."""
+    """Yield the dotted paths of all keys of a section, `environments[].name` for keys of list items."""
     for name, field in model.model_fields.items():
         yield prefix + name
         item = "[]" if get_origin(field.annotation) is list else ""

@@ -1,4 +1,4 @@
-"""The configuration that a run runs with, defaults and overrides included, in its output_dir for whoever asks later."""
+"""Record of a run's complete configuration, defaults and overrides included: `output_dir/config.resolved.yaml`."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,10 @@ RESOLVED = "config.resolved.yaml"
 
 
 def write_resolved(config: RunConfig) -> Path:
-    """Write it, atomically; returns where."""
+    """Write the complete configuration to `output_dir/config.resolved.yaml`, atomically, and return the path."""
     path = config.output / RESOLVED
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Several actors may write at the same start: each its own file, and the last rename wins with equal content.
     staging = path.with_suffix(f".{os.getpid()}.tmp")
     staging.write_text(dump_config(config), encoding="utf-8")
     staging.replace(path)

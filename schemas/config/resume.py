@@ -1,15 +1,16 @@
-"""Which keys of a run may change when it goes on (P23).
+"""Classes of configuration keys by what may change when a run is resumed (protocol rule P23).
 
-free      anything that says how the run is carried out: paths, timeouts, counts of processes, learning rate
-repack    how committed groups are packed: steps that are not yet trained are packed anew
-identity  what the groups in the ledger are an answer to; a change makes another run, which `--fork` begins
+free      execution only (paths, timeouts, numbers of processes, learning rate): may change
+repack    packing of committed groups: may change; steps not yet trained are packed again
+identity  meaning of the groups in the ledger: a change makes another run, refused without `--fork`
 
-A fork keeps the steps up to the newest durable checkpoint; what came after is dropped as `forked` and its examples are
-issued again.
+A fork keeps the steps up to the newest checkpoint. Later groups are dropped as `forked`, and their examples are issued
+again.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 from schemas.config.run import RunConfig
@@ -18,6 +19,7 @@ KeyClass = Literal["free", "repack", "identity"]
 
 REPACK = ("packer.sequence_len", "trainer.num_ranks")
 IDENTITY = (
+    # what is sampled
     "seed",
     "model.path",
     "model.dtype",
@@ -25,15 +27,21 @@ IDENTITY = (
     "model.quantization",
     "environments",
     "rollout.group_size",
+    # rewards, advantages and masks
     "reward.functions",
     "reward.shaping",
     "reward.none_as_zero",
     "reward.steps",
     "reward.advantage",
+    "reward.adv_norm",
     "reward.filters",
     "reward.mask_truncated_completions",
+    "reward.mask_no_eos_with_zero",
+    # which groups and tokens make a step, so that a replayed step is the step that was trained
+    "packer.filter_zero_advantages",
     "packer.groups_per_step",
     "packer.order",
+    # what a step minimises, and by how many updates
     "trainer.loss",
     "trainer.correction",
     "trainer.off_policy_mask_threshold",
@@ -44,16 +52,18 @@ IDENTITY = (
     "trainer.adaptive_entropy",
     "trainer.reference",
     "trainer.teacher",
+    "trainer.distillation",
     "trainer.sft",
     "trainer.num_iterations",
     "trainer.num_minibatches",
-    "trainer.optimizer.type",
+    "trainer.loss_normalizer",
+    "trainer.optimizer.type",  # its state is in the checkpoints; its other keys are free
 )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A key whose value is another one than in the run so far."""
+    """A key with another value than in the run so far."""
 
     key: str
     before: Any
@@ -65,26 +75,29 @@ class Difference:
 
 
 def as_tree(config: RunConfig) -> dict[str, Any]:
-    """The configuration as plain values, as it is stored with a run."""
+    """Return the configuration as plain values, the form stored with a run."""
     return config.model_dump(mode="json")
 
 
 def differences(before: Mapping[str, Any], config: RunConfig) -> list[Difference]:
-    """What differs from the stored tree of the run so far, in the order of the keys; new keys differ from nothing."""
+    """Return the differences to the stored tree of the run so far, in the order of the keys.
+
+    A key missing in the stored tree, new in this release, is no difference.
+    """
     return [
         Difference(key, *values, class_of(key)) for key, values in _changed("", dict(before), as_tree(config)).items()
     ]
 
 
 def class_of(key: str) -> KeyClass:
-    """The class of a dotted key."""
+    """Return the class of a dotted key. A key in neither IDENTITY nor REPACK is free."""
     if _is_under(key, IDENTITY):
         return "identity"
     return "repack" if _is_under(key, REPACK) else "free"
 
 
 def refusal(found: list[Difference]) -> list[str]:
-    """What to tell who would go on with another identity; empty where nothing stands against it."""
+    """Return error lines for differences of class identity; empty if the run may be resumed."""
     identity = [difference for difference in found if difference.key_class == "identity"]
     return [f"{difference}; this makes another run (--fork, or another output_dir)" for difference in identity]
 
@@ -94,10 +107,25 @@ def _is_under(key: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _changed(path: str, before: Any, now: Any) -> dict[str, tuple[Any, Any]]:
-    """(before, now) by dotted key. Sections that only one of them has, and lists, are compared whole."""
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return {} if before == now else {path: (before, now)}
+    """Return (before, now) by dotted key, with numbers for items of a list of sections.
+
+    A section present on one side only counts as one key, the section itself.
+    """
     found: dict[str, tuple[Any, Any]] = {}
-    for name in now.keys() & before.keys():
-        found |= _changed(f"{path}.{name}" if path else name, before[name], now[name])
+    if isinstance(before, dict) and isinstance(now, dict):
+        if "type" in before and before["type"] != now.get("type"):
+            # Another type has other keys, so that a comparison key by key would say nothing.
+            return {f"{path}.type": (before["type"], now.get("type"))}
+        for name in sorted(now.keys() & before.keys()):
+            found |= _changed(f"{path}.{name}" if path else name, before[name], now[name])
+    elif _is_table(before) and _is_table(now):
+        for number, (entry_before, entry_now) in enumerate(zip_longest(before, now)):
+            found |= _changed(f"{path}.{number}", entry_before, entry_now)
+    elif before != now:
+        found = {path: (before, now)}
     return dict(sorted(found.items()))
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether a value is a list of sections (an empty list counts)."""
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)

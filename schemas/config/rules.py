@@ -1,19 +1,24 @@
-"""What sections must agree on: each rule tells what is wrong, in words that name the key to change."""
+"""Rules between sections of the configuration. Each rule yields error texts that name the key to change."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.engines import VllmEngineConfig
-from schemas.config.services import is_loopback
+from schemas.config.secrets import found_in
+from schemas.config.services import is_loopback, is_wildcard
 from schemas.config.sglang import SglangEngineConfig
 
 if TYPE_CHECKING:
     from schemas.config.run import RunConfig
 
 
+FROM_REWARDS = ("mean", "zscore", "batch_std", "norm", "rloo", "reinforce_pp")
+"""Types of advantage that the trainer can compute after it has added a reference KL to the rewards."""
+
+
 def problems_of(config: "RunConfig") -> list[str]:
-    """What is wrong between sections that are each right by themselves."""
+    """Return the errors of all rules, for sections that are valid by themselves; empty if there are none."""
     return [problem for rule in RULES for problem in rule(config)]
 
 
@@ -26,13 +31,36 @@ def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
     if config.model.quantization is not None:
         yield "trainer.sharding: fsdp can't spread the blocks of model.quantization; remove one of them"
     if trainer.sft is not None:
-        yield "trainer.sharding: fsdp needs as many rows on each rank, which trainer.sft does not have"
+        # A rank with fewer rows would leave the others waiting in a collective.
+        yield (
+            "trainer.sharding: fsdp needs the same number of rows on each rank, and trainer.sft does not give it; set "
+            "trainer.sharding: none, or remove trainer.sft"
+        )
+
+
+def _secrets_are_elsewhere(config: "RunConfig") -> Iterator[str]:
+    for path in found_in(config.model_dump()):
+        yield (
+            f"{path}: looks like a secret, and the configuration is written to config.resolved.yaml and the ledger and "
+            "shown in the list of processes; put the value into an environment variable of the actor and let your code "
+            "read the variable (a key such as api_key_env may name it)"
+        )
 
 
 def _lag_rules_agree(config: "RunConfig") -> Iterator[str]:
     level, limit = config.packer.max_async_level, config.packer.max_off_policy_steps
     if limit < level:
         yield f"packer.max_off_policy_steps: {limit} is below packer.max_async_level {level}; all groups would be stale"
+
+
+def _leases_outlast_a_lost_beat(config: "RunConfig") -> Iterator[str]:
+    bus = config.bus
+    # With less than two beats in a lease, one lost beat would end a living peer's work.
+    if bus.lease < 2 * bus.beat_interval:
+        yield (
+            f"bus.lease: {bus.lease:g} s is less than twice bus.beat_interval {bus.beat_interval:g} s; a peer would "
+            "count as gone when one of its beats is lost"
+        )
 
 
 def _samples_fit(config: "RunConfig") -> Iterator[str]:
@@ -48,11 +76,12 @@ def _samples_fit(config: "RunConfig") -> Iterator[str]:
     if isinstance(engine, VllmEngineConfig) and engine.max_model_len is not None:
         rows["inference.engine.max_model_len"] = engine.max_model_len
     for key, length in rows.items():
-        if tokens >= length:
+        if tokens >= length:  # a prompt has one token at least
             yield f"rollout.max_tokens: {tokens} leaves no room for a prompt in {key} {length}"
 
 
 def _every_engine_has_a_server(config: "RunConfig") -> Iterator[str]:
+    # inference-N takes url N, so that a restarted actor comes back to its server.
     engine, actors = config.inference.engine, config.up.inference
     if config.inference.pool is not None or not isinstance(engine, VllmEngineConfig | SglangEngineConfig):
         return
@@ -66,17 +95,20 @@ def _pool_is_of_servers(config: "RunConfig") -> Iterator[str]:
     if config.inference.pool is None:
         return
     if not isinstance(engine, VllmEngineConfig | SglangEngineConfig):
-        yield f"inference.pool: engine {engine.type} runs in its actor; take inference.engine.type vllm or sglang"
+        yield (
+            f"inference.pool: engine {engine.type} runs in its actor and has no server; set inference.engine.type to "
+            "vllm or sglang, or remove inference.pool"
+        )
         return
     if engine.urls:
-        yield "inference.engine.urls: inference.pool names the servers; set one of both"
+        yield "inference.engine.urls: inference.pool names the servers; set only one of the two"
     if config.inference.port:
-        yield f"inference.port: {config.inference.port} with inference.pool, whose actors take any free one"
+        yield f"inference.port: {config.inference.port} with inference.pool, where each actor takes a free port; set 0"
 
 
 def _broadcasts_are_taken(config: "RunConfig") -> Iterator[str]:
     if isinstance(config.inference.engine, SglangEngineConfig) and config.weights.channel == "rendezvous":
-        yield "weights.channel: rendezvous; engine sglang reads files, set weights.channel to filesystem"
+        yield "weights.channel: rendezvous, but engine sglang reads weights from files; set weights.channel: filesystem"
 
 
 def _adapters_fit(config: "RunConfig") -> Iterator[str]:
@@ -91,16 +123,24 @@ def _noise_where_it_is_made(config: "RunConfig") -> Iterator[str]:
         return
     if not isinstance(engine, VllmEngineConfig):
         yield (
-            f"inference.noise: engine {engine.type} has none; remove it, or take inference.engine.type embedded or vllm"
+            f"inference.noise: engine {engine.type} can't add noise; remove inference.noise, or set "
+            "inference.engine.type to embedded or vllm"
         )
     elif config.model.lora is not None and (engine.urls or config.inference.pool is not None):
         servers = "inference.engine.urls" if engine.urls else "inference.pool"
-        yield f"inference.noise: with model.lora the server must be started by its actor; remove it, or {servers}"
+        yield (
+            f"inference.noise: with model.lora the server must be started by its actor; remove inference.noise, or "
+            f"{servers}"
+        )
     elif config.model.lora is not None and any(word.startswith("--worker-ext") for word in engine.extra_args):
-        yield "inference.engine.extra_args: with model.lora inference.noise needs --worker-extension-cls for itself"
+        yield (
+            "inference.engine.extra_args: with model.lora inference.noise needs --worker-extension-cls for itself; "
+            "remove the argument, or inference.noise"
+        )
 
 
 def _environment_names_differ(config: "RunConfig") -> Iterator[str]:
+    # Labels are names of metrics, and part of the identity of an example in the ledger.
     labels = [environment.label for environment in config.environments]
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"environments: two are called {label!r}; set environments[].name"
@@ -108,7 +148,7 @@ def _environment_names_differ(config: "RunConfig") -> Iterator[str]:
 
 def _weights_set_for_all_or_none(config: "RunConfig") -> Iterator[str]:
     given = [environment.weight is not None for environment in config.environments]
-    if any(given) and not all(given):
+    if any(given) and not all(given):  # a weight is relative; against sizes of files it would mean nothing
         yield "environments[].weight: set it for all environments or for none"
 
 
@@ -123,6 +163,23 @@ def _plaintext_stays_on_loopback(config: "RunConfig") -> Iterator[str]:
                 f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; set bus.keys "
                 "(`actors keys new DIR` makes some), stay on 127.0.0.1, or set bus.allow_plaintext: true on a network "
                 "that only you can reach"
+            )
+
+
+def _wildcards_are_not_advertised(config: "RunConfig") -> Iterator[str]:
+    """Refuse 0.0.0.0 and :: as addresses told to peers: a socket can bind to them, but no peer can connect to them."""
+    if config.control_host is None or not (config.bus.keys or config.bus.allow_plaintext):
+        return
+    if is_wildcard(config.control_host):
+        yield (
+            f"bus.control: {config.control_host!r} is no address that actors can connect to; write the packer's "
+            "address, or a name that resolves to it"
+        )
+    for key, section in (("bus", config.bus), ("inference", config.inference)):
+        if is_wildcard(section.advertise_host if section.advertise_host is not None else section.host):
+            yield (
+                f"{key}.host: {section.host!r} is no address that others can connect to; set {key}.advertise_host to "
+                f"the one under which they reach this machine, or {key}.host to it"
             )
 
 
@@ -141,20 +198,80 @@ def _minibatches_have_completions(config: "RunConfig") -> Iterator[str]:
 
 
 def _teacher_for_a_loss_that_reads_it(config: "RunConfig") -> Iterator[str]:
-    """`custom` may read one or not."""
+    """Require a teacher for losses that read its logprobs, and refuse one that nothing reads.
+
+    A loss of type `custom` may do either.
+    """
     loss, teacher = config.trainer.loss, config.trainer.teacher
     tau = getattr(loss, "teacher_tau", 0.0)
-    reads = loss.type == "ref_kl" or tau > 0
+    distillation = config.trainer.distillation
+    by_environment = [one.label for one in config.environments if one.ref_kl_weight > 0]
+    reads = loss.type == "ref_kl" or tau > 0 or distillation is not None or bool(by_environment)
     if reads and teacher is None:
+        # the last of these that holds is named: the most specific key
         key = f"trainer.loss.teacher_tau: {tau:g}" if tau else f"trainer.loss: {loss.type}"
+        key = f"trainer.distillation: {distillation.type}" if distillation is not None else key
+        key = f"environments[].ref_kl_weight: that of {by_environment[0]}" if by_environment else key
         yield f"{key} needs a teacher; set trainer.teacher.path"
     if teacher is not None and not reads and loss.type != "custom":
-        yield f"trainer.teacher: trainer.loss {loss.type} does not read it; set type ref_kl there, or teacher_tau > 0"
+        yield (
+            f"trainer.teacher: trainer.loss {loss.type} does not read it; set type ref_kl there, or teacher_tau > 0, "
+            "or trainer.distillation"
+        )
+
+
+def _zero_advantages_are_for_nothing(config: "RunConfig") -> Iterator[str]:
+    """Refuse filter_zero_advantages where tokens with advantage 0 have a loss, or are not known at packing."""
+    if not config.packer.filter_zero_advantages:
+        return
+    reference, loss = config.trainer.reference, config.trainer.loss
+    tau = getattr(loss, "teacher_tau", 0.0)
+    if loss.type == "ref_kl":
+        yield "packer.filter_zero_advantages: trainer.loss ref_kl reads no advantage; remove one of the two"
+    if config.trainer.distillation is not None:
+        yield "packer.filter_zero_advantages: drops tokens that trainer.distillation is for; remove one of the two"
+    if any(one.ref_kl_weight > 0 for one in config.environments):
+        yield "packer.filter_zero_advantages: drops tokens that environments[].ref_kl_weight is for; remove one of them"
+    if tau:
+        yield f"packer.filter_zero_advantages: drops tokens that trainer.loss.teacher_tau {tau:g} is for; set it to 0"
+    if reference is not None and reference.place != "loss":
+        yield (
+            f"packer.filter_zero_advantages: trainer.reference.place {reference.place} changes advantages after the "
+            "step is packed; set place: loss, or remove one of the two"
+        )
+    if config.reward.adv_norm is not None:  # its mean moves zeros away from 0
+        yield "packer.filter_zero_advantages: reward.adv_norm leaves no advantage at 0; remove one of the two"
+
+
+def _weights_of_losses_that_know_them(config: "RunConfig") -> Iterator[str]:
+    weighted = [one.label for one in config.environments if (one.rl_weight, one.ref_kl_weight) != (1.0, 0.0)]
+    if weighted and config.trainer.loss.type == "custom":
+        yield (
+            f"environments[].rl_weight: {weighted[0]} has weights, which do nothing with trainer.loss custom; remove "
+            "rl_weight and ref_kl_weight"
+        )
+    if config.environments and not any(one.rl_weight or one.ref_kl_weight for one in config.environments):
+        yield "environments[].rl_weight: with 0 for all of them, and no ref_kl_weight, nothing is trained"
+
+
+def _rewards_with_kl_make_advantages(config: "RunConfig") -> Iterator[str]:
+    reference, reward = config.trainer.reference, config.reward
+    if reference is None or reference.place != "group_reward":
+        return
+    if reward.advantage.type not in FROM_REWARDS:
+        yield (
+            f"trainer.reference.place: group_reward makes advantages of rewards alone; reward.advantage is "
+            f"{reward.advantage.type}, it must be one of {', '.join(FROM_REWARDS)}"
+        )
+    if reward.mask_no_eos_with_zero:
+        yield "reward.mask_no_eos_with_zero: not with trainer.reference.place group_reward; remove one of the two"
 
 
 RULES = (
+    _secrets_are_elsewhere,
     _shards_hold_what_they_can,
     _lag_rules_agree,
+    _leases_outlast_a_lost_beat,
     _samples_fit,
     _every_engine_has_a_server,
     _pool_is_of_servers,
@@ -164,6 +281,10 @@ RULES = (
     _environment_names_differ,
     _weights_set_for_all_or_none,
     _plaintext_stays_on_loopback,
+    _wildcards_are_not_advertised,
     _minibatches_have_completions,
     _teacher_for_a_loss_that_reads_it,
+    _zero_advantages_are_for_nothing,
+    _rewards_with_kl_make_advantages,
+    _weights_of_losses_that_know_them,
 )

@@ -1,4 +1,4 @@
-"""The whole configuration of a run."""
+"""Configuration of a run: all sections together."""
 
 from pathlib import Path
 
@@ -13,43 +13,45 @@ from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, We
 
 
 class RunConfig(Section):
-    """One run, one file."""
+    """Configuration of one run, in one YAML file."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9_.-]+$")
-    """Name in logs and metrics."""
+    """Name of the run in logs and metrics: letters, digits, `_`, `.` and `-`."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Every random choice of the run follows from it."""
+    """Seed of every random choice of the run."""
     output_dir: str = "outputs/run"
-    """What the run leaves behind (relative to where the command is given)."""
+    """Directory of everything that the run writes, relative to the current directory. If an earlier run is there, the
+    run resumes it. Other files are left alone; a foreign file with the name of a run's file is refused."""
     model: ModelConfig
-    """Which policy is trained."""
+    """Policy model: path, precision, adapters."""
     environments: list[EnvironmentConfig] = Field(min_length=1)
-    """What is sampled from; train groups are shared out by `weight`."""
+    """Environments, the sources of prompts. Train groups are drawn from them by `weight`."""
     rollout: RolloutConfig = RolloutConfig()
-    """How groups are sampled."""
+    """Sampling: group size, lengths, temperature."""
     reward: RewardConfig
-    """How groups are scored, and what becomes of the scores."""
+    """Scoring: reward functions and advantages."""
     packer: PackerConfig = PackerConfig()
-    """How many groups make a step, in which order, and how far sampling may run ahead."""
+    """Packing: groups per step, their order, and how far sampling may run ahead."""
     trainer: TrainerConfig
-    """How long and how the policy is optimised, and when it is saved."""
+    """Training: steps, loss, optimizer, checkpoints."""
     inference: InferenceConfig = InferenceConfig()
-    """What serves the policy, and where."""
+    """Inference: the engine that serves the policy, and its address."""
     weights: WeightsConfig = WeightsConfig()
-    """How a new version of the policy reaches the engines."""
+    """Weight transfer: channel, directory, and treatment of running completions at an update."""
     eval: EvalConfig = EvalConfig()
-    """When and how the policy is measured on held-out prompts."""
+    """Evaluation of the policy on held-out prompts."""
     ledger: LedgerConfig = LedgerConfig()
-    """Where the record of all groups lies, and what it survives."""
+    """Ledger, the record of all groups: path and durability."""
     bus: BusConfig = BusConfig()
-    """How the actors reach each other, and when one counts as gone."""
+    """Bus between the actors: addresses, timeouts, encryption."""
     telemetry: TelemetryConfig = TelemetryConfig()
-    """What is logged, measured and kept of the completions."""
+    """Telemetry: level and format of logs, address of metrics, samples."""
     up: UpConfig = UpConfig()
-    """How many processes `actors up` starts on this machine."""
+    """Processes that `actors up` starts on this machine."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
+        # all problems at once: one per line, so that a user corrects the file in one go
         problems = problems_of(self)
         if problems:
             raise ValueError("\n".join(problems))
@@ -62,11 +64,11 @@ class RunConfig(Section):
 
     @property
     def control_host(self) -> str | None:
-        """The host of the packer's address; None where the bus does not leave this machine's kernel."""
+        """Host of the packer's control address; None if the bus is not on tcp and so never leaves this machine."""
         scheme, _, address = self.bus.control.partition("://")
         return address.rpartition(":")[0] if scheme == "tcp" else None
 
     @property
     def ledger_path(self) -> Path:
-        """The ledger's file."""
+        """Absolute path of the ledger's file."""
         return Path(self.ledger.path).absolute() if self.ledger.path else self.output / "ledger.sqlite"

@@ -1,4 +1,4 @@
-"""What the actors stand on: ledger, bus, weights, telemetry."""
+"""Keys of the services under the actors: ledger, bus, weight transfer, telemetry."""
 
 import re
 from typing import Literal
@@ -11,91 +11,141 @@ UpdateMode = Literal["drain", "interrupt", "inflight"]
 
 
 class LedgerConfig(Section):
-    """The packer's SQLite ledger."""
+    """The packer's SQLite ledger: the record of every group of the run."""
 
     path: str = ""
-    """File of the ledger; `output_dir/ledger.sqlite` where empty. A local disk: WAL does not work on NFS or Lustre."""
+    """File of the ledger. Empty: `output_dir/ledger.sqlite`. The file must be on a local disk, since SQLite's WAL does
+    not work on NFS or Lustre. An existing file of another kind is refused."""
     sync: Literal["process", "node"] = "process"
-    """`process` survives kill -9 of the packer; `node` survives power loss (fsync at each commit)."""
+    """Faults that commits survive. `process`: kill -9 of the packer; a power loss costs the newest commits. `node`: a
+    power loss too, by an fsync at each commit."""
     keep_steps: int = Field(0, ge=0)
-    """Newest steps whose groups are kept at least, for `actors replay`; since the oldest checkpoint all are."""
+    """Newest steps whose groups are kept for `actors replay`, if more than the steps since the oldest kept checkpoint,
+    whose groups are always kept."""
     commit_timeout: float = Field(60.0, gt=0)
-    """Seconds for which a commit is tried again when the disk is full or the file locked, before the run fails."""
+    """Seconds of retries while a commit fails (disk full, file locked). After that the run fails."""
 
 
 class BusConfig(Section):
-    """ZeroMQ sockets."""
+    """Addresses, timeouts and keys of the ZeroMQ sockets between actors."""
 
     control: str = "ipc"
-    """The packer's control address, the only one that is configured (P0): `ipc` (one host), or `tcp://host:port`."""
+    """The packer's control address: `ipc` (one machine) or `tcp://host:port`. No other address needs to be configured:
+    peers learn all others from the packer (protocol rule P0)."""
     host: str = "127.0.0.1"
-    """Address that data sockets bind to when control is tcp."""
+    """Address that data sockets bind to if `control` is tcp: IPv4, IPv6, or `0.0.0.0` or `::` with `advertise_host`."""
     advertise_host: str | None = None
-    """Name under which others reach this machine; `host` where empty."""
+    """Name or address under which other machines reach this one. A name must resolve to an IPv4 address. Empty:
+    `host`."""
+    data_ports: str = ""
+    """Port range of data sockets if `control` is tcp, for firewalls, e.g. `40000-40100`. Empty: any free ports."""
     high_water_mark: int = Field(64, ge=1)
-    """Messages queued per data edge and side; bounds memory, never staleness."""
+    """Messages queued at each end of a data connection. A bound of memory; staleness is bounded by `packer`."""
     socket_buffer_bytes: int | None = Field(None, ge=1)
-    """Kernel buffer per data socket; the system's default where empty."""
+    """Bytes of each kernel buffer (send, receive) of a data socket. Empty: the system's default."""
     beat_interval: float = Field(1.0, gt=0)
-    """Seconds between beats where nothing changes."""
+    """Seconds between two beats of an actor, its reports to the packer. Changes are reported at once, in at most 10
+    beats per second."""
     lease: float = Field(3.0, gt=0)
-    """Seconds without a beat after which a peer counts as gone (P8)."""
+    """Seconds without a beat until a peer counts as gone and its work is given to others; at least 2 ×
+    `beat_interval`."""
     resend_after: float = Field(30.0, gt=0)
-    """Seconds until an unsettled group is sent again to a peer that still lives; doubles (P13)."""
+    """Seconds until a sampled group is sent again if no live reward actor has reported it. The time doubles with each
+    resend (protocol rule P13)."""
     peer_timeout: float = Field(1800.0, gt=0)
-    """Seconds of the packer's silence after which an actor gives up."""
+    """Seconds without an answer of the packer until an actor gives up and exits."""
     keys: str = ""
-    """Folder of the keys with which every tcp socket is encrypted and closed to strangers (`actors keys new DIR` makes
-    one; docs/security.md); empty: no encryption, and so nothing beyond loopback."""
+    """Directory of CURVE keys that encrypt every tcp socket and shut out peers without a listed key. `actors keys new
+    DIR` creates one (docs/security.md). Empty: no encryption, and tcp only on loopback."""
     allow_plaintext: bool = False
-    """Without keys, let sockets bind and connect beyond loopback all the same."""
+    """Permission for unencrypted tcp beyond loopback. Only for a network that nobody else can reach."""
+
+    @field_validator("host", "advertise_host")
+    @classmethod
+    def _is_bare(cls, host: str | None) -> str | None:
+        return host if host is None else without_brackets(host)
+
+    @field_validator("data_ports")
+    @classmethod
+    def _is_range(cls, ports: str) -> str:
+        found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", ports)
+        if ports and not (found and 0 < int(found[1]) <= int(found[2]) < 65536):
+            raise ValueError("must be two ports, as 40000-40100")
+        return ports
 
     @field_validator("control")
     @classmethod
     def _is_address(cls, control: str) -> str:
+        bare = re.fullmatch(r"tcp://([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*):(\d{1,5})", control)
+        if bare:  # Kubernetes gives a pod its IPv6 address without brackets
+            control = f"tcp://[{bare[1]}]:{bare[2]}"
         port = re.fullmatch(r"tcp://(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})", control)
-        # `inproc` joins threads of one process and is for tests.
+        # `inproc` connects threads of one process; tests use it, so the message below does not offer it.
         if control not in ("ipc", "inproc") and not (port and 0 < int(port[1]) < 65536):
             raise ValueError("must be 'ipc' or 'tcp://host:port'")
+        try:
+            control.removeprefix("tcp://").rpartition(":")[0].encode("idna")  # name resolution would fail on it later
+        except UnicodeError:
+            raise ValueError("must have a host whose parts between dots have 1 to 63 characters") from None
         return control
 
 
+def without_brackets(host: str) -> str:
+    """Return a host as sockets bind to it: `::1` for the IPv6 address `[::1]`."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def bracketed(host: str) -> str:
+    """Return a host as an address with a port needs it: `[::1]` for the IPv6 address `::1`."""
+    return f"[{without_brackets(host)}]" if ":" in host else host
+
+
+def is_wildcard(host: str) -> bool:
+    """Return whether a host means all addresses of a machine. A socket can bind to such a host; no peer can connect."""
+    return without_brackets(host) in ("", "*", "0.0.0.0", "::")  # noqa: S104
+
+
 def is_loopback(host: str) -> bool:
-    """Whether a host can be reached from this machine alone; a name other than localhost counts as reachable."""
+    """Return whether a host is reachable from this machine only. Names other than localhost count as reachable."""
     return host in ("localhost", "[::1]", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 
 
 class WeightsConfig(Section):
-    """How new weights reach the engines."""
+    """Transfer of new weights from trainer to engines."""
 
     channel: Literal["filesystem", "rendezvous"] = "filesystem"
-    """`filesystem`: versioned directories, switched atomically. `rendezvous`: the trainer broadcasts to all engines at
-    once (gloo, through the hosts' memory, where each engine keeps a copy); nothing is written."""
+    """Way of the weights. `filesystem`: one directory per version, published atomically. `rendezvous`: the trainer
+    broadcasts to all engines at once and writes nothing (gloo, through host memory, where each engine keeps a copy);
+    not with engine `sglang`."""
     directory: str = ""
-    """Where versions lie; on one host /dev/shm where empty, else `output_dir/weights`. What an engine lays out for a
-    server of its own that reads files lies beside it; in /dev/shm where empty."""
+    """Parent of the run's weights folder `grpo-actors-UID-TAG`, which holds versions and the files that engines write
+    for their servers. Several runs may share the parent; other files in it are left alone. Empty: /dev/shm on one
+    machine, else `output_dir/weights`; files for a server started by its engine are always in /dev/shm."""
     keep: int = Field(3, ge=2)
-    """Newest versions kept, on disk or in the trainer's memory."""
+    """Newest versions kept, in the weights folder (`filesystem`) or in the trainer's memory (`rendezvous`)."""
     bucket_bytes: int = Field(8 << 20, ge=1)
-    """Of one broadcast of the rendezvous channel. Engines check a bucket while the next ones are on the wire."""
+    """Bytes of one broadcast in channel `rendezvous`. Engines check one bucket while the next ones are on the wire."""
     update_mode: UpdateMode = "interrupt"
-    """What happens to completions in the making: finish first, go on under the new weights with KV recomputed, or go on
-    with the KV they have."""
+    """Fate of running completions at an update. `drain`: finish under the old weights first. `interrupt`: continue
+    under the new weights with a recomputed KV cache. `inflight`: continue under the new weights with the old KV
+    cache."""
     timeout: float = Field(120.0, gt=0)
-    """Seconds until an update is given up: in which members have not met, nothing has come, or an engine has not
-    switched."""
+    """Seconds until an update is given up: while its members meet, between two buckets received, and while an engine
+    switches. The trainer also retries for this long to write a version to a full disk."""
 
 
 class TelemetryConfig(Section):
-    """Logs, metrics, samples."""
+    """Logs, metrics, samples of completions."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe lines shown."""
+    """Lowest level of log lines written."""
     log_format: Literal["auto", "console", "json"] = "auto"
-    """`auto`: for people on a terminal, JSON elsewhere."""
+    """Format of log lines. `auto`: console on a terminal, JSON elsewhere."""
     metrics_host: str = "127.0.0.1"
-    """Address of /metrics."""
+    """Address that the HTTP server of /metrics (Prometheus) binds to, in each actor."""
     metrics_port: int = Field(0, ge=0, le=65535)
-    """Port of /metrics; 0: any free one, written to `output_dir/metrics_targets.json`."""
+    """Port of /metrics. `actors up` gives it to the first actor and the next ports to the others, in the order packer,
+    trainer, inference, reward, rollout; under `actors run` each actor takes exactly this port. 0: any free port, listed
+    in `output_dir/metrics_targets.json`."""
     sample_groups_per_step: int = Field(1, ge=0)
-    """Groups per step written to samples.jsonl."""
+    """Groups per step written to `output_dir/samples.jsonl`. 0: none, also of evaluations."""

@@ -1,4 +1,4 @@
-"""CHORD: supervised examples beside what the policy samples (docs/algorithms.md)."""
+"""Keys of `trainer.sft`: supervised examples mixed into training (CHORD, docs/algorithms.md)."""
 
 from pydantic import Field
 
@@ -6,25 +6,25 @@ from schemas.config.base import Section
 
 
 class SftConfig(Section):
-    """Mixes a supervised loss in: (1 − μ) · policy + μ · supervised, with μ on a schedule (CHORD, as in ms-swift).
+    """Supervised loss mixed in: (1 − μ) · policy + μ · supervised, with μ on a schedule (CHORD, as in ms-swift).
 
-    μ is 0 in the first step and rises linearly to the peak, falls to the valley along half a cosine, and stays there.
-    None of these keys has a default in ms-swift; its example is a constant μ: peak and valley the same, no steps.
+    μ is 0 in the first step, rises linearly to mu_peak, falls along half a cosine to mu_valley, and stays there. None
+    of the μ keys has a default in ms-swift. Its example is a constant μ: equal peak and valley, 0 steps.
     """
 
     path: str = Field(min_length=1)
-    """A JSON Lines file whose rows have `prompt` (text or messages) and `completion` (text or a message): beside the
-    configuration file, else where the command is given."""
+    """JSON Lines file with `prompt` (text or messages) and `completion` (text or one message) per row. A relative path
+    is looked up next to the configuration file first, then in the current directory."""
     batch_size: int = Field(ge=1)
-    """Examples per step, over all ranks."""
+    """Supervised examples per step over all ranks; at least `trainer.num_minibatches`."""
     mu_peak: float = Field(ge=0, le=1)
-    """μ after the warm-up."""
+    """μ at the end of the warm-up."""
     mu_valley: float = Field(ge=0, le=1)
-    """μ after the decay."""
+    """μ at the end of the decay."""
     mu_warmup_steps: int = Field(ge=0)
-    """Steps of the linear rise from 0; 0: the first step has the peak (or the valley, without decay)."""
+    """Steps of the linear rise from 0 to mu_peak. 0: the first step has mu_peak (mu_valley if there is no decay)."""
     mu_decay_steps: int = Field(ge=0)
-    """Steps of the fall from peak to valley; 0: the valley follows the warm-up at once."""
+    """Steps of the fall from mu_peak to mu_valley. 0: mu_valley follows the warm-up at once."""
     phi: bool = False
-    """Multiply the loss of each token by p · (1 − p), p its probability: what the policy is sure of, either way, counts
-    less (CHORD-φ)."""
+    """Factor p · (1 − p) on each token's loss, p the token's probability, without gradient: tokens near probability 0
+    or 1 count less (CHORD-φ)."""

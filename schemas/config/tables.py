@@ -1,13 +1,13 @@
-"""Tables of keys, with defaults and meanings, in the pages of docs/: made from the configuration classes.
+"""Tables of configuration keys for docs/*.md, with defaults and meanings from the configuration classes.
 
-A page marks where one stands, by the path of a section and, if it shall not have all of them, the names of its keys:
+A page marks a table by the path of a section and, unless all are wanted, the names of keys:
 
     <!-- keys packer: order, max_async_level -->
     …replaced by the table…
     <!-- end -->
 
-Of a path where sections of several types may stand (`trainer.loss`) the table has a column that tells which types have
-the key; it has a row for each key that differs in default or meaning.
+For a path with sections of several types (`trainer.loss`) the table has a column "Of" with the types that have the key,
+and one row for each combination of default and meaning.
 """
 
 import re
@@ -25,10 +25,10 @@ Sections = list[type[BaseModel]]
 
 
 def with_tables(page: str) -> str:
-    """The page with all its tables as the classes have them now.
+    """Return the page with all its tables generated from the current classes.
 
     Raises:
-        KeyError: it asks for a path or a key that there is not.
+        KeyError: the page names a path or a key that does not exist.
     """
 
     def table(match: re.Match[str]) -> str:
@@ -39,7 +39,15 @@ def with_tables(page: str) -> str:
 
 
 def keys_table(path: str, names: list[str] | None = None) -> str:
-    """Rows in Markdown of the keys of a section."""
+    """Return a Markdown table of the keys of a section.
+
+    Args:
+        path: dotted path of the section, e.g. `trainer.loss`.
+        names: keys to show; None: all.
+
+    Raises:
+        KeyError: the path or a name does not exist.
+    """
     sections = _sections_at(path)
     missing = [name for name in names or () if not any(name in section.model_fields for section in sections)]
     if missing:
@@ -57,13 +65,13 @@ def keys_table(path: str, names: list[str] | None = None) -> str:
 
 def _rows(section: type[BaseModel], names: list[str] | None) -> Iterator[tuple[str, str, str]]:
     for name, field in section.model_fields.items():
-        if (names is None or name in names) and name != "type":
-            meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        if (names is None or name in names) and name != "type":  # types are the column "Of"
+            meaning = " ".join((field.description or "").split()).replace("|", "\\|")  # `|` ends a cell
             yield f"`{name}`", _default(field), meaning
 
 
 def _default(field: FieldInfo) -> str:
-    """Default first, behind it what else is allowed: `token` (or `sequence`)."""
+    """Return the default, and after it the other allowed values: `token` (or `sequence`)."""
     choices = [str(choice) for choice in get_args(field.annotation)] if _is_literal(field.annotation) else []
     default = "required" if field.default is PydanticUndefined else _value(field.default)
     others = [f"`{choice}`" for choice in choices if f"`{choice}`" != default]
@@ -73,23 +81,27 @@ def _default(field: FieldInfo) -> str:
 
 
 def _value(value: Any) -> str:
-    """As it is written in YAML; of a section its type."""
+    """Return a value as written in YAML; for a section its type and the keys that differ from the type's defaults."""
     if value is None:
         return "empty"
     if isinstance(value, BaseModel):
-        return f"`{{type: {_type(type(value))}}}`" if "type" in type(value).model_fields else "see there"
+        if "type" not in type(value).model_fields:
+            return "see there"
+        other = value.model_dump(exclude_defaults=True)  # keys that differ from the type's defaults
+        keys = "".join(f", {key}: {of:g}" if isinstance(of, float) else f", {key}: {of}" for key, of in other.items())
+        return f"`{{type: {_type(type(value))}{keys}}}`"
     if isinstance(value, float):
         return f"`{value:g}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _sections_at(path: str) -> Sections:
-    """What may stand there, in the order of the union.
+    """Return the section classes allowed at a dotted path, in the order of the union.
 
     Raises:
-        KeyError: nothing.
+        KeyError: no section is allowed there.
     """
-    sections: Sections = [RunConfig]
+    sections: Sections = [RunConfig]  # several after a union: the classes of all its types
     for name in path.split("."):
         fields = [section.model_fields[name] for section in sections if name in section.model_fields]
         sections = list(dict.fromkeys(found for field in fields for found in _sections_in(field.annotation)))

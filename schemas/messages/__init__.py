@@ -1,6 +1,7 @@
-"""All messages of the bus, by kind. A new kind is one class and one line here."""
+"""All message types of the bus, by kind. A new kind is one class, and its name in one of the tuples below."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, get_args
@@ -45,6 +46,7 @@ from schemas.messages.data import (
     RolloutGroup,
     ScoredGroup,
     StepBatch,
+    drop_fields,
 )
 
 DATA_KINDS: tuple[type[Message], ...] = (RolloutGroup, ScoredGroup, StepBatch)
@@ -55,22 +57,32 @@ MESSAGE_TYPES: dict[str, type[Message]] = {kind.kind: kind for kind in (*DATA_KI
 
 @cache
 def fingerprint() -> str:
-    """Two builds with the same one understand each other (DESIGN §5)."""
+    """Return a digest of all message types. Two builds with equal fingerprints understand each other."""
     return fingerprint_of(MESSAGE_TYPES.values())
 
 
 def fingerprint_of(message_types: Iterable[type[Message]]) -> str:
-    """A digest of every kind, version, array and field, those of the values inside messages included."""
+    """Return 16 hex digits of a digest over kinds, versions, arrays and fields, including values nested in messages."""
     lines, todo = set[str](), list[type[Frozen]](message_types)
     while todo:
         model = todo.pop()
-        name = f"{model.kind} {model.version} {model.layout.text}" if issubclass(model, Message) else model.__name__
-        fields = {name: (str(field.annotation), field.is_required()) for name, field in model.model_fields.items()}
+        name = (
+            f"{model.kind} {model.version} {model.layout.text} {model.texts}"
+            if issubclass(model, Message)
+            else model.__name__
+        )
+        fields = {name: (_shown(field.annotation), field.is_required()) for name, field in model.model_fields.items()}
         line = f"{name} {sorted(fields.items())}"
-        if line not in lines:
+        if line not in lines:  # a value may occur in many messages
             lines.add(line)
+            # values nested in messages are part of the wire format too
             todo += [inner for field in model.model_fields.values() for inner in _values_in(field.annotation)]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def _shown(annotation: Any) -> str:
+    """Return an annotation as text, without memory addresses of validators, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(annotation))
 
 
 def _values_in(annotation: Any) -> list[type[Frozen]]:
@@ -122,6 +134,7 @@ __all__ = [
     "UpdateFailure",
     "WeightMember",
     "WeightUpdate",
+    "drop_fields",
     "fingerprint",
     "fingerprint_of",
 ]

@@ -1,103 +1,122 @@
-"""The control plane: a Beat from each actor to the packer, a State from the packer to each actor.
+"""Messages of the control plane: Beats from each actor to the packer, States from the packer to each actor.
 
-Both carry absolute values only. Any single one may be lost: the next one says everything again (P6).
-`holds` and `release` are pairs (ordinal, attempt).
+Both carry absolute values only, so that any single message may be lost: the next one repeats everything that counts
+(protocol rule P6). Arrays `holds`, `scoring` and `release` have a row (ordinal, attempt) per group.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from schemas import arrays
-from schemas.messages.base import Frozen, Message
+from schemas import arrays, limits
+from schemas.messages.base import Address, Frozen, Listed, Message, Name, Reason, Words
 from schemas.messages.data import Policy, Purpose
 
 ActorPhase = Literal["starting", "running", "draining", "done"]
+"""Phase of an actor. `draining`: takes no new work and finishes its own; `done`: exits."""
 RunPhase = Literal["starting", "running", "finishing", "done", "failed"]
+"""Phase of the run. `finishing`: all steps are trained, the last checkpoint or evaluation is under way."""
 EngineState = Literal["starting", "clean", "updating", "dirty", "quarantined"]
+"""State of an engine. `clean`: serves a known policy; `dirty`: must load a whole version before new work."""
 TrainerOrder = Literal["wait", "run", "exit", "finish"]
+"""Order to a trainer rank. `exit`: the gang has broken, start over; `finish`: all steps are trained."""
 
 
 class Ticket(Frozen):
-    """The order to sample one group. `seed + i` is the sampling seed of completion i."""
+    """Order to sample one group."""
 
     ordinal: int
+    """Number of the group: 0, 1, … in training, −1, −2, … in evaluations."""
     attempt: int
+    """Number of the attempt at this group."""
     purpose: Purpose
     environment: str
+    """Label of the environment."""
     index: int
+    """Index of the example in the environment."""
     example_key: str
+    """Digest of environment and prompt, for a rollout to verify that its data are the packer's."""
     seed: int
+    """Sampling seed of completion 0; completion i has seed + i."""
     num_completions: int
     temperature: float
     top_p: float
     max_tokens: int
+    """Maximum number of new tokens per completion."""
     min_version: int
-    """Oldest version that may sample it (P10)."""
+    """Oldest policy version allowed to sample the group (protocol rule P10)."""
     policy: Policy | None = None
-    """Exactly this policy and no other (evaluations)."""
+    """The only policy allowed to sample the group, in evaluations; None in training."""
     top_k: int = 0
+    """Number of most probable tokens to sample from; 0: all."""
     min_p: float = 0.0
+    """Least probability relative to the most probable token; 0: no limit."""
 
 
 class AttemptFailure(Frozen):
-    """An attempt that its holder could not finish. `reason` is a word for counters, `detail` a sentence for people."""
+    """Failed attempt at a group, reported by its holder."""
 
     ordinal: int
     attempt: int
-    reason: str
-    detail: str
+    reason: Name
+    """Single word, the label of the counter, e.g. `timeout`."""
+    detail: Words
+    """Sentence for people, with the cause."""
 
 
 class Manifest(Frozen):
-    """One published version of the weights and where it lies."""
+    """Published version of the weights, and its location."""
 
     policy: Policy
     channel: Literal["filesystem", "rendezvous"]
     content: Literal["full", "adapter"]
-    uri: str
-    digest: str
-    """Of the content: by the same channel the same weights have the same one, in whatever run."""
+    """All weights, or those of the LoRA adapter."""
+    uri: Address
+    """Directory of the version (`filesystem`), or address of the trainer's store (`rendezvous`)."""
+    digest: Name
+    """Digest of the content. Equal weights have equal digests in the same channel, across runs."""
     num_bytes: int
-    key: str = Field(default="", repr=False)
-    """Of the codes by which members of a broadcast check what comes over the wire, hex; a secret, kept in memory."""
+    key: Name = Field(default="", repr=False)
+    """Key in hex of the codes that authenticate the buckets of a broadcast; a secret, never written to disk. Empty in
+    channel `filesystem`."""
 
 
 class WeightMember(Frozen):
-    """An engine in a weight update: its process, and how many ranks of the group it brings (its parallel workers)."""
+    """Engine as a member of a weight update."""
 
-    boot_id: str
+    boot_id: Name
+    """Id of the engine's process."""
     num_ranks: int
+    """Number of ranks that the engine has in the update's process group."""
 
 
 class WeightUpdate(Frozen):
-    """One update of the rendezvous channel, as the packer names it (P24). Members are frozen.
+    """One update in channel `rendezvous`, announced by the packer (protocol rule P24). Its members never change."""
 
-    `group` changes when members change or an update has failed; the trainer is rank 0 of it, members follow in order.
-    """
-
-    update: str
-    """Named once and never again, by any packer of the run."""
-    group: str
+    update: Name
+    """Name of the update, never used again by any packer of the run."""
+    group: Name
+    """Name of the process group; changes if members change or an update has failed. The trainer is rank 0, members
+    follow in order."""
     policy: Policy
-    members: list[WeightMember]
+    members: Listed[WeightMember]
 
     @property
     def num_ranks(self) -> int:
-        """Of the group, the trainer's among them."""
+        """Number of ranks of the process group, the trainer's included."""
         return 1 + sum(member.num_ranks for member in self.members)
 
     def names(self, boot_id: str) -> bool:
-        """Whether this process is a member."""
+        """Return whether the process with this boot id is a member."""
         return any(member.boot_id == boot_id for member in self.members)
 
     def first_rank(self, boot_id: str) -> int:
-        """The first rank of a member.
+        """Return the first rank of a member in the process group.
 
         Raises:
-            KeyError: it is none.
+            KeyError: the process is no member.
         """
-        rank = 1
+        rank = 1  # rank 0 is the trainer
         for member in self.members:
             if member.boot_id == boot_id:
                 return rank
@@ -106,196 +125,254 @@ class WeightUpdate(Frozen):
 
 
 class UpdateFailure(Frozen):
-    """An update that its teller could not finish. Of the trainer: who missed it, where it knows."""
+    """Failed weight update, reported by a member or the trainer."""
 
-    update: str
-    missed: list[str]
-    """Boot ids."""
-    detail: str
+    update: Name
+    missed: Listed[Name]
+    """Boot ids of the engines at fault, as far as known: in the trainer's report the members that missed the update, in
+    an engine's report at most the engine itself."""
+    detail: Words
+    """Sentence for people, with the cause."""
 
 
 class CheckpointInfo(Frozen):
-    """A checkpoint that a trainer rank has read back and found good; `chain` ends its chain of witnesses (P20)."""
+    """Checkpoint that a trainer rank has read back and found intact."""
 
     step: int
-    chain: str
+    chain: Name
+    """Last digest in the chain of witnesses (protocol rule P20), equal to the ledger's for a usable checkpoint."""
 
 
 class StepReport(Frozen):
-    """What one rank measured in one step. `values` are the reporter's keys, all plain numbers."""
+    """Measurements of one trainer rank in one step."""
 
     step: int
     values: dict[str, float]
+    """Plain numbers by name, as in `metrics.jsonl`."""
     weights: str = ""
-    """Digest of the version that the step made, as published."""
+    """Digest of the weights that the step produced, as published; empty if none was."""
 
 
 class EnginePeer(Frozen):
-    """An engine that may be asked for completions of a policy."""
+    """Engine that accepts requests for completions, as told to rollout actors."""
 
-    name: str
-    boot_id: str
-    url: str
+    name: Name
+    boot_id: Name
+    url: Address
     policy: Policy
     load: int
-    """Completions running or waiting there."""
+    """Number of completions running or waiting at the engine."""
 
 
 class RewardPeer(Frozen):
-    """A reward actor that takes groups."""
+    """Reward actor that accepts groups, as told to rollout actors."""
 
-    name: str
-    boot_id: str
-    address: str
+    name: Name
+    boot_id: Name
+    address: Address
+    """Socket address for groups."""
     load: int
+    """Number of groups held and not yet scored."""
 
 
 class Beat(Message):
-    """What every actor says of itself, every second and on change."""
+    """Base of the actors' reports to the packer, sent every `bus.beat_interval` seconds and on change."""
 
-    name: str
-    boot_id: str
+    name: Name
+    """Name of the actor, e.g. `rollout-0`."""
+    boot_id: Name
+    """Random id of the process."""
     sequence: int
+    """Number of the Beat, rising; the packer ignores older ones."""
     phase: ActorPhase
-    fingerprint: str | None = None
-    """Of all message kinds; said until the packer has answered."""
-    metrics_url: str = ""
+    fingerprint: Name | None = None
+    """Fingerprint of all message types, sent until the packer has answered; None afterwards."""
+    metrics_url: Address = ""
     term: int = 0
-    """Of the packer that was heard last."""
+    """Newest term heard from a packer (each start of the packer is a term); 0: none. A packer that reads a newer term
+    than its own exits."""
 
 
 class RolloutBeat(Beat):
-    """Holds: tickets being sampled and groups kept until the packer releases them (P13)."""
+    """Report of a rollout actor."""
 
     kind: ClassVar[str] = "rollout_beat"
 
     free_slots: int
-    failures: list[AttemptFailure]
+    """Number of further tickets wanted."""
+    failures: Listed[AttemptFailure]
+    """Oldest failures that the packer has not confirmed, at most `limits.BEAT_FAILURES`."""
     holds: arrays.Holds_H
+    """Shape (H, 2). Tickets being sampled, and groups kept until the packer releases them (protocol rule P13)."""
 
 
 class RewardBeat(Beat):
-    """Holds: groups read or scored and not yet released."""
+    """Report of a reward actor."""
 
     kind: ClassVar[str] = "reward_beat"
 
-    address: str
+    address: Address
+    """Socket address for groups."""
     load: int
-    failures: list[AttemptFailure]
+    """Number of groups held and not yet scored."""
+    failures: Listed[AttemptFailure]
+    """Oldest failures that the packer has not confirmed, at most `limits.BEAT_FAILURES`."""
     holds: arrays.Holds_H
+    """Shape (H, 2). Groups received or scored and not yet released by the packer."""
+    calls: int = 0
+    """Number of calls of reward functions since the start of the process."""
+    late_calls: int = 0
+    """Number of these calls that took longer than `reward.timeout`."""
+    notes: Annotated[Listed[Words], Field(max_length=limits.BEAT_NOTES)] = []
+    """Notes for screens on reward functions, e.g. on a function that returns the same value for all completions."""
 
 
 class TrainerBeat(Beat):
-    """`next_step` is the step that the rank trains next; `received` are steps whose batch it has."""
+    """Report of a trainer rank."""
 
     kind: ClassVar[str] = "trainer_beat"
 
     rank: int
     num_ranks: int
-    address: str
+    address: Address
+    """Socket address for batches."""
     incarnation: int
-    """0 until the packer has named one."""
+    """Number of the gang that the rank is a member of; 0 until the packer has assigned one."""
     next_step: int
-    checkpoints: list[CheckpointInfo]
-    published: list[Manifest]
-    reports: list[StepReport]
-    """Of steps that State has not yet confirmed as recorded."""
+    """Step that the rank trains next."""
+    checkpoints: Listed[CheckpointInfo]
+    """Intact checkpoints that the rank sees."""
+    published: Listed[Manifest]
+    """Versions of the weights that engines can still receive, oldest first; rank 0 only."""
+    reports: Listed[StepReport]
+    """Oldest measurements of steps that State has not confirmed as recorded."""
     received: arrays.Int64_K
-    failure: str = ""
-    """Not empty: why the run can't go on, for everybody to be told."""
+    """Shape (K,). Steps whose batch the rank has."""
+    failure: Reason = ""
+    """Reason why the run can't continue, to be told to all actors; empty: none."""
     failed_update: UpdateFailure | None = None
-    """The last one of the rendezvous channel that failed here."""
+    """Last update in channel `rendezvous` that failed at this rank."""
 
 
 class InferenceBeat(Beat):
-    """One engine: where it is reached, what it serves, how busy it is."""
+    """Report of an inference actor: address, served policy and load of its engine."""
 
     kind: ClassVar[str] = "inference_beat"
 
-    url: str
+    url: Address
+    """URL of the completions API; empty while the engine starts."""
     engine_state: EngineState
     policy: Policy | None
+    """Policy served; None if the engine serves none."""
     load: int
+    """Number of completions running or waiting."""
     generated_tokens: int
+    """Number of tokens sampled since the start of the process."""
     holds_two_versions: bool
+    """True if running requests finish under their version after an update (adapters)."""
     update_seconds: dict[str, float]
-    """Of the last weight update: pause, gather, wire, load."""
+    """Seconds of the last weight update by part: pause, wire, load."""
     weight_ranks: int = 0
-    """Ranks that it brings to a rendezvous; 0: it takes part in none."""
+    """Number of ranks in an update's process group; 0: the engine takes part in no rendezvous."""
     failed_update: UpdateFailure | None = None
-    error: str = ""
+    """Last update that failed at this engine."""
+    update_progress: int = 0
+    """Counter that grows while data of the current update arrive. The packer gives up an update without progress."""
+    error: Words = ""
+    """Cause of the engine's last trouble, for people; empty: none."""
 
 
 class ObserverBeat(Beat):
-    """A screen that watches the run (`actors up`, `actors top`)."""
+    """Report of a process that only watches the run (`actors up`, `actors top`)."""
 
     kind: ClassVar[str] = "observer_beat"
 
 
 class State(Message):
-    """What the packer says to every actor: the run's absolute state."""
+    """Base of the packer's answers to Beats: the absolute state of the run."""
 
     term: int
+    """Number of the packer's start. Receivers drop States of an older term (protocol rule P2)."""
     phase: RunPhase
     step: int
-    """Steps trained by all ranks in the live lineage."""
+    """Number of steps trained by all ranks in the current lineage."""
     max_steps: int
-    refusal: str = ""
-    """Not empty: this process is refused, why, and it shall exit."""
+    refusal: Reason = ""
+    """Reason why the packer refuses this process, which must then exit; empty: not refused."""
 
 
 class RolloutState(State):
-    """Tickets of this holder that its beat does not name; holds that are no longer its business; where to send what."""
+    """State for a rollout actor: new tickets, engines and reward actors to use, and groups to release."""
 
     kind: ClassVar[str] = "rollout_state"
 
-    tickets: list[Ticket]
-    engines: list[EnginePeer]
-    live_engines: list[str]
-    """Boot ids of all engines that beat, also of those that take no new work: they still answer."""
-    rewards: list[RewardPeer]
+    tickets: Listed[Ticket]
+    """Tickets of this rollout actor that its Beat does not name, at most `limits.STATE_TICKETS`. Further tickets follow
+    once a Beat names these (protocol rule P9)."""
+    engines: Listed[EnginePeer]
+    """Engines that accept new requests."""
+    live_engines: Listed[str]
+    """Boot ids of all live engines, including engines without new work: running requests are still answered."""
+    rewards: Listed[RewardPeer]
+    """Reward actors that accept new groups."""
+    live_rewards: Listed[str]
+    """Boot ids of all live reward actors, including draining ones: groups held there are still scored."""
+    scoring: arrays.Holds_K
+    """Shape (K, 2). Holds of this rollout actor named by a live reward actor: these groups have arrived."""
     release: arrays.Holds_H
+    """Shape (H, 2). Holds to discard: settled, dropped, or given to another holder."""
 
 
 class RewardState(State):
-    """Where scored groups go, and which holds are settled."""
+    """State for a reward actor."""
 
     kind: ClassVar[str] = "reward_state"
 
-    packer_address: str
+    packer_address: Address
+    """Socket address for scored groups."""
     release: arrays.Holds_H
+    """Shape (H, 2). Holds to discard: settled, dropped or failed."""
 
 
 class TrainerState(State):
-    """What the gang shall do. `checkpoint` is the step to start from (0: the model as configured)."""
+    """State for a trainer rank. All ranks form a gang, which starts and exits together (protocol rule P19)."""
 
     kind: ClassVar[str] = "trainer_state"
 
     order: TrainerOrder
     incarnation: int
+    """Number of the gang; 0 for a process that is no member."""
     lineage: int
+    """Number of the trainer's start, part of every policy that the gang publishes."""
     checkpoint: int
+    """Step of the checkpoint to start from; 0: the model as configured."""
     recorded_step: int
+    """Last step whose measurements are recorded; reports up to this step need not be sent again."""
     keep_version: int
-    """Published versions from this one on may still be asked for."""
+    """Oldest published version that may still be requested."""
     update: WeightUpdate | None = None
-    """What rank 0 shall broadcast now."""
+    """Update for rank 0 to broadcast now; None: none."""
 
 
 class InferenceState(State):
-    """The version that this engine shall serve, if one is published."""
+    """State for an inference actor: the version to serve."""
 
     kind: ClassVar[str] = "inference_state"
 
     update_id: int
+    """Number of the target, rising with each change."""
     manifest: Manifest | None
+    """Version to serve; None: none is published."""
     update: WeightUpdate | None = None
-    """Of the rendezvous channel: the manifest's version comes by this one, or not yet."""
+    """Update that brings the manifest's version, in channel `rendezvous`; None: not announced yet."""
 
 
 class ObserverState(State):
-    """Progress as plain values, for screens."""
+    """State for an observer, and for a process that is refused or waits to be admitted."""
 
     kind: ClassVar[str] = "observer_state"
 
     progress: dict[str, Any]
+    """Progress of the run as plain values, for screens."""
+    name_taken: bool = False
+    """True if the refusal is for the process's name only, which another process may free later."""

@@ -1,9 +1,15 @@
 """The command line: overrides, words for mistakes, exit codes."""
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from actors import cli
+from actors.assembly import ordinal_of
 from actors.cli import main
 from schemas.config import dump_config
 from tests.ring.harness import ring_config
@@ -50,6 +56,18 @@ def test_unknown_arguments_are_refused(config_path, capsys, words):
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
+def test_default_name_is_nobody_elses(monkeypatch):
+    """Two rollouts on one host have two names; a rank's name is its rank, and no other ends in a number."""
+    monkeypatch.setattr(cli.socket, "gethostname", lambda: "node-7.cluster.local")
+    first, second = cli._default_name("rollout"), cli._default_name("rollout")
+    assert re.fullmatch(r"rollout-node-7-[a-z]{5}", first)
+    assert first != second
+    monkeypatch.setenv("RANK", "3")
+    assert cli._default_name("trainer") == "trainer-3"
+    assert cli._default_name("packer") == "packer-0"
+    assert ordinal_of(cli._default_name("inference")) == 0
+
+
 def test_missing_configuration_is_all_that_is_asked_for(capsys):
     """Overrides are not required."""
     with pytest.raises(SystemExit):
@@ -86,3 +104,40 @@ def test_topology_names_every_edge_and_the_control_address(config_path, capsys):
     for edge in ("groups", "scored", "steps", "control", "completions", "weights"):
         assert f"\n{edge} " in out
     assert "tcp://127.0.0.1:5599" in out
+
+
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """`actors --version`."""
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("grpo-actors")
+
+
+def test_an_override_with_dashes_is_answered_with_its_form(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--trainer.learning_rate=1` is a usual slip."""
+    with pytest.raises(SystemExit) as left:
+        main(["check", "run.yaml", "--trainer.learning_rate=1e-5"])
+    assert left.value.code == 2
+    assert "write overrides without dashes: trainer.learning_rate=1e-5" in capsys.readouterr().err
+
+
+def test_samples_take_a_run_by_its_configuration_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `top` and `status` do: run.yaml names the output_dir."""
+    config = ring_config(tmp_path)
+    config.output.mkdir(parents=True)
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    record = {
+        "step": 1, "ordinal": 0, "purpose": "train", "environment": "e", "versions": [0], "prompt": "p",
+        "completions": ["a"], "reward": [1.0], "advantages": [0.0], "finish_reasons": ["stop"],
+    }  # fmt: skip
+    (config.output / "samples.jsonl").write_text(json.dumps(record) + "\n")
+    assert main(["samples", str(tmp_path / "run.yaml")]) == 0
+    assert "step 1  train ordinal 0" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`actors schema | head -1`: no traceback."""
+    command = f"{sys.executable} -P -m actors schema | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("{\n", "")

@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus import codec
+from schemas import limits
 from schemas.errors import DecodeError
-from schemas.messages import MESSAGE_TYPES, Message, ObserverState, RolloutGroup
+from schemas.messages import (
+    MESSAGE_TYPES,
+    DroppedOrdinal,
+    Message,
+    ObserverState,
+    RolloutGroup,
+    StepBatch,
+    drop_fields,
+)
 from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
 
 KINDS = sorted(MESSAGE_TYPES)
@@ -41,7 +50,7 @@ def test_arrays_are_read_only_views_of_the_frames(buffer: Any) -> None:
     """Decoding copies no array, and a message's arrays can't be written, even if the frame could."""
     frames = [buffer(frame) for frame in example_frames("scored_group")]
     decoded = codec.decode(frames)
-    for array, frame in zip(decoded.arrays().values(), frames[1:], strict=True):
+    for array, frame in zip(decoded.arrays().values(), frames[1:-1], strict=True):  # behind them the texts
         assert np.shares_memory(array, np.frombuffer(frame, np.uint8))
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
@@ -53,7 +62,9 @@ def test_large_arrays_are_sent_without_a_copy() -> None:
     group = _long_group(offsets)
     frames = codec.encode(group)
     assert np.shares_memory(np.frombuffer(frames[2], np.uint8), offsets)
-    assert codec.num_bytes(frames) == len(frames[0]) + sum(array.nbytes for array in group.arrays().values())
+    assert codec.num_bytes(frames) == len(frames[0]) + len(frames[-1]) + sum(
+        array.nbytes for array in group.arrays().values()
+    )
 
 
 def test_arrays_of_any_order_in_memory_round_trip() -> None:
@@ -119,7 +130,7 @@ def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> Non
         ([msgpack.packb(["rollout_group", 99, {}])], "unknown_version"),
         ([msgpack.packb(["rollout_group", None, {}])], "unknown_version"),
         ([msgpack.packb(["observer_beat", 1, {}])], "bad_array"),
-        ([b"x"] * (codec.MAX_FRAMES + 1), "malformed"),
+        ([b"x"] * (limits.FRAMES + 1), "malformed"),
         (example_frames("rollout_group")[:-1], "bad_array"),
         ([*example_frames("rollout_group"), b""], "bad_array"),
         ([*example_frames("rollout_group")[:-1], b"123"], "bad_array"),
@@ -133,7 +144,11 @@ def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> Non
         (_with_header("rollout_group", lambda o: o[2].pop("ordinal")), "bad_header"),
         (_with_header("rollout_group", lambda o: o[2].update(colour="red")), "bad_header"),
         (_with_header("rollout_group", lambda o: o[2].update(attempt="many")), "bad_header"),
-        (_with_header("rollout_group", lambda o: o[2].update(completions=["one"])), "bad_header"),
+        (_with_header("rollout_group", lambda o: o[2].update(finish_reasons=["one"])), "bad_header"),
+        (_with_header("rollout_group", lambda o: o[2].update(completions=["one"])), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2].update(completions=[1])), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2].update(completions=[-1, 12])), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2].update(token_ids=[])), "bad_header"),
     ],
 )
 def test_frames_that_are_no_message_have_a_reason(frames: Frames, reason: str) -> None:
@@ -146,13 +161,13 @@ def test_dtype_of_another_build_is_refused_with_both_layouts() -> None:
     swapped = _with_header(
         "step_batch", lambda o: o[2]["%"].__setitem__(0, o[2]["%"][0].replace("token_ids:<i4", "token_ids:<i8"))
     )
-    assert "expected the arrays 'ordinals:<i8[K]" in str(_refused(swapped))
+    assert "expected the arrays 'drops_D:<i8[D,2] ordinals:<i8[K]" in str(_refused(swapped))
 
 
 def test_sizes_are_bounded_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A header or a message beyond its limit is refused whatever it holds."""
-    monkeypatch.setattr(codec, "MAX_HEADER_BYTES", 100)
-    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(limits, "DATA_HEADER_BYTES", 100)
+    monkeypatch.setattr(limits, "MESSAGE_BYTES", 1000)
     assert _refused([b"\xc1" * 101]).reason == "oversize"
     assert _refused([b"\xc1", bytes(1000)]).reason == "oversize"
     assert _refused([b"\xc1" * 100]).reason == "malformed"
@@ -281,3 +296,12 @@ def test_random_frames_decode_or_are_refused(first: bytes, others: Frames) -> No
     except DecodeError:
         return
     assert isinstance(message, Message)
+
+
+def test_a_step_after_a_fork_tells_of_as_many_drops_as_there_are() -> None:
+    """100 000 ordinals given up at once travel with the next step, each with its reason."""
+    dropped = [DroppedOrdinal(ordinal=i, reason="forked" if i % 3 else "poison") for i in range(100_000)]
+    batch = EXAMPLES["step_batch"].model_copy(update=drop_fields(dropped))
+    found = codec.decode(codec.encode(batch))
+    assert isinstance(found, StepBatch)
+    assert found.dropped == dropped

@@ -1,11 +1,12 @@
 """The control channel on every transport: beats and States may be lost, late or doubled, and all still agree."""
 
+import queue
 import random
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from bus import codec
+from actors.ledger.peers import Peers
+from bus import codec, threads
 from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
 from bus.counts import EdgeCounts
 from bus.curve import keys_for, lock
@@ -94,10 +96,10 @@ def _dealer(stack: ExitStack, address: Place, identity: bytes = ME) -> "zmq.Sock
     return socket
 
 
-def _steps(socket: "zmq.Socket[bytes]", quiet: float) -> list[int]:
-    """Steps of the States that come until it has been quiet for so many seconds."""
-    steps = []
-    while socket.poll(quiet * 1000):
+def _steps(socket: "zmq.Socket[bytes]", quiet: float, at_least: int = 0) -> list[int]:
+    """Steps of the States that come until it has been quiet for so many seconds; `at_least` so many are waited for."""
+    steps: list[int] = []
+    while socket.poll(1000 * (WAIT if len(steps) < at_least else quiet)):
         message = codec.decode(socket.recv_multipart())
         assert isinstance(message, State)
         steps.append(message.step)
@@ -182,10 +184,10 @@ def test_state_answers_each_beat(address: Place, closing: ExitStack) -> None:
     packer.say(3)
     peer = _dealer(closing, address)
     peer.send_multipart(example_frames("observer_beat"))
-    assert set(_steps(peer, 0.1)) == {3}
+    assert set(_steps(peer, 0.1, at_least=1)) == {3}
     for _ in range(5):
         peer.send_multipart(example_frames("observer_beat"))
-    assert _steps(peer, 0.1) == [3] * 5
+    assert _steps(peer, 0.1, at_least=5) == [3] * 5
 
 
 def test_changed_state_is_sent_unasked_and_an_unchanged_one_is_not(address: Place, closing: ExitStack) -> None:
@@ -195,12 +197,12 @@ def test_changed_state_is_sent_unasked_and_an_unchanged_one_is_not(address: Plac
     peer.send_multipart(example_frames("observer_beat"))
     _until(lambda: packer.heard)
     packer.say(1)
-    assert _steps(peer, 0.1) == [1]
+    assert _steps(peer, 0.1, at_least=1) == [1]
     for _ in range(3):
         packer.say(1)
     assert _steps(peer, 0.1) == []
     packer.say(2)
-    assert _steps(peer, 0.1) == [2]
+    assert _steps(peer, 0.1, at_least=1) == [2]
 
 
 def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: Place, closing: ExitStack) -> None:
@@ -213,9 +215,8 @@ def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: 
     for step in range(100):
         packer.say(step)
         time.sleep(0.001)
-    most = (time.monotonic() - started) / PUSH_INTERVAL_SECONDS + 2
-    steps = _steps(peer, 0.1)
-    assert steps[-1] == 99
+    most, steps = (time.monotonic() - started) / PUSH_INTERVAL_SECONDS + 2, list[int]()
+    _until(lambda: steps.extend(_steps(peer, 0.1)) or 99 in steps)
     assert steps == sorted(steps)
     assert 2 <= len(steps) <= most
 
@@ -227,13 +228,17 @@ def test_forgotten_and_unknown_peers_get_no_answer_and_do_no_harm(address: Place
     peer, stranger = _dealer(closing, address), _dealer(closing, address, b"stranger/1")
     for socket in (peer, stranger):
         socket.send_multipart(example_frames("observer_beat"))
-    assert 1 in _steps(peer, 0.1)
+    assert 1 in _steps(peer, 0.1, at_least=1)
     assert _steps(stranger, 0.05) == []
     packer.server.publish({ME: None})
-    time.sleep(0.03)
-    peer.send_multipart(example_frames("observer_beat"))
-    assert _steps(peer, 0.05) == []
-    assert len(packer.heard) == 3
+
+    def beats_in_vain() -> bool:
+        peer.send_multipart(example_frames("observer_beat"))
+        return not _steps(peer, 0.05)
+
+    heard = len(packer.heard)
+    _until(beats_in_vain)
+    _until(lambda: len(packer.heard) > heard)
 
 
 @pytest.mark.parametrize(("beat_type", "state_type"), list(zip(BEAT_KINDS, STATE_KINDS, strict=True)))
@@ -274,7 +279,7 @@ def test_bad_frames_are_named_and_good_beats_still_answered(address: Place, clos
         stranger.send_multipart(example_frames("observer_state"))  # good, but no beat
         _until(lambda: packer.server.counts.dropped.total() == 2)
         peer.send_multipart(example_frames("observer_beat"))
-        assert 1 in _steps(peer, 0.05)
+        assert 1 in _steps(peer, 0.05, at_least=1)
     assert packer.server.counts.dropped["unknown_kind"] == packer.server.counts.dropped["malformed"] == 1
     assert [(line["event"], line["peer"].split(" at ")[0]) for line in logs] == [("frame dropped", "evil/1")]
 
@@ -314,6 +319,28 @@ def test_address_that_another_server_holds_is_refused_by_name(address: Place, cl
     Packer(closing, address)
     with pytest.raises(ConfigError, match=rf"bus.control: {re.escape(address)} can't be bound: Address already in use"):
         ControlServer(address, lambda identity, beat: None, bus=address.bus)
+
+
+def test_probe_tells_a_dead_peer_from_a_living_one(address: Place, closing: ExitStack) -> None:
+    """A peer that is there gets its State once more; of one whose socket is closed the packer hears that it is lost."""
+    lost: list[bytes] = []
+    packer = Packer(closing, address, on_lost=lost.append)
+    actor = _started(closing, address, interval=60.0)
+    _until(lambda: packer.heard)
+    packer.say(3)
+    _until(lambda: len(packer.heard) > 1)  # it beats at once when it knows its run
+    number = len(actor.states)
+    packer.server.probe(ME)
+    _until(lambda: len(actor.states) > number)
+    assert lost == []
+    actor.client.close()
+
+    def probe() -> bool:
+        packer.server.probe(ME)
+        return bool(lost)
+
+    _until(probe)
+    assert set(lost) == {ME}
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc", "tcp+curve"])  # an inproc peer lives and dies with its process
@@ -356,6 +383,24 @@ def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: Place, 
     assert actor.client.silent_seconds >= before + 0.1
     actor.client.close()
     assert time.monotonic() - started < 2 * AT_ONCE
+
+
+def test_a_packer_whose_round_does_not_end_is_silent_until_it_does(address: Place, closing: ExitStack) -> None:
+    """Older States are repeated for `stale_after` and no longer; a peer told in the middle of a round is answered."""
+    told, stale_after = b"screen/2", 0.5
+    packer = Packer(closing, address, stale_after=stale_after)
+    held, asked = _started(closing, address, interval=0.01), _dealer(closing, address, told)
+    _until(lambda: packer.say(1, ME, told) or held.step == 1)
+    _until(lambda: held.client.silent_seconds > 2 * stale_after)
+
+    def is_told() -> bool:
+        packer.server.publish({told: _state(2)}, round_ended=False)
+        asked.send_multipart(example_frames("observer_beat"))
+        return 2 in _steps(asked, quiet=0.1)
+
+    _until(is_told)
+    assert held.client.silent_seconds > 2 * stale_after, "others are told nothing"
+    _until(lambda: packer.say(3, ME) or held.step == 3)
 
 
 def test_last_beat_and_last_state_are_sent_on_close(address: Place, closing: ExitStack) -> None:
@@ -420,3 +465,130 @@ def test_hundred_peers_are_all_answered(address: Place, closing: ExitStack) -> N
         assert peer.poll(WAIT * 1000)
         assert codec.decode(peer.recv_multipart()).equals(_state(number))
     _until(lambda: len(packer.heard) == 100)
+
+
+# --- a thread that is held up ----------------------------------------------------------------------------------------
+
+LEASE = 0.9
+
+
+class Listeners:
+    """Leases of peers that beat through one real server, looked at in rounds of another thread, as the packer does."""
+
+    def __init__(self, stack: ExitStack, address: Place, size: int) -> None:
+        self.peers = Peers(LEASE)
+        self._heard: queue.SimpleQueue[tuple[str, Beat, float]] = queue.SimpleQueue()
+        self.server = ControlServer(address, self._hear, bus=address.bus.model_copy(update={"lease": LEASE}))
+        self.server.start()
+        stack.callback(self.server.close)
+        self.names = [f"peer-{number}" for number in range(size)]
+        self._sockets = [_dealer(stack, address, f"{name}/b0".encode()) for name in self.names]
+        self._sequence = 0
+        self.expired: set[str] = set()
+
+    def _hear(self, identity: bytes, beat: Beat) -> None:
+        self._heard.put((identity.decode(), beat, self.server.listened))
+
+    def beat(self, *silent: str) -> None:
+        """All peers but these beat."""
+        self._sequence += 1
+        for name, socket in zip(self.names, self._sockets, strict=True):
+            if name not in silent:
+                fields = dict(EXAMPLES["observer_beat"]) | {"name": name, "boot_id": "b0", "sequence": self._sequence}
+                with suppress(zmq.Again):
+                    socket.send_multipart(codec.encode(ObserverBeat(**fields)), zmq.NOBLOCK)
+
+    def round(self) -> None:
+        """One round."""
+        listened = self.server.listened
+        while not self._heard.empty():
+            identity, beat, arrived = self._heard.get()
+            self.peers.heard(arrived, identity, beat)
+        self.expired.update(self.peers.expire(listened))
+
+    def go_on(self, seconds: float, *silent: str) -> None:
+        """Beats and rounds for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.beat(*silent)
+            self.round()
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("size", [1, 20, 150])
+def test_a_server_that_is_held_up_ends_nobodys_lease_and_notices_the_dead_afterwards(
+    address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Held up for two leases while rounds go on: all that beat live; one that had died is late afterwards."""
+    listeners = Listeners(closing, address, size + 1)
+    _until(lambda: listeners.go_on(0.05) or len(listeners.peers.identities()) == size + 1)
+    stall, over = threading.Event(), threading.Event()
+
+    def hold_up(place: str) -> None:
+        if place == "control.server" and stall.is_set() and not over.is_set():
+            time.sleep(2 * LEASE)
+            over.set()
+
+    monkeypatch.setattr(threads, "on_pass", hold_up)
+    listeners.expired.clear()
+    stall.set()
+    listeners.go_on(2 * LEASE, "peer-0")
+    _until(lambda: listeners.go_on(0.05, "peer-0") or over.is_set())
+    listeners.go_on(0.3 * LEASE, "peer-0")
+    assert listeners.expired <= {"peer-0/b0"}
+    _until(lambda: listeners.go_on(0.05, "peer-0") or listeners.expired)
+    assert listeners.expired == {"peer-0/b0"}
+    assert len(listeners.peers.identities()) == size
+
+
+def test_beats_are_read_while_a_huge_batch_of_states_is_encoded(address: Place, closing: ExitStack) -> None:
+    """Of many large States published at once some are still to be encoded when the next beat is heard."""
+    packer = Packer(closing, address)
+    peer = _dealer(closing, address)
+    large = ObserverState(**STATE_FIELDS, progress={"actors": [{"name": str(number)} for number in range(5000)]})
+    packer.server.publish({f"peer-{number}/b".encode(): large for number in range(2000)})
+    peer.send_multipart(example_frames("observer_beat"))
+    _until(lambda: packer.heard)
+    assert packer.server._published
+    packer.server.publish(dict.fromkeys(list(packer.server._published)))  # encoding all of them would take long
+
+
+def test_of_states_published_for_one_peer_only_the_newest_is_encoded(
+    address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is held up has no more to do afterwards than one that is not."""
+    encoded: list[int] = []
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold_up(place: str) -> None:
+        if place == "control.server":
+            held.set()
+            go_on.wait(WAIT)
+
+    monkeypatch.setattr(threads, "on_pass", hold_up)
+    packer = Packer(closing, address)
+    assert held.wait(WAIT)
+    encode = codec.encode
+    monkeypatch.setattr(codec, "encode", lambda message: encoded.append(message.step) or encode(message))
+    for step in range(100):
+        packer.say(step)
+    go_on.set()
+    _until(lambda: encoded)
+    packer.server.close()
+    assert encoded == [99]
+
+
+def test_a_state_that_is_too_large_harms_no_other_peer(address: Place, closing: ExitStack) -> None:
+    """The server says so, the peer keeps the State before, and newer ones of any size that travels still come."""
+    packer = Packer(closing, address)
+    actor = _started(closing, address, interval=0.05)
+    packer.say(1)
+    _until(lambda: actor.step == 1)
+    with capture_logs() as logs:
+        packer.server.publish({ME: _state(2).model_copy(update={"progress": {"text": "x" * (2 << 20)}})})
+        _until(lambda: any(line["event"] == "a State is too large to be sent" for line in logs))
+    heard = len(packer.heard)
+    _until(lambda: len(packer.heard) > heard + 2)
+    assert actor.step == 1
+    packer.say(3)
+    _until(lambda: actor.step == 3)

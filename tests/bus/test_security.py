@@ -18,6 +18,7 @@ from bus.counts import REFUSALS, EdgeCounts
 from bus.curve import keys_for, split_key
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
+from schemas import limits
 from schemas.config import RunConfig
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
@@ -190,7 +191,7 @@ def test_frame_beyond_the_limit_is_cut_off_before_it_is_read_and_before_any_key(
     """A stranger announces a HELLO of 64 MiB and a byte: the connection ends at once, with none of it sent."""
     inbox = _inbox(closing, config)
     connection = _greeting(inbox.address.partition("#")[0], closing)
-    connection.sendall(b"\x06" + struct.pack(">Q", codec.MAX_FRAME_BYTES + 1))
+    connection.sendall(b"\x06" + struct.pack(">Q", limits.DATA_FRAME_BYTES + 1))
     started = time.monotonic()
     assert _is_cut_off(connection)
     assert time.monotonic() - started < topology.HANDSHAKE_MILLISECONDS / 1000
@@ -211,7 +212,7 @@ def test_closed_sockets_leave_nothing_with_the_doorman(config: RunConfig) -> Non
     for number in range(51):
         inbox = Inbox("groups", Addresses(config), config.bus, "reward-0", f"boot-{number}")
         outbox = Outbox("groups", inbox.address, config.bus, "rollout-0")
-        assert outbox.try_send(_group(number))
+        _until(lambda outbox=outbox, number=number: outbox.try_send(_group(number)))
         assert _take(inbox, 1) == [number]
         outbox.close()
         inbox.close()
@@ -371,9 +372,9 @@ def test_peer_that_is_listed_late_gets_in_by_itself(config: RunConfig, closing: 
         outbox = Outbox("groups", inbox.address, bus, "rollout-9")
         closing.callback(outbox.close)
         _until(lambda: packer.server.counts.refused["unlisted_key"] and inbox.counts.refused["unlisted_key"])
-        _until(lambda: len([line for line in logs if line["event"] == "not let in"]) >= 2)
-    told = {line["detail"] for line in logs if line["event"] == "not let in"}
-    assert told == {"it does not know the key of this actor: is it in client.public of bus.keys there?"}
+        _until(lambda: len([line for line in logs if line["event"] == "connection refused by peer"]) >= 2)
+    told = {line["detail"] for line in logs if line["event"] == "connection refused by peer"}
+    assert told == {"the peer does not know this actor's key: is it in client.public of bus.keys there?"}
     assert actor.step == -1
     (ours / "client.public").write_text((ours / "client.public").read_text() + listed)
     _until(lambda: actor.step == 5)
@@ -457,7 +458,10 @@ def test_packer_needs_the_server_secret_and_others_do_not(
     _inbox(closing, config)
     Actor(closing, address)
     problem = _problem(lambda: ControlServer(address, lambda identity, beat: None, bus=config.bus))
-    assert problem == f"bus.keys: {config.bus.keys} has no server.secret, without which there is no packer"
+    assert problem == (
+        f"bus.keys: {config.bus.keys} has no server.secret, which the packer needs; copy the file there, or set "
+        f"{keys.SECRET_VARIABLES['server']}"
+    )
 
 
 def test_process_that_has_good_keys_keeps_them_when_the_files_go_bad(folder: Path) -> None:
@@ -467,10 +471,24 @@ def test_process_that_has_good_keys_keeps_them_when_the_files_go_bad(folder: Pat
     (folder / "client.secret").chmod(0o644)
     with capture_logs() as logs:
         assert [ring.current() for _ in range(3)] == [before] * 3
-    assert [line["event"] for line in logs] == ["new keys can't be used; the ones before stay"]
+    assert [line["event"] for line in logs] == ["new keys can't be used; keeping the previous keys"]
     (folder / "client.secret").chmod(0o600)
     keys.rotate(folder)
     assert ring.current().client_secrets[1:] == before.client_secrets
+
+
+def test_files_on_a_file_system_that_hangs_hold_nobody_up(folder: Path) -> None:
+    """A pipe in place of a file, whose opening waits: the keys of before are given at once, and new ones afterwards."""
+    ring = keys.KeyRing(folder)
+    before, path = ring.current(), folder / "client.public"
+    path.rename(folder / "aside")
+    os.mkfifo(path, 0o644)
+    assert [ring.current() for _ in range(1000)] == [before] * 1000
+    (folder / "aside").rename(folder / "client.public.new")
+    with path.open("w"):  # the hanging call comes back
+        (folder / "client.public.new").replace(path)
+    keys.rotate(folder)
+    _until(lambda: ring.current() != before)
 
 
 def test_rotations_are_one_at_a_time(folder: Path) -> None:

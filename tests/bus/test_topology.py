@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from bus.data import Inbox
 from bus.topology import CONTROL_HWM, EDGES, Addresses, describe, milliseconds
+from schemas import limits
 from schemas.config import RunConfig, check_tree
 from schemas.errors import ConfigError
 from schemas.messages import MESSAGE_TYPES
+from tests.ports import free_port
 
 
 def _config(**bus: Any) -> RunConfig:
@@ -46,6 +49,14 @@ def test_description_names_binder_connector_and_mark_of_every_edge() -> None:
         told = [edge.name, edge.message, edge.pattern, edge.binder, edge.connector, mark, edge.made_good_by]
         assert [cell.strip() for cell in cells] == told
     assert "control address: ipc://" in lines[-1]
+
+
+def test_description_has_every_limit_with_its_reason() -> None:
+    """The table that senders and receivers read is the one that is printed."""
+    lines = describe(_config()).splitlines()
+    for limit in limits.TABLE:
+        assert any(line.startswith(limit.name) and line.endswith(limit.why) for line in lines), limit.name
+    assert any(line.split("  ")[0] == "data: frame" and "64 MiB" in line for line in lines)
 
 
 def test_edges_carry_messages_that_exist() -> None:
@@ -83,11 +94,11 @@ def test_tcp_binds_any_port_and_advertises_the_name_others_know() -> None:
     ("bus", "key", "host"),
     [
         ({"control": "tcp://10.0.0.5:5000"}, "bus.control", "10.0.0.5"),
-        ({"control": "tcp://0.0.0.0:5000"}, "bus.control", "0.0.0.0"),
+        ({"control": "tcp://0.0.0.1:5000"}, "bus.control", "0.0.0.1"),
         ({"control": "tcp://box.local:5000"}, "bus.control", "box.local"),
         ({"control": "tcp://127.evil.org:5000"}, "bus.control", "127.evil.org"),
         ({"control": "tcp://[2001:db8::1]:5000"}, "bus.control", "[2001:db8::1]"),
-        ({"control": "tcp://127.0.0.1:5000", "host": "0.0.0.0"}, "bus.host", "0.0.0.0"),
+        ({"control": "tcp://127.0.0.1:5000", "host": "10.0.0.5"}, "bus.host", "10.0.0.5"),
         ({"control": "tcp://127.0.0.1:5000", "advertise_host": "box.local"}, "bus.advertise_host", "box.local"),
     ],
 )
@@ -99,6 +110,56 @@ def test_plaintext_beyond_loopback_is_refused(bus: dict[str, str], key: str, hos
     assert "set bus.keys" in problem
     Addresses(_config(**bus, allow_plaintext=True))
     Addresses(_config(**bus, keys="keys"))
+
+
+@pytest.mark.parametrize(
+    ("bus", "key"),
+    [
+        ({"control": "tcp://0.0.0.0:5000", "host": "10.0.0.5"}, "bus.control"),
+        ({"control": "tcp://[::]:5000", "host": "10.0.0.5"}, "bus.control"),
+        ({"control": "tcp://10.0.0.5:5000", "host": "0.0.0.0"}, "bus.host"),
+        ({"control": "tcp://10.0.0.5:5000", "host": "::"}, "bus.host"),
+        ({"control": "tcp://10.0.0.5:5000", "host": "10.0.0.5", "advertise_host": "[::]"}, "bus.host"),
+    ],
+)
+def test_an_address_that_nobody_can_connect_to_is_never_advertised(bus: dict[str, str], key: str) -> None:
+    """All addresses of a machine are no address; the words name the key to set, and with it a wildcard is bound to."""
+    problem = _problem(lambda: _config(**bus, allow_plaintext=True))
+    assert problem.startswith(f"{key}: ")
+    assert "is no address that" in problem
+    reached = {"control": "tcp://10.0.0.5:5000", "host": "0.0.0.0", "advertise_host": "10.0.0.5"}
+    assert Addresses(_config(**reached, allow_plaintext=True)).advertised("tcp://0.0.0.0:7") == "tcp://10.0.0.5:7"
+
+
+@pytest.mark.parametrize("control", ["tcp://[fd00::5]:5000", "tcp://fd00::5:5000"])
+def test_an_ipv6_address_gets_its_brackets_where_a_port_follows(control: str) -> None:
+    """As people write it, and as a pod is told its own."""
+    addresses = Addresses(_config(control=control, host="[::1]", advertise_host="fd00::7", keys="keys"))
+    assert addresses.control == "tcp://[fd00::5]:5000"
+    assert addresses.to_bind("packer", "boot") == "tcp://[::1]:*"
+    assert addresses.advertised("tcp://[::1]:41234") == "tcp://[fd00::7]:41234"
+
+
+def test_data_sockets_bind_within_the_range_and_say_when_it_is_used_up() -> None:
+    """For a firewall; a range without a free port is an error that names the key."""
+    first = free_port()
+    config = _config(control="tcp://127.0.0.1:5000", data_ports=f"{first}-{first + 2}")
+    inboxes = []
+    make = lambda: Inbox("groups", Addresses(config), config.bus, "reward-0", "b0")  # noqa: E731
+    try:
+        for _ in range(3):
+            inboxes.append(make())
+    except ConfigError:
+        assert inboxes  # another process has one of them
+    with pytest.raises(ConfigError, match=rf"bus.data_ports: all 3 ports of {first}-{first + 2} are in use"):
+        make()
+    ports = {int(inbox.address.rpartition(":")[2]) for inbox in inboxes}
+    for inbox in inboxes:
+        inbox.close()
+    assert 1 <= len(ports) == len(inboxes) <= 3
+    assert ports <= set(range(first, first + 3))
+    assert "must be two ports" in _problem(lambda: _config(data_ports="40000"))
+    assert "must be two ports" in _problem(lambda: _config(data_ports="40100-40000"))
 
 
 @pytest.mark.parametrize("control", ["tcp://localhost:1", "tcp://127.9.9.9:1", "tcp://[::1]:1", "ipc", "inproc"])
@@ -146,7 +207,7 @@ def test_socket_folder_that_leads_elsewhere_is_refused(monkeypatch: pytest.Monke
 
 
 def test_dead_sockets_are_removed_and_living_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An actor that was killed leaves its socket's file; one that still listens is not cut off."""
+    """An actor that was killed leaves its socket's file; one that still listens is not cut off, other files stay."""
     base = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(base))
     addresses = Addresses(_config())
@@ -156,9 +217,14 @@ def test_dead_sockets_are_removed_and_living_ones_stay(monkeypatch: pytest.Monke
         made.bind(path)
         made.listen()
     dead.close()
+    note = addresses.folder / "notes.txt"
+    note.write_text("no socket of ours")
     addresses.remove()
-    assert [str(path) for path in addresses.folder.iterdir()] == paths[1:]
+    assert sorted(map(str, addresses.folder.iterdir())) == sorted([str(note), *paths[1:]])
     living.close()
+    addresses.remove()
+    assert [path.read_text() for path in addresses.folder.iterdir()] == ["no socket of ours"]
+    note.unlink()
     addresses.remove()
     assert not addresses.folder.exists()
     Addresses(_config(control="tcp://127.0.0.1:5000")).remove()

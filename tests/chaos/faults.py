@@ -1,17 +1,19 @@
 """What may happen to a run, and in which order, drawn from a seed."""
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.faults import POINTS
+from actors.process.fault_points import POINTS
+from tests.chaos.threads import THREADS, kind_of, thread_at
 
-Kind = Literal["SIGKILL", "SIGSTOP", "partition", "full disk"]
+Kind = Literal["SIGKILL", "SIGSTOP", "partition", "full disk", "exception", "foreign run"]
 ROUND = 12
 """Faults between two SIGKILLs of `actors up`, with which its count of restarts and its pauses begin anew."""
 MOST_PER_ROUND = 2
-"""Deaths of one process in a round: more would measure the pauses of a crash loop instead of a recovery."""
+"""Deaths of one process in a round, if there is another choice: more would measure the pauses of a crash loop."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,39 @@ class Fault:
     kind: Kind
     actor: str
     point: str = ""
+    by: "Fault | None" = None
+    """What else is done so that the process comes by the point at all."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.actor} {self.point}".rstrip()
 
+    @property
+    def kills(self) -> bool:
+        """Whether the process ends."""
+        return self.kind == "SIGKILL" or (self.kind == "exception" and thread_at(self.actor, self.point).ends)
+
 
 UP = Fault("SIGKILL", "up")
+
+
+def exceptions(actors: Sequence[str], places: Sequence[str]) -> tuple[Fault, ...]:
+    """An exception at each of these places of threads in each of these actors that has one."""
+    return tuple(
+        Fault("exception", actor, place, _by(actor, place))
+        for place in places
+        for actor in actors
+        if any(thread.place == place and kind_of(actor) in thread.kinds for thread in THREADS)
+    )
+
+
+def _by(actor: str, place: str) -> Fault | None:
+    """Ranks and members of a broadcast meet anew when one is lost; and a log has no thread before its first line."""
+    if place == "trainer.meeting":
+        return Fault("SIGKILL", actor)
+    if place == "weights.left" or (actor, place) == ("trainer-0", "weights.meeting"):
+        return Fault("SIGKILL", "inference-1")
+    said = {"rollout-0": Fault("SIGKILL", "inference-0"), "reward-0": Fault("exception", "reward-0", "reward.scored")}
+    return said.get(actor) if place == "log" else None
 
 
 def actors_at(point: str, ranks: int) -> list[str]:
@@ -58,10 +87,9 @@ def draw(
     drawn: list[Fault] = []
     while len(drawn) < number:
         size = min(ROUND, number - len(drawn)) - 1
-        faults = [deck.take(()) for deck in [*[rare] * others_per_round, stops][:size]]
-        while len(faults) < size:
-            killed = [fault.actor for fault in faults if fault.kind == "SIGKILL"]
-            faults.append(kills.take([actor for actor in killed if killed.count(actor) >= MOST_PER_ROUND]))
+        faults: list[Fault] = []
+        for deck in [*[rare] * others_per_round, stops, *[kills] * size][:size]:
+            faults.append(deck.take(Counter(fault.actor for fault in faults if fault.kills)))
         rng.shuffle(faults)
         drawn += [*faults, UP]
     return drawn
@@ -79,9 +107,9 @@ class Deck:
         self._cards, self._rng = cards, rng
         self._left: list[Fault] = []
 
-    def take(self, spared: Sequence[str]) -> Fault:
-        """The next card that hits none of these actors, if there is one."""
+    def take(self, deaths: Mapping[str, int]) -> Fault:
+        """The next card of an actor that may still end in this round; where there is none, of who has ended least."""
         if not self._left:
             self._left = self._rng.sample(self._cards, len(self._cards))
-        at = next((i for i, fault in enumerate(self._left) if fault.actor not in spared), 0)
-        return self._left.pop(at)
+        beyond = [max(0, deaths.get(fault.actor, 0) - MOST_PER_ROUND + 1) for fault in self._left]
+        return self._left.pop(beyond.index(min(beyond)))

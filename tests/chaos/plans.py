@@ -2,21 +2,45 @@
 
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bus.keys import make as make_keys
 from schemas.config import RunConfig
-from tests.chaos.faults import Fault
+from tests.chaos.faults import Fault, exceptions
 from tests.chaos.stage import NOBODY, Plan
+from tests.ports import free_port
 from tests.ring.harness import ring_config
 
 NEVER = 1_000_000
 """Steps; the driver stops the run when its faults are done."""
 PORTS = 16
 FULL = tuple(Fault("full disk", name) for name in (NOBODY, "packer-0", "trainer-0", "inference-0"))
+ACTORS = ("packer-0", "rollout-0", "reward-0", "inference-0", "trainer-0")
+EVERYWHERE = (
+    "control.client", "control.server", "log", "metrics", "packer.inbox", "packer.record", "packer.backup",
+    "trainer.inbox", "checkpoint.written", "reward.loop", "reward.function", "reward.scored", "reward.sent",
+    "inference.http",
+)  # fmt: skip
+"""Places of threads that every run has."""
+RAISED = exceptions(ACTORS, EVERYWHERE)
+RAISED_WITH_KEYS = exceptions(ACTORS, ("name", "unfinished", "doorman", "keys"))
+RAISED_IN_POOL = (
+    *exceptions(["inference-pool-0"], ("control.client", "name", "doorman", "keys", "log")),
+    *exceptions(["inference-0"], ("inference.relay",)),
+)
+RAISED_BY_MODEL = exceptions(ACTORS, ("inference.engine",))
+RAISED_IN_BROADCAST = exceptions(ACTORS, ("trainer.weights", "trainer.filler", "weights.meeting", "weights.left"))
+RAISED_IN_RANKS = (
+    *exceptions(["trainer-0", "trainer-1"], ("trainer.meeting",)),
+    *exceptions(["trainer-1"], ("control.client", "trainer.inbox", "log", "metrics")),
+)
+RAISED_IN_SHARDS = exceptions(["trainer-0", "trainer-1"], ("trainer.ranks",))
 CUTS = tuple(
     Fault("partition", name) for name in ("packer-0", "rollout-0", "reward-0", "inference-0", "trainer-0", "trainer-1")
 )
+STRANGERS = tuple(Fault("foreign run", name) for name in ("packer-0", "reward-0", "trainer-0"))
 
 
 def fake(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any]) -> RunConfig:
@@ -32,9 +56,19 @@ def fake(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any])
     return ring_config(folder, **{name: tree.get(name, {}) | sections.get(name, {}) for name in {**tree, **sections}})
 
 
+def two_ranks(folder: Path, control: str) -> RunConfig:
+    """Each with a part of every batch."""
+    return fake(folder, control, 2)
+
+
 def networked(folder: Path, control: str) -> RunConfig:
     """Every actor at an address of its own."""
     return fake(folder, control, 2, bus={"allow_plaintext": True})
+
+
+def neighbours(folder: Path, control: str) -> RunConfig:
+    """Over tcp without keys, where ports come again."""
+    return fake(folder, f"tcp://127.0.0.1:{free_ports() + PORTS - 1}")
 
 
 def broadcast(folder: Path, control: str) -> RunConfig:
@@ -42,7 +76,38 @@ def broadcast(folder: Path, control: str) -> RunConfig:
     return fake(folder, control, weights={"channel": "rendezvous"}, up={"inference": 2})
 
 
-def real(folder: Path, control: str, ranks: int = 1) -> RunConfig:
+def encrypted(folder: Path, control: str) -> RunConfig:
+    """Over tcp with keys and the packer by name: each actor has a doorman, and looks at files of keys and names."""
+    return fake(folder, by_name(), bus=encryption(folder))
+
+
+def by_name() -> str:
+    """An address of the packer that has to be resolved."""
+    return f"tcp://localhost:{free_port()}"
+
+
+def encryption(folder: Path) -> dict[str, Any]:
+    """The keys of a run, made where there are none yet."""
+    keys = folder / "keys"
+    if not keys.exists():
+        make_keys(keys)
+    return {"keys": str(keys)}
+
+
+def sharded(folder: Path, control: str) -> RunConfig:
+    """Two ranks that share out the weights."""
+    return real(folder, control, 2, trainer={"sharding": "fsdp"})
+
+
+def pooled(folder: Path, control: str) -> RunConfig:
+    """A pool with one SGLang server, for which the stage has a stub; encrypted."""
+    server = f"http://127.0.0.1:{free_port()}"
+    inference = {"engine": {"type": "sglang"}, "pool": {"urls": [server], "sync_interval": 0.5}}
+    made_up = {"mismatch": {"stop": None}}  # the tokens of a stub, and their logprobs
+    return real(folder, by_name(), bus=encryption(folder), inference=inference, trainer=made_up)
+
+
+def real(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any]) -> RunConfig:
     """The embedded engine and the torch learner, on a model that is made beside the run."""
     from transformers.utils.logging import disable_progress_bar
 
@@ -52,23 +117,43 @@ def real(folder: Path, control: str, ranks: int = 1) -> RunConfig:
     if not model.exists():
         disable_progress_bar()  # the driver's own lines are on the terminal
         build(model)
+    tree: dict[str, dict[str, Any]] = {
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "inference": {"engine": {"type": "embedded", "max_sequence_len": 64}},
+        "trainer": {"learning_rate": 1e-4},
+    }
     return fake(
-        folder, control, ranks,
-        model={"path": str(model), "dtype": "float32", "device": "cpu"},
-        inference={"engine": {"type": "embedded", "max_sequence_len": 64}},
-        trainer={"learning_rate": 1e-4},
-    )  # fmt: skip
+        folder, control, ranks, **{name: tree.get(name, {}) | sections.get(name, {}) for name in {**tree, **sections}}
+    )
 
 
 PLANS = {
-    "fake, 1 rank": (0.27, Plan("fake, 1 rank", fake, others=FULL)),
-    "fake, 2 ranks": (0.25, Plan("fake, 2 ranks", lambda folder, control: fake(folder, control, 2), 2)),
-    "model, 1 rank": (0.18, Plan("model, 1 rank", real)),
-    "model, 2 ranks": (0.10, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
-    "broadcast": (0.08, Plan("broadcast", broadcast, never_passed=())),
-    "network": (0.12, Plan("network", networked, 2, CUTS, others_per_round=5, networked=True)),
+    plan.name: (share, plan)
+    for share, plan in (
+        (42, Plan("fake, 1 rank", fake, others=FULL)),
+        (34, Plan("fake, 2 ranks", two_ranks, 2, RAISED_IN_RANKS, others_per_round=2)),
+        (28, Plan("threads", fake, others=RAISED, others_per_round=11)),
+        (19, Plan("keys", encrypted, others=RAISED_WITH_KEYS, others_per_round=11)),
+        (7, Plan("pool", pooled, others=RAISED_IN_POOL, others_per_round=11)),
+        (18, Plan("model, 1 rank", real, others=RAISED_BY_MODEL)),
+        (10, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
+        (8, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
+        (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=())),
+        (8, Plan("neighbours", neighbours, others=STRANGERS, others_per_round=5)),
+        (14, Plan("network", networked, 2, CUTS, others_per_round=5, networked=True)),
+    )
 }
-"""By name, with their share of the faults."""
+"""By name, with their share of the faults: of 200, as many as meet each of a plan's own faults once."""
+
+
+def shares(plans: Iterable[tuple[int, Plan]], number: int) -> list[int]:
+    """How many of so many faults each of these plans meets."""
+    chosen = [share for share, _ in plans]
+    counts, left, weight = [], number, sum(chosen)
+    for share in chosen:
+        counts.append(round(left * share / weight))
+        left, weight = left - counts[-1], weight - share
+    return counts
 
 
 def free_ports() -> int:

@@ -15,12 +15,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.children import plan
+from actors.ops.up.child import plan
+from actors.process.fault_points import LOOPS
 from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config
+from tests.actors.engines.sglang.stub import serving
 from tests.chaos.disk import filled, small_disk
 from tests.chaos.faults import Fault, draw
+from tests.chaos.neighbour import ports_of, send_strange_messages, stand_in
 from tests.chaos.network import PORT, Network, network
+from tests.chaos.threads import thread_at
 from tests.chaos.watch import LateError, Mark, UpEndedError, Watch
 from tests.ring.witness_checker import Testimony, WitnessError, check_witnesses
 
@@ -29,7 +33,10 @@ HIT_SECONDS = 30.0
 RECOVERY_SECONDS = 60.0
 END_SECONDS = 120.0
 BEYOND_LEASE_SECONDS = 0.5
+SAID_SECONDS = 15.0
 FULL_SECONDS = 3.0
+TOKEN_SECONDS = 0.01
+"""Of a stub of a server, as of the fake engine."""
 NOBODY = "nobody"
 LAST_STEPS = 3
 """Trained undisturbed at the end, so that the last checkpoint testifies to all faults."""
@@ -92,20 +99,26 @@ class Stage:
         self._last = 0
         self._up: subprocess.Popen[bytes] | None = None
 
-    def run(self, seed: int, number: int, points: Sequence[str]) -> Result:
-        """So many faults from this seed."""
+    def run(self, seed: int, number: int, points: Sequence[str], these: Sequence[Fault] | None = None) -> Result:
+        """So many faults from this seed, at these points; or just `these`."""
         points = [point for point in points if point not in self._plan.never_passed]
         with ExitStack() as stack:
             others = self._places(stack)
             if others is None:
                 return self._result
             self._config = self._configure()
+            if self._config.inference.pool:
+                port = int(self._config.inference.pool.urls[0].rpartition(":")[2])
+                stack.enter_context(serving(port=port, token_seconds=TOKEN_SECONDS))
             stack.callback(self._end)
             order = [child.name for child in plan(self._config)]
             armed = self._folder / "faults"
             armed.mkdir()
             self._watch = Watch(self._config, order, self._host, armed)
-            faults = draw(seed, number, self._plan.ranks, points, others, self._plan.others_per_round)
+            if these is None:
+                faults = draw(seed, number, self._plan.ranks, points, others, self._plan.others_per_round)
+            else:
+                faults = [fault for fault in these if fault in others]
             try:
                 self._meet(faults)
                 self._finish()
@@ -194,30 +207,62 @@ class Stage:
             self._fill_disk(outcome)
         elif fault.kind == "partition":
             self._cut_off(outcome)
+        elif fault.kind == "exception":
+            self._raise(outcome)
+        elif fault.kind == "foreign run":
+            self._give_ports_away(outcome)
         elif fault.kind == "SIGSTOP":
             self._stop(outcome)
         else:
             self._kill(outcome)
 
     def _kill(self, outcome: Outcome) -> None:
-        pid, began = self._arm(outcome.fault, signal.SIGKILL)
+        pid, began = self._arm(outcome.fault, "SIGKILL")
         mark = Mark(pid, self._watch.steps(), self._watch.issued())
         self._recovered(outcome, mark, began, anew=True)
 
+    def _raise(self, outcome: Outcome) -> None:
+        """In a thread: the log says so, and its process ends and is started again, or goes on, as the table has it."""
+        fault, watch = outcome.fault, self._watch
+        thread, logged = thread_at(fault.actor, fault.point), watch.log_size(fault.actor)
+        pid, began = self._arm(fault, "SystemExit" if fault.point in LOOPS else "RuntimeError")
+        mark = Mark(pid, watch.steps(), watch.issued())
+        what = f"{fault.actor} says {' or '.join(thread.says)!r} after {fault}"
+        watch.wait(lambda: watch.has_said(fault.actor, logged, thread), what, SAID_SECONDS)
+        if thread.ends:
+            self._recovered(outcome, mark, began, anew=True)
+        else:
+            self._recovered(outcome, watch.mark(fault.actor), began, anew=False)
+            if watch.pid(fault.actor) != pid:
+                outcome.problem = "its process has ended, and should have gone on"
+
     def _stop(self, outcome: Outcome) -> None:
-        _, began = self._arm(outcome.fault, signal.SIGSTOP)
+        _, began = self._arm(outcome.fault, "SIGSTOP")
         pid = self._watch.pid(outcome.fault.actor)
         time.sleep(self._config.bus.lease + BEYOND_LEASE_SECONDS)
         self._watch.signal(pid, signal.SIGCONT)
         self._recovered(outcome, self._watch.mark(outcome.fault.actor), began, anew=False)
 
-    def _arm(self, fault: Fault, number: signal.Signals) -> tuple[int, float]:
+    def _arm(self, fault: Fault, harm: str) -> tuple[int, float]:
         """Returns the victim's pid, and when it was hit."""
         pid = self._wait_for_pid(fault.actor)
-        self._watch.arm(fault.actor, fault.point, number)
+        self._watch.arm(fault.actor, fault.point, harm)
+        if fault.by is not None:
+            pid = self._provoke(fault.by, fault.actor, pid)
         what = f"{fault.actor} passes the point {fault.point}"
         began = self._watch.wait(lambda: self._watch.hit(fault.actor, fault.point), what, HIT_SECONDS)
         return pid, began
+
+    def _provoke(self, by: Fault, actor: str, pid: int) -> int:
+        """Bring an actor to where a fault is armed; returns its pid then."""
+        if by.kind == "exception":
+            self._watch.arm(by.actor, by.point, "RuntimeError")
+        else:
+            self._watch.signal(self._wait_for_pid(by.actor), signal.SIGKILL)
+        if by.kind != "SIGKILL" or by.actor != actor:
+            return pid
+        self._watch.wait(lambda: self._watch.pid(actor) not in (0, pid), f"a new process of {actor}", HIT_SECONDS)
+        return self._watch.pid(actor)
 
     def _wait_for_pid(self, actor: str) -> int:
         return int(self._watch.wait(lambda: self._watch.pid(actor), f"a process of {actor}", HIT_SECONDS))
@@ -248,6 +293,26 @@ class Stage:
         with self._net.cut_off(actor):
             time.sleep(self._config.bus.lease + BEYOND_LEASE_SECONDS)
         self._recovered(outcome, self._watch.mark(actor), began, anew=False)
+
+    def _give_ports_away(self, outcome: Outcome) -> None:
+        """Kill an actor, let another run have its ports for a while, and have that run's processes send to the next."""
+        actor, own_metrics = outcome.fault.actor, self._config.telemetry.metrics_port
+        control = int(self._config.bus.control.rpartition(":")[2])
+        pid, metrics = self._wait_for_pid(actor), range(own_metrics, own_metrics + len(list(plan(self._config))))
+        mark, began = self._watch.mark(actor), time.time()
+        ports = ports_of(pid).difference(metrics)
+        self._watch.signal(pid, signal.SIGKILL)
+        stand_in(control, ports)
+        what = f"a new process of {actor}"
+        self._watch.wait(lambda: self._watch.pid(actor) not in (0, pid), what, RECOVERY_SECONDS)
+        successor = self._watch.pid(actor)
+        found = self._watch.wait(
+            lambda: ports_of(successor).difference(metrics, [control]), f"ports of {what}", RECOVERY_SECONDS
+        )
+        send_strange_messages(found)
+        self._recovered(outcome, mark, began, anew=True)
+        what = f"{actor} drops what another run has sent it"
+        self._watch.wait(lambda: self._watch.num_foreign(actor), what, RECOVERY_SECONDS)
 
     def _recovered(self, outcome: Outcome, mark: Mark, began: float, *, anew: bool) -> None:
         """Wait until the actor works again, and note how long that took."""

@@ -71,4 +71,4 @@ def _figures(outcomes: Sequence[Outcome]) -> tuple[str, str, str]:
 
 
 def _line(run: str, actor: str, kind: str, at: str, number: str, middle: str, worst: str) -> str:
-    return f"{run:15} {actor:12} {kind:10} {at:22} {number:>4} {middle:>7} {worst:>6}".rstrip()
+    return f"{run:15} {actor:16} {kind:11} {at:22} {number:>4} {middle:>7} {worst:>6}".rstrip()

@@ -1,18 +1,31 @@
 """A dozen faults in one real run; `make chaos` runs hundreds. And that the suite itself sees what it should."""
 
+import ast
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from actors.faults import POINTS
+from actors.process import fault_points
+from actors.process.fault_points import POINTS
 from tests.chaos import stage
-from tests.chaos.faults import ROUND, UP, Fault, actors_at, draw
-from tests.chaos.plans import fake
+from tests.chaos.faults import MOST_PER_ROUND, ROUND, UP, Fault, actors_at, draw
+from tests.chaos.plans import PLANS, RAISED, RAISED_IN_POOL, RAISED_IN_SHARDS, STRANGERS, fake, shares
 from tests.chaos.stage import NOBODY, Plan, Stage
 from tests.chaos.table import verdict
+from tests.chaos.threads import ELSEWHERE, THREADS, kind_of, pairs
+from tests.marks import first_of
 
+ROOT = Path(__file__).parent.parent.parent
+CODE = [path for package in ("bus", "actors") for path in sorted((ROOT / package).rglob("*.py"))]
+MAKERS = {"start": 0, "make": 0, "start_helper": 0, "Workers": 1}
+"""Of `bus.threads`, with the place of the thread's name among their arguments."""
 FAST = Plan("fast", fake, others=(Fault("full disk", NOBODY),))
+
+
+PLACES = ("control.server", "packer.record", "control.client", "reward.loop", "inference.http", "checkpoint.written")
 
 
 @pytest.mark.slow
@@ -29,6 +42,88 @@ def test_a_run_that_meets_a_dozen_faults_keeps_its_promise(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "raised"),
+    first_of(
+        [
+            ("threads", [fault for fault in RAISED if fault.point in PLACES]),
+            ("pool", [fault for fault in RAISED_IN_POOL if fault.point in ("control.client", "inference.relay")]),
+            ("sharded", RAISED_IN_SHARDS[:1]),
+            ("neighbours", STRANGERS[1:2]),
+        ]
+    ),
+    ids=["each actor", "a pool and the relay to its server", "a rank that shares the weights", "a foreign run"],
+)
+def test_a_run_whose_threads_raise_keeps_its_promise(tmp_path: Path, name: str, raised: list[Fault]) -> None:
+    """Each process ends with these words, is started again and works; nothing is lost, twice or dropped.
+
+    And so it is where another run has the ports of one meanwhile.
+    """
+    result = Stage(PLANS[name][1], tmp_path, print).run(0, len(raised), [], raised)
+    assert result.problems == []
+    assert [outcome.problem for outcome in result.outcomes] == [""] * len(raised)
+    assert verdict([result])
+
+
+def _made(path: Path) -> Iterator[str]:
+    """Names of the threads and pools that a file makes, as they stand there."""
+    tree = ast.parse(path.read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "bus.threads"]
+    known = {alias.asname or alias.name: alias.name for node in imports for alias in node.names}
+    known |= {f"threads.{maker}": maker for maker in MAKERS}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (maker := known.get(ast.unparse(node.func))) in MAKERS:
+            yield ast.unparse(node.args[MAKERS[maker]])
+
+
+def test_every_thread_in_the_code_has_an_exception_in_a_plan() -> None:
+    """A new one is refused here until it has, in every actor that has the thread, or a test that is named."""
+    made = {name for path in CODE if path != ROOT / "bus" / "threads.py" for name in _made(path)}
+    assert made == {thread.made for thread in THREADS} | ELSEWHERE.keys()
+    raised = [fault for _, plan in PLANS.values() for fault in plan.others if fault.kind == "exception"]
+    assert set(pairs()) == {(kind_of(fault.actor), fault.point) for fault in raised}
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in ELSEWHERE.values() if f"def {name}(" not in tests] == []
+
+
+def test_every_place_of_a_thread_is_in_the_code_and_told_where_it_is_defined() -> None:
+    """What threads pass by, what `actors.process.fault_points` describes, and what the table of the threads has."""
+    code = "\n".join(path.read_text() for path in CODE)
+    passed = set(re.findall(r"""(?:pass_by|tick)\((?:self\._loop, )?"([a-z.]+)"\)""", code))
+    assert passed == fault_points.THREADS.keys() | fault_points.WORK.keys()
+    assert passed == {thread.place for thread in THREADS} - POINTS.keys()
+
+
+def test_every_thread_is_in_the_page_on_reliability() -> None:
+    """With what comes of an exception in it."""
+    page = (ROOT / "docs" / "reliability.md").read_text().partition("## Threads")[2]
+    names = {thread.called or thread.made.strip("'") for thread in THREADS} | {made.strip("'") for made in ELSEWHERE}
+    assert [name for name in sorted(names) if f"`{name}" not in page] == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_hundred_faults_meet_all_that_may_happen_to_each_run(seed: int) -> None:
+    """Each of a run's own faults comes once at least, so `make chaos N=200` raises in every thread."""
+    numbers = shares(PLANS.values(), 200)
+    assert sum(numbers) == 200
+    for number, (_, plan) in zip(numbers, PLANS.values(), strict=True):
+        drawn = draw(seed, number, plan.ranks, list(POINTS), plan.others, plan.others_per_round)
+        assert [fault for fault in plan.others if fault not in drawn] == [], plan.name
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ends_of_processes_are_spread_over_the_actors(seed: int) -> None:
+    """Those by exceptions too: eleven of them on five actors, so at most once more than twice."""
+    _, plan = PLANS["threads"]
+    drawn = draw(seed, ROUND, 1, list(POINTS), plan.others, plan.others_per_round)
+    ended = Counter(fault.actor for fault in drawn if fault.kills)
+    assert ended.total() > 2 * MOST_PER_ROUND
+    assert max(ended.values()) <= MOST_PER_ROUND + 1
+    assert list(ended.values()).count(MOST_PER_ROUND + 1) <= 1
+
+
+@pytest.mark.long
 def test_a_point_that_nobody_passes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault fails with its actor and point, the run goes on, and the verdict is bad."""
     monkeypatch.setattr(stage, "HIT_SECONDS", 0.5)

@@ -7,8 +7,8 @@ of a new process, or more of the same one, is work after the fault.
 
 import contextlib
 import http.client
+import json
 import os
-import signal
 import sqlite3
 import subprocess
 import time
@@ -18,10 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.ops.up.server_pool import name_of
 from schemas.config import RunConfig
-from tests.ring.harness import children, steps_recorded
+from tests.chaos.threads import Thread
+from tests.ring.harness import children, scrape, steps_recorded
 
 POLL_SECONDS = 0.05
+DROPPED = "grpo_bus_dropped_frames_total{"
+POOL = "inference-pool-0"
 MARK_SECONDS = 30.0
 WORK = {
     "rollout": "grpo_rollout_groups_total",
@@ -62,6 +66,9 @@ class Watch:
     def __init__(self, config: RunConfig, order: list[str], host: Callable[[str], str], faults: Path) -> None:
         self.config, self._order, self._host, self._faults = config, order, host, faults
         self.up: subprocess.Popen[bytes] | None = None
+        pool = config.inference.pool
+        self._in_pool = {"inference-0": name_of(pool.urls[0])} if pool else {}
+        """Names of actors that a pool has started, by the names that they have elsewhere."""
 
     def wait(self, condition: Callable[[], Any], what: str, timeout: float) -> Any:
         """The condition's first true value.
@@ -81,7 +88,12 @@ class Watch:
 
     def pid(self, name: str) -> int:
         """Of an actor's process; 0 while there is none."""
-        return children(self.up.pid).get(name, 0) if self.up is not None else 0
+        if self.up is None:
+            return 0
+        started = children(self.up.pid)
+        if name in self._in_pool and POOL in started:
+            return children(started[POOL]).get(self._in_pool[name], 0)
+        return started.get(name, 0)
 
     def steps(self) -> int:
         """Steps recorded."""
@@ -126,28 +138,68 @@ class Watch:
     def _counted(self, name: str) -> float | None:
         """What an actor says of its work; None where it can't be reached."""
         kind = name.partition("-")[0]
-        port = self.config.telemetry.metrics_port + self._order.index(name)
         try:
-            with urllib.request.urlopen(f"http://{self._host(name)}:{port}/metrics", timeout=1.0) as answer:
-                lines = answer.read().decode().splitlines()
+            lines = self._metrics(name).splitlines()
         except (OSError, http.client.HTTPException):  # it may die while it answers
+            return None
+        if not lines:
             return None
         return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{WORK[kind]} ", f"{WORK[kind]}{{")))
 
+    def num_foreign(self, name: str) -> float:
+        """Messages of other runs that an actor's process has dropped."""
+        try:
+            lines = self._metrics(name).splitlines()
+        except (OSError, http.client.HTTPException):
+            return 0.0
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith(DROPPED) and 'reason="foreign_run"' in line
+        )
+
+    def _metrics(self, name: str) -> str:
+        """Of an actor; of a pool, which has none, those of its actor."""
+        if name in (POOL, *self._in_pool):
+            return scrape(self.config, self._in_pool.get("inference-0", ""))
+        port = self.config.telemetry.metrics_port + self._order.index(name)
+        with urllib.request.urlopen(f"http://{self._host(name)}:{port}/metrics", timeout=1.0) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    # --- logs ----------------------------------------------------------------------------------------------------
+
+    def log_size(self, name: str) -> int:
+        """Bytes that an actor and those before it have written."""
+        path = self._log(name)
+        return path.stat().st_size if path.exists() else 0
+
+    def has_said(self, name: str, since: int, thread: Thread) -> bool:
+        """Whether the log has the words for an exception in a thread, behind so many bytes."""
+        with contextlib.suppress(FileNotFoundError), self._log(name).open("rb") as log:
+            log.seek(since)
+            for line in log.read().decode("utf-8", "replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    said = json.loads(line)
+                    if said["event"] in thread.says and said.get("thread", thread.name).startswith(thread.name):
+                        return True
+        return False
+
+    def _log(self, name: str) -> Path:
+        return self.config.output / "logs" / f"{self._in_pool.get(name, name)}.log"
+
     # --- armed faults --------------------------------------------------------------------------------------------
 
-    def arm(self, actor: str, point: str, number: signal.Signals) -> None:
-        """Have this actor get the signal when it next passes the point."""
-        armed = self._faults / f"{actor}@{point}"
+    def arm(self, actor: str, point: str, harm: str) -> None:
+        """Have this actor take a harm (see `actors.process.fault_points`) when it next passes the point."""
+        armed = self._faults / f"{self._in_pool.get(actor, actor)}@{point}"
         armed.with_name(f"{armed.name}.hit").unlink(missing_ok=True)
         staged = armed.with_name(f".{armed.name}")
-        staged.write_text(number.name, encoding="utf-8")
+        staged.write_text(harm, encoding="utf-8")
         staged.rename(armed)  # whole or not there
 
     def hit(self, actor: str, point: str) -> float:
         """When an armed fault was taken, as wall-clock time; 0 while it was not."""
         try:
-            return (self._faults / f"{actor}@{point}.hit").stat().st_ctime
+            return (self._faults / f"{self._in_pool.get(actor, actor)}@{point}.hit").stat().st_ctime
         except FileNotFoundError:
             return 0.0
 

@@ -17,15 +17,30 @@ RUN = "the run"
 
 
 class Parcel(NamedTuple):
-    """A message on its way. `to` is an identity, or the packer, whoever that is by then."""
+    """A message on its way. `to` is an identity, or the packer, whoever that is by then; `run` is its sender's."""
 
     label: str
     to: str
     content: Any
+    run: str
 
 
-Inflow = tuple[str, Beat] | GroupFacts
-"""A beat with the identity of who has sent it, or a scored group."""
+class Batch(NamedTuple):
+    """A step's batch, as a packer of this term has built it for this incarnation of the gang."""
+
+    term: int
+    incarnation: int
+    step: Step
+
+
+class Lost(NamedTuple):
+    """The packer has found no connection to the holder of a contested name."""
+
+    identity: str
+
+
+Inflow = tuple[str, Beat] | GroupFacts | Lost
+"""A beat with the identity of who has sent it, a scored group, or what a probe has found."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class Stored:
     steps: Mapping[int, Step] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[Step, ...] = ()
-    """All steps ever committed, for the rules alone: the ledger forgets those that it has folded."""
+    """All steps of the live history, for the rules alone: the ledger forgets those that it has folded."""
 
     def commit(self, changes: Changes, payloads: Mapping[int, GroupFacts]) -> "Stored":
         """With one round written, rows copied: the machine goes on changing its own.
@@ -51,12 +66,14 @@ class Stored:
                 raise Violation("P18", f"step {step.step} is composed a second time, of {step.ordinals}")
             steps[step.step] = step
         gone = set(changes.gone_groups)
+        folded = {**self.values, **changes.values}.get("folded", {"step": 0})["step"]
+        cut = {number for number in changes.gone_steps if number > folded}
         return Stored(
             _without(gone, self.groups) | {ordinal: clone(group) for ordinal, group in changes.groups.items()},
-            _without(gone, self.payloads) | dict(payloads),
+            _without(gone, {**self.payloads, **payloads}),
             steps,
             {**self.values, **clone(changes.values)},
-            (*self.history, *changes.steps),
+            (*(step for step in self.history if step.step not in cut), *changes.steps),
         )
 
 
@@ -84,13 +101,14 @@ class Product:
     stages: tuple[str, ...] = ("hear", "decide", "record", "commit", "send")
     takes_over: Callable[[Mapping[str, Any]], bool] = lambda values: values["term"] > 1
     """Whether there is anything to restore, by what is stored."""
+    run: str = RUN
 
 
 def start_machine(product: Product, settings: Settings, num_evals: int, stored: Stored, now: float) -> Machine:
     """A packer's start: the one place that knows how a machine takes over what is stored."""
     evals = [ExampleRef("held_out", number, f"e{number}") for number in range(num_evals)]
     draw = Draw(stored.values.get("curriculum", 0))
-    machine = product.machine(settings, RUN, stored.values["term"], now, draw, evals, "ipc://packer")
+    machine = product.machine(settings, product.run, stored.values["term"], now, draw, evals, "ipc://packer")
     if product.takes_over(stored.values):
         rows = [clone(stored.groups[ordinal]) for ordinal in sorted(stored.groups)]
         digests = {ordinal: facts.digest for ordinal, facts in stored.payloads.items()}
@@ -115,6 +133,8 @@ class Packer:
         self.incarnation = self.machine.gang.incarnation
         self.out: list[Parcel] = []
         """What the newest round has sent."""
+        self.probes: set[str] = set()
+        """Holders of contested names, whose connections the newest round looks at."""
         self.over = False
         """The newest round has said that the run is done."""
         self._settled: dict[int, GroupFacts] = {}
@@ -123,6 +143,13 @@ class Packer:
     def successor(self, now: float) -> "Packer":
         """The process that its supervisor starts after its death."""
         return Packer(*self._given, self.stored, now)
+
+    def forked(self, now: float, at_most: int | None) -> "Packer":
+        """The process that `actors up --fork` starts after this one's end, or `actors up` after `actors rewind`."""
+        packer = self.successor(now)
+        packer.machine.go_back(at_most)
+        packer.stored = packer.stored.commit(packer.machine.take_changes(), {})
+        return packer
 
     @property
     def stirred(self) -> bool:
@@ -140,6 +167,7 @@ class Packer:
             num_sent: how many messages it has sent when it dies after sending.
         """
         self.machine, self.time_has_passed, self._settled, self.out = clone(self.machine), False, {}, []
+        self.probes = set()
         for stage in self._given[0].stages:
             getattr(self, stage)(now)
             if stage == last:
@@ -153,6 +181,9 @@ class Packer:
                 if self.machine.scored(event) is Verdict.SETTLED:
                     self._settled[event.ordinal] = event
                 continue
+            if isinstance(event, Lost):
+                self.machine.lost(now, event.identity)
+                continue
             self.machine.heard(now, *event)
             if isinstance(event[1], TrainerBeat) and event[1].rank == 0:
                 self.reports |= {report.step for report in event[1].reports}
@@ -165,6 +196,10 @@ class Packer:
     def record(self, now: float) -> None:
         """Write down evaluations, and the steps that rank 0 has reported, in order, as `RunRecord.follow` does."""
         machine = self.machine
+        if machine.went_back is not None:
+            evals = self.stored.values.get("evals", {})
+            kept = {version: text for version, text in evals.items() if int(version) <= machine.went_back.step}
+            self.reports, machine._changes.values["evals"], machine.went_back = frozenset(), kept, None
         if machine.gang.incarnation != self.incarnation:  # it trains the steps after its checkpoint again
             self.incarnation = machine.gang.incarnation
             self.reports = frozenset(step for step in self.reports if step <= machine.gang.checkpoint)
@@ -172,7 +207,8 @@ class Packer:
             machine.note_recorded(machine.recorded_step + 1)
         if machine.finished_evals:
             evals = {str(version): "written" for version in machine.finished_evals}
-            machine._changes.values["evals"] = {**self.stored.values.get("evals", {}), **evals}
+            before = machine._changes.values.get("evals", self.stored.values.get("evals", {}))
+            machine._changes.values["evals"] = {**before, **evals}
             machine.finished_evals = []
             machine.note_evaluated(map(int, machine._changes.values["evals"]))
 
@@ -195,15 +231,18 @@ class Packer:
 
     def send(self, now: float) -> None:
         """Say it: the batches that ranks lack, and the States of all concerned."""
-        machine = self.machine
+        machine, run = self.machine, self.machine.run
         self.out = [
-            Parcel(f"batch {step.step} to {beat.name}", identity, (machine.gang.incarnation, step))
+            Parcel(
+                f"batch {step.step} to {beat.name}", identity, Batch(machine.term, machine.gang.incarnation, step), run
+            )
             for identity, beat, step in machine.batches_wanted()
         ]
         states = {identity.decode(): state for identity, state in replies.states(machine).items()}
         for identity, state in sorted(states.items()):
             if state is not None:
-                self.out.append(Parcel(f"State to {identity.partition('/')[0]}", identity, state))
+                self.out.append(Parcel(f"State to {identity.partition('/')[0]}", identity, state, run))
+        self.probes = machine.peers.take_contested()
         self.over = machine.phase == "done"
 
     # --- its key -------------------------------------------------------------------------------------------------
@@ -224,4 +263,6 @@ class Packer:
 
 
 def _key_of_event(event: Inflow, names: Names) -> Hashable:
+    if isinstance(event, Lost):
+        return "lost", names.get(event.identity)
     return event if isinstance(event, GroupFacts) else (names.get(event[0]), key_of(event[1], names, 0.0))

@@ -1,8 +1,9 @@
 """The processes around the packer: each knows what it would say now, and has a key.
 
 Rollout and reward actors and engines are the ledger tests' doubles with what may come between two moments of a crash:
-a reward actor sends a scored group again when the packer's term is a new one, and a rollout or reward actor sends again
-what has been waiting for long (P13). The ranks are a gang with one disk, as the trainer's are.
+a reward actor sends a scored group again when the packer's term is a new one or when it has waited for long, and a
+rollout follows `actors/rollout/loop.py`: only States tell it that a group is lost (P13). The ranks are a gang with one
+disk, as the trainer's are.
 """
 
 from collections.abc import Hashable, Mapping
@@ -13,9 +14,11 @@ import numpy as np
 
 from actors.ledger import GroupFacts, Step
 from actors.ledger.witness import START, next_chain
+from bus.fence import Fence
 from schemas.messages import (
     Beat,
     CheckpointInfo,
+    EnginePeer,
     Manifest,
     Policy,
     RewardPeer,
@@ -28,9 +31,15 @@ from schemas.messages import (
 from tests.actors.ledger.driver import Double, Engine, Hold, Reward, Rollout, manifest_of
 from tests.explore.values import Names, key_of
 
+STRAY = "*"
+"""Behind a name: the other process that was started under it."""
 KEPT_CHECKPOINTS = 2
-RESEND_SECONDS = 2
-"""Stands for `bus.resend_after`."""
+RESEND_SECONDS = 6
+"""Stands for `bus.resend_after`: longer than a lease, as that is."""
+UNNAMED_SECONDS = 10
+"""Stands for `rollout.group_timeout`, in which a group is to be named: longer than RESEND_SECONDS, as that is."""
+LONGEST_GAP = 5
+"""Beyond it all times between two States are the same: longer than a lease."""
 
 
 @dataclass
@@ -39,8 +48,20 @@ class Watched(Double):
 
     said: Hashable = "nothing"
     """What it last said; a beat that says something else is due at once, any other one after a second (P6)."""
+    clock: float = 0.0
+    """Seconds since it was started."""
+    stray: bool = False
+    """Whether somebody has started it by hand, under the name of another process; it is not started again."""
+    started: bool = True
+    counted: tuple[int, float] | None = None
+    """Term in which it has had its name for long enough, and since when."""
     cached: tuple[Names, Hashable] | None = None
     """Its key; a copy, which is made to be changed, starts without."""
+
+    @property
+    def label(self) -> str:
+        """What the search calls it: its name, and for a stray process a mark behind it."""
+        return self.name + STRAY * self.stray
 
     def beat(self) -> Beat:
         """What it says now."""
@@ -59,11 +80,13 @@ class Watched(Double):
         """The same for two processes that will behave the same."""
         if self.cached is None or self.cached[0] is not names:
             words = self.words()
-            self.cached = (names, key_of((bool(self.run), words == self.said, words, self.mind(names)), names, 0.0))
+            parts = (bool(self.run), self.started, words == self.said, words, self.mind(names))
+            self.cached = (names, key_of(parts, names, 0.0))
         return self.cached[1]
 
     def second(self) -> None:
         """A second passes."""
+        self.clock += 1.0
 
 
 def identity_of(peer: Any) -> str:
@@ -73,9 +96,16 @@ def identity_of(peer: Any) -> str:
 
 @dataclass
 class Sampler(Watched, Rollout):
-    """A rollout actor. `sent` are the seconds since a group was sent."""
+    """A rollout actor. `sent` is when each group was sent, `receivers` where it went last."""
 
-    sent: dict[Hold, int] = field(default_factory=dict)
+    accepted: dict[Hold, float] = field(default_factory=dict)
+    """When each ticket came, by this process's clock."""
+    named: set[Hold] = field(default_factory=set)
+    """Groups that a reward actor has ever named."""
+    sent: dict[Hold, float] = field(default_factory=dict)
+    receivers: dict[Hold, str] = field(default_factory=dict)
+    misled: bool = False
+    """A State has overtaken another one on its way to this process, which no connection allows."""
 
     def words(self) -> Hashable:
         """Tickets and failures; its free slots follow from them and from what is sampled."""
@@ -84,14 +114,56 @@ class Sampler(Watched, Rollout):
     def mind(self, names: Names) -> Hashable:
         """What it has sampled, and where it has sent that."""
         sampled = frozenset((hold, facts.digest) for hold, facts in self.sampled.items())
-        sent_to = frozenset((hold, names.get(to, to), self.sent[hold]) for hold, to in self.sent_to.items())
-        return sampled, sent_to, tuple(names.get(identity_of(peer)) for peer in self.rewards)
+        sent_to = frozenset((hold, names.get(to, to), hold in self.sent_to) for hold, to in self.receivers.items())
+        times = frozenset(self.named), self._waits(), self.misled, self._absences(names)
+        return sampled, sent_to, times, tuple(names.get(identity_of(peer)) for peer in self.rewards), self.scoring
+
+    def _waits(self) -> Hashable:
+        """Return for how long States have told nothing of each group, and for how long there has been no State."""
+        if not self.held:
+            return ()
+        there = self.rewards_there
+        sent = {hold: self.sent[hold] for hold in self.sent_to}
+        accepted = {hold: at for hold, at in self.accepted.items() if hold not in self.named}
+        waits = [
+            frozenset((hold, min(self.clock - max(at, there._told_since), longest + LONGEST_GAP)) for hold, at in times)
+            for times, longest in ((sent.items(), RESEND_SECONDS), (accepted.items(), UNNAMED_SECONDS))
+        ]
+        return *waits, min(self.clock - there._told_at, LONGEST_GAP)
+
+    def _absences(self, names: Names) -> Hashable:
+        """For how long each reward actor that holds something of ours has been absent, and is on the way to be gone."""
+        there = self.rewards_there
+        since = {to: there._absent_since.get(to.partition("/")[2]) for to in self.sent_to.values()}
+        return frozenset((names.get(to, to), at if at is None else self.clock - at) for to, at in since.items())
 
     @property
     def rewards(self) -> list[RewardPeer]:
         """Whom it may send to, in a fixed order."""
         named = self.state.rewards if isinstance(self.state, RolloutState) else []
         return sorted(named, key=identity_of)
+
+    @property
+    def engines(self) -> list[EnginePeer]:
+        """Engines that may sample for it: those that serve a policy of a living history."""
+        return self.state.engines if isinstance(self.state, RolloutState) else []
+
+    @property
+    def scoring(self) -> frozenset[Hold]:
+        """The holds that a live reward actor names, by the newest State: they are not sent again."""
+        return (
+            frozenset(map(tuple, self.state.scoring.tolist())) if isinstance(self.state, RolloutState) else frozenset()
+        )
+
+    @property
+    def to_send(self) -> list[Hold]:
+        """Sampled groups that no reward actor has, as far as State tells (P13)."""
+        return [hold for hold in super().to_send if hold not in self.scoring]
+
+    def receivers_for(self, hold: Hold) -> list[str]:
+        """Return the reward actors that a group may be sent to: the last one only if there is no other."""
+        known = [identity_of(peer) for peer in self.rewards]
+        return [identity for identity in known if identity != self.receivers.get(hold)] or known
 
     def sample(self, hold: Hold, policy: Policy) -> GroupFacts:
         """Two samples of one ordinal are two payloads."""
@@ -101,13 +173,32 @@ class Sampler(Watched, Rollout):
 
     def send(self, hold: Hold, identity: str) -> GroupFacts:
         """To a reward actor."""
-        self.sent_to[hold], self.sent[hold] = identity, 0
+        self.sent_to[hold] = self.receivers[hold] = identity
+        self.sent[hold] = self.clock
         return self.sampled[hold]
 
-    def second(self) -> None:
-        """What has waited long enough shall be sent again."""
-        self.sent = {hold: self.sent[hold] + 1 for hold in self.sent_to}
-        for hold in [hold for hold, seconds in self.sent.items() if seconds >= RESEND_SECONDS]:
+    def is_late(self, hold: Hold) -> bool:
+        """Return whether States have come for so long without naming a group that it is taken for lost."""
+        return self.rewards_there.told_for(self.sent[hold]) > RESEND_SECONDS
+
+    def _obey(self, state: RolloutState) -> None:
+        super()._obey(state)
+        for hold in self.held:
+            self.accepted.setdefault(hold, self.heard_at)
+        for table in (self.accepted, self.receivers, self.sent):
+            for hold in table.keys() - self.held.keys():
+                del table[hold]
+        self.named = (self.named | self.scoring) & self.held.keys()
+        for hold in [hold for hold in self.sampled if hold not in self.scoring]:
+            self._miss(hold, state.live_rewards)
+
+    def _miss(self, hold: Hold, live: list[str]) -> None:
+        """Act upon a State that does not name a sampled group."""
+        if hold not in self.named and self.rewards_there.told_for(self.accepted[hold]) > UNNAMED_SECONDS:
+            self.fail(hold, "timeout")
+            self.sent_to.pop(hold, None)
+            del self.sampled[hold]
+        elif hold in self.sent_to and self.is_late(hold) and self.sent_to[hold].partition("/")[2] in live:
             del self.sent_to[hold]
 
 
@@ -116,16 +207,19 @@ class Scorer(Watched, Reward):
     """A reward actor. `sent` are the term in which a scored group was sent, and the seconds since."""
 
     sent: dict[Hold, tuple[int, int]] = field(default_factory=dict)
+    got: dict[Hold, float] = field(default_factory=dict)
+    """When each group came, by this process's clock."""
 
     def words(self) -> Hashable:
-        """What it has read, and what it could not score."""
-        return frozenset(self.held), frozenset(self.failed)
+        """What it has read, what it could not score, and whether it drains."""
+        return frozenset(self.held), frozenset(self.failed), self.phase
 
     def mind(self, names: Names) -> Hashable:
         """What it has and what it believes the packer to have."""
         digests = frozenset((hold, facts.digest) for hold, facts in self.held.items())
         sent = frozenset((hold, self.term - term, seconds) for hold, (term, seconds) in self.sent.items())
-        return digests, sent, self.state is not None
+        held_for = frozenset((hold, min(self.clock - self.got[hold], LONGEST_GAP)) for hold in self.held)
+        return digests, sent, held_for, self.state is not None
 
     @property
     def to_send(self) -> list[Hold]:
@@ -138,21 +232,34 @@ class Scorer(Watched, Reward):
         term, seconds = self.sent.get(hold, (-1, 0))
         return term == self.term and seconds < RESEND_SECONDS
 
+    def receive(self, run: str, facts: GroupFacts) -> None:
+        """A group of its run (P1); a second copy of what it holds is dropped (P13)."""
+        if not Fence(self.run).refuses(run):
+            self.get(facts)
+
     def get(self, facts: GroupFacts) -> None:
-        """A second copy of what it holds is dropped (P13)."""
+        """Without a look at where it is from."""
         self.held.setdefault((facts.ordinal, facts.attempt), facts)
+        self.got.setdefault((facts.ordinal, facts.attempt), self.clock)
 
     def send(self, hold: Hold) -> GroupFacts:
         """To the packer."""
         self.sent[hold] = (self.term, 0)
         return self.held[hold]
 
+    @property
+    def can_leave(self) -> bool:
+        """Whether it drains and has nothing left to do."""
+        return self.phase == "draining" and not self.held
+
     def _obey(self, state: RewardState) -> None:
         super()._obey(state)
         self.sent = {hold: sent for hold, sent in self.sent.items() if hold in self.held}
+        self.got = {hold: at for hold, at in self.got.items() if hold in self.held}
 
     def second(self) -> None:
         """What has been sent is a second older."""
+        super().second()
         self.sent = {hold: (term, min(seconds + 1, RESEND_SECONDS)) for hold, (term, seconds) in self.sent.items()}
 
 
@@ -162,9 +269,14 @@ class Server(Watched, Engine):
 
     @property
     def target(self) -> Policy | None:
-        """What it shall serve and does not; a State that comes late does not make it go back (P22)."""
+        """What it shall serve and does not; a State that comes late does not make it go back (P22).
+
+        After a fork a newer lineage has older versions; the actor tells by the number of the update.
+        """
         target = super().target
-        older = target is not None and self.policy is not None and target.version < self.policy.version
+        if target is None or self.policy is None:
+            return target
+        older = (target.lineage, target.version) < (self.policy.lineage, self.policy.version)
         return None if older else target
 
     def words(self) -> Hashable:
@@ -194,11 +306,18 @@ class Disk:
     """The checkpoints that all ranks see, by step. A value: a save makes a new one."""
 
     checkpoints: Mapping[int, Checkpoint] = field(default_factory=dict)
+    writer: int = 0
+    """Incarnation whose rank 0 may write: it has taken the folder."""
+
+    def up_to(self, last: int) -> "Disk":
+        """Without the checkpoints of later steps, which are of a dead history."""
+        return replace(self, checkpoints={step: one for step, one in self.checkpoints.items() if step <= last})
 
     def save(self, step: int, checkpoint: Checkpoint) -> "Disk":
         """With this one: those of later steps are of a dead history, and old ones go."""
         kept = sorted(number for number in self.checkpoints if number < step)[1 - KEPT_CHECKPOINTS :]
-        return Disk({number: self.checkpoints[number] for number in kept} | {step: checkpoint})
+        checkpoints = {number: self.checkpoints[number] for number in kept} | {step: checkpoint}
+        return replace(self, checkpoints=checkpoints)
 
 
 @dataclass
@@ -270,7 +389,13 @@ class Rank(Watched):
     def _join(self, state: TrainerState) -> None:
         if not state.incarnation:
             return
+        if self.rank == 0 and self.disk.writer > state.incarnation:
+            self.over = True  # the order is an old one
+            return
         self.incarnation, self.to_publish = state.incarnation, self.rank == 0
+        if self.rank == 0:
+            self.disk = replace(self.disk.up_to(state.checkpoint), writer=state.incarnation)
+            self._look()
         if state.checkpoint:
             start = self.disk.checkpoints[state.checkpoint]
             self.trained, self.reports = start.trained, start.reports if self.rank == 0 else ()
@@ -288,9 +413,13 @@ class Rank(Watched):
     def _look(self) -> None:
         self.seen = tuple((step, checkpoint.chain) for step, checkpoint in sorted(self.disk.checkpoints.items()))
 
-    def receive(self, incarnation: int, step: Step) -> None:
-        """A batch counts for the incarnation that it was built for (P19)."""
-        if incarnation == self.incarnation and step.step >= self.next_step:
+    def receive(self, run: str, term: int, incarnation: int, step: Step) -> None:
+        """A batch counts for the run, the term and the incarnation that it was built for (P1, P2, P19)."""
+        if (
+            not Fence(self.run, self.term).refuses(run, term)
+            and incarnation == self.incarnation
+            and step.step >= self.next_step
+        ):
             self.batches[step.step] = step
 
     @property
@@ -331,7 +460,10 @@ class Rank(Watched):
             self.to_save = (step, Checkpoint(self.trained, self.reports))
 
     def save(self) -> None:
-        """The checkpoint is on the disk."""
+        """The checkpoint is on the disk, unless another process writes there now."""
         assert self.to_save is not None
+        if self.disk.writer != self.incarnation:
+            self.over = True
+            return
         self.disk, self.to_save = self.disk.save(*self.to_save), None
         self._look()

@@ -28,7 +28,6 @@ MOVES = {
 
 
 GROUP_FILTERS = ("zero_variance", "too_easy", "too_hard")
-NO_TARGET = {"manifest": {"policy": {"version": -1}}}
 
 
 class Violation(Exception):  # noqa: N818  the rule is broken, not the test
@@ -50,10 +49,11 @@ def demand(holds: bool, rule: str, what: str) -> None:
 
 def check_commit(before: "Stored", after: "Stored", settings: Settings) -> None:
     """Nothing that is committed is taken back, and nothing goes before it is over (P10, P11, P18, P21)."""
+    goes_back = any(stored.values.get("going_back") for stored in (before, after))
     for ordinal, row in after.groups.items():
         old = before.groups.get(ordinal)
         if old is not None and old is not row:
-            _check_move(old, row)
+            _check_move(old, row, goes_back)
         if row.state is S.SETTLED:
             demand(ordinal in after.payloads, "P11", f"ordinal {ordinal} is settled and its payload is not there")
     for ordinal in before.groups.keys() - after.groups.keys():
@@ -63,13 +63,16 @@ def check_commit(before: "Stored", after: "Stored", settings: Settings) -> None:
         demand(after.payloads.get(ordinal, facts) == facts, "P11", f"the payload of ordinal {ordinal} is replaced")
     for number in before.steps.keys() & after.steps.keys():
         demand(before.steps[number] == after.steps[number], "P18", f"committed step {number} has changed")
-    versions = [stored.values.get("target", NO_TARGET)["manifest"]["policy"]["version"] for stored in (before, after)]
-    demand(versions[0] <= versions[1], "P22", f"engines shall go from version {versions[0]} to {versions[1]}")
+    targets = [_target_of(before), _target_of(after)]
+    demand(
+        targets[0] <= targets[1], "P22", f"engines shall go from {targets[0]} to {targets[1]} (dead lineage, version)"
+    )
     filtered = [row.ordinal for row in after.groups.values() if row.reason in GROUP_FILTERS]
     places = settings.groups_per_step * settings.max_steps
     demand(len(filtered) <= places * settings.max_resample_times, "P15", f"{filtered} are filtered in {places} places")
     for number in range(len(before.history), len(after.history)):
         _check_step(after.history[: number + 1], after.payloads, settings)
+        _check_policies(after.history[number], after)
 
 
 def _is_evaluated(row: Group, stored: "Stored") -> bool:
@@ -80,8 +83,23 @@ def _is_folded(ordinal: int, stored: "Stored") -> bool:
     return ordinal in check_ordinals(stored.history[: stored.values["folded"]["step"]])
 
 
-def _check_move(old: Group, row: Group) -> None:
+def _target_of(stored: "Stored") -> tuple[int, int]:
+    """(newest lineage of a dead history, version that engines shall serve)."""
+    target = stored.values.get("target", {"manifest": None, "dead_lineage": -1})
+    return target["dead_lineage"], target["manifest"]["policy"]["version"] if target["manifest"] else -1
+
+
+def _check_policies(step: Step, stored: "Stored") -> None:
+    """What is composed after a fork was sampled by policies of the live history (P23)."""
+    dead, _ = _target_of(stored)
+    lineages = {policy.lineage for ordinal in step.ordinals for policy in stored.payloads[ordinal].policies}
+    demand(min(lineages) > dead, "P23", f"step {step.step} has groups of lineages {lineages}, dead are those to {dead}")
+
+
+def _check_move(old: Group, row: Group, goes_back: bool) -> None:
     allowed = row.state is old.state or row.state in MOVES[old.state]
+    given_up = row.reason == "forked" and old.state is not S.DROPPED
+    allowed = allowed or (goes_back and (given_up or (old.state, row.state) == (S.DURABLE, S.COMPOSED)))
     demand(allowed, "P21", f"ordinal {row.ordinal} goes from {old.state} to {row.state}")
     same = (old.example, old.seed, old.policy) == (row.example, row.seed, row.policy)
     demand(same, "P10", f"ordinal {row.ordinal} asks for something else than before")
@@ -120,7 +138,7 @@ def check_ordinals(steps: Iterable[Step]) -> list[int]:
 
 def check_told(parcels: "Iterable[Parcel]", stored: "Stored") -> None:
     """Whatever has left the packer is committed (P9, P11, P18, P19): if it dies now, its successor knows as much."""
-    for _, identity, content in parcels:
+    for _, identity, content, _ in parcels:
         if isinstance(content, RolloutState):
             _check_tickets(identity, content, stored)
         elif isinstance(content, RewardState):
@@ -133,7 +151,7 @@ def check_told(parcels: "Iterable[Parcel]", stored: "Stored") -> None:
             told = content.manifest and content.manifest.model_dump(exclude={"key"})
             demand(told == target, "P22", f"{identity} is told to serve {told}, committed is {target}")
         elif isinstance(content, tuple):
-            step = content[1]
+            step = content.step
             kept = stored.steps.get(step.step) == step and all(ordinal in stored.payloads for ordinal in step.ordinals)
             demand(kept, "P18", f"a batch of step {step.step}, {step.ordinals}, has left that is not in the ledger")
 
@@ -193,14 +211,20 @@ def check_restart(stored: "Stored", machine: Machine) -> None:
         )
 
 
-def check_ranks(ranks: "list[Rank]", disk: "Disk") -> None:
-    """Each trains 1, 2, 3, … without a repeat, and all train the same (P19, P20), whatever became of the ledger."""
+def check_ranks(ranks: "list[Rank]", disk: "Disk", stored: "Stored") -> None:
+    """Each trains 1, 2, 3, … without a repeat, and all train the same (P19, P20), whatever became of the ledger.
+
+    Ranks and checkpoints of a history that a fork has given up are not compared with others.
+    """
     known: dict[int, tuple[str, Step]] = {}
+    dead = set(stored.values.get("dead_chains", []))
     trained = [(rank.name, rank.trained) for rank in ranks]
     trained += [(f"checkpoint {step}", checkpoint.trained) for step, checkpoint in disk.checkpoints.items()]
     for name, steps in trained:
         demand([step.step for step in steps] == list(range(1, len(steps) + 1)), "P19", f"{name} has trained {steps}")
         check_ordinals(steps)
+        if steps and steps[-1].chain in dead:
+            continue
         for step in steps:
             other_name, other = known.setdefault(step.step, (name, step))
             what = f"step {step.step} is {other.ordinals} at {other_name}, {step.ordinals} at {name}"
@@ -215,16 +239,18 @@ def check_disk(disk: "Disk", stored: "Stored") -> None:
         demand(kept, "P21", f"there is a checkpoint of step {first}, and the ledger has forgotten step {step.step}")
 
 
-def check_end(ranks: "list[Rank]", disk: "Disk", settings: Settings, highest: int) -> None:
+def check_end(ranks: "list[Rank]", disk: "Disk", settings: Settings, highest: int, stored: "Stored") -> None:
     """By the witness on the disk every ordinal that was ever told is trained once or dropped (P20, P27).
 
     Args:
         highest: the last train ordinal that a rollout has got a ticket for.
+        stored: what is committed.
     """
     last = disk.checkpoints.get(settings.max_steps)
     demand(last is not None, "P27", f"done with checkpoints of {list(disk.checkpoints)}")
     assert last is not None
-    check_ranks(ranks, disk)
+    demand(last.trained == stored.history, "P27", f"done with a checkpoint of {last.trained}")
+    check_ranks(ranks, disk, stored)
     ordinals = sorted(check_ordinals(last.trained))
     demand(ordinals == list(range(len(ordinals))), "P20", f"trained or dropped are {ordinals}")
     demand(highest < len(ordinals), "P20", f"ordinal {highest} was issued, trained or dropped are {ordinals}")

@@ -21,4 +21,6 @@ FOLDING = scenario("checkpoints at each step, the ledger folds", max_steps=4, sa
 DEADLINES = scenario("attempts that are late", lease=1.5, group_timeout=0.2, reward_timeout=0.2)
 FLAT = frozenset(f"k{number}" for number in range(20))
 FILTERS = scenario("all rewards equal for ever", max_resample_times=1, flat=FLAT, max_steps=2, cursed=frozenset({"k1"}))
-ALL = (STEPS, ONE_STEP, DROPS, EVALS, FOLDING, DEADLINES, FILTERS)
+FORKS = scenario("forked or rewound once", max_steps=4, save_every=1, forks=1, num_rewards=1)
+STRAYS = scenario("processes that are started by hand under a name that is taken", strays=("a0", "r0", "t0"))
+ALL = (STEPS, ONE_STEP, DROPS, EVALS, FOLDING, DEADLINES, FILTERS, FORKS, STRAYS)

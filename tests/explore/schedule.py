@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tests.explore.packer import PACKER
-from tests.explore.peers import Sampler, Scorer
+from tests.explore.peers import STRAY, Sampler, Scorer
 from tests.explore.world import FATES, Action, World
 
 
@@ -48,10 +48,16 @@ def _deaths(num_messages: int) -> list[tuple[str, int]]:
 def _troubles(world: World) -> Iterator[Action]:
     """What goes wrong with a process, or with all of them."""
     yield Action("pause")
+    if world.num_forks < world.scenario.forks:
+        yield Action("fork")
+        yield from (Action("fork", detail=step) for step in world.disk.checkpoints)
+    yield from (Action("stray", name) for name in world.scenario.strays if not world.peers[name + STRAY].started)
     for name in world.peers:
         yield Action("crash", name)
         yield Action("silence", name)
     for sampler in world.all(Sampler):
-        yield from (Action("fail", sampler.name, hold) for hold in sampler.to_sample)
+        yield from (Action("fail", sampler.label, hold) for hold in sampler.to_sample)
     for scorer in world.all(Scorer):
-        yield from (Action("fail", scorer.name, hold) for hold in scorer.held if hold not in scorer.failed)
+        yield from (Action("fail", scorer.label, hold) for hold in scorer.held if hold not in scorer.failed)
+        if scorer.phase == "running" and scorer.run:
+            yield Action("drain", scorer.label)

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from actors.ledger import Changes, Group, GroupFacts, GroupState, Machine, Step, Store, replies
+from actors.ledger.peers import Peers
 from actors.ledger.witness import START, next_chain
+from bus.fence import Fence
+from schemas.messages import RolloutState
 from tests.actors.ledger.driver import Hold
 from tests.explore import scenarios
 from tests.explore.packer import Product, Stored
-from tests.explore.peers import Scorer, Server
-from tests.explore.scenarios import DROPS, EVALS, FILTERS, FOLDING, ONE_STEP, STEPS
+from tests.explore.peers import RESEND_SECONDS, UNNAMED_SECONDS, Sampler, Scorer, Server, identity_of
+from tests.explore.rules import Violation
+from tests.explore.scenarios import DROPS, EVALS, FILTERS, FOLDING, FORKS, ONE_STEP, STEPS, STRAYS
 from tests.explore.schedule import fair
 from tests.explore.search import FoundError, search
 from tests.explore.walks import replay, walk
@@ -52,7 +56,7 @@ def test_no_history_with_few_troubles_breaks_a_rule(scenario: Scenario) -> None:
         walk(scenario, seed, WALK_ACTIONS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda one: one.name)
 def test_no_history_breaks_a_rule(scenario: Scenario) -> None:
     """The same, further."""
@@ -84,11 +88,12 @@ def test_an_old_beat_is_not_believed_after_the_lease_of_its_process() -> None:
     world = World(STEPS)
     for action in (Action("beat", "t1", fates=(("beat of t1", "double"),)), Action("second"), Action("round")):
         world = world.after(action)
-    newest = world.packer.machine.peers.beat_of("t1/1")
+    identity = world.peers["t1"].identity
+    newest = world.packer.machine.peers.beat_of(identity)
     for action in (Action("pause"), Action("round"), Action("deliver", detail=0), Action("round")):
         world = world.after(action)
     assert newest is not None
-    assert world.packer.machine.peers.beat_of("t1/1") is None
+    assert world.packer.machine.peers.beat_of(identity) is None
 
 
 def test_a_late_beat_of_a_dead_process_does_not_replace_a_living_one() -> None:
@@ -154,7 +159,7 @@ class Rebuilding(Machine):
         super().restore(now, groups, rebuilt, values, digests)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_walks_find_a_step_that_is_composed_of_other_groups_after_a_restart() -> None:
     """P18: it takes groups that arrive in another order than theirs, and a packer that dies."""
     bug = found_by_walks(replace(DROPS, product=Product(machine=Rebuilding)))
@@ -212,7 +217,154 @@ def test_search_finds_a_scored_group_that_is_never_sent_again() -> None:
     assert len(bug.deviating) == 1  # one lost message
 
 
-@pytest.mark.slow
+class Impatient(Sampler):
+    """Stands for a rollout that takes whoever State does not name for gone; it once was so."""
+
+    def _obey(self, state: RolloutState) -> None:
+        super()._obey(state)
+        named = {identity_of(peer) for peer in state.rewards}
+        self.sent_to = {hold: to for hold, to in self.sent_to.items() if to in named}
+
+
+def scoring_world(scenario: Scenario) -> World:
+    """The fair schedule up to where both reward actors hold a group."""
+    world = World(scenario)
+    while not all(scorer.held for scorer in world.all(Scorer)):
+        action = fair(world)
+        assert action is not None
+        world = world.after(action)
+    return world
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [Action("drain", "r0"), Action("beat", "r0"), Action("round")],
+        [Action("crash", "packer"), Action("second", fates=(("beat of r0", "lose"),)), Action("round")],
+    ],
+    ids=["a reward actor drains", "a new packer has not heard it yet"],
+)
+def test_a_group_is_not_sent_again_while_the_reward_actor_that_holds_it_lives(trouble: list[Action]) -> None:
+    """P13: paid judges would be asked twice, and one reward actor would get the groups of all."""
+    violation, _ = replay(scoring_world(replace(ONE_STEP, peers={"Sampler": Impatient})), trouble)
+    assert violation is not None
+    assert violation.rule == "P13"
+    violation, _ = replay(scoring_world(ONE_STEP), trouble)
+    assert violation is None
+
+
+class OwnClock(Sampler):
+    """Stands for a rollout that sends again what is late by its own clock; it once was so."""
+
+    def second(self) -> None:
+        """Take a group for lost though no State has come to tell so."""
+        super().second()
+        self.sent_to = {hold: to for hold, to in self.sent_to.items() if self.clock - self.sent[hold] < RESEND_SECONDS}
+
+
+class GivesUp(Sampler):
+    """Stands for a rollout that fails by its own clock what nobody names; it once was so."""
+
+    def second(self) -> None:
+        """Fail an attempt though its group may be held."""
+        super().second()
+        for hold in self.sampled:
+            if (
+                hold not in self.named
+                and hold not in self.failed
+                and self.clock - self.accepted[hold] > UNNAMED_SECONDS
+            ):
+                self.fail(hold, "timeout")
+
+
+class Deaf(Sampler):
+    """Stands for a rollout that does not read what State says of the groups that are being scored."""
+
+    scoring = frozenset()
+
+
+AWAY = [Action("second")] * (UNNAMED_SECONDS + 2)
+
+
+@pytest.mark.parametrize("trouble", [[], [Action("crash", "packer")]], ids=["the packer stands still", "and then dies"])
+@pytest.mark.parametrize("bug", [OwnClock, GivesUp])
+def test_while_the_packer_is_away_nothing_is_sent_again_and_nothing_fails(
+    bug: type[Sampler], trouble: list[Action]
+) -> None:
+    """P13: whoever holds a group can't say so; for paid judges, and for finished work, that is no reason."""
+    violation, _ = replay(scoring_world(replace(ONE_STEP, peers={"Sampler": bug})), AWAY)
+    assert violation is not None
+    assert violation.rule == "P13"
+    world = scoring_world(ONE_STEP)
+    for action in (*AWAY, *trouble, Action("second"), Action("round")):
+        world = world.after(action)
+    assert not any(sampler.to_send or sampler.failed for sampler in world.all(Sampler))
+    violation, _ = replay(world, [])
+    assert violation is None
+
+
+def test_a_group_that_a_live_reward_actor_names_is_never_sent_again() -> None:
+    """P13: however long its scoring takes, as State tells (`scoring`)."""
+    long = [Action("second"), Action("round")] * (UNNAMED_SECONDS + 2)
+    violation, _ = replay(scoring_world(replace(ONE_STEP, peers={"Sampler": Deaf})), long)
+    assert violation is not None
+    assert violation.rule == "P13"
+    world = scoring_world(ONE_STEP)
+    for action in long:
+        world = world.after(action)
+        assert not any(sampler.to_send or sampler.failed for sampler in world.all(Sampler))
+
+
+def test_a_late_group_that_nobody_names_goes_to_another_reward_actor() -> None:
+    """P13: it got lost on its way; after RESEND_SECONDS of States the other one gets it."""
+    world = World(ONE_STEP)
+    while (action := fair(world)) is not None and action.verb != "send":
+        world = world.after(action)
+    assert action is not None
+    hold, lost_at = action.detail
+    label = f"group {hold[0]}.{hold[1]} to {lost_at.partition('/')[0]}"
+    world = world.after(action._replace(fates=((label, "lose"),)))
+    sampler = action.who
+    for _ in range(RESEND_SECONDS):
+        world = world.after(Action("second")).after(Action("round"))
+        assert hold not in world.peers[sampler].to_send
+    world = world.after(Action("second")).after(Action("round"))
+    assert hold in world.peers[sampler].to_send
+    again = {action.detail[1] for action in world.work() if action.verb == "send" and action.detail[0] == hold}
+    assert again == {scorer.identity for scorer in world.all(Scorer)} - {lost_at}
+
+
+def test_search_finds_a_newcomer_that_takes_the_name_of_a_living_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P3: the living one was refused once, which ended the run; and a rank that was replaced broke its gang."""
+
+    def give_way(self: Peers, now: float, identity: str, name: str, holder: str) -> None:
+        self.refuse(holder, "a newer process has the same name")
+
+    monkeypatch.setattr(Peers, "_wait", give_way)
+    bug = found(STRAYS)
+    assert bug.violation.rule == "P3"
+    assert "lives and is refused" in str(bug.violation)
+    assert [action.verb for action in bug.deviating] == ["stray"]
+
+
+def test_search_finds_a_peer_that_follows_an_older_packer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P2: a State that the packer's death has overtaken, or that of a second packer, is taken for the newest."""
+    monkeypatch.setattr(Fence, "refuses", lambda self, run, term=None: "")
+    world = World(STEPS)
+    trouble = [Action("beat", "a0"), Action("round", fates=(("State to a0", "hold"),)), Action("crash", "packer")]
+    trouble += [Action("beat", "a0"), Action("round"), Action("deliver", detail=0)]
+    violation, _ = replay(world, trouble)
+    assert violation is not None
+    assert violation.rule == "P2"
+
+
+@pytest.mark.long
+def test_walks_find_groups_that_are_sent_again_though_they_are_being_scored() -> None:
+    """The same, without being told where to look."""
+    assert found_by_walks(replace(ONE_STEP, peers={"Sampler": Impatient})).violation.rule == "P13"
+
+
+@pytest.mark.long
 def test_walks_find_a_release_of_what_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for taking "nobody holds it" for "it is over": the rollout died, its scored group is on its way."""
     ended = replies._Replies._ended
@@ -227,6 +379,73 @@ def test_walks_find_a_release_of_what_is_not_settled(monkeypatch: pytest.MonkeyP
     assert "not settled" in str(bug.violation)
 
 
+class Forgetful(Machine):
+    """Stands for a fork that forgets the history that it has given up."""
+
+    def _give_up_after(self, base: int) -> int:
+        given_up = super()._give_up_after(base)
+        self._dead_chains.clear()
+        return given_up
+
+
+def to_the_end_after_a_late_rewind(machine: type[Machine]) -> None:
+    """Trainers that start have looked at the checkpoints, and then the run is rewound to step 2."""
+    world = World(replace(FORKS, product=Product(machine=machine)))
+    while 3 not in world.disk.checkpoints:
+        action = fair(world)
+        assert action is not None
+        world = world.after(action)
+    world = world.after(Action("crash", "t0"))
+    while not (world.peers["t1"].phase == "running" and not world.peers["t1"].incarnation and world.peers["t1"].seen):
+        action = fair(world)
+        assert action is not None
+        world = world.after(action)
+    assert 3 in dict(world.peers["t1"].seen)
+    world = world.after(Action("fork", detail=2))
+    while (action := fair(world)) is not None:
+        world = world.after(action)
+
+
+def test_a_checkpoint_of_a_dead_history_is_no_sign_of_lost_commits() -> None:
+    """A rank that has seen it before it was buried names it in all its beats (P5, P23)."""
+    to_the_end_after_a_late_rewind(Machine)
+    with pytest.raises(Violation, match="P5"):
+        to_the_end_after_a_late_rewind(Forgetful)
+
+
+class Adopting(Machine):
+    """Stands for a fork that lets the trainers of the dead history go on."""
+
+    def go_back(self, at_most: int | None = None, sample_anew: bool = True) -> None:
+        """As it should be done, but for the gang."""
+        expected = dict(self.gang._expected)
+        super().go_back(at_most, sample_anew)
+        self.gang._expected = expected
+
+
+def test_search_finds_a_fork_that_adopts_the_gang_of_the_dead_history() -> None:
+    """Its weights were trained on the groups that are given up, or it stands still."""
+    bug = found(replace(FORKS, product=Product(machine=Adopting)))
+    assert [action.verb for action in bug.deviating] == ["fork"]
+
+
+class ByLedger(Machine):
+    """Stands for a fork at the step that the ledger knows to be durable, which may be older than the checkpoints."""
+
+    def go_back(self, at_most: int | None = None, sample_anew: bool = True) -> None:
+        """Back to that step at once: what the trainer has saved while the packer was away is not there."""
+        super().go_back(at_most, sample_anew)
+        self._roll_back_to(min(self.durable_step, self.steps.last if at_most is None else at_most))
+        assert self.going_back is not None
+        self._carry_out(self.going_back, self.durable_step)
+
+
+def test_search_finds_a_fork_of_a_run_whose_trainer_has_saved_while_the_packer_was_away() -> None:
+    """The checkpoint that the ledger knew may be gone by then, and a new gang begins without any."""
+    bug = found(replace(FORKS, settings=replace(FORKS.settings, num_ranks=1), product=Product(machine=ByLedger)))
+    assert "fork" in [action.verb for action in bug.deviating]
+
+
 # --- mistakes that were made -----------------------------------------------------------------------------------------
 
 
@@ -238,7 +457,7 @@ def test_search_finds_a_record_that_is_told_before_its_commit() -> None:
     assert "is recorded" in str(bug.violation)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_search_finds_a_ledger_that_is_not_taken_over_before_its_first_ticket() -> None:
     """Its gang has an incarnation by then, and engines a target: the next gang would have the same lineage (P4)."""
     bug = found(replace(STEPS, product=Product(takes_over=lambda values: "num_issued" in values)))
@@ -255,7 +474,7 @@ class Obedient(Server):
         return super(Server, self).target
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_walks_find_an_engine_that_goes_back_when_a_state_is_late() -> None:
     """P22: it would sample for tickets that ask for more."""
     bug = found_by_walks(replace(STEPS, peers={"Server": Obedient}))
@@ -312,7 +531,7 @@ def test_the_double_of_the_store_keeps_what_the_store_keeps(monkeypatch: pytest.
         return commit(self, changes, payloads)
 
     monkeypatch.setattr(Stored, "commit", both)
-    for scenario in (DROPS, EVALS, FOLDING, FILTERS):
+    for scenario in (DROPS, EVALS, FOLDING, FILTERS, FORKS):
         real, world, number = Store(":memory:"), World(scenario), 0
         while (action := fair(world)) is not None:
             number += 1

@@ -4,7 +4,7 @@ Both happen at every transition, so both walk plain attributes, in a few microse
 of the ledger by name: a field that the machine gains is copied and compared like the others.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
 from types import FunctionType
@@ -43,9 +43,13 @@ LEFT_OUT = frozenset(
         "issued_at",
         "last_failure",
         "num_failed_attempts",
+        "newest_were_poison",
         "_refusals",
         "sequences",
+        "_heaps",
+        "_in_heaps",
         "_sequences",
+        "_patience",
     }
 )
 """Attributes that decide nothing, or only what becomes of a message that is late, which the world's key tells."""
@@ -78,10 +82,12 @@ def _clone(value: Any, memo: dict[int, Any]) -> Any:
         return table
     if kind is list:
         return memo.setdefault(id(value), [_clone(inner, memo) for inner in value])
+    if kind is deque:
+        return memo.setdefault(id(value), deque(_clone(inner, memo) for inner in value))
     if kind is set:
         return memo.setdefault(id(value), set(value))
     if kind is Counter:
-        return memo.setdefault(id(value), Counter(value))
+        return memo.setdefault(id(value), value.copy())
     return _clone_object(value, kind, memo)
 
 
@@ -190,6 +196,7 @@ _MAKERS: dict[type, Callable[[_Keys, Any], Hashable]] = {
     dict: _Keys.mapping,
     Counter: _Keys.mapping,
     list: _Keys.sequence,
+    deque: _Keys.sequence,
     tuple: _Keys.sequence,
     set: _Keys.unordered,
     frozenset: _Keys.unordered,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.assembly import MAKERS, Actor
-from actors.membership import Membership
+from actors.process.membership import Membership
 from actors.telemetry.metrics import Metrics
 from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config
@@ -32,7 +32,8 @@ from tests.ring.witness_checker import Testimony, check_witnesses
 REWARDS = Path(__file__).with_name("rewards.py")
 TRANSPORTS = ("tcp", "ipc", "inproc")
 ALL = ("packer", "trainer", "inference", "reward", "rollout")
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 150.0
+"""Limit of a wait for something that is known to come; only a hang reaches it, however busy the machine is."""
 
 
 def ring_config(folder: Path, transport: str = "ipc", **sections: dict[str, Any]) -> RunConfig:

@@ -6,12 +6,17 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 150.0
 
 
 def constant(prompts, completions, **_):
     """1 for all."""
     return [1.0] * len(completions)
+
+
+def checksum(prompts, completions, modulus=2, **_):
+    """One of as many values, whatever the model has learned."""
+    return [float(sum(map(ord, text)) % modulus) for text in completions]
 
 
 def slow(prompts, completions, seconds=0.1, **_):
@@ -21,17 +26,24 @@ def slow(prompts, completions, seconds=0.1, **_):
 
 
 def gated(prompts, completions, gate, **_):
-    """1 for all, once the file `gate` is gone; until then `gate`.entered shows that a group has been read."""
+    """About 1 for all, once the file `gate` is gone; until then `gate`.entered shows that a group has been read."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while Path(gate).exists() and time.monotonic() < deadline:
         Path(f"{gate}.entered").touch()
         time.sleep(0.01)
-    return [1.0] * len(completions)
+    return [1.0 + i / 1000 for i in range(len(completions))]
 
 
 def failing(prompts, completions, **_):
     """Never scores."""
     raise RuntimeError("the judge is out of order")
+
+
+def failing_on_most(prompts, completions, answer, **_):
+    """Scores the words whose last letter is one of the first seven."""
+    if answer[0][0] > "g":
+        raise KeyError(answer[0][0])
+    return [1.0] * len(completions)
 
 
 def too_few(prompts, completions, **_):
@@ -98,3 +110,8 @@ async def ending_the_loop(prompts, completions, **_):
     """Never scores; what it leaves on the event loop ends that."""
     asyncio.get_running_loop().call_soon(sys.exit, 3)
     await asyncio.sleep(3600.0)
+
+
+def different_letters(prompts, completions, **columns):
+    """How many different letters there are, of twelve: much for a policy that is unsure, little for a ruined one."""
+    return [len(set(text)) / 12 for text in completions]

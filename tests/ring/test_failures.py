@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-import actors.membership
-import actors.reward
-import actors.rollout
+import actors.process.membership
+import actors.reward.loop
+import actors.rollout.loop
+from actors.datasets import Example
+from actors.datasets.generated import ReverseText
 from actors.engines.fake import FakeEngine
 from actors.engines.protocol import Completion, RequestError, SampleRequest
-from actors.environments import Example
-from actors.environments.generated import ReverseText
-from actors.membership import Drain, PackerSilentError, StartOverError
-from actors.runtime import EXIT_ERROR, EXIT_START_OVER
+from actors.process.membership import Drain, PackerSilentError, StartOverError
+from actors.runtime import EXIT_ERROR, EXIT_START_OVER, REWARD_OOM_SCORE
 from schemas.errors import PeerRefusedError, RunFailedError
 from tests.ring.harness import (
+    PATIENCE_SECONDS,
     Ring,
     check_promise,
+    children,
     own_reward,
     processes,
     ring,
@@ -34,7 +36,7 @@ from tests.ring.harness import (
 PEERS = ("rollout-0", "reward-0", "inference-0", "trainer-0")
 
 
-def join(run: Ring, *names: str, timeout: float = 20.0) -> None:
+def join(run: Ring, *names: str, timeout: float = PATIENCE_SECONDS) -> None:
     """Until these actors have ended."""
     for name in names:
         run[name].thread.join(timeout)
@@ -73,9 +75,44 @@ def test_reward_that_never_scores_fails_the_run_for_everybody(tmp_path, function
     assert not (config.output / "summary.json").exists()
 
 
+def test_with_on_error_fail_the_first_error_of_a_function_ends_the_run_in_words(tmp_path):
+    """Function, error, line and example; nothing was trained on what was left."""
+    reward = own_reward("failing") | {"on_error": "fail"}
+    config = ring_config(tmp_path, "inproc", reward=reward, eval={"num_prompts": 0})
+    with ring(config) as run:
+        run.start()
+        join(run, "packer-0", *PEERS)
+        words = str(run["packer-0"].error)
+    assert words.startswith(
+        "a reward function failed (reward.on_error: fail): failing raised RuntimeError: the judge is out of order "
+        "(rewards.py, line "
+    )
+    assert "; reverse_text example " in words
+    assert steps_recorded(config) == 0
+
+
+def test_a_function_that_fails_on_most_examples_ends_the_run_in_words(tmp_path):
+    """About three of four groups are poison, others settle in between."""
+    config = ring_config(
+        tmp_path,
+        "inproc",
+        reward=own_reward("failing_on_most"),
+        packer={"groups_per_step": 8},
+        rollout={"max_concurrent_groups": 16},
+        trainer={"max_steps": 1000},
+        eval={"num_prompts": 0},
+    )
+    with ring(config) as run:
+        run.start()
+        join(run, "packer-0", *PEERS)
+        words = str(run["packer-0"].error)
+    assert "of the last 100 groups were dropped as poison after three failed attempts each" in words
+    assert "failing_on_most raised KeyError" in words
+
+
 def test_reward_that_always_hangs_fails_the_run_in_words_and_not_by_restarts(tmp_path, monkeypatch):
     """Each attempt fails with the function's name; a reward actor that has lost 16 threads starts over every time."""
-    monkeypatch.setattr(actors.membership, "FAREWELL_SECONDS", 0.05)
+    monkeypatch.setattr(actors.process.membership, "FAREWELL_SECONDS", 0.05)
     config = ring_config(
         tmp_path,
         "inproc",
@@ -107,7 +144,7 @@ def test_reward_that_always_hangs_fails_the_run_in_words_and_not_by_restarts(tmp
 
 def test_reward_that_always_hangs_and_counts_as_none_teaches_nothing_and_ends_the_run_in_time(tmp_path, monkeypatch):
     """Each process that is used up has brought some groups to an end; all is counted, and no reward is made up."""
-    monkeypatch.setattr(actors.membership, "FAREWELL_SECONDS", 0.05)
+    monkeypatch.setattr(actors.process.membership, "FAREWELL_SECONDS", 0.05)
     config = ring_config(
         tmp_path,
         "inproc",
@@ -186,7 +223,7 @@ def test_reward_that_hangs_sometimes_costs_attempts_and_not_the_run(tmp_path, re
         run.start("packer-0", "trainer-0", "inference-0", "rollout-0")
         reward = started.run("reward-0")
         if not retries:
-            assert reward.wait(20.0) == EXIT_START_OVER
+            assert reward.wait(PATIENCE_SECONDS) == EXIT_START_OVER
             run.start("reward-0")
         run.wait()
     assert "hanging_at_first took more than 0.2 s (reward.timeout)" in started.text("reward-0")
@@ -201,7 +238,7 @@ def test_reward_actor_whose_event_loop_user_code_has_ended_does_not_live_on(tmp_
     config = ring_config(tmp_path, reward=own_reward("ending_the_loop"), eval={"num_prompts": 0})
     with ring(config) as run, processes(config, tmp_path) as started:
         run.start("packer-0", "trainer-0", "inference-0", "rollout-0")
-        assert started.run("reward-0").wait(20.0) == EXIT_ERROR
+        assert started.run("reward-0").wait(PATIENCE_SECONDS) == EXIT_ERROR
         log = started.text("reward-0")
     assert "thread failed" in log
     assert "reward-async" in log
@@ -320,7 +357,7 @@ def test_peers_of_a_packer_that_never_comes_give_up(tmp_path):
     config = ring_config(tmp_path, bus={"peer_timeout": 0.5})
     with ring(config) as run:
         run.start(*PEERS)
-        join(run, *PEERS, timeout=15.0)
+        join(run, *PEERS)
         for name in PEERS:
             assert isinstance(run[name].error, PackerSilentError), (name, run[name].error)
             assert "bus.peer_timeout 0.5 s" in str(run[name].error)
@@ -328,8 +365,8 @@ def test_peers_of_a_packer_that_never_comes_give_up(tmp_path):
 
 def test_drain_without_a_packer_is_bounded(tmp_path, monkeypatch):
     """A rollout and a reward actor that hold groups leave after the drain's time though nobody releases them."""
-    monkeypatch.setattr(actors.rollout, "Drain", partial(Drain, 0.7))
-    monkeypatch.setattr(actors.reward, "Drain", partial(Drain, 0.7))
+    monkeypatch.setattr(actors.rollout.loop, "Drain", partial(Drain, seconds=0.7))
+    monkeypatch.setattr(actors.reward.loop, "Drain", partial(Drain, seconds=0.7))
     config = ring_config(tmp_path, reward=own_reward("slow", seconds=1.0), eval={"num_prompts": 0})
     with ring(config) as run:
         run.start()
@@ -337,7 +374,7 @@ def test_drain_without_a_packer_is_bounded(tmp_path, monkeypatch):
         run["packer-0"].crash()
         for name in PEERS:
             run[name].actor.drain()
-        join(run, *PEERS, timeout=15.0)
+        join(run, *PEERS)
         assert [run[name].error for name in PEERS] == [None] * 4
         assert run["rollout-0"].value("grpo_rollout_held_groups") > 0
 
@@ -376,9 +413,41 @@ def test_an_engine_that_freezes_with_requests_under_way_holds_nobody_up(
     )
     with processes(config, tmp_path) as started:
         up = started.up()
-        wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3")
         (faults / "inference-1@inference.request").write_text("SIGSTOP")
         wait_until((faults / "inference-1@inference.request.hit").exists, "the fault")
-        assert up.wait(60.0) == 0, started.text("up")
+        assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}
     assert summary_of(config)["ledger"]["reissued"] == 0
+
+
+def test_reward_actors_hand_over_to_new_processes_after_so_many_groups(tmp_path):
+    """Nothing is lost or sampled again, and the kernel would choose them first when memory runs out.
+
+    One reward actor scores all 36 groups. How many more than 9 its first process gets depends on when the rollout hears
+    that it drains, so one hand-over is certain.
+    """
+    config = ring_config(
+        tmp_path,
+        trainer={"max_steps": 12},
+        reward=own_reward("slow", seconds=0.05) | {"max_groups_per_process": 9},
+        eval={"num_prompts": 0},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(
+            lambda: _oom_score(up.pid, "reward-0") >= REWARD_OOM_SCORE > _oom_score(up.pid, "packer-0") >= 0, "scores"
+        )
+        assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
+    log = (config.output / "logs" / "reward-0.log").read_text()
+    assert "groups have been scored here (reward.max_groups_per_process 9)" in log
+    assert check_promise(config).dropped == {}
+    assert summary_of(config)["ledger"]["reissued"] == 0
+
+
+def _oom_score(up: int, name: str) -> int:
+    """What /proc says of an actor; −1 while it is not there."""
+    try:
+        return int(Path(f"/proc/{children(up)[name]}/oom_score_adj").read_text())
+    except (KeyError, OSError):
+        return -1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.pool import Pool
+from actors.ops.up.server_pool import Pool
 from schemas.config import RunConfig
 from tests.actors.engines.sglang.stub import StubServer
 from tests.conftest import ModelFolder
@@ -48,6 +48,7 @@ def served(stub: StubServer) -> int:
     return len(stub.asked("/generate"))
 
 
+@pytest.mark.long
 def test_a_server_that_comes_takes_over_from_one_that_goes(
     tmp_path: Path, model_folder: ModelFolder, stubs: ExitStack
 ) -> None:

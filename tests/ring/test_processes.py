@@ -5,7 +5,9 @@ import subprocess
 
 import pytest
 
+from actors.runtime import EXIT_NAME_TAKEN
 from tests.ring.harness import (
+    PATIENCE_SECONDS,
     check_promise,
     held_by,
     own_reward,
@@ -87,7 +89,7 @@ def test_rollout_stopped_beyond_its_lease_does_no_harm_when_it_goes_on(tmp_path)
         wait_until(lambda: not held_by(config, "rollout-0"), "its lease has ended")
         rollout.send_signal(signal.SIGCONT)
         run.wait()
-        assert rollout.wait(10.0) == 0
+        assert rollout.wait(PATIENCE_SECONDS) == 0
     assert check_promise(config).dropped == {}
 
 
@@ -103,8 +105,8 @@ def test_drained_actors_exit_with_0_and_leave_no_work_behind(tmp_path):
         run.start("rollout-0")
         rollout.terminate()
         reward.terminate()
-        assert rollout.wait(10.0) == 0
-        assert reward.wait(10.0) == 0
+        assert rollout.wait(PATIENCE_SECONDS) == 0
+        assert reward.wait(PATIENCE_SECONDS) == 0
         assert held_by(config, "rollout-1") == []
         run.wait()
         assert run["packer-0"].value("grpo_packer_holder_deaths_total") == 0
@@ -125,24 +127,26 @@ def test_second_sigterm_ends_an_actor_at_once(tmp_path):
         assert rollout.wait(6.0) == 128 + signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_newer_process_of_a_name_takes_over_and_the_older_says_why_it_ends(tmp_path):
-    """Two rollouts called rollout-0: the first exits 3 naming --name, the second completes the run."""
+def test_second_process_of_a_living_name_is_refused_in_words_and_the_first_goes_on(tmp_path):
+    """Two rollouts called rollout-0: the second exits 4 naming the first and --name, the first completes the run."""
     gate = tmp_path / "gate"
-    gate.touch()  # nothing is scored, so the run can't end before the first has been told
+    gate.touch()  # nothing is scored, so the run can't end before the second has been told
     config = ring_config(tmp_path, inference=SAMPLING, reward=own_reward("gated", gate=str(gate)), **SHORT)
     with ring(config) as run, processes(config, tmp_path) as started:
         run.start("packer-0", "trainer-0", "inference-0", "reward-0")
         older = started.run("rollout-0")
-        wait_until(lambda: held_by(config, "rollout-0"), "the first holds tickets")
+        held = wait_until(lambda: held_by(config, "rollout-0"), "the first holds tickets")
         newer = started.spawn("newer", "run", "rollout", "--config", str(started.config_path), "--name", "rollout-0")
-        assert older.wait(20.0) == 3
-        assert "a newer process has the same name" in started.text("rollout-0")
-        assert "--name" in started.text("rollout-0")
+        assert newer.wait(PATIENCE_SECONDS) == EXIT_NAME_TAKEN
+        assert "another process named rollout-0 is alive (boot " in started.text("newer")
+        assert "give this one another --name" in started.text("newer")
+        assert older.poll() is None
+        assert set(held) <= set(held_by(config, "rollout-0"))
         gate.unlink()
         run.wait()
-        assert newer.wait(10.0) == 0
+        assert older.wait(PATIENCE_SECONDS) == 0
     assert check_promise(config).dropped == {}
+    assert summary_of(config)["ledger"]["reissued"] == 0
 
 
 @pytest.mark.slow
@@ -152,7 +156,7 @@ def test_second_packer_on_a_ledger_is_refused(tmp_path):
     with ring(config) as run, processes(config, tmp_path) as started:
         run.start("packer-0")
         second = started.run("packer-1")
-        assert second.wait(20.0) == 2
+        assert second.wait(PATIENCE_SECONDS) == 2
         assert f"ledger.path: another packer holds {config.ledger_path}" in started.text("packer-1")
         run.start("trainer-0", "inference-0", "reward-0", "rollout-0").wait()
     assert check_promise(config).dropped == {}
@@ -162,7 +166,7 @@ def test_actor_gives_up_when_the_packer_stays_silent(tmp_path):
     """No packer anywhere: exit 1 after bus.peer_timeout, which the message names with the address."""
     config = ring_config(tmp_path, bus={"peer_timeout": 0.5})
     with processes(config, tmp_path) as started:
-        assert started.run("reward-0").wait(20.0) == 1
+        assert started.run("reward-0").wait(PATIENCE_SECONDS) == 1
         assert "bus.peer_timeout 0.5 s" in started.text("reward-0")
         assert "the packer at ipc://" in started.text("reward-0")
 
@@ -177,5 +181,31 @@ def test_actor_gives_up_when_the_packer_stays_silent(tmp_path):
 def test_wrong_configuration_exits_2_with_the_words_on_stderr(tmp_path, override, words):
     """An unknown key (found by the parser) and an unknown reward (found by the actor that needs it)."""
     with processes(ring_config(tmp_path), tmp_path) as started:
-        assert started.run("reward-0", override).wait(20.0) == 2
+        assert started.run("reward-0", override).wait(PATIENCE_SECONDS) == 2
         assert words in started.text("reward-0")
+
+
+@pytest.mark.slow
+def test_a_trainer_stopped_in_a_save_leaves_the_checkpoints_of_its_successor_alone(tmp_path, monkeypatch):
+    """SIGSTOP when step_2 is whole and not renamed; its successor saves 2, 4 and 6; SIGCONT: nothing is moved away."""
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    monkeypatch.setenv("GRPO_FAULTS", str(faults))
+    (faults / "trainer-0@checkpoint.complete").write_text("SIGSTOP")
+    trainer = {"max_steps": 12, "checkpoint": {"interval": 2, "keep_last": 9}}
+    weights = {"channel": "rendezvous"}  # as on two machines: with files, the folder of versions is locked
+    config = ring_config(tmp_path, inference=SAMPLING, trainer=trainer, weights=weights, eval={"num_prompts": 0})
+    checkpoints = config.output / "checkpoints"
+    with ring(config) as run, processes(config, tmp_path) as started:
+        run.start("packer-0", "inference-0", "reward-0", "rollout-0")
+        late = started.run("trainer-0")
+        wait_until((faults / "trainer-0@checkpoint.complete.hit").exists, "it saves step 2")
+        run.start("trainer-0")
+        wait_until((checkpoints / "step_6").is_dir, "its successor has saved step 6")
+        late.send_signal(signal.SIGCONT)
+        assert late.wait(PATIENCE_SECONDS) != 0, started.text("trainer-0")
+        assert {"step_2", "step_4", "step_6"} <= {path.name for path in checkpoints.iterdir()}
+        run.wait()
+    assert not (checkpoints / "dead").exists()
+    assert not list(checkpoints.glob(".step_*"))
+    assert check_promise(config).dropped == {}

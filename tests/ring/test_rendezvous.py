@@ -1,14 +1,19 @@
 """Weights by broadcast through whole runs: engines that come, freeze, die, and a trainer that starts anew."""
 
+import itertools
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bus.weights.rendezvous import RendezvousReceiver
 from schemas.config import RunConfig
+from schemas.messages import Manifest
 from tests.ring.harness import (
+    PATIENCE_SECONDS,
     check_promise,
     children,
     processes,
@@ -35,13 +40,57 @@ def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Pa
     config = broadcast_config(tmp_path, packer={"groups_per_step": 3, "sequence_len": 64, "max_async_level": level})
     with ring(config) as running:
         running.start("packer-0", "trainer-0", "inference-0", "inference-1", "reward-0", "rollout-0")
-        running.wait(60.0)
+        running.wait(PATIENCE_SECONDS)
         assert running["trainer-0"].value("grpo_trainer_weight_broadcasts_total", outcome="sent") >= 8
         loads = [running[name].value(UPDATES, outcome="loaded") for name in ("inference-0", "inference-1")]
     check_promise(config)
     assert min(loads) >= 2
     assert summary_of(config)["lag_max"] <= level
     assert not (tmp_path / "weights").exists()
+
+
+def test_an_update_that_an_engine_alone_has_given_up_is_followed_by_another_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer waits for an engine that never comes: without a word of it, for `weights.timeout`."""
+    read, reads = RendezvousReceiver._read_header, itertools.count(1)
+
+    def read_or_not(receiver: RendezvousReceiver, manifest: Manifest) -> Any:
+        if next(reads) == 5:
+            raise MemoryError("no room")
+        return read(receiver, manifest)
+
+    monkeypatch.setattr(RendezvousReceiver, "_read_header", read_or_not)
+    for_ever = 20 * PATIENCE_SECONDS
+    config = broadcast_config(tmp_path, weights={"channel": "rendezvous", "timeout": for_ever})
+    with ring(config) as running:
+        running.start("packer-0", "trainer-0", "inference-0", "inference-1", "reward-0", "rollout-0")
+        running.wait(PATIENCE_SECONDS)
+        abandoned = [running[name].value(UPDATES, outcome="abandoned") for name in ("inference-0", "inference-1")]
+    check_promise(config)
+    assert max(abandoned) >= 1
+
+
+def test_an_engine_that_is_to_leave_waits_no_longer_for_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in a broadcast of which nothing comes, and would stay there for `weights.timeout`."""
+    reads, opened = threading.Event(), threading.Event()
+
+    def read(receiver: RendezvousReceiver, manifest: Manifest) -> None:
+        reads.set()
+        assert opened.wait(20 * PATIENCE_SECONDS)
+
+    monkeypatch.setattr(RendezvousReceiver, "_read_header", read)
+    config = broadcast_config(tmp_path, weights={"channel": "rendezvous", "timeout": 20 * PATIENCE_SECONDS})
+    with ring(config) as running:
+        running.start("packer-0", "trainer-0", "inference-0")
+        assert reads.wait(PATIENCE_SECONDS)
+        running["inference-0"].actor.drain()
+        running["inference-0"].thread.join(PATIENCE_SECONDS)
+        opened.set()
+        assert not running["inference-0"].thread.is_alive()
+        assert running["inference-0"].error is None
 
 
 @pytest.mark.slow
@@ -52,12 +101,12 @@ def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
     with processes(config, tmp_path) as started:
         for name in ("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0"):
             started.run(name)
-        wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3")
         started.run("inference-1")
-        wait_until(lambda: scraped(config, "inference-1", "grpo_inference_policy_version") >= 4, "it serves", 60.0)
+        wait_until(lambda: scraped(config, "inference-1", "grpo_inference_policy_version") >= 4, "it serves")
         started.processes["inference-0"].send_signal(signal.SIGTERM)
-        assert started.processes["inference-0"].wait(20.0) == 0, started.text("inference-0")
-        assert started.processes["packer-0"].wait(90.0) == 0, started.text("packer-0")
+        assert started.processes["inference-0"].wait(PATIENCE_SECONDS) == 0, started.text("inference-0")
+        assert started.processes["packer-0"].wait(PATIENCE_SECONDS) == 0, started.text("packer-0")
     assert check_promise(config).dropped == {}
 
 
@@ -74,16 +123,16 @@ def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
     config = broadcast_config(tmp_path, trainer={"max_steps": 60, "checkpoint": {"interval": 10}}, inference=slow)
     with processes(config, tmp_path) as started:
         up = started.up()
-        wait_until(lambda: steps_recorded(config) >= 3, "step 3", 60.0)
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3")
         (faults / "inference-1@inference.receiving").write_text(how)
         hit = faults / "inference-1@inference.receiving.hit"
-        wait_until(hit.exists, "the fault", 30.0)
+        wait_until(hit.exists, "the fault")
         before = steps_recorded(config)
         victim = children(up.pid).get("inference-1")
-        wait_until(lambda: steps_recorded(config) >= before + 3, "three more steps", 30.0)
+        wait_until(lambda: steps_recorded(config) >= before + 3, "three more steps")
         if how == "SIGSTOP" and victim is not None:
             os.kill(victim, signal.SIGCONT)
-        assert up.wait(90.0) == 0, started.text("up")
+        assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}
 
 
@@ -93,7 +142,7 @@ def test_a_trainer_that_starts_anew_broadcasts_from_a_new_store(tmp_path: Path) 
     config = broadcast_config(tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 4}})
     with processes(config, tmp_path) as started:
         up = started.up()
-        wait_until(lambda: steps_recorded(config) >= 6, "step 6", 60.0)
+        wait_until(lambda: steps_recorded(config) >= 6, "step 6")
         os.kill(children(up.pid)["trainer-0"], signal.SIGKILL)
-        assert up.wait(90.0) == 0, started.text("up")
+        assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}

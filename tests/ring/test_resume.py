@@ -1,18 +1,23 @@
 """Runs that are stopped, killed, rewound, forked and replayed (P18, P19, P22, P23): nothing lost, the same bits."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from actors.assembly import make_learner
-from actors.replay import replay
-from actors.resume import compare, rewind
+from actors.learner.checkpoints import CheckpointFolder, Writer
+from actors.ledger import LedgerReader
+from actors.ops.replay import replay
+from actors.ops.resume import compare, rewind
 from schemas.config import RunConfig, dump_config
+from schemas.config.data import JsonlConfig
 from schemas.errors import ConfigError
 from tests.ring.harness import (
     ALL,
+    PATIENCE_SECONDS,
     REWARDS,
     check_promise,
     ring,
@@ -65,7 +70,7 @@ def test_a_run_whose_actors_are_killed_reaches_the_same_weights(tmp_path, undist
             wait_until(lambda step=step: steps_recorded(config) >= step, f"step {step}")
             run[f"{kind}-0"].crash()
             run.start(f"{kind}-0")
-        run.wait(60.0)
+        run.wait(PATIENCE_SECONDS)
     assert check_promise(config).dropped == {}
     assert weights_of(config) == undisturbed
 
@@ -100,7 +105,7 @@ def test_two_ranks_lose_one_and_both_start_anew(tmp_path, victim):
         run.start(victim)
         wait_until(lambda: not run[other].thread.is_alive(), "the other rank is told to exit")
         assert type(run[other].error).__name__ == "StartOverError"
-        run.start(other).wait(60.0)
+        run.start(other).wait(PATIENCE_SECONDS)
     assert check_promise(config).dropped == {}
 
 
@@ -119,17 +124,107 @@ def test_a_bad_newest_checkpoint_falls_back_to_the_one_before(tmp_path, undistur
 
 
 def test_a_rewound_run_trains_the_same_steps_again(tmp_path, undisturbed):
-    """Back from step 9 to step 6: checkpoints after it are moved away, the result is the same, nothing is new."""
+    """With --same-groups, back from step 9 to step 6: the result is the same, and nothing is sampled anew."""
     config = level_0(tmp_path)
     with ring(config) as run:
         run.start().wait()
     resolved(config)
-    assert rewind(config.output, 6) == "the run goes on from step 6; moved to checkpoints/dead: step_9"
+    assert rewind(config.output, 6, same_groups=True).splitlines() == [
+        "moved step_9 to checkpoints/dead",
+        "the next `actors up` continues from step 6, and trains the later steps again on the same groups",
+    ]
     with ring(config) as run:
         run.start().wait()
     assert summary_of(config)["ledger"]["issued"] == 27
     assert check_promise(config).dropped == {}
     assert weights_of(config) == undisturbed
+
+
+def test_a_rewound_run_samples_anew_what_came_after_its_checkpoint(tmp_path):
+    """The groups of steps 7 to 9 are given up as forked, and their examples sampled again by the policy of step 6."""
+    config = level_0(tmp_path)
+    with ring(config) as run:
+        run.start().wait()
+    resolved(config)
+    before = check_witnesses(config.output)
+    assert "samples the later steps again" in rewind(config.output, 6)
+    with ring(config) as run:
+        run.start().wait()
+    said = check_promise(config)
+    assert set(said.dropped) == set(before.trained[18:])
+    assert set(said.dropped.values()) == {"forked"}
+    assert said.trained[:18] == before.trained[:18]
+    assert summary_of(config)["ledger"]["issued"] == 36
+    lines = [json.loads(line) for line in (config.output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["lag_max"] for line in lines[6:]] == [0.0, 0.0, 0.0]
+
+
+def test_a_fork_that_no_identity_key_asks_for_is_done_once_for_each_command(tmp_path):
+    """The packer is started again with the same arguments when it crashes, and must not give up work a second time."""
+    config = level_0(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    others = [f"{kind}-0" for kind in ALL if kind != "packer"]
+    with ring(config) as run:
+        run.start()
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4")
+        for name in (f"{kind}-0" for kind in ALL):
+            run[name].crash()
+    with ring(config) as run:
+        run.start("packer-0", fork=True, started_at=1.0).start(*others)
+        wait_until(lambda: steps_recorded(config) >= 5, "step 5, sampled again")
+        run["packer-0"].crash()
+        run.start("packer-0", fork=True, started_at=1.0).wait()
+    said = check_promise(config)
+    assert set(said.dropped.values()) == {"forked"}
+    kept = [ordinal for ordinal in said.trained if ordinal < min(said.dropped)]
+    assert kept == list(range(min(said.dropped)))
+    assert len(kept) % 3 == 0, "whole steps"
+    assert max(said.dropped) - min(said.dropped) + 1 == len(said.dropped), "given up in one go"
+
+
+def test_a_new_run_started_with_fork_keeps_its_work_when_its_packer_is_started_again(tmp_path):
+    """`actors up --fork` in an empty output_dir: a packer that is told `--fork` a second time gives nothing up."""
+    config = level_0(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    with ring(config) as run:
+        run.start("packer-0", fork=True, started_at=1.0).start(*(f"{kind}-0" for kind in ALL if kind != "packer"))
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4")
+        run["packer-0"].crash()
+        run.start("packer-0", fork=True, started_at=1.0).wait()
+    assert check_promise(config).dropped == {}
+
+
+def test_a_rewind_to_a_checkpoint_of_a_dead_history_is_refused(tmp_path):
+    """The gang could not start from it: step 9 of before a rewind was put back in the place of the present one."""
+    config = level_0(tmp_path)
+    checkpoints = config.output / "checkpoints"
+    with ring(config) as run:
+        run.start().wait()
+    resolved(config)
+    rewind(config.output, 6)
+    with ring(config) as run:
+        run.start().wait()
+    shutil.rmtree(checkpoints / "step_9")
+    (checkpoints / "dead" / "step_9").rename(checkpoints / "step_9")
+    with pytest.raises(ConfigError, match=r"--step 9: .*step_9 is of another history than the ledger"):
+        rewind(config.output, 9)
+    ledger = LedgerReader.of(config.ledger_path)
+    assert ledger.value("going_back") is None
+    ledger.close()
+    assert "from step 6" in rewind(config.output, 6)
+
+
+def test_a_rewind_with_an_older_copy_of_the_ledger_is_refused_and_stores_no_order(tmp_path):
+    """A later gang than the ledger knows has written checkpoints: nothing is stored or moved."""
+    config = level_0(tmp_path)
+    with ring(config) as run:
+        run.start().wait()
+    folder = CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint)
+    ledger = LedgerReader.of(config.ledger_path)
+    folder.take(Writer(ledger.value("run"), 4, "of a later gang"))
+    with pytest.raises(ConfigError, match=r"incarnation=4.* is an older copy .*actors restore"):
+        rewind(config.output, 6)
+    assert ledger.value("going_back") is None
+    ledger.close()
+    assert (config.output / "checkpoints" / "step_9").is_dir()
 
 
 def test_a_rewind_that_is_not_possible_says_why(tmp_path):
@@ -142,7 +237,7 @@ def test_a_rewind_that_is_not_possible_says_why(tmp_path):
         with pytest.raises(ConfigError, match="another packer holds"):
             rewind(config.output, 3)
         run.wait()
-    with pytest.raises(ConfigError, match=r"--step 4: .*step_4 is no good checkpoint .*there are 3, 6"):
+    with pytest.raises(ConfigError, match=r"--step 4: there is no checkpoint of this step; there are 3, 6$"):
         rewind(config.output, 4)
     with pytest.raises(ConfigError, match=r"there is no run \(config.resolved.yaml is missing\)"):
         rewind(tmp_path / "elsewhere", 3)
@@ -175,6 +270,39 @@ def test_another_identity_is_refused_by_key_and_forked_on_request(tmp_path):
     assert kept == list(range(9)), "the three steps that were durable stand"
 
 
+def test_data_that_has_changed_is_refused_and_rows_that_are_added_are_not(tmp_path):
+    """Before anything is asked of the new rows; with fork their run goes on from the newest checkpoint."""
+    path = tmp_path / "data.jsonl"
+    rows = [{"prompt": f"{word}=", "answer": word[::-1]} for word in ("abc", "def", "ghi", "jkl", "mno")]
+
+    def write(rows: list[dict[str, str]]) -> None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run_to(step: int, **packer: bool) -> None:
+        config = level_0(tmp_path, steps=step).model_copy(update=environments)
+        with ring(config) as run:
+            run.start("packer-0", **packer).start(*(f"{kind}-0" for kind in ALL if kind != "packer")).wait()
+
+    write(rows)
+    environments = {"environments": [JsonlConfig(type="jsonl", path=str(path))]}
+    run_to(3)
+    write([*rows, {"prompt": "pqr=", "answer": "rqp"}])
+    run_to(6)
+    write([*rows[::-1], {"prompt": "pqr=", "answer": "rqp"}])
+    config = level_0(tmp_path, steps=9).model_copy(update=environments)
+    resolved(config)
+    text, allowed = compare(config, config.output)
+    assert not allowed
+    assert f"identity  environments[].path: {path} is not the data of this run" in text
+    with (
+        ring(config) as run,
+        pytest.raises(ConfigError, match=r"6 rows so far, 6 now, and earlier rows have changed"),
+    ):
+        run.start("packer-0")
+    run_to(9, fork=True)
+    check_promise(config)
+
+
 def test_a_step_is_replayed_to_the_bit(tmp_path):
     """Loss, gradient norm and weights of steps with and without a checkpoint before them; a changed line is seen."""
     config = level_0(tmp_path, trainer={"num_ranks": 2}, ledger={"keep_steps": 100})
@@ -184,10 +312,12 @@ def test_a_step_is_replayed_to_the_bit(tmp_path):
         result = replay(config, step, make_learner(config))
         assert (result.start, set(result.same.values())) == (start, {True}), str(result)
     path = config.output / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"grad_norm": 1.0', '"grad_norm": 2.0'))
+    path.write_text(re.sub(r'"grad_norm": [01].0', '"grad_norm": 2.0', path.read_text()))
     result = replay(config, 5, make_learner(config))
     assert result.same == {"loss": True, "grad_norm": False, "weights": True}
-    assert "grad_norm  2.0                      1.0                      DIFFERENT" in str(result)
+    assert f"grad_norm  2.0                      {result.replayed['grad_norm']}                      DIFFERENT" in str(
+        result
+    )
     with pytest.raises(ConfigError, match=r"--step 99: .* has no line of this step; it has 1 to 9"):
         replay(config, 99, make_learner(config))
 
@@ -235,4 +365,4 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
             wait_until(lambda: watcher.progress().get("missing") == ["trainer-1"], "trainer-1 is missed")
             run.start("trainer-1")
             wait_until(lambda: watcher.progress().get("missing") == [], "nobody is missed")
-        run.wait(60.0)
+        run.wait(PATIENCE_SECONDS)

@@ -7,6 +7,7 @@ import zmq
 
 from bus import keys
 from tests.ring.harness import (
+    PATIENCE_SECONDS,
     check_promise,
     processes,
     ring,
@@ -48,7 +49,7 @@ def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and
         keys.rotate(folder)
         wait_until(lambda: watcher.progress().get("step", 0) >= 4, "step 4")
         keys.finish(folder)
-        run.wait(60.0)
+        run.wait(PATIENCE_SECONDS)
         done.set()
         packer = run["packer-0"]
         refused = [counts.refused.total() for counts in packer.actor.edges]
@@ -73,7 +74,7 @@ def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
     )
     with processes(config, tmp_path) as started:
         up = started.up()
-        wait_until(lambda: steps_recorded(config) >= 1, "the first step", 60.0)
+        wait_until(lambda: steps_recorded(config) >= 1, "the first step")
         with zmq.Context.instance().socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 0)
             stranger.connect(config.bus.control)
@@ -81,6 +82,6 @@ def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
             name = "grpo_bus_refused_connections_total"
             samples = [f'{name}{{reason="{reason}"}}' for reason in ("plaintext", "incomplete")]
             wait_until(lambda: sum(scraped(config, "packer-0", each) for each in samples), "the stranger is counted")
-        assert up.wait(90.0) == 0
+        assert up.wait(PATIENCE_SECONDS) == 0
     assert summary_of(config)["ledger"]["trained_twice"] == 0
     check_promise(config)

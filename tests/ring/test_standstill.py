@@ -5,9 +5,11 @@ import threading
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
-from actors.policy.fake import FakeLearner
-from tests.ring.harness import TRANSPORTS, Ring, check_promise, ring, ring_config, wait_until
+from actors.learner.fake import FakeLearner
+from actors.ledger import Store
+from tests.ring.harness import PATIENCE_SECONDS, TRANSPORTS, Ring, check_promise, ring, ring_config, wait_until
 
 STILL_SECONDS = 60.0
 
@@ -33,7 +35,7 @@ def start(ring: Ring) -> StandingLearner:
     return learner
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nobody_blocks_while_the_trainer_stands_still_for_a_minute(tmp_path):
     """HWM 1 and tiny buffers, all transports at once: loops go round, no lease is lost, then the runs complete."""
     configs = [
@@ -76,3 +78,48 @@ def test_nobody_blocks_while_the_trainer_stands_still_for_a_minute(tmp_path):
     assert deaths == [0.0] * 3
     for config in configs:
         assert check_promise(config).dropped == {}
+
+
+def test_a_death_is_noticed_though_every_commit_is_slow(tmp_path, monkeypatch):
+    """Rounds take longer than half a lease throughout, and beats are read all the same."""
+    config = ring_config(tmp_path, trainer={"max_steps": 1000}, eval={"num_prompts": 0})
+    commit = Store.commit_patiently
+
+    def slowly(store, *arguments):
+        time.sleep(0.6 * config.bus.lease)
+        return commit(store, *arguments)
+
+    monkeypatch.setattr(Store, "commit_patiently", slowly)
+    with ring(config) as run:
+        run.start().start("rollout-1")
+        rollouts = lambda: run["packer-0"].value("grpo_packer_peers", role="rollout")  # noqa: E731
+        wait_until(lambda: rollouts() == 2, "both rollouts have beaten")
+        run["rollout-1"].crash()
+        wait_until(lambda: rollouts() == 1, "the death of one is noticed")
+        assert "rollout-0" in run.actors
+
+
+@pytest.mark.slow
+def test_a_packer_that_hangs_in_a_commit_is_silent_for_all_and_the_run_goes_on_afterwards(tmp_path, monkeypatch):
+    """Nobody acts on States of before the commit, so no group is sent again: after `bus.resend_after` it would be."""
+    config = ring_config(tmp_path, trainer={"max_steps": 6}, eval={"num_prompts": 0})
+    hangs, go_on, commit = threading.Event(), threading.Event(), Store.commit_patiently
+
+    def hung(store, changes, payloads):
+        if payloads and not go_on.is_set():  # the first scored groups
+            hangs.set()
+            assert go_on.wait(PATIENCE_SECONDS)
+        return commit(store, changes, payloads)
+
+    monkeypatch.setattr(Store, "commit_patiently", hung)
+    with capture_logs() as logs, ring(config) as run:
+        run.start()
+        wait_until(hangs.is_set, "the packer commits the first groups")
+        long = config.bus.lease + config.bus.resend_after + 1.0
+        for name in ("rollout-0", "reward-0"):
+            membership = run[name].actor.membership
+            wait_until(lambda m=membership: m.silent_seconds > long, f"{name} hears nothing while the commit hangs")
+        go_on.set()
+        run.wait()
+    assert not [line for line in logs if "group not arrived" in line["event"]]
+    assert check_promise(config).dropped == {}

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
-from tests.ring.harness import ALL, Processes, processes, ring, ring_config, steps_recorded, wait_until
+from tests.ring.harness import (
+    ALL,
+    PATIENCE_SECONDS,
+    Processes,
+    processes,
+    ring,
+    ring_config,
+    steps_recorded,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +95,7 @@ def test_every_actor_says_that_it_is_up_that_it_lives_and_that_it_leaves(
         process = started.run(f"{kind}-0")
         wait_until(lambda: steps_recorded(config) and supervisor.hear() and len(supervisor.all) > 8, "it lives")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30.0) == 0, _log(started, f"{kind}-0")
+        assert process.wait(PATIENCE_SECONDS) == 0, _log(started, f"{kind}-0")
         supervisor.hear()
     stopped_at = supervisor.all.index("STOPPING=1")
     assert supervisor.all[:stopped_at] == ["READY=1", *["WATCHDOG=1"] * (stopped_at - 1)]

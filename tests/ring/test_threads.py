@@ -8,6 +8,7 @@ import pytest
 
 from schemas.messages import BEAT_KINDS, STATE_KINDS
 from tests.ring.harness import (
+    PATIENCE_SECONDS,
     TRANSPORTS,
     check_promise,
     own_reward,
@@ -62,7 +63,7 @@ def test_late_joiners_get_work(tmp_path, transport):
     with ring(config) as run, watching(config) as watcher:
         run.start()
         wait_until(lambda: watcher.progress().get("step", 0) >= 1, "the first step")
-        run.start("rollout-1", "reward-1", "inference-1").wait(60.0)
+        run.start("rollout-1", "reward-1", "inference-1").wait(PATIENCE_SECONDS)
         assert run["rollout-1"].value("grpo_rollout_groups_total", purpose="train") > 0
         assert run["reward-1"].value("grpo_reward_groups_total", purpose="train") > 0
         assert run["inference-1"].value("grpo_inference_generated_tokens_total") > 0
@@ -101,7 +102,7 @@ def test_half_of_all_beats_and_states_may_be_lost(tmp_path, transport):
 
     config = ring_config(tmp_path, transport, trainer={"max_steps": 3}, bus={"beat_interval": 0.1, "lease": 3.0})
     with ring(config, lose) as run, watching(config):
-        run.start().wait(60.0)
+        run.start().wait(PATIENCE_SECONDS)
     expected = {kind.kind for kind in (*BEAT_KINDS, *STATE_KINDS)} - {"observer_beat"}  # the watcher loses nothing
     assert expected <= {kind for kind, count in lost.items() if count}
     assert check_promise(config).dropped == {}

@@ -13,7 +13,9 @@ import pytest
 from bus import keys
 from bus.topology import Addresses
 from schemas.config import RunConfig
+from tests.marks import first_of
 from tests.ring.harness import (
+    PATIENCE_SECONDS,
     check_promise,
     children,
     control_address,
@@ -49,12 +51,12 @@ def gated(folder: Path, transport: str = "ipc", **bus: object) -> RunConfig:
 
 def stand(config: RunConfig, gate: Path) -> None:
     """Let the run come to step 2, and hold it there."""
-    wait_until(lambda: steps_recorded(config) >= 2, "step 2", 60.0)
+    wait_until(lambda: steps_recorded(config) >= 2, "step 2")
     gate.touch()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("transport", first_of(["ipc", "tcp"]))
 def test_status_and_top_of_a_living_run_leave_it_alone(tmp_path, transport):
     """With keys on tcp. Who is up, served and trained, exit 0; top ends on Ctrl-C with 0, another with the run."""
     keys.make(tmp_path / "keys")
@@ -67,12 +69,12 @@ def test_status_and_top_of_a_living_run_leave_it_alone(tmp_path, transport):
         assert code == 0, said
         wait_until(lambda: "step" in started.text("left"), "the first line of top")
         left.send_signal(signal.SIGINT)
-        assert left.wait(40.0) == 0, started.text("left")
+        assert left.wait(PATIENCE_SECONDS) == 0, started.text("left")
         wait_until(lambda: "step" in started.text("stayed"), "the first line of the other top")
         assert up.poll() is None
         gate.unlink()
-        assert up.wait(90.0) == 0, started.text("up")
-        assert stayed.wait(40.0) == 0, started.text("stayed")
+        assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
+        assert stayed.wait(PATIENCE_SECONDS) == 0, started.text("stayed")
     lines = said.splitlines()
     assert lines[0] == "healthy"
     assert lines[1].startswith("ring  running  step ")
@@ -99,11 +101,11 @@ def test_status_names_a_frozen_reward_actor_and_forgets_it_when_it_is_back(tmp_p
         assert said.startswith("not healthy\n")
         assert "trouble    no reward actor is there: nothing is scored\n" in said
         assert "           reward-0 has not been heard for " in said
-        assert "limit      scoring: nobody does it, for reward is not there\n" in said
+        assert "limit      scoring: stands still, since reward is not there\n" in said
         os.kill(frozen, signal.SIGCONT)
         wait_until(lambda: status(started.config_path)[0] == 0, "it is well again")
         gate.unlink()
-        assert up.wait(90.0) == 0, started.text("up")
+        assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}
 
 
@@ -114,18 +116,18 @@ def test_status_of_a_run_that_was_killed_and_of_one_that_is_done_is_told_from_di
     with processes(config, tmp_path) as started:
         up = started.up()
         stand(config, gate)
-        wait_until((config.output / "checkpoints" / "step_2").exists, "a checkpoint", 60.0)
+        wait_until((config.output / "checkpoints" / "step_2").exists, "a checkpoint")
         up.kill()
-        up.wait(10.0)
+        up.wait(PATIENCE_SECONDS)
         code, said = status(config.output)
         assert (code, said.splitlines()[0]) == (1, "not healthy")
         assert "the packer does not answer at bus.control ipc; it wrote " in " ".join(said.split())
-        assert "the same command goes on from step " in " ".join(said.split())
+        assert "the same command continues from step " in " ".join(said.split())
         gate.unlink()
-        assert started.up().wait(90.0) == 0, started.text("up")
+        assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
         code, said = status(config.output)
         top = started.spawn("top", "top", str(config.output))
-        assert top.wait(40.0) == 0
+        assert top.wait(PATIENCE_SECONDS) == 0
     assert code == 0, said
     assert "\nended      done at step 12, after " in said
     assert started.text("top") == said

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.children import KEEP_FREED_MEMORY
-from actors.membership import DRAIN_SECONDS
+from actors.ops.up.child import KEEP_FREED_MEMORY
+from actors.process.membership import DRAIN_SECONDS
 from bus.keys import SECRET_VARIABLES
 from schemas.config import RunConfig, load_config, warnings
 from tests.system.cluster import secrets_of

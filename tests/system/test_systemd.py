@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.children import KEEP_FREED_MEMORY
-from actors.membership import DRAIN_SECONDS
+from actors.ops.up.child import KEEP_FREED_MEMORY
+from actors.process.membership import DRAIN_SECONDS
 from actors.runtime import EXIT_CONFIG, EXIT_RUN_FAILED
 from bus.topology import MAX_IPC_PATH, Addresses
 from schemas.config import load_config

@@ -1,6 +1,7 @@
-"""Advantages per token: process supervision and generalised advantage estimation.
+"""Advantages per token: process supervision and generalised advantage estimation (GAE).
 
-A step of a completion is (end, reward), its end the place behind its last token: (3, 1.0) ends with token 2.
+A step of a completion is a pair (end, reward). `end` is the index after the step's last token: (3, 1.0) ends with
+token 2.
 """
 
 from collections.abc import Sequence
@@ -13,31 +14,42 @@ from actors.algorithms.advantages.group import Floats, Ints, mean, zscore
 from schemas.config import advantages as configs
 
 Steps = Sequence[tuple[int, float]]
+"""Steps (end, reward) of one completion."""
 
 AREAL_NORM = configs.ZScoreAdvantageConfig(eps=1e-5)
+"""z-score of AReaL's reward_norm: unbiased deviation, eps 1e-5."""
 
 
 def process(steps: Sequence[Steps], lengths_G: Ints, config: configs.DeviationConfig) -> Floats:
-    """(N,): at each token the sum of normalised rewards of the steps that end at it or later (DeepSeekMath).
+    """Return at each token the sum of normalised rewards of the steps that end there or later, (N,) (DeepSeekMath).
 
-    Steps [(2, 1), (3, 0)] and [(2, 0), (3, 1)] have z-scores ±1 (population, eps 0), so tokens [0, 0, −1 | 0, 0, 1].
+    Rewards are z-scores over all steps of the group. Steps [(2, 1), (3, 0)] and [(2, 0), (3, 1)] have z-scores ±1
+    (population, eps 0), so tokens have [0, 0, −1 | 0, 0, 1].
 
     Args:
-        steps: of each completion; one without steps is unscorable.
+        steps: steps of each completion; a completion without steps has advantage 0.
         lengths_G: tokens of each completion.
+        config: kind of deviation, and eps.
     """
     ends = _ends(steps, lengths_G)
     rewards_N = np.zeros(int(lengths_G.sum()))
-    np.add.at(rewards_N, ends - 1, zscore(_rewards(steps), config))
+    np.add.at(rewards_N, ends - 1, zscore(_rewards(steps), config))  # `+=` would keep one of two steps with equal ends
     starts = np.cumsum(lengths_G) - lengths_G
+    # sums over the suffixes of each completion
     parts = [rewards_N[start : start + length] for start, length in zip(starts, lengths_G, strict=True)]
     return np.concatenate([np.zeros(0), *(part[::-1].cumsum()[::-1] for part in parts)])
 
 
 def gae(rewards_T: Floats, discount: float, gae_lambda: float, values_T: Floats | None = None) -> Floats:
-    """(T,): A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t; nothing comes after the end.
+    """Return A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t, (T,) (GAE, Schulman et al. 2016).
 
-    Without values, a reward of 1 at the last of three tokens and γλ = ½: [¼, ½, 1].
+    A and V are 0 after the last token. Without values, a reward of 1 at the last of three tokens and γλ = ½:
+    [¼, ½, 1].
+
+    Args:
+        rewards_T: reward at each token.
+        discount, gae_lambda: γ and λ, per token.
+        values_T: value estimates. None: 0, as without a critic.
     """
     values_T = np.zeros(rewards_T.size) if values_T is None else values_T
     deltas_T = rewards_T + discount * np.append(values_T[1:], 0.0)[: rewards_T.size] - values_T
@@ -54,18 +66,25 @@ def gae_of_group(
     loss_mask_N: NDArray[np.uint8],
     config: configs.GaeAdvantageConfig,
     steps: Sequence[Steps] | None = None,
+    zeroed_G: NDArray[np.bool_] | None = None,
 ) -> Floats:
-    """(N,): GAE over the tokens in the loss; others are stepped over and have 0, as have unscorable completions.
+    """Return GAE over the loss tokens of one group, (N,), without a critic.
+
+    Tokens outside the loss are skipped (no discount is applied for them) and have 0, as have unscorable completions.
 
     Args:
-        rewards_G: at the last token in the loss; NaN: unscorable.
-        offsets: of the completions in the tokens, (G + 1,).
+        rewards_G: rewards, placed at the last loss token of each completion; NaN marks an unscorable completion.
+        offsets: bounds of the completions in the tokens, (G + 1,).
         loss_mask_N: 1 for tokens in the loss.
-        config: γ, λ, and whether rewards are taken relative to the group.
-        steps: further rewards, at the last token in the loss that is not behind the step's end.
+        config: γ, λ, and the normalisation of rewards within the group.
+        steps: further rewards (end, reward), placed at the last loss token before each end.
+        zeroed_G: mask of completions with the reward set to 0 after normalisation. None: no completion.
     """
     advantages_N = np.zeros(loss_mask_N.size)
     terminal_G = _normalised(rewards_G, config)
+    if zeroed_G is not None:
+        # NaN must stay: the loop below skips unscorable completions by it
+        terminal_G = np.where(zeroed_G & ~np.isnan(terminal_G), 0.0, terminal_G)
     for g, (start, end) in enumerate(pairwise(offsets.tolist())):
         places = np.flatnonzero(loss_mask_N[start:end])
         if np.isnan(terminal_G[g]) or places.size == 0:
@@ -74,9 +93,14 @@ def gae_of_group(
         rewards_T[-1] = terminal_G[g]
         for step_end, reward in steps[g] if steps is not None else ():
             before = np.searchsorted(places, step_end)
-            rewards_T[before - 1] += reward if before else 0.0  # nothing was written yet that could have earned it
+            rewards_T[before - 1] += reward if before else 0.0  # no loss token precedes that could have earned it
         advantages_N[start + places] = gae(rewards_T, config.discount, config.gae_lambda)
     return advantages_N
+
+
+def reward_discount(config: configs.AdvantageConfig) -> float:
+    """Return γλ, the factor of a reward for each loss token between; 1 for advantages other than `gae`."""
+    return config.discount * config.gae_lambda if isinstance(config, configs.GaeAdvantageConfig) else 1.0
 
 
 def _normalised(rewards_G: Floats, config: configs.GaeAdvantageConfig) -> Floats:
@@ -89,7 +113,7 @@ def _normalised(rewards_G: Floats, config: configs.GaeAdvantageConfig) -> Floats
 
 
 def _ends(steps: Sequence[Steps], lengths_G: Ints) -> Ints:
-    """Of all steps of the group, counted in the tokens of the group."""
+    """Return the ends of all steps, as indices into the group's tokens."""
     starts = np.cumsum(lengths_G) - lengths_G
     ends = [start + end for start, of_one in zip(starts.tolist(), steps, strict=True) for end, _ in of_one]
     return np.array(ends, np.int64)

@@ -1,13 +1,13 @@
-"""What a training step minimises: one policy loss, one module each, and the switches that combine with any of them.
+"""Objective of a training step: one policy loss (a module each) and the switches that combine with any loss.
 
-    loss → entropy quantile → inference correction → off-policy mask → + β·KL → average → − entropy bonus
+    KL in the reward → RLSD weights → loss → entropy quantile → inference correction → off-policy mask → + β·KL
+    → average → + distillation → − entropy bonus
 
-A KL in the reward (`reference.place`) is in the advantages before all of this.
-A loss may take a switch inside its formula, or know none of it: `ignores` and `takes_inside` of its config class. A
-custom loss is the function of a user, without any switch.
+The first two act on the advantages. `ignores` and `takes_inside` of a loss's config class name the switches that do not
+act on the loss from outside: it leaves them out, or has them in its own formula. A custom loss has no switches.
 
-To add a loss: a config class in `schemas/config/losses.py`, a module here with a function
-`(LossInputs, its config) -> TokenLoss`, and a line in `LOSSES`.
+A new loss needs a config class in `schemas/config/losses.py`, a module here with a function
+`(LossInputs, config) -> TokenLoss`, and a line in `LOSSES`.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ from torch import Tensor
 from actors.algorithms.losses.aipo import aipo
 from actors.algorithms.losses.average import share_of_step
 from actors.algorithms.losses.cispo import cispo
-from actors.algorithms.losses.custom import custom
+from actors.algorithms.losses.custom import CustomLoss, custom
 from actors.algorithms.losses.decoupled import decoupled
+from actors.algorithms.losses.distillation import distilled, reweighted
 from actors.algorithms.losses.dppo import dppo
 from actors.algorithms.losses.gmpo import gmpo
 from actors.algorithms.losses.grpo import clipped
@@ -58,20 +59,39 @@ LOSSES: dict[type, Callable[[LossInputs, Any], TokenLoss]] = {
     configs.DecoupledLossConfig: decoupled,
     configs.M2poLossConfig: m2po,
 }
+"""Function of each policy loss, by config class. The argument of `clipped` is the average of the loss."""
 
 
-def compute_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossOutput:
-    """The share of one micro-batch in the loss of its step, and the sums of its metrics."""
+def compute_loss(inputs: LossInputs, objective: ObjectiveConfig, custom_loss: CustomLoss | None = None) -> LossOutput:
+    """Compute one micro-batch's share of the step's loss, and the sums of its metrics.
+
+    Shares add up over micro-batches and ranks to the loss of the step.
+
+    Args:
+        inputs: arrays of the micro-batch.
+        objective: loss and switches.
+        custom_loss: the function at `trainer.loss.path`, for a loss of type `custom`.
+
+    Raises:
+        ValueError: an array that the objective reads is missing (reference, teacher, entropy, versions), or the
+            function of a custom loss.
+    """
+    inputs = inputs.prepared()
+    # advantages first: every loss and every switch below reads them
     inputs = replace(inputs, advantages_T=kl_in_reward(inputs, objective))
+    inputs = replace(inputs, advantages_T=reweighted(inputs, objective.distillation))
     sums = common_sums(inputs)
     if isinstance(objective.loss, configs.CustomLossConfig):
-        output = custom(inputs, objective.loss)
+        output = custom(inputs, objective.loss, custom_loss)
         return LossOutput(output.loss, sums | output.sums)
     inputs = with_weights(inputs, objective, sums)
     policy = LOSSES[type(objective.loss)](inputs, objective.loss)
     sums |= policy.sums
     values_T, counted = switched(inputs, objective, policy, sums)
+    if inputs.weights_T is not None:
+        values_T = values_T * inputs.weights_T
     loss = share_of_step(counted, values_T, policy.average)
+    loss = distilled(inputs, objective, loss, policy.kept_T, sums)
     bonus = entropy_bonus(inputs, objective, sums)
     return LossOutput(loss if bonus is None else loss - bonus, sums)
 
@@ -79,13 +99,19 @@ def compute_loss(inputs: LossInputs, objective: ObjectiveConfig) -> LossOutput:
 def switched(
     inputs: LossInputs, objective: ObjectiveConfig, policy: TokenLoss, sums: dict[str, Tensor]
 ) -> tuple[Tensor, LossInputs]:
-    """(T,) values after all switches that act on this loss from outside, and the inputs whose tokens count."""
+    """Apply the switches that act on a loss from outside.
+
+    Returns:
+        Values per token, (T,), and the inputs with the loss mask that the average counts.
+    """
+    # switches that this loss leaves out, or has inside its formula
     elsewhere = objective.loss.ignores | objective.loss.takes_inside
     values_T, counted = policy.values_T, inputs
     kl_T = reference_kl(inputs, objective, policy.ratio_T, sums)
     kl_escapes = objective.reference is None or objective.reference.switches == "escape"
     if inputs.high_entropy_T is not None and "top_entropy_quantile" not in elsewhere:
         values_T = values_T.masked_fill(~inputs.high_entropy_T, 0.0)
+    # ms-swift's order: correction and off-policy mask below act on loss + KL
     if kl_T is not None and not kl_escapes:
         values_T = values_T + kl_T
     if inputs.correction_T is not None and "correction" not in elsewhere:
@@ -94,11 +120,11 @@ def switched(
     if threshold is not None and "off_policy_mask_threshold" not in elsewhere:
         dropped_T = off_policy(inputs, threshold, sums)
         values_T = values_T.masked_fill(dropped_T, 0.0)
-        if objective.off_policy_tokens == "leave":
+        if objective.off_policy_tokens == "leave":  # leave the denominator too, not only the numerator
             counted = replace(inputs, loss_mask_T=inputs.loss_mask_T & ~dropped_T)
-    if kl_T is not None and kl_escapes:
+    if kl_T is not None and kl_escapes:  # TRL's order: no switch above has an effect on the KL
         values_T = values_T + kl_T
     return values_T, counted
 
 
-__all__ = ["LossInputs", "LossOutput", "TokenLoss", "compute_loss"]
+__all__ = ["CustomLoss", "LossInputs", "LossOutput", "TokenLoss", "compute_loss"]

@@ -1,4 +1,4 @@
-"""AIPO: the policy gradient weighted by the importance ratio, capped from above."""
+"""AIPO (LlamaRL): policy gradient weighted by the importance ratio of trainer to engine, with an upper cap."""
 
 from actors.algorithms.losses.inputs import LossInputs, TokenLoss
 from actors.algorithms.losses.ratios import ratio_of
@@ -7,12 +7,14 @@ from schemas.config.losses import AipoLossConfig
 
 
 def aipo(inputs: LossInputs, config: AipoLossConfig) -> TokenLoss:
-    """−A·min(r, token_mask_high), r = exp(logp − inference).
+    """Return −A·min(r, token_mask_high) per token, (T,), r = exp(logp − inference); mean over the step's tokens.
 
-    Source: LlamaRL (the cap weighs), prime-rl's first versions (the cap stops the gradient), Surogate's guide.
+    Above the cap the gradient is that of the cap as a weight (LlamaRL, `above_cap: weigh`) or 0 (prime-rl's first
+    versions, `stop`). Source: LlamaRL; prime-rl; Surogate's guide.
     """
     log_ratio_T = inputs.masked(inputs.logprobs_T - inputs.inference_logprobs_T)
     ratio_T = capped_ratio(log_ratio_T, config.token_mask_high, stop_gradient=config.above_cap == "stop")
+    # a metric alone; of the ratio before the cap
     above_T = inputs.loss_mask_T & (log_ratio_T.detach().exp() > config.token_mask_high)
     values_T = -inputs.masked(inputs.advantages_T) * ratio_T
     return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), {"capped_tokens": above_T.sum()})

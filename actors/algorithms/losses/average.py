@@ -1,14 +1,23 @@
-"""From values per token to this micro-batch's share of the step's loss."""
+"""Averages of a loss: values per token reduced to one micro-batch's share of the step's loss."""
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.algorithms.losses.inputs import Average, LossInputs
 
 
 def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Tensor:
-    """Scalar; the shares of all micro-batches on all ranks add up to the average over the step.
+    """Return this micro-batch's share, a scalar; shares of all micro-batches and ranks add up to the step's average.
 
-    Of `micro_batch_tokens` they add up to the mean of the micro-batches' means, as TRL's bnpo has it.
+    step_tokens         Σ ÷ loss-mask tokens of the step
+    micro_batch_tokens  mean over the micro-batches of their token means (TRL's bnpo)
+    completion_means    mean over the completions of their token means (GRPO)
+    completion_sums     Σ ÷ completions of the step (LUSPO)
+    max_length          Σ ÷ (completions of the step × max_completion_length) (Dr. GRPO)
+
+    Raises:
+        ValueError: `max_length` without inputs.max_completion_length.
     """
     total = values_T.sum()
     match average:
@@ -17,6 +26,7 @@ def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Ten
         case "micro_batch_tokens":
             return total / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
         case "completion_means":
+            # a completion counts once, in the micro-batch that holds it whole
             return (values_T / inputs.num_tokens_T).sum() / step_completions(inputs)
         case "completion_sums":
             return total / step_completions(inputs)
@@ -27,5 +37,19 @@ def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Ten
 
 
 def step_completions(inputs: LossInputs) -> int:
-    """Completions of the step; those of the micro-batch where it is the whole step."""
+    """Return the number of completions of the step (of the micro-batch, if it is the whole step), at least 1."""
     return max(inputs.step_completions or inputs.num_completions, 1)
+
+
+def token_normaliser(loss_tokens_U: NDArray[np.int64], minibatch: int, kind: str) -> float:
+    """Return the divisor of a minibatch's token sums: its own loss tokens, or with `step_mean` the minibatches' mean.
+
+    Minibatches of [6, 3] tokens are divided by 6 and 3, or both by 4.5 with `step_mean`. Source of `step_mean`: TRL
+    1.16, `GRPOTrainer._compute_loss`, where num_items_in_batch spans the generation.
+
+    Args:
+        loss_tokens_U: loss tokens of each minibatch of the step, over all ranks.
+        minibatch: index of the minibatch.
+        kind: `minibatch` or `step_mean` (`trainer.loss_normalizer`).
+    """
+    return float(np.mean(loss_tokens_U) if kind == "step_mean" else loss_tokens_U[minibatch])

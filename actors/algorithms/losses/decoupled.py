@@ -1,4 +1,4 @@
-"""AReaL's decoupled PPO: clipped around a proximal policy, weighted for the way from the engine to that policy.
+"""AReaL's decoupled PPO: the ratio is clipped around a proximal policy, and a weight covers engine to proximal policy.
 
 engine (sampled) ── behaviour weight, rejection ──▶ proximal ── ratio, clip ──▶ trainer
 """
@@ -15,12 +15,15 @@ from schemas.config.losses import ProximalLossConfig
 
 
 def decoupled(inputs: LossInputs, config: ProximalLossConfig) -> TokenLoss:
-    """max(−Aρ, −A·clip(ρ)) × behaviour weight, ρ = exp(logp − proximal), on what rejection keeps.
+    """Return max(−ρA, −clip(ρ)·A) × exp(prox − inference) per kept token, (T,), ρ = exp(logp − prox).
 
-    Means of a completion are over what is kept; the normaliser is over all. Source: AReaL, ppo_actor_loss_fn.
+    Without `rejection_sampling` the weight exp(prox − inference) is 1 and all tokens are kept. Means over a completion
+    are over the tokens that rejection keeps. The average is over all loss-mask tokens of the step, rejected tokens
+    included. Source: AReaL, ppo_actor_loss_fn.
     """
     proximal_T = proximal(inputs, config.prox_logp_method)
     behaviour = judged(inputs, proximal_T, config.rejection_sampling)
+    # a smaller mask for ratios and clip metrics only: `loss_tokens`, the denominator, stays
     kept = replace(inputs, loss_mask_T=behaviour.keep_T)
     log_ratio_T = kept.masked(inputs.logprobs_T - proximal_T)
     ratio_T = ratio_of(at_level(kept, log_ratio_T, config.importance_sampling_level))
@@ -32,10 +35,13 @@ def decoupled(inputs: LossInputs, config: ProximalLossConfig) -> TokenLoss:
 
 
 def proximal(inputs: LossInputs, method: str) -> Tensor:
-    """(T,) logprobs of the proximal policy, no gradient.
+    """Return the logprobs of the proximal policy, (T,), without gradient.
 
-    `loglinear`: between the engine's and the trainer's, at (age − 1) / age of the way for a token that is `age`
-    versions old, so a token of the newest weights, or of those before, has the engine's.
+    `recompute` returns `inputs.old_T`. `loglinear` returns inference + (age − 1)/age · (logp − inference) for a token
+    that is `age` versions old; ages 0 and 1 both have the engine's logprob.
+
+    Raises:
+        ValueError: `loglinear` without inputs.versions_T.
     """
     if method == "recompute":
         return inputs.old_T
@@ -51,7 +57,7 @@ def _clipped(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     low, high = 1 - config.epsilon, 1 + config.upper
     values_T = torch.maximum(-advantages_T * ratio_T, -advantages_T * ratio_T.clamp(low, high))
-    if config.dual_clip is not None:  # above every positive advantage's loss, which is negative
+    if config.dual_clip is not None:  # no effect at A > 0: the loss is negative there, the bound positive
         values_T = torch.minimum(values_T, config.dual_clip * advantages_T.abs())
     return values_T, {
         "clipped_low": (inputs.loss_mask_T & (ratio_T < low) & (advantages_T < 0)).sum(),

@@ -1,4 +1,4 @@
-"""Divergence PPO: a token leaves the trust region only on the side that its advantage pushes it to."""
+"""DPPO (divergence PPO): a token is dropped only if its probability moved too far in its advantage's direction."""
 
 from actors.algorithms.losses.inputs import LossInputs, TokenLoss
 from actors.algorithms.losses.teacher import with_teacher
@@ -7,8 +7,10 @@ from schemas.config.losses import DppoLossConfig
 
 
 def dppo(inputs: LossInputs, config: DppoLossConfig) -> TokenLoss:
-    """−A·r inside the region, + kl_tau·(log r)² everywhere; r = exp(logp − inference).
+    """Return −A·r inside the trust region + kl_tau·(log r)² on all tokens, (T,), r = exp(logp − inference).
 
+    Dropped: A > 0 with a rise of the probability above dppo_mask_high, A ≤ 0 with a fall above dppo_mask_low. A stands
+    for adv_tau·A + teacher_tau·(teacher − logp) in the first term. Mean over the step's tokens.
     Source: prime-rl's default loss (DPPO's binary total variation, Kimi K2.5's squared log ratio without ½).
     """
     causes = beyond(inputs, config.dppo_mask_low, config.dppo_mask_high)

@@ -1,4 +1,4 @@
-"""GMPO: the geometric mean of a completion's importance ratios, each clipped on one side."""
+"""GMPO: the geometric mean of a completion's importance ratios, each clipped in the advantage's direction."""
 
 import torch
 
@@ -9,10 +9,11 @@ from schemas.config.losses import GmpoLossConfig
 
 
 def gmpo(inputs: LossInputs, config: GmpoLossConfig) -> TokenLoss:
-    """−A·exp(mean of the clipped log ratios), mean over completions; the reference KL is never bias-corrected.
+    """Return −A·exp(mean over the completion of c), (T,); c = logp − old clipped from above if A > 0, else from below.
 
-    With top_entropy_quantile the mean is that of the tokens kept. Source: GMPO, as in TRL, which uses neither delta,
-    off-policy mask nor inference correction here.
+    Mean over completions. With top_entropy_quantile the mean of c is over the kept tokens. The reference KL has no
+    bias correction (a ratio of 1). Source: GMPO, as in TRL, which uses neither delta, off-policy mask nor inference
+    correction here.
     """
     log_ratio_T, advantages_T = log_ratio(inputs, config), inputs.advantages_T
     rising_T = advantages_T > 0
@@ -25,4 +26,5 @@ def gmpo(inputs: LossInputs, config: GmpoLossConfig) -> TokenLoss:
     values_T = inputs.masked(-inputs.per_token(ratio_of(mean_B)) * advantages_T)
     low_T = (log_ratio_T < -config.epsilon) & (advantages_T < 0)
     sums = clip_sums(inputs, low_T, (log_ratio_T > config.upper) & rising_T)
+    # a ratio of 1: no bias correction of the reference KL
     return TokenLoss(values_T, "completion_means", torch.ones_like(log_ratio_T), sums)

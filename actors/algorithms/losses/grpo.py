@@ -1,6 +1,6 @@
-"""The clipped policy gradient of PPO with the advantages of a group, in the averages that the field uses.
+"""PPO's clipped surrogate objective with group advantages, in all averages in use (GRPO, BNPO, DAPO, GSPO, …).
 
-Per token: −min(ρA, clip(ρ, 1 − ε, 1 + ε_high)A) with ρ = exp(logp − old), or of the completion's mean log ratio.
+Per token: −min(ρA, clip(ρ, 1 − ε, 1 + ε_high)·A) with ρ = exp(logp − old), or exp of the completion's mean log ratio.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from schemas.config.losses import ClippedLossConfig, ClipRangeConfig
 
 
 def clipped(average: Average) -> Callable[[LossInputs, ClippedLossConfig], TokenLoss]:
-    """The loss with one of its averages.
+    """Return the clipped loss function with the given average.
 
-    Source: GRPO (DeepSeekMath, completion_means), GSPO (at level sequence), BNPO as in TRL (micro_batch_tokens),
-    Dr. GRPO (max_length), DAPO (step_tokens), LUSPO (completion_sums, at level sequence).
+    Source: GRPO (DeepSeekMath, completion_means), GSPO (completion_means at level sequence), BNPO as in TRL
+    (micro_batch_tokens), Dr. GRPO (max_length), DAPO (step_tokens), LUSPO (completion_sums at level sequence).
     """
 
     def loss(inputs: LossInputs, config: ClippedLossConfig) -> TokenLoss:
         ratio_T, advantages_T = ratio_at_level(inputs, config), advantages_at_level(inputs, config)
         values_T = clipped_values(ratio_T, advantages_T, config, config.delta)
-        if config.dual_clip is not None:  # only a negative advantage reaches it: c > 1 is above every other loss
+        if config.dual_clip is not None:  # A < 0 only: the loss −ρA is unbounded above there, and nowhere else
             bound_T = -config.dual_clip * advantages_T
             values_T = torch.where(advantages_T < 0, torch.minimum(values_T, bound_T), values_T)
         per_completion = config.importance_sampling_level != "token"
@@ -37,7 +37,10 @@ def clipped(average: Average) -> Callable[[LossInputs, ClippedLossConfig], Token
 def clipped_values(
     ratio_T: Tensor, advantages_T: Tensor, config: ClipRangeConfig, delta: float | None = None
 ) -> Tensor:
-    """(T,) what to minimise, also outside the loss mask; `delta` caps the ratio in the unclipped branch."""
+    """Return −min(min(ρ, delta)·A, clip(ρ)·A) per token, (T,), without masking; delta None: no cap.
+
+    Source of delta: INTELLECT-2's two-sided clip.
+    """
     capped_T = ratio_T if delta is None else ratio_T.clamp(max=delta)
     clipped_T = ratio_T.clamp(1 - config.epsilon, 1 + config.upper)
     return -torch.minimum(capped_T * advantages_T, clipped_T * advantages_T)
@@ -46,7 +49,7 @@ def clipped_values(
 def clipped_sums(
     inputs: LossInputs, ratio_T: Tensor, advantages_T: Tensor, config: ClipRangeConfig, per_completion: bool
 ) -> dict[str, Tensor]:
-    """Sums of the clip fractions: where the clip takes the gradient away."""
+    """Return the sums of the clip fractions: tokens (or completions) whose gradient the clip removes."""
     low_T = (ratio_T < 1 - config.epsilon) & (advantages_T < 0)
     high_T = (ratio_T > 1 + config.upper) & (advantages_T > 0)
     return clip_sums(inputs, low_T, high_T, per_completion)

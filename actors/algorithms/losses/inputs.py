@@ -1,10 +1,10 @@
-"""What every loss takes and gives: flat tensors over the completion tokens of one micro-batch.
+"""Inputs and outputs of every loss: flat tensors over the completion tokens of one micro-batch.
 
 two completions of 3 and 2 tokens:  logprobs_T (5,)   completion_of_T [0, 0, 0, 1, 1]
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,51 +18,64 @@ _FURTHER = {
     "entropy_BT": None,
     "versions_BT": torch.int64,
 }
-"""What `LossInputs.of_padded` takes besides the four arrays that all losses need; None: of the logprobs' dtype."""
+"""Optional arrays of `LossInputs.of_padded`, with their dtype; None: the dtype of the logprobs."""
 
 Average = Literal["step_tokens", "micro_batch_tokens", "completion_means", "completion_sums", "max_length"]
+"""Averages of a loss over a step, defined in `share_of_step`."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Axes: T completion tokens, B completions. Only `logprobs_T` and `entropy_T` may carry gradient.
+    """Arrays and normalisers of one micro-batch. Axes: T completion tokens, B completions.
 
-    Tokens outside `loss_mask_T` may hold anything finite: no loss and no metric looks at them.
+    Only `logprobs_T` and `entropy_T` may have a gradient. Tokens outside `loss_mask_T` may hold any finite value: no
+    loss and no metric reads them.
     """
 
     logprobs_T: Tensor
-    """Of the trainer, at the temperature of sampling."""
+    """Logprobs of the trainer's current weights, at the temperature of sampling (logp in formulas)."""
     inference_logprobs_T: Tensor
-    """Of the engine when it sampled (behaviour policy)."""
+    """Logprobs of the engine when it sampled (behaviour policy). NaN: none known, the token's ratio to the engine
+    counts as 1."""
     advantages_T: Tensor
+    """Advantages, a value per token."""
     loss_mask_T: Tensor
-    """bool; False for tokens that the policy did not write (tool output, later turns' prompts)."""
+    """bool; False for tokens not written by the policy (tool output, prompts of later turns)."""
     completion_of_T: Tensor
-    """int64, which completion a token belongs to: 0 … B−1, not falling."""
+    """int64, index of each token's completion: 0 … B−1, never decreasing."""
     num_completions: int
-    """B."""
-    loss_tokens: int
-    """Loss-mask tokens of the whole step over all ranks: the token normaliser (at least 1)."""
+    """B, completions of this micro-batch."""
+    loss_tokens: float
+    """Loss-mask tokens of the whole step over all ranks, the denominator of `step_tokens`; below 1 counts as 1."""
     step_completions: int = 0
-    """Completions of the whole step over all ranks; 0: this micro-batch is the whole step."""
+    """Completions of the whole step over all ranks. 0: this micro-batch is the whole step."""
     num_micro_batches: int = 1
     """Micro-batches of the whole step over all ranks."""
     max_completion_length: int = 0
-    """rollout.max_tokens, the normaliser of `dr_grpo`."""
+    """Tokens, `rollout.max_tokens`: a factor of the denominator of `dr_grpo`."""
     old_logprobs_T: Tensor | None = None
-    """Of the trainer at the start of the step; None: this is the step's first update, so they are `logprobs_T`."""
+    """Logprobs of the trainer at the start of the step. None: the step's first update, so equal to `logprobs_T`."""
     reference_logprobs_T: Tensor | None = None
+    """Logprobs of the frozen reference, for a KL penalty. None: no reference."""
     teacher_logprobs_T: Tensor | None = None
+    """Logprobs of the teacher. None: no teacher."""
     entropy_T: Tensor | None = None
-    """Of the distribution that each token was drawn from."""
+    """Entropy in nats of the distribution that each token was drawn from. None: not computed."""
     versions_T: Tensor | None = None
-    """int64, the policy version that sampled a token."""
+    """int64, version of the policy that sampled each token."""
     version: int = 0
-    """Of the weights that the step starts from."""
+    """Version of the weights that the step starts from."""
+    weights_T: Tensor | None = None
+    """Factor of each token's loss (prime-rl's rl_weights). A token of weight 0 is in no mask, and `loss_tokens` must
+    not count it. None: 1."""
+    reward_discount: float = 1.0
+    """Discount per token of later KLs, for a KL in the reward: γλ of advantage `gae`."""
+    missing_T: Tensor | None = None
+    """bool, tokens without a logprob of the engine. Set by `compute_loss`, like the next two."""
     correction_T: Tensor | None = None
-    """Weights of the inference correction. This and the next are made by `compute_loss` from the objective."""
+    """Weights of the inference correction; None without a correction."""
     high_entropy_T: Tensor | None = None
-    """bool, the loss-mask tokens that top_entropy_quantile keeps."""
+    """bool, loss-mask tokens that top_entropy_quantile keeps; None without the switch."""
 
     @classmethod
     def of_padded(
@@ -72,26 +85,27 @@ class LossInputs:
         advantages: Any,
         mask_BT: Any,
         *,
-        loss_tokens: int | None = None,
+        loss_tokens: float | None = None,
         step_completions: int = 0,
         num_micro_batches: int = 1,
         max_completion_length: int = 0,
         version: int = 0,
         **further_BT: Any,
     ) -> "LossInputs":
-        """From padded arrays, with a row for each completion; what is outside the mask is not looked at.
+        """Build inputs from padded arrays, a row per completion. Values outside the mask are not read.
 
         Args:
-            logprobs_BT: a tensor; the gradient of the loss goes back into it.
-            inference_logprobs_BT: of the engine; tensors, arrays or lists, as all that follow.
+            logprobs_BT: logprobs of the trainer, a tensor; the gradient of the loss flows back into the tensor.
+            inference_logprobs_BT: logprobs of the engine; a tensor, array or list, as all further arrays.
             advantages: (B,) or (B, T).
             mask_BT: true for the tokens in the loss.
-            loss_tokens: of the whole step; None: those of the mask.
-            step_completions: and the next three, like the fields of their names.
+            loss_tokens: loss-mask tokens of the whole step. None: the tokens of the mask.
+            step_completions: completions of the whole step. 0: B.
+            num_micro_batches, max_completion_length, version: as the fields of these names.
             further_BT: `old_logprobs_BT`, `reference_logprobs_BT`, `teacher_logprobs_BT`, `entropy_BT`, `versions_BT`.
 
         Raises:
-            ValueError: a name that is none of these, or a shape that is not that of the mask.
+            ValueError: an unknown name, or a shape that differs from the mask's.
         """
         logprobs_BT = torch.as_tensor(logprobs_BT)
         mask_BT = torch.as_tensor(mask_BT, device=logprobs_BT.device).bool()
@@ -106,9 +120,16 @@ class LossInputs:
         if unknown:
             raise ValueError(f"{unknown[0]}: no such array; there are {', '.join(_FURTHER)}")
         advantages = torch.as_tensor(advantages, dtype=logprobs_BT.dtype, device=logprobs_BT.device)
+        # an advantage per completion holds for all of its tokens
         if advantages.ndim == 1 and len(advantages) == len(mask_BT):
             advantages = advantages[:, None].expand(mask_BT.shape)
         completion_of_T = mask_BT.nonzero()[:, 0]
+        further_T: dict[str, Any] = {
+            name.replace("_BT", "_T"): flat(name, values, _FURTHER[name] or logprobs_BT.dtype)
+            for name, values in further_BT.items()
+            if values is not None
+        }
+        # only masked tokens are copied, so padding costs nothing later and the loss mask is all true
         return cls(
             logprobs_T=flat("logprobs_BT", logprobs_BT),
             inference_logprobs_T=flat("inference_logprobs_BT", inference_logprobs_BT),
@@ -121,31 +142,38 @@ class LossInputs:
             num_micro_batches=num_micro_batches,
             max_completion_length=max_completion_length,
             version=version,
-            **{
-                name.replace("_BT", "_T"): flat(name, values, _FURTHER[name] or logprobs_BT.dtype)
-                for name, values in further_BT.items()
-                if values is not None
-            },
+            **further_T,
+        )
+
+    def prepared(self) -> "LossInputs":
+        """Return the inputs without tokens of weight 0, and with the trainer's logprobs where the engine's are NaN."""
+        # the trainer's logprob for a missing one gives a ratio of 1 to the engine
+        missing_T, logprobs_T = self.inference_logprobs_T.isnan(), self.logprobs_T.detach()
+        return replace(
+            self,
+            inference_logprobs_T=torch.where(missing_T, logprobs_T, self.inference_logprobs_T),
+            loss_mask_T=self.loss_mask_T if self.weights_T is None else self.loss_mask_T & (self.weights_T != 0),
+            missing_T=missing_T,
         )
 
     @cached_property
     def old_T(self) -> Tensor:
-        """Logprobs of the policy at the start of the step; no gradient."""
+        """Logprobs of the policy at the start of the step, (T,), without gradient."""
         return self.logprobs_T.detach() if self.old_logprobs_T is None else self.old_logprobs_T
 
     @cached_property
     def num_tokens_B(self) -> Tensor:
-        """Loss-mask tokens per completion, at least 1; of the dtype of the logprobs."""
+        """Loss-mask tokens per completion, (B,), at least 1, in the dtype of the logprobs."""
         return self._counts_B.clamp(min=1)
 
     @cached_property
     def num_tokens_T(self) -> Tensor:
-        """Those of each token's completion."""
+        """Loss-mask tokens of each token's completion, (T,), at least 1."""
         return self.per_token(self.num_tokens_B)
 
     @property
     def scored_completions(self) -> Tensor:
-        """Scalar, completions with a token in the loss mask."""
+        """Number of completions with a token in the loss mask, a scalar."""
         return (self._counts_B > 0).sum()
 
     @cached_property
@@ -153,27 +181,27 @@ class LossInputs:
         return self.sum_per_completion(self.loss_mask_T.to(self.logprobs_T.dtype))
 
     def masked(self, values_T: Tensor, fill: float = 0.0) -> Tensor:
-        """The values, and `fill` outside the loss mask."""
+        """Return the values with `fill` outside the loss mask, (T,)."""
         return values_T.masked_fill(~self.loss_mask_T, fill)
 
     def per_token(self, values_B: Tensor) -> Tensor:
-        """(B,) → (T,)."""
-        return values_B.index_select(0, self.completion_of_T)  # its gradient is cheaper than that of indexing
+        """Copy a value per completion to its tokens, (B,) → (T,)."""
+        return values_B.index_select(0, self.completion_of_T)  # cheaper to differentiate than indexing
 
     def sum_per_completion(self, values_T: Tensor) -> Tensor:
-        """(T,) → (B,)."""
+        """Sum the values of each completion over all its tokens, (T,) → (B,); the loss mask is not applied."""
         return values_T.new_zeros(self.num_completions).index_add(0, self.completion_of_T, values_T)
 
     def mean_per_completion(self, values_T: Tensor) -> Tensor:
-        """(T,) → (B,), over the loss mask; 0 for a completion without any."""
+        """Average the values of each completion over its loss-mask tokens, (T,) → (B,); 0 if there are none."""
         return self.sum_per_completion(self.masked(values_T)) / self.num_tokens_B
 
     def min_per_completion(self, values_T: Tensor) -> Tensor:
-        """(T,) → (B,); +inf for a completion without tokens."""
+        """Return the least value of each completion, (T,) → (B,); +inf for a completion without tokens."""
         return self._reduce(values_T, float("inf"), "amin")
 
     def max_per_completion(self, values_T: Tensor) -> Tensor:
-        """(T,) → (B,); −inf for a completion without tokens."""
+        """Return the greatest value of each completion, (T,) → (B,); −inf for a completion without tokens."""
         return self._reduce(values_T, float("-inf"), "amax")
 
     def _reduce(self, values_T: Tensor, start: float, how: str) -> Tensor:
@@ -183,26 +211,26 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """What one loss makes of its inputs, before the switches that combine with it and before the average."""
+    """Result of a policy loss, before the switches that combine with it and before the average."""
 
     values_T: Tensor
-    """To be minimised, with gradient; 0 for tokens that the loss drops and outside the loss mask, never NaN."""
+    """Loss per token, (T,), with gradient; 0 for dropped tokens and outside the loss mask, never NaN."""
     average: Average
-    """What the values are averaged over: the tokens of the step, those of the micro-batch, each completion's tokens
-    and then the completions, the completions, or the completions × max_completion_length."""
+    """Average of the values over the step, as in `share_of_step`."""
     ratio_T: Tensor | None = None
-    """The importance ratio where it is not exp(logp − old): what `bias_correction` multiplies the KL with."""
+    """Importance ratio, (T,), for the reference KL's `bias_correction`. None: exp(logp − old)."""
     sums: Mapping[str, Tensor] = field(default_factory=dict)
-    """Of its own metrics, see `LossOutput.sums`."""
+    """Sums of the loss's own metrics, see `LossOutput.sums`."""
+    kept_T: Tensor | None = None
+    """bool, the remaining loss mask, if dropped tokens leave the denominator too (m2po). None: they stay in it."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """`loss` is this micro-batch's share: shares of all micro-batches and ranks add up to the loss of the step.
-
-    `sums` are numerators and denominators of metrics, to be added up over micro-batches and ranks before the division:
-    the metric `x` is `sums["x"] / sums[x's denominator]`, see `actors.algorithms.losses.metrics`.
-    """
+    """Result of `compute_loss` and of a custom loss for one micro-batch."""
 
     loss: Tensor
+    """Share of the step's loss, a scalar with gradient. Shares of all micro-batches and ranks add up to the loss."""
     sums: dict[str, Tensor]
+    """Numerators and denominators of metrics, scalars. They are added up over micro-batches and ranks before a metric
+    is divided; `actors.algorithms.losses.metrics.DENOMINATORS` names both sums of each metric."""

@@ -1,4 +1,4 @@
-"""INTELLECT policy optimisation: a trust region of probabilities, the same for both signs of the advantage."""
+"""IPO (INTELLECT policy optimisation): a trust region of probabilities, equal for both signs of the advantage."""
 
 from actors.algorithms.losses.inputs import LossInputs, TokenLoss
 from actors.algorithms.losses.teacher import with_teacher
@@ -7,8 +7,10 @@ from schemas.config.losses import IpoLossConfig
 
 
 def ipo(inputs: LossInputs, config: IpoLossConfig) -> TokenLoss:
-    """−A·min(r, ratio_clip) inside the region, + kl_tau·(log r)² everywhere; r = exp(logp − inference).
+    """Return −A·min(r, ratio_clip) inside the trust region + kl_tau·(log r)² on all tokens, (T,).
 
+    r = exp(logp − inference). Dropped: a fall of the probability above ipo_mask_low, a rise above ipo_mask_high. A
+    stands for adv_tau·A + teacher_tau·(teacher − logp). Mean over the step's tokens.
     Source: Surogate; in prime-rl the bounds are 0.1 and the ratio is not clipped.
     """
     change_T = probability_change(inputs)

@@ -1,4 +1,4 @@
-"""M2PO: few stale tokens make most of the variance; without them the rest may be as old as it likes."""
+"""M2PO: decoupled PPO without the few stale tokens that cause most of the variance of the importance weights."""
 
 from dataclasses import replace
 
@@ -11,10 +11,10 @@ from schemas.config.losses import M2poLossConfig
 
 
 def m2po(inputs: LossInputs, config: M2poLossConfig) -> TokenLoss:
-    """The decoupled loss on what `second_moment_below` keeps.
+    """Return the decoupled loss on the tokens that `second_moment_below` keeps of (inference − prox)², (T,).
 
-    A micro-batch counts in the step as its loss-mask tokens do, with the mean over those that it keeps: the normaliser
-    shrinks. Source: AReaL (m2_threshold); M2PO.
+    Dropped tokens leave the denominator: a micro-batch has the mean over its kept tokens, weighted with its share of
+    the step's loss-mask tokens. Source: M2PO; AReaL (m2_threshold), which also judges each micro-batch by itself.
     """
     mask_T = inputs.loss_mask_T
     squares_T = (inputs.inference_logprobs_T - proximal(inputs, config.prox_logp_method)).square()
@@ -22,18 +22,20 @@ def m2po(inputs: LossInputs, config: M2poLossConfig) -> TokenLoss:
     loss = decoupled(replace(inputs, loss_mask_T=keep_T), config)
     dropped = (mask_T & ~keep_T).sum()
     sums = {**loss.sums, "masked_m2": dropped, "masked_tokens": dropped + loss.sums.get("masked_tokens", 0)}
+    # the average divides by all loss-mask tokens of the step; the factor turns Σ/mask into Σ/kept for this micro-batch
     shrunk = mask_T.sum().to(squares_T.dtype) / keep_T.sum().clamp(min=1)
-    return replace(loss, values_T=loss.values_T * shrunk, sums=sums)
+    return replace(loss, values_T=loss.values_T * shrunk, kept_T=keep_T, sums=sums)
 
 
 def second_moment_below(squares_T: Tensor, mask_T: Tensor, threshold: float) -> Tensor:
-    """(T,) bool: the loss mask without its largest squares, as few as bring the mean of the rest below the threshold.
+    """Return the loss mask, (T,) bool, without the largest squares, as few as bring the mean of the rest below a bound.
 
-    The smallest always stays: squares [9, 1, 4] leave [1, 4] below 3, [1] below 2 and below 0.5.
+    The smallest square always stays: [9, 1, 4] leave [1, 4] with threshold 3, [1] with 2 and with 0.5.
     """
     places = torch.nonzero(mask_T).flatten()
     # largest first, as AReaL sorts, so that of equal squares the earlier one is dropped
     order = squares_T[places].sort(descending=True, stable=True).indices.flip(0)
+    # ascending order: the mean of the n smallest never falls with n, so the kept tokens are a prefix
     sizes = torch.arange(1, places.numel() + 1, dtype=squares_T.dtype, device=squares_T.device)
     stays = squares_T[places][order].cumsum(0) / sizes < threshold
     stays[:1] = True

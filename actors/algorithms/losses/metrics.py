@@ -1,4 +1,4 @@
-"""From the sums of all micro-batches and ranks to metrics, each with its own denominator."""
+"""Metrics of a loss, computed from sums over all micro-batches and ranks, each with its own denominator."""
 
 import math
 
@@ -42,16 +42,18 @@ DENOMINATORS = {
     "proximal_kl": ("proximal_kl", "tokens"),
     "behaviour_weight": ("behaviour_weight", "kept_tokens"),
 }
+"""Metrics that are a quotient of two sums: numerator and denominator."""
 
 
 def common_sums(inputs: LossInputs) -> dict[str, Tensor]:
-    """Of every loss: its tokens and their advantages, and how far the trainer is from the engine.
+    """Return the sums that every loss reports: tokens, advantages, and the distance of the trainer from the engine.
 
-    That is the k3 estimate of KL(trainer ‖ engine), which is ≥ 0 token by token, and the weights exp(logp − inference)
-    that the effective sample size is of.
+    The distance is the k3 estimate of KL(trainer ‖ engine), which is ≥ 0 for each token, and the weights
+    exp(logp − inference), from which `ess` (effective sample size) is computed.
     """
     log_ratio_T = inputs.masked(inputs.logprobs_T.detach() - inputs.inference_logprobs_T)
     ratio_T = ratio_of(log_ratio_T)
+    # float64: variance and sample size subtract or divide large sums of squares
     weight_T, advantages_T = inputs.masked(ratio_T).double(), inputs.masked(inputs.advantages_T).double()
     return {
         "tokens": inputs.loss_mask_T.sum(),
@@ -66,11 +68,15 @@ def common_sums(inputs: LossInputs) -> dict[str, Tensor]:
 def clip_sums(
     inputs: LossInputs, low_T: Tensor | None, high_T: Tensor | None, per_completion: bool = False
 ) -> dict[str, Tensor]:
-    """Of the clip fractions, from (T,) bool: what is clipped on either side, where the loss clips there at all.
+    """Return the sums of the clip fractions per side.
 
-    Counted in tokens, or, for a ratio of the whole completion, in completions (a share of one, where its tokens'
-    advantages have both signs).
+    Args:
+        inputs: arrays of the micro-batch.
+        low_T, high_T: bool, tokens clipped on each side; None if the loss does not clip there.
+        per_completion: count completions, for a ratio of the whole completion. A completion counts with the share of
+            its tokens that are clipped, since the tokens' advantages may differ in sign.
     """
+    # a loss that never clips on a side has no metric of the side, instead of a constant 0
     sides = {name: flags_T for name, flags_T in (("low", low_T), ("high", high_T)) if flags_T is not None}
     if not per_completion:
         return {f"clipped_{side}": (inputs.loss_mask_T & flags_T).sum() for side, flags_T in sides.items()}
@@ -82,7 +88,7 @@ def clip_sums(
 
 
 def metrics_of(sums: dict[str, float]) -> dict[str, float]:
-    """Metric values; one whose denominator is 0 is 0 (nothing was masked, so nothing to average)."""
+    """Return the metrics for which all sums are given; 0 for a denominator of 0 (as for the KL of no masked tokens)."""
     found = {name: pair for name, pair in DENOMINATORS.items() if pair[0] in sums}
     values = {name: _quotient(sums[top], sums[bottom]) for name, (top, bottom) in found.items()}
     return values | {
@@ -97,12 +103,12 @@ def _quotient(top: float, bottom: float) -> float:
 
 
 def _std(squares: float, total: float, count: float) -> float:
-    """Of the population."""
-    return math.sqrt(max(_quotient(squares, count) - _quotient(total, count) ** 2, 0.0))
+    """Return the population standard deviation, √(E[x²] − E[x]²)."""
+    return math.sqrt(max(_quotient(squares, count) - _quotient(total, count) ** 2, 0.0))  # rounding may go below 0
 
 
 def _effective_share(total: float, squares: float, count: float) -> float:
-    """Kish's effective sample size ÷ the sample size: 1 for equal weights, 1/n where one outweighs all."""
+    """Return Kish's effective sample size ÷ sample size, (Σw)² ÷ (n·Σw²): 1 for equal weights, 1/n for a single one."""
     return _quotient(total**2, squares * count)
 
 
@@ -110,4 +116,4 @@ NON_LINEAR = {
     "advantage_std": (_std, ("advantage_squared", "advantage", "tokens")),
     "ess": (_effective_share, ("weight", "weight_squared", "tokens")),
 }
-"""Metrics that are no quotient of two sums: their formula, and the sums that it takes."""
+"""Metrics with another formula than a quotient of two sums: the formula, and the sums it takes."""

@@ -1,4 +1,4 @@
-"""On-policy distillation: the policy samples, and each token's advantage is how much likelier its teacher finds it."""
+"""On-policy distillation: tokens sampled by the policy have the advantage teacher − logp (reverse KL to a teacher)."""
 
 from actors.algorithms.losses.inputs import LossInputs, TokenLoss
 from actors.algorithms.losses.teacher import teacher_gap
@@ -6,13 +6,15 @@ from actors.algorithms.losses.trust_region import beyond, inside_region, probabi
 from schemas.config.losses import RefKlLossConfig
 
 MAX_CHANGE = 0.2
-"""Of a token's probability since it was sampled; prime-rl fixes it."""
+"""Bound of the change of a token's probability from engine to trainer; a constant in prime-rl too."""
 
 
 def ref_kl(inputs: LossInputs, config: RefKlLossConfig) -> TokenLoss:
-    """−(teacher − logp)·r inside the region, + kl_tau·(log r)² everywhere; r = exp(logp − inference).
+    """Return −sg[teacher − logp]·r inside the trust region + kl_tau·(log r)² on all tokens, (T,).
 
-    The gap carries no gradient, so the gradient is that of the reverse KL. Source: prime-rl (on-policy distillation).
+    r = exp(logp − inference); sg[x] is x without gradient, so the gradient is that of the reverse KL. Dropped: a fall
+    of the probability above 0.2, or with `trust_region: advantage` the rule of loss dppo. Mean over the step's tokens.
+    Source: prime-rl (on-policy distillation).
     """
     if config.trust_region == "advantage":
         causes = beyond(inputs, MAX_CHANGE, MAX_CHANGE)

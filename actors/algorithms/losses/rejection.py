@@ -1,4 +1,8 @@
-"""Rejection sampling as AReaL has it: weights from the engine to the proximal policy, and which of them are too far."""
+"""Rejection sampling (AReaL): importance weights from the engine to the proximal policy, and the bounds they must keep.
+
+Weights are exp(prox − inference), called behaviour weights. A token, or a completion, outside the bounds is dropped or
+has its weight clamped.
+"""
 
 from dataclasses import dataclass
 
@@ -13,17 +17,18 @@ from schemas.config.losses import RejectionConfig
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What became of each token."""
+    """Result of rejection sampling for one micro-batch."""
 
     keep_T: Tensor
-    """bool; part of the loss mask."""
+    """bool, tokens that stay; a part of the loss mask."""
     weight_T: Tensor
-    """exp(proximal − inference), no gradient; ones without rejection sampling."""
+    """Behaviour weights exp(prox − inference), without gradient; 1 without rejection sampling."""
     sums: dict[str, Tensor]
+    """Sums of the metrics `proximal_kl`, `rejected_fraction`, `masked_fraction` and `behaviour_weight`."""
 
 
 def judged(inputs: LossInputs, proximal_T: Tensor, config: RejectionConfig | None) -> Behaviour:
-    """Behaviour weights and the tokens that stay; without a configuration all stay, and none is weighted."""
+    """Return behaviour weights and the tokens that stay; `config` None: all tokens stay, all weights are 1."""
     mask_T = inputs.loss_mask_T
     log_weight_T = inputs.masked(proximal_T - inputs.inference_logprobs_T)
     sums = {"proximal_kl": (ratio_of(log_weight_T) - log_weight_T - 1).sum()}
@@ -38,7 +43,10 @@ def judged(inputs: LossInputs, proximal_T: Tensor, config: RejectionConfig | Non
 
 
 def _weight(inputs: LossInputs, log_weight_T: Tensor, config: RejectionConfig) -> Tensor:
-    """(T,) the geometric mean of a completion where completions are judged by ratios, whatever `agg` is."""
+    """Return the weights, (T,): each token's ratio, or the completion's geometric mean if ratios judge completions.
+
+    The geometric mean is the weight whatever `agg` the completion is judged by.
+    """
     if config.level == "sequence" and config.metric == "ratio":
         return ratio_of(inputs.per_token(inputs.mean_per_completion(log_weight_T)))
     return ratio_of(log_weight_T)
@@ -49,7 +57,7 @@ def _outside(inputs: LossInputs, log_weight_T: Tensor, config: RejectionConfig) 
     found_T = log_weight_T if is_ratio else kl_estimate(log_weight_T, config.metric.removeprefix("kl_"))
     if config.level == "sequence":
         found_T = inputs.per_token(_of_completions(inputs, found_T, config.agg))
-    found_T = found_T.exp() if is_ratio else found_T  # ratios are added up as logs
+    found_T = found_T.exp() if is_ratio else found_T  # ratios were aggregated as logs
     above_T = found_T > config.upper
     return above_T if config.lower is None else above_T | (found_T < config.lower)
 
@@ -60,7 +68,7 @@ def _of_completions(inputs: LossInputs, values_T: Tensor, agg: str) -> Tensor:
             return inputs.sum_per_completion(inputs.masked(values_T))
         case "mean":
             return inputs.mean_per_completion(values_T)
-    return inputs.max_per_completion(inputs.masked(values_T, float("-inf")))
+    return inputs.max_per_completion(inputs.masked(values_T, float("-inf")))  # tokens outside the mask never win
 
 
 def _sums(mask_T: Tensor, keep_T: Tensor, outside_T: Tensor, weight_T: Tensor) -> dict[str, Tensor]:

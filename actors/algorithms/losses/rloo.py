@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out over whole completions; the leave-one-out is the advantage's (`reward.advantage`)."""
+"""RLOO's loss over whole completions; the leave-one-out baseline itself is `reward.advantage` of type `rloo`."""
 
 from actors.algorithms.losses.grpo import clipped_sums, clipped_values
 from actors.algorithms.losses.inputs import LossInputs, TokenLoss
@@ -7,7 +7,7 @@ from schemas.config.losses import RlooLossConfig
 
 
 def rloo(inputs: LossInputs, config: RlooLossConfig) -> TokenLoss:
-    """−min(ρA, clip(ρ)A) with ρ = exp of the sum of a completion's log ratios, mean over completions.
+    """Return −min(ρA, clip(ρ)·A), (T,), ρ = exp(Σ over the completion of logp − old); mean over completions.
 
     Source: RLOO (Ahmadian et al.), as in TRL.
     """

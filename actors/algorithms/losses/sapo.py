@@ -1,4 +1,4 @@
-"""SAPO: a sigmoid of the importance ratio in place of the clip."""
+"""SAPO: a sigmoid of the importance ratio instead of the clip."""
 
 import torch
 
@@ -8,8 +8,9 @@ from schemas.config.losses import SapoLossConfig
 
 
 def sapo(inputs: LossInputs, config: SapoLossConfig) -> TokenLoss:
-    """Per token −A·(4/τ)·sigmoid(τ(ρ − 1)), whose gradient at ρ = 1 is that of −ρA; τ by the sign of A.
+    """Return −A·(4/τ)·sigmoid(τ(ρ − 1)) per token, (T,), ρ = exp(logp − old); averaged as `config.average` says.
 
+    τ is temperature_pos for A > 0, else temperature_neg. At ρ = 1 the gradient equals that of −ρA.
     Source: SAPO (Qwen team), as in TRL, ms-swift and AReaL.
     """
     ratio_T, advantages_T = ratio_at_level(inputs, config), advantages_at_level(inputs, config)

@@ -1,8 +1,8 @@
-"""The Surogate GRPO loss: an importance-weighted policy gradient inside a trust region.
+"""Surogate's GRPO loss: an importance-weighted policy gradient inside a trust region.
 
-The coefficient is detached, so the gradient with respect to a kept token's logprob is −coeff / loss_tokens; with one
-ratio per completion it is −coeff / (loss-mask tokens of the completion) / loss_tokens. Tokens that the trust region
-drops count in the normaliser all the same; on them the KL and teacher terms vanish too.
+The coefficient c is detached, so the gradient at a kept token's logprob is −c / loss_tokens. With a ratio per
+completion the gradient is −c / (loss-mask tokens of the completion) / loss_tokens. Tokens dropped by the trust region
+have no KL and no teacher term either, but stay in the denominator.
 """
 
 from actors.algorithms.losses.inputs import LossInputs, TokenLoss
@@ -12,13 +12,16 @@ from actors.algorithms.losses.trust_region import kept_and_dropped
 from schemas.config.losses import SurogateLossConfig
 
 MAX_LOG_RATIO = 10.0
-"""Cap of the summed log ratio before exp; sequence_clip_high caps the result."""
+"""Upper bound of a completion's summed log ratio before exp; sequence_clip_high is the bound of the ratio itself."""
 
 
 def surogate(inputs: LossInputs, config: SurogateLossConfig) -> TokenLoss:
-    """Values per token and metric sums of one micro-batch.
+    """Return −sg[c]·logp on kept tokens, (T,), c = R·(adv_tau·A + teacher_tau·(teacher − logp) − kl_tau·log r).
 
-    Source: Surogate, RL training guide, "GRPO Loss Formula".
+    r = exp(logp − inference); R = r, or with ratio_type `sequence` min(exp(min(Σ log r, 10)), sequence_clip_high) of
+    the completion. A token is kept if r, the geometric mean of the completion's r, and the completion's least and
+    greatest r are within their bounds. With ratio_type `sequence` each value is also divided by the loss-mask tokens of
+    its completion. Source: Surogate, RL training guide, "GRPO Loss Formula".
     """
     mask_T = inputs.loss_mask_T
     logprobs_T = inputs.logprobs_T.detach()
@@ -43,7 +46,7 @@ def surogate(inputs: LossInputs, config: SurogateLossConfig) -> TokenLoss:
     advantages_T = with_teacher(inputs, config.adv_tau * inputs.advantages_T, config.teacher_tau)
     coeff_T = weight_T * (advantages_T - config.kl_tau * log_ratio_T)
 
-    # both filled before they meet: a dropped token whose ratio overflowed would give 0 · inf, forward or backward
+    # both factors are filled before the product: an overflowed ratio of a dropped token would give 0 · inf
     values_T = -coeff_T.masked_fill(~keep_T, 0.0) * inputs.logprobs_T.masked_fill(~keep_T, 0.0)
     if config.ratio_type == "sequence":
         values_T = values_T / inputs.per_token(inputs.num_tokens_B)

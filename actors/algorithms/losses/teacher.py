@@ -1,4 +1,4 @@
-"""A teacher's pull: how much likelier it finds a token than the policy does."""
+"""Teacher terms of a loss: the gap teacher − logp, as an advantage and as a metric."""
 
 from torch import Tensor
 
@@ -6,10 +6,12 @@ from actors.algorithms.losses.inputs import LossInputs
 
 
 def teacher_gap(inputs: LossInputs) -> Tensor:
-    """(T,) teacher − logp, no gradient: as an advantage, its policy gradient is that of −KL(policy ‖ teacher).
+    """Return teacher − logp without gradient, (T,), 0 outside the loss mask.
+
+    Used as an advantage, the gap has the policy gradient of −KL(policy ‖ teacher).
 
     Raises:
-        ValueError: there is no teacher.
+        ValueError: inputs.teacher_logprobs_T is missing.
     """
     if inputs.teacher_logprobs_T is None:
         raise ValueError("teacher_logprobs: this trainer.loss reads a teacher's; set trainer.teacher")
@@ -17,10 +19,10 @@ def teacher_gap(inputs: LossInputs) -> Tensor:
 
 
 def with_teacher(inputs: LossInputs, advantages_T: Tensor, teacher_tau: float) -> Tensor:
-    """(T,) advantages and teacher_tau × the gap."""
+    """Return advantages + teacher_tau·(teacher − logp), (T,); without a teacher_tau no teacher is needed."""
     return advantages_T + teacher_tau * teacher_gap(inputs) if teacher_tau else advantages_T
 
 
 def teacher_sums(inputs: LossInputs) -> dict[str, Tensor]:
-    """Of the metric teacher_kl, the mean of logp − teacher (k1); nothing without a teacher."""
+    """Return the sum of the metric teacher_kl, the mean of logp − teacher (k1); empty without a teacher."""
     return {} if inputs.teacher_logprobs_T is None else {"teacher_kl": -teacher_gap(inputs).sum()}

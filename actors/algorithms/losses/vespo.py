@@ -1,4 +1,4 @@
-"""VESPO: a smooth weight of the whole completion's importance ratio, which vanishes far from 1 on either side."""
+"""VESPO: logprobs weighted by a smooth function of the completion's importance ratio that vanishes far from 1."""
 
 import math
 
@@ -10,14 +10,16 @@ from actors.algorithms.losses.ratios import log_ratio, ratio_of
 from schemas.config.losses import VespoLossConfig
 
 LEAST, MOST = math.log(1e-8), 20.0
-"""Bounds of log w and of the log of a token's correction; a token's log ratio is bounded by ± MOST."""
+"""Bounds of log w and of the log of a token's correction weight. A token's log ratio is bounded by ± MOST."""
 LEAST_LAMBDA = 1e-4
+"""Lower bound of λ; at λ = 0 the weight would grow with w without limit."""
 
 
 def vespo(inputs: LossInputs, config: VespoLossConfig) -> TokenLoss:
-    """Per token −φ(w)·A·logp, φ = exp(λ + k·log w − λ·w) detached, mean over the tokens of the step.
+    """Return −sg[φ(w)]·A·logp per token, (T,), φ = exp(λ + k·log w − λ·w); mean over the step's tokens.
 
-    Source: VESPO, as in TRL.
+    w = exp(Σ over the completion of logp − old), log w in [ln 1e-8, 20]; with an inference correction the sum includes
+    the log of its weights. k and λ depend on the sign of A; A = 0 counts as positive. Source: VESPO, as in TRL.
     """
     log_ratio_T, advantages_T = log_ratio(inputs, config), inputs.advantages_T
     log_w_B = _log_weight(inputs, log_ratio_T.detach())
@@ -30,7 +32,7 @@ def vespo(inputs: LossInputs, config: VespoLossConfig) -> TokenLoss:
 
 
 def _log_weight(inputs: LossInputs, log_ratio_T: Tensor) -> Tensor:
-    """(B,) log w: the sum of the log ratios and, with a correction, of its tokens' log weights."""
+    """Return log w per completion, (B,): the sum of log ratios and of the logs of correction weights, if any."""
     total_B = inputs.sum_per_completion(log_ratio_T.clamp(-MOST, MOST))
     if inputs.correction_T is not None:
         total_B = total_B + inputs.sum_per_completion(inputs.masked(inputs.correction_T.log().clamp(LEAST, MOST)))
@@ -38,5 +40,6 @@ def _log_weight(inputs: LossInputs, log_ratio_T: Tensor) -> Tensor:
 
 
 def _phi(log_w_B: Tensor, k: float, decay: float) -> Tensor:
+    # computed as a log and exponentiated once, so that a large w gives 0, not inf · 0
     decay = max(decay, LEAST_LAMBDA)
     return (decay + k * log_w_B - decay * log_w_B.exp()).exp().nan_to_num(nan=0.0, posinf=0.0)

@@ -1,1 +1,1 @@
-"""The embedded engine: a transformers model with continuous batching, no server to install."""
+"""Embedded engine: a transformers model inside the inference actor."""

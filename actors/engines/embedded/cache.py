@@ -1,9 +1,8 @@
-"""Keys and values of running sequences in slots, and the attention function that reads and writes them.
+"""Keys and values of running sequences in slots, and the attention function over the slots.
 
-A forward is either a prefill (whole sequences in one packed row, nothing of them cached yet) or a decode (one new token
-of each sequence). Both write the new keys and values to the sequences' slots. A decode reads slots 0…B−1, so its batch
-is a view of the cache. The cache grows by doubling, so it is as large as the longest sequence and the largest batch
-have needed.
+A forward is either a prefill (whole sequences packed in one row, no token cached yet) or a decode (one new
+token per sequence). Both write the new keys and values to the slots of the sequences. A decode reads slots 0…B−1, so
+its batch is a view of the cache. The cache grows by doubling, to the longest sequence and the largest batch so far.
 """
 
 from dataclasses import dataclass, field
@@ -14,13 +13,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from actors.policy.attention.padded import capped_attention, padded_attention
-from actors.policy.attention.rows import PackedRow
+from actors.models.attention.padded import capped_attention, padded_attention
+from actors.models.attention.rows import PackedRow
 
 NAME = "grpo_slots"
+"""Name of the attention function in transformers' registry."""
 
 SMALLEST = 16
-"""Slots and positions that a cache starts with."""
+"""Least number of slots, and of positions per slot, in a cache."""
 
 
 class SlotCache:
@@ -33,36 +33,39 @@ class SlotCache:
         self.values: dict[int, Tensor] = {}
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for the first `slots` slots with `length` positions each."""
+        """Make room for the first `slots` slots with `length` positions each. Contents are kept."""
         wanted = (slots, length)
         if all(have >= want for have, want in zip(self._size, wanted, strict=True)):
             return
         s, n = (
-            max(have, min(limit, max(SMALLEST, 1 << (want - 1).bit_length())))
+            max(have, min(limit, max(SMALLEST, 1 << (want - 1).bit_length())))  # the next power of two
             for have, want, limit in zip(self._size, wanted, self._limits, strict=True)
         )
-        self._size = s, n
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                store[layer] = old.new_zeros((s, old.shape[1], n, old.shape[3]))
-                store[layer][: old.shape[0], :, : old.shape[2]] = old
+                new = old.new_zeros((s, old.shape[1], n, old.shape[3]))
+                new[: old.shape[0], :, : old.shape[2]] = old
+                store[layer] = new
+        # assigned last: if an allocation fails, the real size is at least the recorded one
+        self._size = s, n
 
     def write(self, layer: int, slots_T: Tensor, positions_T: Tensor, key_T: Tensor, value_T: Tensor) -> None:
-        """Store (T, heads, dim) at (slot, position); there is room (`reserve`)."""
+        """Store keys and values (T, heads, dim) at (slot, position); the caller has reserved the room."""
         for store, new in ((self.keys, key_T), (self.values, value_T)):
+            # the first forward tells the heads and the dtype of a layer
             if layer not in store:
                 slots, length = self._size
                 store[layer] = new.new_zeros((slots, new.shape[1], length, new.shape[2]))
             store[layer][slots_T, :, positions_T] = new
 
     def repeat(self, slot: int, count: int, length: int) -> None:
-        """Give the `count` slots behind a slot its first `length` positions."""
+        """Copy the first `length` positions of a slot to the next `count` slots."""
         for store in (self.keys, self.values):
             for tensor in store.values():
                 tensor[slot + 1 : slot + 1 + count, :, :length] = tensor[slot, :, :length]
 
     def copy(self, sources: Tensor, targets: Tensor, length: int) -> None:
-        """Give `targets` the first `length` positions of other slots; none is both source and target."""
+        """Copy the first `length` positions of `sources` to `targets`. No slot may be in both."""
         for store in (self.keys, self.values):
             for tensor in store.values():
                 tensor[targets, :, :length] = tensor[sources, :, :length]
@@ -70,18 +73,20 @@ class SlotCache:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What one forward does: a prefill of `packed_row`, or without one a decode of slots 0…B−1."""
+    """Plan of one forward: a prefill of `packed_row`, or a decode of slots 0…B−1 if `packed_row` is None."""
 
     cache: SlotCache
     slots_T: Tensor
+    """Slot of each token."""
     positions_T: Tensor
+    """Position of each token in its sequence."""
     length: int
-    """Positions that a decode reads: those of the longest context, the new token included."""
+    """Positions read by a decode: the longest context, the new token included."""
     packed_row: PackedRow | None = None
     _masks: dict[int | None, Tensor] = field(default_factory=dict, repr=False)
 
     def seen(self, sliding_window: int | None) -> Tensor:
-        """Which positions each sequence of a decode sees, (B, 1, 1, length); made once, since all layers ask for it."""
+        """Return the positions seen by each sequence of a decode, (B, 1, 1, length); cached for all layers."""
         found = self._masks.get(sliding_window)
         if found is None:
             age_BL = self.positions_T[:, None] - torch.arange(self.length, device=self.positions_T.device)[None]
@@ -105,10 +110,11 @@ def slot_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of new tokens over their sequences' slots; (1, heads, T, dim) → (1, T, heads, dim)."""
+    """Compute attention of new tokens over the sequences' slots; (1, heads, T, dim) → (1, T, heads, dim)."""
     plan, layer = cache_plan, module.layer_idx
     plan.cache.write(layer, plan.slots_T, plan.positions_T, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if plan.packed_row is not None:
+        # whole sequences: the new keys and values are all there are, so the cache need not be read
         return padded_attention(
             module,
             query,

@@ -1,14 +1,16 @@
-"""The embedded engine: one thread that decodes all running sequences a token at a time.
+"""Embedded engine: one thread decodes all running sequences together, one token at a time.
 
-Between two tokens it takes, in this order: cancellations, new weights, new requests. So a request joins at a token
-boundary, together with those that wait beside it (one forward for the prompts of all, up to
-`inference.engine.max_prefill_tokens`), and so does a version of the weights:
+Between two tokens the thread handles cancellations, new weights and new requests, in this order. Requests that wait
+at the same time start with one forward for all prompts, up to `inference.engine.max_prefill_tokens`. New weights enter
+by `weights.update_mode`:
 
-    drain       new requests wait, the running ones finish under the old version, then switch
-    interrupt   switch, compute keys and values of what was written so far again, go on (the default)
-    inflight    switch and go on with the keys and values as they are
+    drain       new requests wait, running ones finish under the old version, then switch
+    interrupt   switch, compute keys and values of the tokens so far again, continue (the default)
+    inflight    switch and continue with the keys and values as they are
 
-A deterministic engine (`inference.engine.deterministic`) drains, and runs one request at a time: see `_joins`.
+A request that can't start, for example for lack of memory, fails alone; others are served on. After MAX_FAILED such
+requests in a row the engine stops. A deterministic engine (`inference.engine.deterministic`) drains and runs one
+request at a time (see `_joins`).
 """
 
 import contextlib
@@ -25,17 +27,19 @@ import torch
 from actors.algorithms.noise import NormNoise
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.running import Request, Running
-from actors.engines.embedded.sampling import sample, uniforms
+from actors.engines.embedded.sampling import Drawn, sample, uniforms
 from actors.engines.protocol import (
     Completion,
     EngineStatus,
     EngineStoppedError,
     RequestError,
     SampleRequest,
+    SamplingError,
     check_token_ids,
 )
 from actors.engines.tokenizing import Tokenizing
-from actors.environments.prompts import eos_ids
+from actors.models.tokenizer import eos_ids
+from bus import threads
 from bus.weights import Weights
 from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
@@ -44,10 +48,13 @@ from schemas.messages import Policy
 
 log = structlog.get_logger("engine")
 
+MAX_FAILED = 8
+"""Failed starts in a row after which the engine stops: the fault is then taken to be the engine's."""
+
 
 @dataclass(eq=False)
 class _Update:
-    """New weights that wait for a token boundary."""
+    """New weights, waiting for a token boundary."""
 
     policy: Policy
     weights: Weights
@@ -55,10 +62,10 @@ class _Update:
 
 
 class EmbeddedEngine(Tokenizing):
-    """See the module. Weights are loaded in the caller's thread and applied in the engine's.
+    """Engine with a transformers model in this process. The module describes its loop.
 
-    Futures stay pending until they have a result, so whoever holds one may cancel it at any moment; the engine finds
-    out at the next token boundary.
+    `load` only hands over weights; the engine's thread copies tensors into the model. Futures stay pending until they
+    have a result, so a holder may cancel at any moment; the engine notices at the next token boundary.
     """
 
     holds_two_versions = False
@@ -72,7 +79,7 @@ class EmbeddedEngine(Tokenizing):
     ) -> None:
         super().__init__(model)
         self._config = config
-        # a request sampled by two versions would depend on the token at which they were switched
+        # a request sampled by two versions would depend on the token at which the versions were switched
         self._mode = "drain" if config.deterministic else update_mode
         self._decoder = Decoder(model, config, noise)
         self._eos = np.array(sorted(eos_ids(model)), np.int32)
@@ -81,17 +88,25 @@ class EmbeddedEngine(Tokenizing):
         self._waiting: deque[Request] = deque()
         self._update: _Update | None = None
         self._loading = threading.Lock()
+        """Held by one `load` at a time."""
         self._changed = threading.Condition()
+        """Guards the fields shared by `submit`, `load`, `status`, `close` and the engine's thread."""
         self._stopping = False
         self._failure: BaseException | None = None
+        self._num_failed = self._one_by_one = 0
+        """Failed starts in a row, and requests still to be started separately."""
         self._generated_tokens, self._busy_seconds = 0, 0.0
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("engine", self._loop)
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
-        """Queue a request."""
+        """Queue a request. Cancelling the future ends all completions at the next token boundary.
+
+        Raises:
+            RequestError: the request can never be served.
+            EngineStoppedError: the engine has failed or been closed.
+        """
         self._check(request)
         if request.max_tokens is None:
             request = replace(request, max_tokens=self._decoder.max_length - len(request.prompt_ids))
@@ -103,7 +118,13 @@ class EmbeddedEngine(Tokenizing):
         return queued.future
 
     def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
-        """Hand weights to the engine's thread and wait until it has switched."""
+        """Hand weights to the engine's thread, wait for the switch, and return the seconds taken.
+
+        Raises:
+            ValueError: the weights do not fit the model; the old version serves on.
+            TimeoutError: the switch did not start within `timeout` seconds; the old version serves on.
+            EngineStoppedError: the engine has failed or been closed.
+        """
         update = _Update(policy, weights)
         with self._loading:
             with self._changed:
@@ -114,7 +135,7 @@ class EmbeddedEngine(Tokenizing):
                 return update.done.result(timeout)
             with self._changed:
                 late, self._update = self._update is update, None
-            if not late:  # it is being applied at this moment
+            if not late:  # the engine's thread has taken the update and is applying it
                 return update.done.result()
         raise TimeoutError(
             f"weights {policy} were not switched in within {timeout:g} s (weights.timeout, "
@@ -122,7 +143,11 @@ class EmbeddedEngine(Tokenizing):
         )
 
     def status(self) -> EngineStatus:
-        """A snapshot."""
+        """Return a snapshot of the engine's state.
+
+        Raises:
+            EngineStoppedError: the engine has failed.
+        """
         with self._changed:
             if self._failure is not None:
                 self._ensure_alive()
@@ -130,7 +155,7 @@ class EmbeddedEngine(Tokenizing):
         return EngineStatus(self._policy, len(self._running), waiting, self._generated_tokens, self._busy_seconds)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread; pending requests fail. Waits at most 10 seconds."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -149,6 +174,7 @@ class EmbeddedEngine(Tokenizing):
         check_token_ids("prompt", request.prompt_ids, self._decoder.vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._decoder.vocab_size)
         check_token_ids("logit_bias", request.logit_bias, self._decoder.vocab_size)
+        # with no limit there must be room for one token at least
         new = 1 if request.max_tokens is None else request.max_tokens
         if size + new > longest:
             raise RequestError(
@@ -165,6 +191,7 @@ class EmbeddedEngine(Tokenizing):
     def _loop(self) -> None:
         try:
             while self._wait_for_work():
+                threads.pass_by("inference.engine")  # fault point of the chaos tests
                 started = time.monotonic()
                 self._drop_cancelled()
                 self._switch_if_due()
@@ -187,6 +214,8 @@ class EmbeddedEngine(Tokenizing):
         cancelled = [request for request in self._running.requests if request.future.cancelled()]
         if cancelled:
             self._remove(self._running.rows_of(cancelled))
+        with self._changed:  # also those behind a request that does not fit yet
+            self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
 
     def _switch_if_due(self) -> None:
         with self._changed:
@@ -199,7 +228,7 @@ class EmbeddedEngine(Tokenizing):
             self._decoder.load(update.weights, update.policy.version)
         except ValueError as error:
             update.done.set_exception(error)
-            return
+            return  # the engine serves on under the old version
         except BaseException as error:
             update.done.set_exception(error)
             raise
@@ -210,24 +239,62 @@ class EmbeddedEngine(Tokenizing):
         update.done.set_result(time.monotonic() - started)
 
     def _joins(self, asked: SampleRequest) -> bool:
-        """Whether a request may share its forwards with what runs, which includes what is admitted with it.
+        """Return whether a request may share forwards with the running requests and others admitted in the same round.
 
-        The shape of a forward decides in which order its kernels add, and so the last bits of each row: 3 rows give
-        others than 4, a context padded to 33 others than one of 32. Alone, all shapes of a request follow from itself.
-        Padding all forwards to one shape would not do, since a row's bits may depend on its place in it: of 7 rows that
-        two threads multiply, three are computed by another kernel than four.
+        A deterministic engine runs each request alone. The shape of a forward decides the order in which kernels add,
+        and so the last bits of each row: 3 rows give other bits than 4, a context padded to 33 others than a context of
+        32. Alone, all shapes follow from the request itself. Padding all forwards to one shape would not help, since
+        the bits of a row may depend on its place: of 7 rows that two threads multiply, three are computed by another
+        kernel than four.
         """
         if self._config.deterministic:
             return len(self._running) == 0
         return asked.num_completions <= self._running.free
 
     def _admit(self) -> None:
-        """Prefill what fits, one prompt once, and draw the first token of each of its completions."""
+        """Prefill as many waiting requests as fit, each prompt once, and draw the first token of each completion."""
         first = len(self._running)
         admitted = self._take()
-        if not admitted:
+        try:
+            drawn = self._begin(admitted, first) if admitted else None
+        except FloatingPointError:  # caused by the weights, not by a request: the engine stops
+            raise
+        except Exception as error:  # noqa: BLE001 - reported to the request
+            self._running.remove(range(first, len(self._running)))
+            if len(admitted) == 1:
+                self._fail(admitted[0], error)
+                return
+            # the request at fault is unknown: all wait again at the front and start alone
+            log.warning("requests could not start together; starting them one by one", requests=len(admitted))
+            with self._changed:
+                self._waiting.extendleft(reversed(admitted))
+                self._one_by_one = len(admitted)
             return
+        if drawn is not None:
+            self._num_failed = 0
+            self._add(first, drawn)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """Fail a request after a failed start, with the reason.
+
+        Raises:
+            Exception: the given error, after MAX_FAILED failed requests in a row: the next ones would fail too.
+        """
+        self._num_failed += 1
+        asked = request.asked
+        words = (
+            f"{asked.num_completions} completions of a prompt of {len(asked.prompt_ids)} tokens could not start: "
+            f"{type(error).__name__}: {error}"
+        )
+        log.error("request failed", detail=words, failed_in_a_row=self._num_failed, exc_info=error)
+        with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
+            request.future.set_exception(SamplingError(words))
+        if self._num_failed >= MAX_FAILED:
+            raise error
+
+    def _begin(self, admitted: list[Request], first: int) -> Drawn:
         if self._config.deterministic:
+            # the cache's size must not depend on earlier requests
             self._decoder.forget()
         counts = np.array([request.asked.num_completions for request in admitted])
         slots = (first + np.cumsum(counts) - counts).tolist()
@@ -236,16 +303,19 @@ class EmbeddedEngine(Tokenizing):
             if count > 1:
                 self._decoder.repeat(slot, count - 1, len(request.asked.prompt_ids))
         rows = torch.from_numpy(np.repeat(np.arange(len(admitted)), counts)).to(logits_QV.device)
-        self._draw(first, logits_QV[rows])
+        return self._drawn(first, logits_QV[rows])
 
     def _take(self) -> list[Request]:
-        """Waiting requests that join now, in the order of their coming: while there are rows, and tokens to prefill."""
+        """Take waiting requests in order of arrival, while rows and prefill tokens suffice."""
         taken: list[Request] = []
         tokens, budget = 0, self._config.max_prefill_tokens
         segments = [] if self._policy is None else [(0, self._policy.lineage, self._policy.version)]
         with self._changed:
             holding_back = self._mode == "drain" and self._update is not None
+            # first come, first served: a large request that does not fit yet holds back the smaller ones behind it
             while self._waiting and not holding_back:
+                if taken and self._one_by_one:
+                    break
                 request = self._waiting[0]
                 if not request.future.cancelled():
                     tokens += len(request.asked.prompt_ids)
@@ -254,16 +324,27 @@ class EmbeddedEngine(Tokenizing):
                     taken.append(request)
                     self._running.add(request, segments)
                 self._waiting.popleft()
+            if taken:
+                self._one_by_one = max(0, self._one_by_one - 1)
         return taken
 
     def _draw(self, first: int, logits_BV: torch.Tensor) -> None:
-        """Sample the next token of the sequences from row `first` on."""
+        """Sample and add the next token of the rows from `first` on."""
+        self._add(first, self._drawn(first, logits_BV))
+
+    def _drawn(self, first: int, logits_BV: torch.Tensor) -> Drawn:
         running = self._running
         drawn = sample(
             logits_BV, running.distribution(first), uniforms(*running.draws(first)), running.num_top_logprobs(first)
         )
+        # a logprob that is NaN would only show as a loss of NaN, steps later
         if not np.isfinite(drawn.logprobs_B).all():
             raise FloatingPointError(f"the model's logits are not finite under policy {self._policy}")
+        return drawn
+
+    def _add(self, first: int, drawn: Drawn) -> None:
+        """Add a token to each of the rows from `first` on, and answer the requests now complete."""
+        running = self._running
         running.append(first, drawn)
         self._generated_tokens += drawn.tokens_B.size
         ended = running.ended(first, self._eos)
@@ -282,7 +363,7 @@ class EmbeddedEngine(Tokenizing):
             self._decoder.move(sources, targets, length)
 
     def _end(self, error: BaseException | None) -> None:
-        """Fail all that is under way; from now on nothing is taken."""
+        """Fail everything under way; from now on nothing is taken."""
         with self._changed:
             self._failure, self._stopping = error, True
             requests = [*self._waiting, *self._running.requests]

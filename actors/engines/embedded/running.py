@@ -1,6 +1,6 @@
-"""The sequences that are being decoded, as arrays: row b is the sequence in slot b of the cache.
+"""Running sequences as arrays: row b is the sequence in slot b of the cache.
 
-The B rows are always 0…B−1. When sequences end, those at the end move into the gaps:
+Rows are always 0…B−1. When sequences end, rows from the end move into the gaps:
 
     rows a b c d e, b and d end      a e c      moved: 4 → 1
 """
@@ -17,12 +17,12 @@ from actors.engines.protocol import Alternatives, Completion, SampleRequest, Seg
 from actors.engines.text import Detokenize, StopWatch
 
 GREEDY = 1e-5
-"""Temperatures below are 0 (as in vLLM): logits divided by them could overflow."""
+"""Temperature below which sampling is greedy, as in vLLM: logits divided by less could overflow."""
 
 
 @dataclass(eq=False)
 class Request:
-    """A request and its completions as they end."""
+    """Request, with the finished completions by number."""
 
     asked: SampleRequest
     future: "Future[list[Completion]]" = field(default_factory=Future)
@@ -30,13 +30,13 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether all completions have ended."""
+        """True once all completions have finished."""
         return len(self.completions) == self.asked.num_completions
 
 
 @dataclass(eq=False)
 class _Owner:
-    """Whose completion a row is, and what is told of it beside its tokens."""
+    """Completion of a row, with all data but tokens and logprobs."""
 
     request: Request
     number: int
@@ -47,7 +47,7 @@ class _Owner:
 
 
 class Running:
-    """Up to `capacity` sequences of up to `max_length` tokens."""
+    """Table of up to `capacity` sequences of up to `max_length` tokens."""
 
     def __init__(self, capacity: int, max_length: int, detokenize: Detokenize) -> None:
         self._detokenize = detokenize
@@ -55,8 +55,11 @@ class Running:
         self._tokens_BL = np.zeros((capacity, max_length), np.int32)
         self._logprobs_BL = np.zeros((capacity, max_length), np.float32)
         self._lengths_B = np.zeros(capacity, np.int64)
+        """Tokens of each row so far, the prompt included."""
         self._prompts_B = np.zeros(capacity, np.int64)
+        """Tokens of each row's prompt."""
         self._ends_B = np.zeros(capacity, np.int64)
+        """Length at which each row ends."""
         self._seeds_B = np.zeros(capacity, np.uint64)
         self._temperatures_B = np.zeros(capacity, np.float32)
         self._top_p_B = np.zeros(capacity, np.float32)
@@ -64,7 +67,9 @@ class Running:
         self._min_p_B = np.zeros(capacity, np.float32)
         self._num_top_logprobs_B = np.zeros(capacity, np.int64)
         self._biased_B, self._watched_B, self._told_B = (np.zeros(capacity, bool) for _ in range(3))
-        """Rows with a bias, with stop strings or tokens, and with a listener; mostly there are none."""
+        """Rows with a bias, with stop strings or stop tokens, and with a callback. Loops over rows touch only these
+        few."""
+        # `remove` moves the rows of all arrays alike
         self._arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
     def __len__(self) -> int:
@@ -72,16 +77,16 @@ class Running:
 
     @property
     def free(self) -> int:
-        """Rows that are not taken."""
+        """Number of free rows."""
         return len(self._lengths_B) - len(self._owners)
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have a row, each once."""
+        """Requests with a row, each once."""
         return list({id(owner.request): owner.request for owner in self._owners}.values())
 
     def add(self, request: Request, segments: list[Segment]) -> None:
-        """Append a row for each completion of a request, holding its prompt."""
+        """Append a row for each completion of a request, with the prompt as its tokens."""
         asked = request.asked
         assert asked.max_tokens is not None
         prompt, n, first = len(asked.prompt_ids), asked.num_completions, len(self)
@@ -91,6 +96,7 @@ class Running:
         self._lengths_B[rows] = self._prompts_B[rows] = prompt
         self._ends_B[rows] = prompt + asked.max_tokens
         self._seeds_B[rows] = np.arange(asked.seed, asked.seed + n, dtype=np.uint64)
+        # a greedy row has no cuts: the most probable token passes them all
         greedy = asked.temperature < GREEDY
         self._temperatures_B[rows] = 0 if greedy else asked.temperature
         self._top_p_B[rows] = 1 if greedy else asked.top_p
@@ -107,21 +113,21 @@ class Running:
         return StopWatch(asked.stop, asked.stop_token_ids, self._detokenize)
 
     def last_tokens(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The newest token of each row and its position."""
+        """Return token and position of the newest token of each row."""
         positions_B = self._lengths_B[: len(self)] - 1
         return self._tokens_BL[np.arange(len(self)), positions_B], positions_B
 
     def written(self) -> list[NDArray[np.int32]]:
-        """Each row's tokens but the newest: those whose keys and values are in the cache."""
+        """Return the tokens of each row without the newest: the tokens with keys and values in the cache."""
         return [self._tokens_BL[b, : length - 1] for b, length in enumerate(self._lengths_B[: len(self)])]
 
     def draws(self, first: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Seeds of the rows from `first` on, and the number of the completion token that each draws next."""
+        """Return seeds of the rows from `first` on, and the number of the next completion token of each row."""
         rows = slice(first, len(self))
         return self._seeds_B[rows], (self._lengths_B[rows] - self._prompts_B[rows]).astype(np.uint64)
 
     def distribution(self, first: int) -> Distribution:
-        """What the rows from `first` on are drawn from."""
+        """Return the distributions from which the rows from `first` on draw the next tokens."""
         rows = slice(first, len(self))
         return Distribution(
             self._temperatures_B[rows], self._top_p_B[rows], self._top_k_B[rows], self._min_p_B[rows], self._bias(first)
@@ -136,29 +142,32 @@ class Running:
         return np.array(rows), np.array(tokens), np.array(values, np.float32)
 
     def num_top_logprobs(self, first: int) -> int:
-        """The most alternatives that one of the rows from `first` on is to tell."""
+        """Return the largest number of alternatives reported by a row from `first` on."""
         return int(self._num_top_logprobs_B[first : len(self)].max())
 
     def append(self, first: int, drawn: Drawn) -> None:
-        """One more token to each of the rows from `first` on."""
+        """Append a token to each of the rows from `first` on."""
         rows = np.arange(first, len(self))
         at = self._lengths_B[rows]
         self._tokens_BL[rows, at], self._logprobs_BL[rows, at] = drawn.tokens_B, drawn.logprobs_B
         self._lengths_B[rows] += 1
         for b in np.flatnonzero(self._num_top_logprobs_B[rows]):
             tokens, logprobs = drawn.top_tokens_BK[b].tolist(), drawn.top_logprobs_BK[b].tolist()
+            # the batch may report more alternatives than this row asks for
             alternatives = list(zip(tokens, logprobs, strict=True))[: self._num_top_logprobs_B[first + b]]
             self._owners[first + b].top_logprobs.append(alternatives)
 
     def stamp(self, lineage: int, version: int) -> None:
-        """Tokens of all rows come from this policy from now on."""
+        """Start a segment of this policy at the next token of every row."""
+        # the arrays have unused rows behind
         for owner, count in zip(self._owners, self._lengths_B - self._prompts_B, strict=False):
             owner.segments.append((int(count), lineage, version))
 
     def ended(self, first: int, eos: NDArray[np.int32]) -> dict[int, str]:
-        """The rows from `first` on whose newest token was their last, and why."""
+        """Return the rows from `first` on finished by the newest token, with finish reasons."""
         rows = slice(first, len(self))
         tokens_B, positions_B = (array[first:] for array in self.last_tokens())
+        # the end of sequence counts before stop strings, and has no stop reason
         stopped_B = (tokens_B[:, None] == eos).any(1)
         for b in np.flatnonzero(self._watched_B[rows] & ~stopped_B):
             owner = self._owners[first + b]
@@ -169,7 +178,7 @@ class Running:
         return {first + int(b): "stop" if stopped_B[b] else "length" for b in np.flatnonzero(stopped_B | full_B)}
 
     def tell(self, first: int, reasons: dict[int, str]) -> None:
-        """Hand the newest token of the rows from `first` on to who wants each."""
+        """Pass the newest token of the rows from `first` on to the requests' callbacks."""
         for b in (first + np.flatnonzero(self._told_B[first : len(self)])).tolist():
             owner = self._owners[b]
             assert owner.request.asked.on_piece is not None
@@ -177,7 +186,7 @@ class Running:
             owner.request.asked.on_piece(owner.number, piece)
 
     def finish(self, reasons: dict[int, str]) -> list[Request]:
-        """Hand the completions of these rows to their requests; returns the requests that are finished by it."""
+        """Store the completions of these rows in the requests; return the requests now complete."""
         requests: dict[int, Request] = {}
         for b, reason in reasons.items():
             owner = self._owners[b]
@@ -186,12 +195,13 @@ class Running:
         return [request for request in requests.values() if request.finished]
 
     def _sampled(self, b: int, since: int, reason: str) -> Completion:
-        """What has been sampled of row b from this position on."""
+        """Return the tokens of row b from position `since` on, as a completion."""
         owner, first = self._owners[b], since - int(self._prompts_B[b])
         sampled = slice(since, self._lengths_B[b])
         return Completion(
             self._tokens_BL[b, sampled].tolist(),
             self._logprobs_BL[b, sampled].tolist(),
+            # a piece has only the segments that start in it
             [segment for segment in owner.segments if segment[0] >= first],
             reason,
             stop_reason=owner.stop_reason,
@@ -199,9 +209,10 @@ class Running:
         )
 
     def remove(self, gone: Iterable[int]) -> tuple[list[int], list[int], int]:
-        """Take rows out; returns which rows moved where, and the longest of them in tokens."""
+        """Remove rows; return old and new places of the moved rows, and the tokens of the longest moved row."""
         gone = set(gone)
         left = len(self) - len(gone)
+        # the gaps among the rows that remain are as many as the remaining rows behind them
         targets = sorted(b for b in gone if b < left)
         sources = [b for b in range(left, len(self)) if b not in gone]
         for source, target in zip(sources, targets, strict=True):
@@ -212,6 +223,6 @@ class Running:
         return sources, targets, int(self._lengths_B[targets].max(initial=0))
 
     def rows_of(self, requests: Iterable[Request]) -> list[int]:
-        """Rows of these requests."""
+        """Return the rows of these requests."""
         wanted = set(map(id, requests))
         return [b for b, owner in enumerate(self._owners) if id(owner.request) in wanted]

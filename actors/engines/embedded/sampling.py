@@ -1,7 +1,7 @@
-"""Sampling, as a pure function of logits and of one random number per sequence.
+"""Sampling as a pure function of logits and one random number per sequence.
 
-The random number is a hash of (seed, position) and nothing else, so a completion depends on its seed and its logits and
-not on what else is in the batch (P10).
+The random number is a hash of seed and position alone. So a completion depends on seed and logits alone, and not on
+the rest of the batch: P10 (seeds follow from run seed, ordinal and completion).
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MASK = 0xFFFFFFFFFFFFFFFF
-
 
 def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """One number in [0, 1) per sequence: splitmix64 over seed and position."""
-    with np.errstate(over="ignore"):
+    """Return one number in [0, 1) per sequence: splitmix64 over seed and position."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
         z = _mix(seeds_B * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567))
         z = _mix(z + positions_B * np.uint64(0x9E3779B97F4A7C15))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the upper 53 bits, as many as a float64 holds
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -30,21 +28,21 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Distribution:
-    """What turns each sequence's logits into the distribution that its token is drawn from."""
+    """Parameters for turning the logits of each sequence into the distribution of the next token."""
 
     temperatures_B: NDArray[np.float32]
-    """0 takes the most probable token, and gives its logprob at temperature 1."""
+    """0 takes the most probable token, and reports the logprob at temperature 1."""
     top_p_B: NDArray[np.float32]
     top_k_B: NDArray[np.int64]
-    """0: all."""
+    """Number of most probable tokens to keep; 0 keeps all."""
     min_p_B: NDArray[np.float32]
     bias: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None
-    """Rows, tokens and what is added to their logits."""
+    """Rows, token ids, and the values to add to the logits."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One token per sequence and its logprob, (B,), and those of the K most probable tokens, (B, K)."""
+    """Token and logprob per sequence, (B,), and tokens and logprobs of the K most probable, (B, K)."""
 
     tokens_B: NDArray[np.int64]
     logprobs_B: NDArray[np.float32]
@@ -55,11 +53,12 @@ class Drawn:
 def sample(
     logits_BV: Tensor, distribution: Distribution, uniforms_B: NDArray[np.float64], num_top_logprobs: int = 0
 ) -> Drawn:
-    """Draw one token per sequence; all logprobs are those of the distribution that is drawn from."""
+    """Draw one token per sequence. All returned logprobs include bias, temperature and cuts."""
     log_p_BV = processed_logprobs(logits_BV, distribution)
     device, greedy_B = log_p_BV.device, distribution.temperatures_B == 0
+    # float64: in float32 a sum over a large vocabulary loses the tokens of small probability
     cumulative_BV = log_p_BV.double().exp().cumsum(-1)
-    # scaled by the last sum, which rounding leaves a little off 1, so that a token with probability 0 is never drawn
+    # scaled by the last sum, which rounding leaves slightly off 1: a token of probability 0 is never drawn
     targets_B = torch.from_numpy(uniforms_B).to(device) * cumulative_BV[:, -1]
     tokens_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0].clamp(max=log_p_BV.shape[1] - 1)
     if greedy_B.any():
@@ -70,13 +69,14 @@ def sample(
 
 
 def processed_logprobs(logits_BV: Tensor, distribution: Distribution) -> Tensor:
-    """Logprobs (B, V) after bias, temperature, min_p, top_k and top_p, in this order, which is that of vLLM's sampler.
+    """Return logprobs (B, V) after bias, temperature, min_p, top_k and top_p, in the order of vLLM's sampler.
 
-    What is cut has probability 0 and the rest is renormalised before the next cut. (vLLM: `v1/sample/sampler.py`,
-    `logprobs_mode processed_logprobs`.)
+    Each cut gives probability 0 to the removed tokens and renormalises the rest before the next cut. (vLLM:
+    `v1/sample/sampler.py`, `logprobs_mode processed_logprobs`.)
     """
     d, device = distribution, logits_BV.device
     logits_BV = logits_BV.float()
+    # each step is skipped if no row asks for it: most runs sample at temperature 1 without cuts
     if d.bias is not None:
         rows, tokens, values = (torch.from_numpy(array).to(device) for array in d.bias)
         logits_BV = logits_BV.index_put((rows, tokens), values, accumulate=True)
@@ -98,12 +98,12 @@ def _cut(log_p_BV: Tensor, gone_BV: Tensor) -> Tensor:
 
 
 def _below_min_p(log_p_BV: Tensor, min_p_B: Tensor) -> Tensor:
-    """Less probable than min_p times the most probable token; the logarithm of a min_p of 0 leaves all."""
+    """Mark tokens less probable than min_p times the most probable token. A min_p of 0 marks none."""
     return log_p_BV < log_p_BV.amax(-1, keepdim=True) + min_p_B.log()[:, None]
 
 
 def _below_top_k(log_p_BV: Tensor, top_k_B: Tensor) -> Tensor:
-    """Less probable than the k-th most probable token; of equals all stay."""
+    """Mark tokens less probable than the k-th most probable token. Equal tokens stay, so more than k may stay."""
     last = log_p_BV.shape[1] - 1
     ranked_BK = log_p_BV.topk(min(int(top_k_B.max()) - 1, last) + 1).values
     kth_B1 = ranked_BK.gather(1, (top_k_B - 1).clamp(0, last)[:, None])
@@ -111,9 +111,9 @@ def _below_top_k(log_p_BV: Tensor, top_k_B: Tensor) -> Tensor:
 
 
 def _outside_nucleus(log_p_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Behind the smallest set of most probable tokens whose probability reaches top_p."""
+    """Mark tokens behind the smallest set of most probable tokens whose probability reaches top_p."""
     sorted_BV, order_BV = log_p_BV.sort(-1, descending=True)
     before_BV = sorted_BV.exp().cumsum(-1) - sorted_BV.exp()
-    # rounding may sum up to 1 before the last token, which top_p 1 keeps all the same
+    # with top_p 1 nothing is cut, even if rounding sums up to 1 before the last token
     outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]
     return torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV)

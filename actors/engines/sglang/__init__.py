@@ -1,7 +1,7 @@
-"""SGLang as an engine: a server that is there already, behind the actor's HTTP. None is ever started here.
+"""SGLang as an engine: an existing server behind the actor's HTTP. The engine never starts a server.
 
-versions  which SGLang this was held against, and what a server must be started with
-client    the server's HTTP
-answers   requests in its terms, its answers as completions: pure functions
+versions  supported version of SGLang, and the options a server needs
+client    HTTP client of the server
+answers   requests in SGLang's terms, and answers as completions: pure functions
 engine    all of these as an `Engine`
 """

@@ -1,38 +1,41 @@
-"""Requests in SGLang's terms, and its answers as completions; all pure functions.
+"""Requests and answers in SGLang's terms, from and to ours; pure functions.
 
-One call is one completion: SGLang gives all n of a request the same seed, and one request id to a request that it
-multiplies by itself. Every finished answer says which weights sampled which of its tokens:
+Each call is one completion. SGLang would give all n completions of a request the same seed, and the same request id to
+the copies. Every finished answer tells which weights sampled which tokens:
 
     meta_info.weight_versions   [{"version": "b7f0:1.4.5", "start": 0, "end": 12}, …]     segments   [(0, 1, 4), …]
 
-The label is set by the engine with each update (see `labels`).
+The engine sets the label with each update (see `labels`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from actors.engines.labels import Version, segments_of
+from actors.engines.external.labels import Version, segments_of
+from actors.engines.external.upstream import Json
 from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, RequestError, SampleRequest
-from actors.engines.upstream import Json
 from schemas.messages import Policy
 
 LARGEST_SEED = 2**63
+"""Bound of SGLang's seeds; larger seeds are taken modulo this number."""
 
 
 def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: frozenset[int], salt: str) -> Json:
-    """The body of `/generate`, but its `rid`, for completion `number` of a request, sampled with seed + number.
+    """Return the body of `/generate`, without `rid`, for completion `number` of a request.
 
-    The end of sequence is told as stop tokens, so that it is the model's generation_config that decides, as in every
-    engine of ours. `ignore_eos` would switch these off as well.
+    The completion's seed is the request's seed + number.
+
+    The end of sequence is sent as stop tokens. So the model's generation_config decides, as in every engine
+    here. `ignore_eos` would switch off these stop tokens as well.
 
     Args:
-        salt: no two versions of the weights share keys and values.
+        salt: salt of the prefix cache, different for each version of the weights.
     """
     params: Json = {
         "max_new_tokens": max_tokens,
         "temperature": asked.temperature,
         "top_p": asked.top_p,
-        "top_k": asked.top_k or -1,
+        "top_k": asked.top_k or -1,  # SGLang's value for all is −1
         "min_p": asked.min_p,
         "sampling_seed": (asked.seed + number) % LARGEST_SEED,
         "stop_token_ids": sorted(eos | set(asked.stop_token_ids)),
@@ -45,7 +48,7 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
         "input_ids": asked.prompt_ids,
         "sampling_params": params,
         "return_logprob": True,
-        "logprob_start_len": -1,
+        "logprob_start_len": -1,  # logprobs of the completion alone, not of the prompt
         "top_logprobs_num": asked.num_top_logprobs,
         "cache_salt": salt,
     }
@@ -59,19 +62,20 @@ def completion_of(
     labels: Mapping[str, Policy | None],
     sampled_by: Version | None = None,
 ) -> Completion:
-    """The completion of an answer.
+    """Return the completion of an answer.
 
     Args:
-        answer: of `/generate`.
-        asked: what it answers.
-        max_tokens: as it was asked for.
-        eos: tokens that end a completion without being a stop reason.
-        labels: those that were set, with what they stand for.
-        sampled_by: the adapter that was asked for; the labels then only prove that it is our server.
+        answer: answer of `/generate`.
+        asked: the request.
+        max_tokens: limit of new tokens in the request's body.
+        eos: tokens at which a completion ends without a stop reason.
+        labels: policies by label, for all labels set so far.
+        sampled_by: requested adapter. The segments are then of this policy, and labels only prove the server to be
+            ours.
 
     Raises:
-        UnknownWeightsError: a label was not set by us, or there is none.
-        RequestError: the completion was cut short: the server had no room for all of it.
+        UnknownWeightsError: a label was not set by this engine, or there is none.
+        RequestError: the server had no memory for the whole completion and cut the completion short.
         EngineStoppedError: tokens without logprobs.
     """
     meta, tokens = answer["meta_info"], list(answer["output_ids"])
@@ -88,15 +92,17 @@ def completion_of(
     return Completion(
         tokens,
         _logprobs(meta["output_token_logprobs"], tokens),
+        # a label set after the last token starts an empty span
         [segment for segment in segments if segment[0] < len(tokens)],
         finish["type"],
+        # a stop token of the request counts as a stop reason even if it is an end of sequence too
         stop_reason=None if matched in eos and matched not in asked.stop_token_ids else matched,
         top_logprobs=[_alternatives(place) for place in meta["output_top_logprobs"]] if asked.num_top_logprobs else [],
     )
 
 
 def _logprobs(entries: list[Any], tokens: list[int]) -> list[float]:
-    """Of (logprob, token id, text) triples. What is not a number comes as null."""
+    """Return the logprobs of (logprob, token id, text) triples. NaN arrives as null."""
     if [token for _, token, _ in entries] != tokens:
         raise EngineStoppedError(f"SGLang answered {len(tokens)} tokens with {len(entries)} logprobs, not of these")
     logprobs = [logprob for logprob, _, _ in entries]

@@ -1,4 +1,4 @@
-"""SGLang's HTTP: sampling by token ids, and the endpoints for weights. Use it from one event loop."""
+"""HTTP client of SGLang: sampling by token ids, and the endpoints for weights. For use from a single event loop."""
 
 import asyncio
 import contextlib
@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.engines.labels import UnknownWeightsError
+from actors.engines.external.labels import UnknownWeightsError
+from actors.engines.external.upstream import Json, RefusedError, Upstream
 from actors.engines.protocol import EngineStoppedError, RequestError
-from actors.engines.upstream import Json, RefusedError, Upstream
 
 INFO_SECONDS = 30.0
+"""Seconds for the answer to a small request."""
 NEVER_LOADED = "adapter that has never been loaded"
-"""In SGLang's words for a request under an adapter that it does not have."""
+"""Part of SGLang's message for a request with an unknown adapter."""
 
 
 class SglangClient:
-    """One server."""
+    """Client of a server.
+
+    Args:
+        admin_api_key: key of the endpoints for changes of the server; empty uses `api_key`.
+    """
 
     def __init__(self, url: str, api_key: str = "", admin_api_key: str = "") -> None:
         self.url = url
@@ -24,12 +29,12 @@ class SglangClient:
         self._http = Upstream("SGLang", url, {})
 
     async def generate(self, body: Json) -> Json:
-        """Sample one completion.
+        """Sample one completion and return the server's answer.
 
         Raises:
-            RequestError: it can't be served, in SGLang's words.
-            UnknownWeightsError: the server does not have the adapter that was asked for.
-            EngineStoppedError: it did not answer, or failed.
+            RequestError: the request can't be served; with SGLang's message.
+            UnknownWeightsError: the server does not have the requested adapter.
+            EngineStoppedError: the server did not answer, or failed.
         """
         try:
             answer: Json = await self._call("/generate", body, self._key)
@@ -42,59 +47,69 @@ class SglangClient:
             raise EngineStoppedError(str(error)) from None
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; their answers come at once, with what was sampled so far."""
-        for one in request_ids:
+        """Abort requests. The answers come at once, with the tokens sampled so far."""
+        for one in request_ids:  # the endpoint takes a single id
             await self._change("/abort_request", {"rid": one})
 
     async def pause(self, keep_cache: bool) -> None:
-        """Stand still at the next token boundary, until `resume`.
+        """Pause at the next token boundary, until `resume`.
 
         Args:
-            keep_cache: of running requests; else they are put back into the queue and computed again afterwards, and
-                the caches may be flushed meanwhile.
+            keep_cache: keep keys and values of running requests. Otherwise these requests return to the queue and are
+                computed again afterwards, and the caches may be flushed in between.
         """
         await self._change("/pause_generation", {"mode": "in_place" if keep_cache else "retract"})
 
     async def resume(self) -> None:
-        """After a pause; harmless where there was none."""
+        """Resume after a pause. Has no effect on a running server."""
         await self._change("/continue_generation", {"torch_empty_cache": False})
 
     async def update(self, folder: Path, label: str, flush_cache: bool) -> None:
-        """Overwrite all weights with those of a folder; tokens from here on carry the label.
+        """Overwrite all weights from a folder, and set the label of the tokens sampled from now on.
 
-        If that fails, the model may be in pieces: SGLang says that it rolls back, but reads the new folder for it.
+        After a failure the model may hold pieces of two versions: SGLang reports a rollback, but reads the new folder
+        for it.
         """
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": flush_cache}
         await self._change("/update_weights_from_disk", body)
 
     async def label(self, label: str) -> None:
-        """Have tokens from here on carry this label."""
+        """Set the label of the tokens sampled from now on."""
+        # running requests continue, under the new label
         await self._change("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Serve an adapter under a name, beside those that are there."""
+        """Load an adapter from a folder and serve the adapter under a name, next to others."""
         await self._change("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Take an adapter away, once no request uses it."""
+        """Unload an adapter, once no request uses it."""
         await self._change("/unload_lora_adapter", {"lora_name": name})
 
     async def adapters(self) -> list[str]:
-        """Names of those that are loaded."""
+        """Return the names of all loaded adapters."""
         models: Json = await self._call("/v1/models", None, self._key)
-        return [card["id"] for card in models["data"] if card["parent"] is not None]
+        return [card["id"] for card in models["data"] if card["parent"] is not None]  # the model itself has no parent
 
     async def server_info(self) -> Json:
-        """How the server was started, and what it can hold."""
+        """Return the options with which the server was started, and its capacity.
+
+        Raises:
+            RefusedError: an HTTP status other than 200.
+            EngineStoppedError: no connection.
+            TimeoutError: no answer within INFO_SECONDS.
+        """
         async with asyncio.timeout(INFO_SECONDS):
             info: Json = await self._call("/server_info", None, self._key)
         return info
 
     async def check_there(self) -> None:
-        """Ask for something that needs no GPU: `/health` samples a token, and fails while the server is paused or busy.
+        """Check if the server is there, by a request without the GPU. A server too busy to answer counts as there.
+
+        `/health` is of no use: the server samples a token for it, and fails while the server is paused or busy.
 
         Raises:
-            EngineStoppedError: there is no server.
+            EngineStoppedError: no server answers.
         """
         with contextlib.suppress(TimeoutError):  # too busy to say
             async with asyncio.timeout(INFO_SECONDS):

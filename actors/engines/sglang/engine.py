@@ -1,26 +1,26 @@
-"""SGLang as an engine, in front of one server, which this process neither starts nor ends (see `served`).
+"""SGLang as an engine, in front of an existing server, neither started nor stopped here (see `external.served`).
 
-A request becomes one call of `/generate` for each of its completions. While all weights are overwritten the server
-stands still:
+A request becomes one call of `/generate` per completion. The server is paused while full weights are overwritten:
 
-    drain       running requests end first; new ones wait
-    interrupt   running requests are put back into the queue, all keys and values are flushed, and they go on under the
-                new weights
-    inflight    the server stops between two tokens and goes on with the keys and values that it has
+    drain       running requests finish first; new ones wait
+    interrupt   running requests return to the queue, all keys and values are flushed, and the requests continue under
+                the new weights
+    inflight    the server stops between two tokens and continues with all keys and values
 """
 
 import asyncio
 import time
 from collections.abc import Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
 
-from actors.engines.access import secret
-from actors.engines.folders import check_fit, shapes_of
-from actors.engines.labels import UnknownWeightsError, Version
+from actors.engines.external.labels import UnknownWeightsError, Version
+from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
+from actors.engines.external.staging import check_fit, shapes_of
+from actors.engines.external.upstream import Json, RefusedError
+from actors.engines.http.access import secret
 from actors.engines.protocol import (
     Completion,
     EngineStoppedError,
@@ -28,11 +28,10 @@ from actors.engines.protocol import (
     SampleRequest,
     check_token_ids,
 )
-from actors.engines.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.sglang.answers import completion_of, generate_body
 from actors.engines.sglang.client import SglangClient
 from actors.engines.sglang.versions import check_server
-from actors.engines.upstream import Json, RefusedError
+from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.model import ModelConfig
@@ -43,26 +42,29 @@ from schemas.errors import ConfigError
 log = structlog.get_logger("engine")
 
 WATCH_SECONDS = 1.0
+"""Seconds between two checks of the server."""
 ABORT_SECONDS = 10.0
+"""Seconds to tell the server of a cancelled request."""
 GREEDY_BELOW = 1e-6
-"""The temperature that SGLang takes for 0."""
+"""Temperature below which SGLang samples greedily."""
 MARGIN_TOKENS = 5
-"""Of `max_req_input_len`: a prompt is shorter than that, prompt and completion together than four tokens more."""
+"""Tokens by which SGLang's limits differ from `max_req_input_len` M: a prompt has less than M tokens, and prompt and
+completion have at most M + 4."""
 
 
 class SglangEngine(ServedEngine):
-    """See the module.
+    """Engine in front of an SGLang server; the module describes updates.
 
     Args:
-        model: the policy; with `lora` the server serves adapters of it.
-        config: of the server.
-        update_mode: of weights.
-        scratch: a folder, in sight of the server, for weights that the channel does not lay out as files.
-        ordinal: which of `inference.engine.urls` is this one's.
+        model: model of the policy; with `lora` the server serves adapters.
+        config: configuration of the server.
+        update_mode: treatment of running requests when full weights are overwritten.
+        scratch: folder readable for the server, for weights without files from the channel.
+        ordinal: index of this actor in `inference.engine.urls`.
 
     Raises:
-        ConfigError: the server can't be used, and why.
-        EngineStoppedError: it does not answer within `startup_timeout`.
+        ConfigError: the server can't be used; with the reason.
+        EngineStoppedError: the server does not answer within `startup_timeout` seconds.
     """
 
     _client: SglangClient
@@ -73,7 +75,7 @@ class SglangEngine(ServedEngine):
         model: ModelConfig,
         config: SglangEngineConfig,
         update_mode: UpdateMode,
-        scratch: Path,
+        scratch: Scratch,
         ordinal: int = 0,
     ) -> None:
         url = server_of(config.urls, ordinal)
@@ -89,7 +91,7 @@ class SglangEngine(ServedEngine):
             return self._switch_adapter(version, self._folders.adapter(version.name, weights), timeout)
         folder = self._folders.full(version.name, weights, with_head=False)
         check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
-        # with requests in between a flush would be refused; the salt alone keeps versions apart then
+        # a flush is refused while requests are stopped in between; the salt alone then keeps the versions apart
         overwrite = partial(self._client.update, folder, version.label, flush_cache=self._mode != "inflight")
         return self._switch_all(version, overwrite, timeout)
 
@@ -100,7 +102,7 @@ class SglangEngine(ServedEngine):
         check_token_ids("prompt", request.prompt_ids, self._vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._vocab_size)
         check_token_ids("logit_bias", request.logit_bias, self._vocab_size)
-        if size + max(new, MARGIN_TOKENS) > self._longest:  # the server would cut the completion short without a word
+        if size + max(new, MARGIN_TOKENS) > self._longest:  # the server would cut the completion short silently
             raise RequestError(
                 f"max_tokens: {size} prompt tokens and {new} new ones exceed {self._longest} (the server's "
                 "--context-length, the model's own limit, or its memory for keys and values)"
@@ -116,7 +118,7 @@ class SglangEngine(ServedEngine):
             log.warning("SGLang ignores seeds; start it with --enable-deterministic-inference to have them", url=url)
         self._longest = int(info["max_req_input_len"]) + MARGIN_TOKENS - 1
         await self._take_over(url, self._config.startup_timeout)
-        self._relay.keep(self._watch())
+        self._relay.beside(self._watch())
 
     async def _until_it_serves(self) -> Json:
         deadline = time.monotonic() + self._config.startup_timeout
@@ -135,7 +137,7 @@ class SglangEngine(ServedEngine):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _watch(self) -> None:
-        """Until the server is gone."""
+        """Watch the server until its end, then fail everything under way."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
@@ -147,13 +149,13 @@ class SglangEngine(ServedEngine):
     # --- the loop's thread: requests -----------------------------------------------------------------------------
 
     async def _sample(self, asked: SampleRequest) -> list[Completion]:
-        # without chance all completions are the same one
+        # greedy completions are all equal
         n = 1 if asked.temperature < GREEDY_BELOW else asked.num_completions
         tasks = [asyncio.ensure_future(self._whole(asked, number)) for number in range(n)]
         try:
             return list(await asyncio.gather(*tasks)) * (asked.num_completions // n)
         finally:
-            for task in tasks:  # where one has failed, nobody wants the others
+            for task in tasks:  # after a failure the other completions are of no use
                 task.cancel()
 
     async def _whole(self, asked: SampleRequest, number: int) -> Completion:
@@ -161,7 +163,7 @@ class SglangEngine(ServedEngine):
         return await self._continued(asked, number, begun, partial(self._ask, number=0))
 
     async def _ask(self, asked: SampleRequest, number: int) -> Completion:
-        """One call of the server, again after each answer that was nobody's."""
+        """Send a completion's request until the answer has labels of this engine; return the completion."""
         max_tokens = self._longest - len(asked.prompt_ids) if asked.max_tokens is None else asked.max_tokens
         while True:
             await self._gate.wait()
@@ -180,9 +182,9 @@ class SglangEngine(ServedEngine):
     async def _generate(self, body: Json, rid: str) -> Json:
         try:
             return await self._client.generate(body | {"rid": rid})
-        except asyncio.CancelledError:  # the server finds closed connections out by itself, but late
+        except asyncio.CancelledError:  # the server notices closed connections by itself, but late
             if not self._relay.failure:
-                self._relay.keep(self._abort(rid))
+                self._relay.beside(self._abort(rid))
             raise
 
     async def _abort(self, rid: str) -> None:
@@ -197,6 +199,7 @@ class SglangEngine(ServedEngine):
     async def _stand_still(self) -> float:
         while self._mode == "drain" and self._under_way:
             await asyncio.sleep(ROOM_SECONDS)
+        # the time of draining does not count: the server still decodes
         started = time.monotonic()
         await self._client.pause(keep_cache=self._mode == "inflight")
         return started

@@ -1,7 +1,7 @@
-"""Which SGLang this engine is for, and what a server must be started with: judged by its own `/server_info`.
+"""Supported version of SGLang, and the options a server needs, checked in the answer of `/server_info`.
 
-Its types are those of 0.5.23, held by tests/system/test_sglang_types.py. They change between versions: the spans of
-`weight_versions`, on which everything here rests, are younger than the weight endpoints.
+The fields are those of 0.5.23, held by tests/system/test_sglang_types.py. Fields change between versions: the spans of
+`weight_versions`, on which this engine depends, are younger than the weight endpoints.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,19 @@ from schemas.config.sglang import SglangEngineConfig
 from schemas.errors import ConfigError
 
 SUPPORTED = "0.5.23"
+"""Version and all patch releases; another version is refused."""
 
 
 def check_server(info: Mapping[str, Any], config: SglangEngineConfig, lora: bool, url: str) -> None:
-    """Refuse a server that this engine can't use.
+    """Check a server's version and options.
+
+    Args:
+        info: answer of `/server_info`.
+        lora: True if the server must serve adapters.
+        url: address of the server, for the error.
 
     Raises:
-        ConfigError: each reason, with what to start it with.
+        ConfigError: every problem, with the option to start the server with.
     """
     problems = [f"inference.engine: SGLang at {url} {problem}" for problem in _problems(info, config, lora)]
     if problems:
@@ -27,6 +33,7 @@ def check_server(info: Mapping[str, Any], config: SglangEngineConfig, lora: bool
 def _problems(info: Mapping[str, Any], config: SglangEngineConfig, lora: bool) -> Iterator[str]:
     if not f"{info['version']}.".startswith(f"{SUPPORTED}."):
         yield f"is version {info['version']}, this engine is for {SUPPORTED}"
+        # fields of another version may have other meanings, so the first problem is the only one reported
         return
     if info["disaggregation_mode"] != "null":
         yield f"is one half of a pair (--disaggregation-mode {info['disaggregation_mode']}); start a whole one"

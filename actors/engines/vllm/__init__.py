@@ -1,11 +1,11 @@
-"""vLLM as an engine: a server of its own behind the actor's HTTP, started and owned by it or found at a URL.
+"""vLLM as an engine: a server behind the actor's HTTP, started and owned by this engine or found at a URL.
 
-guard     runs the server for as long as its owner lives
-process   the owned server: command line, environment, log, end
-inside    what that server loads of ours: a door before the endpoints that change weights, and a way to set norms
-norms     the norms with noise of a version
-versions  which vLLM this was tested with
-client    the server's HTTP
-answers   its answers as completions, with the version that sampled each token: pure functions
+guard     runs an owned server for the lifetime of its owner
+process   owned server: command line, environment, log, start and stop
+inside    our modules in an owned server: a door before the endpoints for changes of weights, and a setter of norms
+norms     norms of a version with noise
+versions  supported version of vLLM
+client    HTTP client of the server
+answers   the server's answers as completions, with the version of each token: pure functions
 engine    all of these as an `Engine`
 """

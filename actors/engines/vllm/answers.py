@@ -1,29 +1,29 @@
-"""vLLM's answers as completions; all pure functions.
+"""vLLM's answers as completions, as pure functions.
 
-The server labels what it samples with the weights that it holds, and each choice of an answer comes with spans:
+The server labels sampled tokens with the version of the weights, and each choice of an answer has spans:
 
     spans     {"version": "b7f0:1.4.5", "start": 0, "end": 12}, {"version": "b7f0:1.5.6", "start": 12, "end": 40}
     segments  [(0, 1, 4), (12, 1, 5)]
 
-The label is set by the engine with each update (see `labels`).
+The engine sets the label with each update (see `labels`).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.engines.labels import Version, segments_of
+from actors.engines.external.labels import Version, segments_of
 from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, SampleRequest
 from schemas.messages import Policy
 
 NO_LOGPROB = -9999.0
-"""What the server writes for a logprob that is not a number."""
+"""Value sent by the server for a logprob that is NaN or infinite."""
 
 
 def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]:
-    """A request in vLLM's terms; it samples completion i of n with seed + i, as is our contract.
+    """Return a request in vLLM's terms. vLLM samples completion i of n with seed + i, as `SampleRequest` demands.
 
-    The end of sequence is told as stop tokens, so that it is the model's generation_config that decides, as in every
-    engine of ours, and not the tokenizer's.
+    The end of sequence is sent as stop tokens. So the model's generation_config decides, as in every engine
+    here, and not the tokenizer.
     """
     params: dict[str, Any] = {
         "n": asked.num_completions,
@@ -36,8 +36,8 @@ def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]
         "stop": list(asked.stop),
         "stop_token_ids": sorted(eos | set(asked.stop_token_ids)),
         "ignore_eos": True,
-        "detokenize": bool(asked.stop),
-        "logprobs": asked.num_top_logprobs and asked.num_top_logprobs + 1,
+        "detokenize": bool(asked.stop),  # the server finds stop strings in text alone
+        "logprobs": asked.num_top_logprobs and asked.num_top_logprobs + 1,  # one more: see `alternatives`
     }
     return params | ({} if asked.max_tokens is None else {"max_tokens": asked.max_tokens})
 
@@ -49,17 +49,18 @@ def completions_of(
     labels: Mapping[str, Policy | None],
     sampled_by: Version | None = None,
 ) -> list[Completion]:
-    """The choices of an answer.
+    """Return the choices of an answer, in order.
 
     Args:
-        answer: of `/inference/v1/generate`.
-        asked: what it answers.
-        eos: tokens that end a completion without being a stop reason.
-        labels: those that were set, with what they stand for.
-        sampled_by: the adapter that was asked for; the labels then only prove that it is our server.
+        answer: answer of `/inference/v1/generate`.
+        asked: the request.
+        eos: tokens at which a completion ends without a stop reason.
+        labels: policies by label, for all labels set so far.
+        sampled_by: requested adapter. The segments are then of this policy, and labels only prove the server to be
+            ours.
 
     Raises:
-        UnknownWeightsError: a label was not set by us, or there is none.
+        UnknownWeightsError: a label was not set by this engine, or there is none.
         EngineStoppedError: the model's logits are not finite.
     """
     choices = sorted(answer["choices"], key=lambda choice: choice["index"])
@@ -86,6 +87,7 @@ def _completion(
         logprobs,
         segments,
         choice["finish_reason"],
+        # a stop token of the request counts as a stop reason even if it is an end of sequence too
         stop_reason=None if stop_reason in eos and stop_reason not in asked.stop_token_ids else stop_reason,
         top_logprobs=[alternatives(token["top_logprobs"], asked.num_top_logprobs) for token in content]
         if asked.num_top_logprobs
@@ -94,9 +96,9 @@ def _completion(
 
 
 def alternatives(candidates: Sequence[Mapping[str, Any]], k: int) -> Alternatives:
-    """The k most probable tokens of one place.
+    """Return the k most probable tokens of a position.
 
-    The server lists the sampled token first and cuts the list, so of k candidates the last may be missing: it is asked
-    for one more.
+    The server lists the sampled token first and cuts the list after k, so the last of the k most probable tokens may be
+    missing. Requests therefore ask for k + 1 candidates.
     """
     return sorted(((c["token_id"], c["logprob"]) for c in candidates), key=lambda c: -c[1])[:k]

@@ -1,23 +1,27 @@
-"""vLLM's HTTP: sampling by token ids, and its developers' endpoints for weights. Use it from one event loop."""
+"""HTTP client of vLLM: sampling by token ids, and development endpoints for weights. For use from one event loop."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
-from actors.engines.labels import UnknownWeightsError
+from actors.engines.external.labels import UnknownWeightsError
+from actors.engines.external.upstream import Json, RefusedError, Upstream
 from actors.engines.protocol import EngineStoppedError, RequestError
-from actors.engines.upstream import Json, RefusedError, Upstream
 from actors.engines.vllm.inside.grpo_actors_door import HEADER
 
 HEALTH_SECONDS = 30.0
-"""A server that is busy with long prompts answers late; one that is dead refuses at once."""
+"""Seconds for a health check. A server busy with long prompts answers late; a dead server refuses at once."""
 REQUEST_ID_PREFIX = "generate-tokens-"
-"""That the endpoint puts in front of a request's id."""
+"""Prefix added by the endpoint to a request's id."""
 
 
 class VllmClient:
-    """One server."""
+    """Client of a server.
+
+    Args:
+        door_key: key of the door in an owned server; empty without a door.
+    """
 
     def __init__(self, url: str, api_key: str = "", door_key: str = "") -> None:
         self.url = url
@@ -25,17 +29,18 @@ class VllmClient:
         self._http = Upstream("vLLM", url, {name: value for name, value in headers.items() if value})
 
     async def generate(self, body: Json) -> Json:
-        """Sample completions.
+        """Sample completions and return the server's answer.
 
         Raises:
-            RequestError: it can't be served, in vLLM's words.
-            UnknownWeightsError: the server does not have the adapter that was asked for.
-            EngineStoppedError: it did not answer, or failed.
+            RequestError: the request can't be served; with vLLM's message.
+            UnknownWeightsError: the server does not have the requested adapter.
+            EngineStoppedError: the server did not answer, or failed.
         """
         try:
             answer: Json = await self._http.call("POST", "/inference/v1/generate", body)
             return answer
         except RefusedError as error:
+            # the adapter is gone: another process has unloaded it, or the server has restarted
             if error.status == 404 and "model" in body:
                 raise UnknownWeightsError(error.words) from None
             if error.status in (400, 422):
@@ -43,49 +48,49 @@ class VllmClient:
             raise EngineStoppedError(str(error)) from None
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; their answers come at once, with what was sampled so far."""
-        if request_ids:  # the server takes an empty list for all requests
+        """Abort requests. The answers come at once, with the tokens sampled so far."""
+        if request_ids:  # the server reads an empty list as all requests
             names = [REQUEST_ID_PREFIX + one for one in request_ids]
             await self._http.call("POST", "/abort_requests", {"request_ids": names})
 
     async def pause(self, wait: bool, clear_cache: bool) -> None:
-        """Stand still: when running requests have ended, or at the next token boundary.
+        """Pause once running requests have finished, or at the next token boundary.
 
         Args:
-            wait: for running requests; else they stop in between and go on after `resume`.
-            clear_cache: forget keys and values, so that those of stopped requests are computed again.
+            wait: let running requests finish; otherwise running requests stop in between and continue after `resume`.
+            clear_cache: drop keys and values; stopped requests compute theirs again.
         """
         mode, clear = "wait" if wait else "keep", str(clear_cache).lower()
         await self._http.call("POST", f"/pause?mode={mode}&clear_cache={clear}")
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume after a pause. Has no effect on a running server."""
         await self._http.call("POST", "/resume")
 
     async def reload(self, folder: Path) -> None:
-        """Overwrite all weights with those of a folder. If that fails, the model is in pieces."""
+        """Overwrite all weights from a folder. After a failure the model may hold pieces of two versions."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._http.call("POST", "/collective_rpc", body)
 
     async def set_norms(self, path: Path) -> None:
-        """Overwrite norms with those of a file, by code of ours in the server."""
+        """Overwrite norms from a file, through our extension of the server's workers."""
         await self._http.call("POST", "/collective_rpc", {"method": "set_norms", "kwargs": {"path": str(path)}})
 
     async def label(self, label: str) -> None:
-        """Have tokens from here on carry this label."""
+        """Set the label of the tokens sampled from now on."""
         await self._http.call("POST", "/update_weight_version", {"new_version": label})
 
     async def adapters(self) -> list[str]:
-        """Names of those that are loaded."""
+        """Return the names of all loaded adapters."""
         models: Json = await self._http.call("GET", "/v1/models")
-        return [card["id"] for card in models["data"] if card["parent"] is not None]
+        return [card["id"] for card in models["data"] if card["parent"] is not None]  # the model itself has no parent
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Serve an adapter under a name, beside those that are there."""
+        """Load an adapter from a folder and serve the adapter under a name, next to others."""
         await self._http.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Take an adapter away; that there is none is as good."""
+        """Unload an adapter; no error for an unknown adapter."""
         try:
             await self._http.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         except RefusedError as error:
@@ -93,23 +98,23 @@ class VllmClient:
                 raise
 
     async def trouble(self) -> str:
-        """Why the server can't serve; empty when it can, or is too busy to say."""
+        """Return the reason why the server can't serve; empty if it can, or is too busy to answer."""
         try:
             async with self._http.session.get(
                 f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)
             ) as response:
                 return "" if response.status == 200 else f"vLLM at {self.url}: /health answers {response.status}"
-        except TimeoutError:
+        except TimeoutError:  # busy, not dead
             return ""
         except aiohttp.ClientError as error:
             return f"vLLM at {self.url}: {error}"
 
     async def version(self) -> str:
-        """Of vLLM."""
+        """Return the server's version of vLLM."""
         return str((await self._http.call("GET", "/version"))["version"])
 
     async def settings(self) -> Json:
-        """The server's configuration, by section."""
+        """Return the server's configuration, by section."""
         settings: Json = (await self._http.call("GET", "/server_info?config_format=json"))["vllm_config"]
         return settings
 

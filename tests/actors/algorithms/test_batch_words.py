@@ -9,27 +9,33 @@ from schemas.errors import ConfigError
 
 
 def keys(**given: Any) -> tuple[int, ...]:
-    """groups_per_step, group_size, max_async_level, num_ranks, num_iterations."""
+    """groups_per_step, num_minibatches, group_size, num_ranks, num_iterations."""
     found = our_keys(BatchWords(**{"per_device_train_batch_size": 8, "num_generations": 8} | given))
-    names = ("packer.groups_per_step", "rollout.group_size", "packer.max_async_level", "trainer.num_ranks")
+    assert found["packer.max_async_level"] == 0
+    names = ("packer.groups_per_step", "trainer.num_minibatches", "rollout.group_size", "trainer.num_ranks")
     return *(found[name] for name in names), found["trainer.num_iterations"]
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, (1, 8, 0, 1, 1)),
-        ({"world_size": 4}, (4, 8, 0, 4, 1)),
-        ({"world_size": 4, "steps_per_generation": 4}, (4, 8, 3, 4, 1)),
-        ({"world_size": 4, "generation_batch_size": 128}, (4, 8, 3, 4, 1)),
-        ({"world_size": 4, "generation_batch_size": 128, "steps_per_generation": 4}, (4, 8, 3, 4, 1)),
-        ({"gradient_accumulation_steps": 4}, (4, 8, 0, 1, 1)),
-        ({"gradient_accumulation_steps": 4, "steps_per_generation": 8}, (4, 8, 1, 1, 1)),
-        ({"num_iterations": 2, "steps_per_generation": 2}, (1, 8, 1, 1, 2)),
+        ({}, (1, 1, 8, 1, 1)),
+        ({"world_size": 4}, (4, 1, 8, 4, 1)),
+        ({"world_size": 4, "steps_per_generation": 4}, (16, 4, 8, 4, 1)),
+        ({"world_size": 4, "generation_batch_size": 128}, (16, 4, 8, 4, 1)),
+        ({"world_size": 4, "generation_batch_size": 128, "steps_per_generation": 4}, (16, 4, 8, 4, 1)),
+        ({"gradient_accumulation_steps": 4}, (4, 1, 8, 1, 1)),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 8}, (8, 2, 8, 1, 1)),
+        ({"num_iterations": 2, "steps_per_generation": 2}, (2, 2, 8, 1, 2)),
+        ({"num_generations": 16, "steps_per_generation": 2}, (1, 2, 16, 1, 1)),
+        # fewer passes in a generation than in an update: four generations of the same weights, one update
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 1}, (4, 1, 8, 1, 1)),
+        # an update of 4 completions is half a group
+        ({"per_device_train_batch_size": 4, "steps_per_generation": 2}, (1, 2, 8, 1, 1)),
     ],
 )
-def test_their_sizes_are_these_keys(given: dict[str, int], expected: tuple[int, ...]) -> None:
-    """128 completions per generation on 4 devices of 8 are 4 steps, the last one three versions late."""
+def test_a_generation_of_theirs_is_a_step_of_ours(given: dict[str, int], expected: tuple[int, ...]) -> None:
+    """128 completions per generation on 4 devices of 8 are one step with four updates; `old` is of its start."""
     assert keys(**given) == expected
 
 
@@ -38,7 +44,7 @@ def test_their_sizes_are_these_keys(given: dict[str, int], expected: tuple[int, 
     [
         ({"num_generations": 3}, r"num_generations: 3 must divide generation_batch_size 8 .*valid are 2, 4, 8$"),
         ({"num_generations": 1}, r"num_generations: 1 .*valid are 2, 4, 8$"),
-        ({"num_generations": 16, "steps_per_generation": 2}, r"num_generations: 16 .*valid are 2, 4, 8$"),
+        ({"num_generations": 16}, r"num_generations: 16 .*valid are 2, 4, 8$"),
         ({"generation_batch_size": 20}, r"generation_batch_size: 20 is no multiple of .* = 8$"),
         (
             {"generation_batch_size": 32, "steps_per_generation": 2},
@@ -46,7 +52,11 @@ def test_their_sizes_are_these_keys(given: dict[str, int], expected: tuple[int, 
         ),
         (
             {"gradient_accumulation_steps": 2, "generation_batch_size": 24},
-            r"generation_batch_size: 24 is no multiple of the 16 completions",
+            r"generation_batch_size: 24 must be a multiple of the 16 completions of an optimizer update, or divide",
+        ),
+        (
+            {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2},
+            r"num_iterations: 2 with 2 generations in one optimizer step",
         ),
     ],
 )

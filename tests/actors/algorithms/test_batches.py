@@ -5,16 +5,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from actors.algorithms.batches import build_batches, split
+from actors.algorithms.batches import batches_of_step, build_batches, split
 from bus import codec
-from schemas.messages import DroppedOrdinal, ScoredGroup, StepBatch
+from schemas.messages import DroppedOrdinal, ScoredGroup, StepBatch, drop_fields
+from tests.schemas.config.test_resume import config
 
 HEADER = {
     "run": "run",
     "term": 2,
     "incarnation": 3,
     "step": 4,
-    "dropped": [DroppedOrdinal(ordinal=9, reason="stale")],
+    **drop_fields([DroppedOrdinal(ordinal=9, reason="stale")]),
     "digests": ["d0", "d1", "d2"],
 }
 
@@ -169,10 +170,85 @@ def test_more_ranks_than_samples_leave_ranks_with_empty_micro_batches() -> None:
     assert {batch.num_micro_batches for batch in batches} == {1}
 
 
-def test_a_step_without_loss_tokens_has_a_normaliser_of_one() -> None:
-    """Nothing is divided by zero."""
+def test_a_step_without_loss_tokens_says_so() -> None:
+    """The losses divide by 1 then, see `test_losses`."""
     groups = [a_group(0, [2], masked=2)]
-    assert build_batches(groups, 1, 8, **HEADER | {"digests": ["d0"]})[0].loss_tokens.tolist() == [1]
+    assert build_batches(groups, 1, 8, **HEADER | {"digests": ["d0"]})[0].loss_tokens.tolist() == [0]
+
+
+def without_zeros(groups: list[ScoredGroup], num_ranks: int = 1, num_minibatches: int = 1) -> list[StepBatch]:
+    """Their batches with filter_zero_advantages."""
+    header = HEADER | {"digests": ["d"] * len(groups)}
+    return build_batches(groups, num_ranks, 8, num_minibatches, filter_zero_advantages=True, **header)
+
+
+def with_advantages(group: ScoredGroup, *advantages: float) -> ScoredGroup:
+    """The group with these, one for each completion."""
+    return group.model_copy(update={"advantages_G": np.array(advantages, np.float32)})
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_zero_advantages_leave_the_loss_and_its_denominator(num_ranks: int) -> None:
+    """Equal rewards in the first group: 4 of 11 tokens go; and one completion of the second: 2 more."""
+    groups = [with_advantages(a_group(0, [3, 1]), 0, 0), with_advantages(a_group(1, [4, 2, 1]), 1, 0, -1)]
+    batches = without_zeros(groups, num_ranks)
+    assert {(*b.loss_tokens.tolist(), *b.num_completions.tolist()) for b in batches} == {(5, 2)}
+    found = samples(batches)
+    assert sorted(sample["token_ids"][0] for sample in found) == [2000, 2006]
+    assert all(sample["loss_mask"] == [1] * len(sample["token_ids"]) for sample in found)
+    assert [batch.ordinals.tolist() for batch in batches] == [[0, 1]] * num_ranks
+
+
+def test_single_tokens_without_an_advantage_leave_the_loss() -> None:
+    """One of a completion's two tokens has some; the completion stays, as does one that had no loss tokens before."""
+    group = a_group(0, [2, 2], masked=2).model_copy(update={"token_advantages": np.array([0, 0, 0, 2], np.float32)})
+    (batch,) = without_zeros([group])
+    assert sorted(tuple(sample["loss_mask"]) for sample in samples([batch])) == [(0, 0), (0, 1)]
+    assert (batch.loss_tokens.tolist(), batch.num_completions.tolist()) == ([1], [2])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_minibatch_of_zero_advantages_is_a_micro_batch_of_nothing(num_ranks: int) -> None:
+    """Two minibatches, the second with a group of equal rewards: it stays one, on every rank, and can be sent."""
+    groups = [with_advantages(a_group(0, [3, 1]), 1, -1), with_advantages(a_group(1, [2, 2]), 0, 0)]
+    for batch in without_zeros(groups, num_ranks, 2):
+        assert (batch.loss_tokens.tolist(), batch.num_completions.tolist()) == ([4, 0], [2, 0])
+        assert np.diff(batch.minibatch_offsets).tolist()[1] == 1
+        assert codec.decode([bytes(frame) for frame in codec.encode(batch)]).equals(batch)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_each_component_counts_the_tokens_of_the_environments_that_have_it(num_ranks: int) -> None:
+    """Of three groups of 4, 3 and 5 tokens: the first policy loss alone, the second both, the third distillation."""
+    groups = [a_group(0, [3, 1]), a_group(1, [3]), a_group(2, [2, 3])]
+    names = ["plain", "both", "taught"]
+    groups = [group.model_copy(update={"environment": name}) for group, name in zip(groups, names, strict=True)]
+    batches = build_batches(groups, num_ranks, 8, weights={"both": (0.5, 2.0), "taught": (0.0, 1.0)}, **HEADER)
+    assert {(*b.loss_tokens.tolist(), *b.ref_kl_tokens.tolist()) for b in batches} == {(7, 8)}
+    found = {
+        int(ordinal): (rl, ref_kl)
+        for b in batches
+        for ordinal, rl, ref_kl in zip(b.sample_ordinals, b.rl_weights, b.ref_kl_weights, strict=True)
+    }
+    assert found == {0: (1.0, 0.0), 1: (0.5, 2.0), 2: (0.0, 1.0)}
+
+
+def test_packer_and_replay_build_a_step_by_the_same_settings() -> None:
+    """With adv_norm and two ranks, and with filter_zero_advantages: what `batches_of_step` makes of the payloads."""
+    groups = [a_group(0, [3, 1]), with_advantages(a_group(1, [2, 2]), 0, 0)]
+    header = HEADER | {"digests": ["d0", "d1"]}
+    run = config(trainer={"max_steps": 9, "num_ranks": 2}, packer={"filter_zero_advantages": True, "sequence_len": 600})
+    assert [batch.loss_tokens.tolist() for batch in batches_of_step(groups, run, **header)] == [[1], [1]]
+    reward = {"functions": [{"path": "exact_match"}], "adv_norm": {}}
+    (batch,) = batches_of_step(groups, config(reward=reward), **header)
+    mask = batch.loss_mask > 0
+    np.testing.assert_allclose(batch.advantages[mask].std(ddof=1), 1.0, atol=1e-4)
+
+
+def test_zero_advantages_stay_unless_they_are_filtered() -> None:
+    """The default: they hold their place in the denominator."""
+    (batch,) = build_batches([with_advantages(a_group(0, [3, 1]), 0, 0)], 1, 8, **HEADER | {"digests": ["d0"]})
+    assert (batch.loss_tokens.tolist(), batch.num_completions.tolist()) == ([4], [2])
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

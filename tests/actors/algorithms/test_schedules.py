@@ -55,13 +55,22 @@ def test_steps_beyond_the_last_keep_the_last_rate(scheduler: str) -> None:
         ({"type": "linear", "end": 0.5, "steps": 5}, [1.0, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5]),
         ({"type": "cosine", "end": 0.5, "steps": 5}, [1.0, 0.9267767, 0.75, 0.5732233, 0.5, 0.5, 0.5]),
         ({"type": "linear", "end": 1.6}, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]),
-        ({"type": "cosine", "end": 0.2, "steps": 1}, [1.0] * 7),
+        ({"type": "linear", "end": 0.2, "steps": 2}, [1.0] + [0.2] * 6),
+        ({"type": "cosine", "end": 0.2, "steps": 1}, [0.2] * 7),
+        ({"type": "linear", "end": 0.2, "steps": 1}, [0.2] * 7),
     ],
 )
 def test_the_temperature_goes_from_the_first_step_to_the_last_of_its_schedule(
     schedule: dict[str, object] | None, expected: list[float]
 ) -> None:
-    """Seven steps; cosine at a quarter: (1 − cos 45°) ÷ 2 = 0.1464466. A schedule of one step has only its start."""
+    """Seven steps; cosine at a quarter: (1 − cos 45°) ÷ 2 = 0.1464466. A schedule of one step has only its end."""
     config = TemperatureScheduleConfig.model_validate(schedule) if schedule else None
     found = [sampling_temperature(step, 1.0, config, 7) for step in range(1, 8)]
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("type_", ["linear", "cosine"])
+def test_a_run_of_one_step_samples_at_the_end_of_its_schedule(type_: str) -> None:
+    """Without steps of its own the schedule has those of the run, one here."""
+    config = TemperatureScheduleConfig.model_validate({"type": type_, "end": 0.5})
+    assert sampling_temperature(1, 1.0, config, 1) == 0.5

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from actors.engines.protocol import Completion
-from actors.policy.learner import TorchLearner
+from actors.learner.learner import TorchLearner
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, policy, sample
-from tests.actors.policy.steps import Sampled, run_config, step_batch
+from tests.actors.learner.steps import Sampled, run_config, step_batch
 from tests.conftest import ModelFolder
 
 PROMPTS = ([1, 8, 3], [1, 20, 9, 14, 5, 6, 7, 3])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from actors.engines.fake import FakeEngine
+from actors.engines.http.server import CompletionServer
 from actors.engines.protocol import Engine, EngineStoppedError, RequestError
-from actors.engines.server import CompletionServer
 from bus.weights import Weights
 from schemas.config.actors import FakeEngineConfig
 from tests import models

@@ -19,6 +19,8 @@ import numpy as np
 
 from actors.ledger import ExampleRef, Group, GroupFacts, Machine, Settings, Step, Store, Verdict, replies
 from actors.ledger.witness import START, next_chain
+from actors.rollout.presence import Presence
+from bus.fence import Fence
 from schemas.messages import (
     AttemptFailure,
     Beat,
@@ -61,6 +63,7 @@ class Double:
     term: int = 0
     sequence: int = 0
     state: State | None = None
+    heard_at: float = 0.0
     over: bool = False
     """It was told to begin again, or was refused: an actor's process would end here."""
 
@@ -76,15 +79,17 @@ class Double:
         said = None if self.run else fingerprint()
         return self.kind(run=self.run, term=self.term, fingerprint=said, **common, **self._fields())
 
-    def take(self, state: State) -> None:
-        """A State arrives."""
-        if state.refusal or (self.run and state.run != self.run):
+    def take(self, state: State, now: float) -> None:
+        """A State arrives, at this time of the process's clock."""
+        if Fence(self.run, self.term).refuses(state.run, state.term):
+            return
+        if state.refusal:
             self.over = True
             return
         self.run, self.term = state.run, state.term
         if isinstance(state, ObserverState):  # it does not count yet: another process of its name does
             return
-        self.state = state
+        self.state, self.heard_at = state, now
         if not self.over:
             self._obey(state)
 
@@ -111,13 +116,19 @@ class Rollout(Double):
 
     kind: ClassVar[type[Beat]] = RolloutBeat
     slots: int = 4
+    lease: float = 3.0
     held: dict[Hold, Ticket] = field(default_factory=dict)
     sampled: dict[Hold, GroupFacts] = field(default_factory=dict)
     failed: dict[Hold, AttemptFailure] = field(default_factory=dict)
     sent_to: dict[Hold, str] = field(default_factory=dict)
+    rewards_there: Presence = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nobody has been named yet."""
+        self.rewards_there = Presence(self.lease)
 
     def _given(self) -> dict[str, Any]:
-        return {"name": self.name, "slots": self.slots}
+        return {"name": self.name, "slots": self.slots, "lease": self.lease}
 
     def _fields(self) -> dict[str, Any]:
         busy = len(self.held) - len(self.sampled) - len(self.failed)
@@ -133,8 +144,9 @@ class Rollout(Double):
                 table.pop((ordinal, attempt), None)
         for ticket in state.tickets:
             self.held.setdefault((ticket.ordinal, ticket.attempt), ticket)
-        live = {f"{peer.name}/{peer.boot_id}" for peer in state.rewards}
-        self.sent_to = {hold: identity for hold, identity in self.sent_to.items() if identity in live}
+        self.rewards_there.note(self.heard_at, state.term, state.live_rewards, state.rewards)
+        gone = {identity for identity in self.sent_to.values() if self.rewards_there.is_gone(*identity.split("/"))}
+        self.sent_to = {hold: identity for hold, identity in self.sent_to.items() if identity not in gone}
 
     @property
     def to_sample(self) -> list[Hold]:
@@ -143,7 +155,7 @@ class Rollout(Double):
 
     @property
     def to_send(self) -> list[Hold]:
-        """Sampled groups that no live reward actor has been sent (P13)."""
+        """Sampled groups that no reward actor has which may still be there (P13)."""
         return [hold for hold in sorted(self.sampled) if hold not in self.sent_to]
 
     def sample(self, hold: Hold, policy: Policy) -> GroupFacts:
@@ -340,11 +352,18 @@ class Ring:
 
     def decide(self) -> dict[str, State | None]:
         """One round of the packer; returns the States said in it."""
+        self.probe()
         self.machine.decide(self.now)
         self.commit()
         for step in range(self.machine.recorded_step + 1, self.machine.trained_step + 1):
             self.machine.note_recorded(step)
         return self.say()
+
+    def probe(self) -> None:
+        """Tell the machine of contested names whose holder is dead: no connection of it is left."""
+        living = {double.identity for double in self.doubles}
+        for identity in self.machine.peers.take_contested() - living:
+            self.machine.lost(self.now, identity)
 
     def commit(self) -> None:
         """Write what has changed."""
@@ -357,7 +376,7 @@ class Ring:
         doubles = {double.identity: double for double in self.doubles}
         for identity, state in sorted(said.items()):
             if state is not None and identity in doubles and not self.lose("state", identity):
-                doubles[identity].take(state)
+                doubles[identity].take(state, self.now)
         for identity, _, step in self.machine.batches_wanted():
             trainer = doubles.get(identity)
             if isinstance(trainer, Trainer) and not self.lose("batch", identity):

@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from actors.ledger import GroupState, Verdict
+from bus import codec
+from schemas import limits
 from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, facts_of, policy, settings
 
 
@@ -545,3 +547,20 @@ def test_holders_that_beat_after_the_packers_restart_keep_their_tickets() -> Non
     ring.wait(10)
     assert sorted(rollout.held) == [(0, 1), (1, 1)]
     assert ring.machine.groups.counters["reissued"] == 0
+
+
+def test_more_tickets_than_a_state_holds_come_in_pages() -> None:
+    """A rollout with 4 500 free slots is named a thousand tickets at a time; each State is one that travels."""
+    ring = Ring(settings(groups_per_step=4500))
+    ring.add(Engine("e", policy=policy(0)))
+    rollout = ring.add(Rollout("wide", slots=4500))
+    pages = []
+    while len(rollout.held) < 4500:
+        before = len(rollout.held)
+        state = ring.turn().get("wide/1")
+        if state is not None:
+            codec.encode(state)
+        pages.append(len(rollout.held) - before)
+        assert len(pages) < 20
+    assert max(pages) == limits.STATE_TICKETS
+    assert sorted(ordinal for ordinal, _ in rollout.held) == list(range(4500))

@@ -268,6 +268,42 @@ def test_an_evaluation_under_way_goes_on_after_a_restart_of_the_packer() -> None
     assert run.machine.groups.num_issued["eval"] == 2
 
 
+@pytest.mark.parametrize("when", ["before a gang forms", "as it forms"])
+@pytest.mark.parametrize("sample_anew", [True, False])
+def test_an_evaluation_of_a_history_that_was_given_up_is_not_mixed_with_the_next_of_its_version(
+    when: str, sample_anew: bool
+) -> None:
+    """Version 4 is being evaluated when the run goes back to step 2; its last group settles meanwhile (P23, P26)."""
+    run = Run(max_steps=8, eval_every_steps=2)
+    run.go(lambda: run.evaluated == [2])
+    run.go(lambda: run.open == 2, sample_evals=False)
+    run.work(sample_evals=False)
+    assert run.machine.evaluations.policy == policy(4)
+    run.restart_packer()
+    run.machine.go_back(2, sample_anew)
+    run.commit()
+    run.trainer.disk.chains = {2: run.trainer.disk.chains[2]}
+    run.trainer.restart()
+    run.engine.restart()
+    run.beat(run.engine, run.rollout)
+    run.settle(run.rollout, policy(4), -3)
+    if when == "before a gang forms":
+        run.settle(run.rollout, policy(4), -4)
+        run.decide()
+        assert run.machine.going_back is not None
+    run.beat(run.trainer)
+    run.settle(run.rollout, policy(4), -4)
+    run.decide()
+    assert run.machine.going_back is None
+    assert run.machine.evaluations.done == [2]
+    assert 4 not in run.machine.finished_evals
+    assert [run.row(ordinal).reason for ordinal in (-3, -4)] == ["eval_void", "eval_void"]
+    run.evaluated.clear()
+    run.go(lambda: 4 in run.evaluated)
+    settled = [row for row in run.machine.groups.rows.values() if row.policy and row.policy.version == 4]
+    assert {row.policy for row in settled if row.state is GroupState.SETTLED} == {policy(4, lineage=2)}
+
+
 # --- P27 -------------------------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ class Walk:
         self.ring = Ring(chosen, num_evals=2)
         self.ring.lose = lambda what, who: self.trouble and rng.random() < 0.15
         self.rollouts = [self.ring.add(Rollout(f"a{i}", slots=rng.choice([1, 2, 4]))) for i in range(2)]
-        self.rewards = [self.ring.add(Reward(f"r{i}")) for i in range(2)]
+        self.rewards = [self.ring.add(Reward(f"r{i}", boot=1 + 100 * i)) for i in range(2)]
         self.engines = [self.ring.add(Engine(f"e{i}")) for i in range(rng.choice([1, 2]))]
         self.trainers = [
             self.ring.add(Trainer(f"t{r}", rank=r, num_ranks=ranks, last_step=chosen.max_steps)) for r in range(ranks)
@@ -235,7 +235,7 @@ def check_indices(machine: Machine) -> None:
     issued = {row.ordinal for row in rows if row.state is GroupState.ISSUED}
     settled = [row for row in rows if row.state is GroupState.SETTLED and row.ordinal >= 0]
     assert groups.held_by == held
-    assert groups.waiting == issued - {ordinal for ordinals in held.values() for ordinal in ordinals}
+    assert set(groups.waiting) == issued - {ordinal for ordinals in held.values() for ordinal in ordinals}
     assert groups.open_evals == {ordinal for ordinal in issued if ordinal < 0}
     assert list(groups.settled) == [row.ordinal for row in sorted(settled, key=lambda row: row.arrival or 0)]
     assert all(row.failures <= row.attempt for row in rows)
@@ -249,12 +249,11 @@ def check_slots(walk: Walk) -> None:
 
 def check_restore(ring: Ring) -> None:
     """A packer that starts from the store now, and hears the same beats, knows and says the same."""
-    for double in ring.doubles:
-        double.run, double.term = ring.machine.run, ring.machine.term  # else a successor counts in the new packer alone
-    for _ in range(2):  # the first may end tickets that the beats did not name yet: room for others with the next
+    for _ in range(3):  # the first may free names and tickets, which makes room for others with the next ones
         beats = {double.identity: double.beat() for double in ring.doubles if not double.over}
         for identity, beat in beats.items():
             ring.machine.heard(ring.now, identity, beat)
+        ring.probe()
         ring.machine.decide(ring.now)
         ring.commit()
     restored = ring.new_machine()
@@ -279,7 +278,7 @@ def memory_of(machine: Machine) -> dict[str, Any]:
         "counters": groups.counters,
         "unreported": sorted(groups.unreported_drops),
         "held": groups.held_by,
-        "waiting": groups.waiting,
+        "waiting": set(groups.waiting),
         "settled": list(groups.settled),
         "digests": machine._digests,
         "steps": (machine.steps.composed, machine.steps.chains, machine.steps.last),
@@ -300,7 +299,7 @@ def words(machine: Machine, identities: Iterable[str]) -> dict[str, Any]:
         words = state.model_dump()
         for name in ("engines", "rewards"):
             words[name] = sorted(words.get(name, []), key=str)
-        said[identity] = words | {"release": words["release"].tolist() if "release" in words else []}
+        said[identity] = words | {name: words[name].tolist() for name in ("release", "scoring") if name in words}
     return said
 
 

@@ -6,7 +6,7 @@ from actors.ledger import Store, replies
 from actors.ledger.machine import MIN_POISON_IN_A_ROW
 from actors.ledger.peers import MAX_REMEMBERED, Peers
 from schemas.errors import ProtocolError
-from schemas.messages import ObserverBeat, ObserverState, RolloutState, State
+from schemas.messages import ObserverBeat, ObserverState, RewardBeat, RolloutState, State
 from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, Trainer, policy, settings
 
 
@@ -79,31 +79,163 @@ def test_a_rank_of_another_configuration_is_refused() -> None:
 
 
 def test_a_new_boot_frees_at_once_what_the_old_one_held() -> None:
-    """No lease has to end: the old process is gone when the new one names the term, with its second beat (P3)."""
+    """No lease has to end: the old process has no connection any more, as the new one's first beat brings out (P3)."""
     ring, rollout = ring_with_rollout()
     ring.turn()
     assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
     rollout.restart()
     ring.beat(rollout)
-    ring.decide()
     assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
+    ring.decide()
     ring.beat(rollout)
     ring.decide()
     assert ring.machine.groups.held_by == {"a/2": {0, 1, 2, 3}}
     assert ring.row(0).attempt == 2
 
 
-def test_a_superseded_process_is_refused_and_its_beats_change_nothing() -> None:
-    """Two processes of one name: the later one stays, the earlier one hears why it must go (P3)."""
-    ring, old = ring_with_rollout()
-    new = Rollout("a", boot=2)
-    new.run, new.term = ring.machine.run, ring.machine.term
-    ring.turn(old)
-    ring.beat(new, old)
+def test_a_second_process_of_a_living_name_is_refused_and_the_living_one_goes_on() -> None:
+    """It waits for a lease, in which the other one beats on, and hears which process has its name (P3)."""
+    ring, living = ring_with_rollout()
+    ring.turn()
+    stray = ring.add(Rollout("a", boot=2))
+    ring.wait(2.9)
+    assert not stray.over
+    assert isinstance(said(ring, "a/2"), ObserverState)
+    assert said(ring, "a/2").refusal == ""
+    ring.wait(1.1)
+    assert stray.over
+    state = said(ring, "a/2")
+    assert isinstance(state, ObserverState)
+    assert state.name_taken
+    assert state.refusal == "another process named a is alive (boot 1); give this one another --name"
+    assert not living.over
+    assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
+    assert ring.row(0).attempt == 1
+
+
+def test_a_refused_process_that_pauses_for_longer_than_a_lease_still_hears_that_its_name_is_taken() -> None:
+    """A laptop sleeps: the exit code for another reason would end the run of its `actors up` (P3)."""
+    ring, _ = ring_with_rollout()
+    stray = ring.add(Rollout("a", boot=2))
+    ring.wait(5.0)
+    assert stray.over
+    ring.wait(5.0, stray)
+    assert ring.states["a/2"] is None, "the packer has forgotten the visit"
+    ring.turn()
+    state = said(ring, "a/2")
+    assert isinstance(state, ObserverState)
+    assert (state.name_taken, "another process named a is alive" in state.refusal) == (True, True)
+
+
+def test_a_process_refused_for_another_reason_does_not_hear_that_its_name_is_taken() -> None:
+    """It waits beside the living one, and then turns out to be of another build."""
+    ring, _ = ring_with_rollout()
+    other = Rollout("a", boot=2)
+    ring.beat(other)
+    ring.machine.heard(ring.now, "a/2", other.beat().model_copy(update={"fingerprint": "0000"}))
     ring.decide()
-    assert ring.machine.peers.identities() == ["e/1", "a/2"]
-    assert old.over
-    assert "--name" in said(ring, "a/1").refusal
+    state = said(ring, "a/2")
+    assert isinstance(state, ObserverState)
+    assert (state.name_taken, "different builds" in state.refusal) == (False, True)
+
+
+def test_a_process_that_waits_beside_another_newcomer_is_refused_after_a_lease_of_its_own() -> None:
+    """The holder died silently and the first newcomer has the name: it must beat on for a lease, as any holder (P3)."""
+    ring, old = ring_with_rollout()
+    ring.kill(old)
+    first, second = Rollout("a", boot=2), Rollout("a", boot=3)
+    ring.probe = lambda: None
+    ring.add(first, second)
+    ring.wait(2.0)
+    ring.now += 1.05
+    ring.decide()
+    ring.beat(first)
+    assert "a/2" in ring.machine.peers.identities()
+    ring.beat(second)
+    assert ring.machine.peers.refusal_of("a/3") == ""
+    ring.wait(2.9)
+    assert not second.over
+    ring.wait(1.1)
+    assert second.over
+    assert not first.over
+
+
+def test_a_rank_that_is_started_by_hand_does_not_break_the_gang() -> None:
+    """Its name is that of a member: the gang goes on, and only the newcomer ends."""
+    ring = Ring(settings())
+    trainer, stray = ring.add(Trainer("t")), Trainer("t", boot=2)
+    ring.wait(2.0)
+    assert ring.machine.gang.members == {0: "t/1"}
+    ring.add(stray)
+    ring.wait(5.0)
+    assert stray.over
+    assert not trainer.over
+    assert (ring.machine.gang.incarnation, ring.machine.gang.members) == (1, {0: "t/1"})
+
+
+def test_a_name_is_free_when_its_holder_says_that_it_is_done_or_its_lease_ends() -> None:
+    """A process that leaves in good order is not waited for; one that is frozen is waited for as long as its lease."""
+    ring, old = ring_with_rollout()
+    old.phase = "done"
+    ring.turn()
+    new = ring.add(Rollout("a", boot=2))
+    ring.turn(old)
+    assert "a/2" in ring.machine.peers.identities()
+    third = ring.add(Rollout("a", boot=3))
+    ring.wait(2.9, old, new)
+    assert "a/3" not in ring.machine.peers.identities()
+    ring.wait(1.2, old, new)
+    assert "a/3" in ring.machine.peers.identities()
+    assert not third.over
+
+
+def test_a_packer_that_stood_still_takes_nobody_for_alive() -> None:
+    """The clock of leases stood still as well: the dead holder is late on it, and the newcomer is not refused (P8)."""
+    ring, old = ring_with_rollout()
+    new, began = Rollout("a", boot=2), ring.now
+    ring.beat(new)
+    ring.now += 10.0
+    for listened in (0.0, 0.1, 3.1, 3.2):
+        ring.machine.heard(ring.now, new.identity, new.beat(), began + listened)
+        ring.machine.decide(ring.now, began + listened)
+        assert ring.machine.peers.refusal_of("a/2") == ""
+    assert ring.machine.peers.identities() == ["a/2"]
+    assert old.identity not in ring.machine.groups.held_by
+
+
+def test_a_packer_that_hears_of_a_newer_term_of_its_run_ends() -> None:
+    """Another packer has taken over, on a copy of the ledger: two would issue the same ordinals (P2)."""
+    ring, rollout = ring_with_rollout()
+    rollout.term = ring.machine.term + 1
+    with pytest.raises(
+        ProtocolError, match=r"a has heard term 2 of this run, and this packer has term 1.*`actors top`"
+    ):
+        ring.turn()
+
+
+def test_a_living_peer_of_another_run_frees_at_once_what_it_held() -> None:
+    """It was restored from a snapshot of another run, say: its tickets go to others now, not after their deadline."""
+    ring, rollout = ring_with_rollout()
+    ring.turn()
+    ring.add(Rollout("b"))
+    rollout.run = "another run"
+    ring.turn()
+    ring.turn(rollout)
+    assert ring.machine.groups.held_by == {"b/1": {0, 1, 2, 3}}
+
+
+def test_a_peer_whose_beats_change_their_kind_leaves_the_old_kind() -> None:
+    """A reward actor of that name is shown to nobody any more, and what it held is free."""
+    ring, rollout = ring_with_rollout()
+    reward = ring.add(Reward("r"))
+    ring.turn()
+    assert [peer.name for peer in rollout.state.rewards] == ["r"]
+    ring.kill(reward)
+    ring.add(Engine("r", policy=policy(0), sequence=reward.sequence))
+    ring.turn()
+    ring.turn()
+    assert rollout.state.rewards == []
+    assert list(ring.machine.peers.all(RewardBeat)) == []
 
 
 def test_a_beat_from_before_the_first_word_does_not_replace_a_living_process() -> None:
@@ -164,6 +296,65 @@ def test_a_lease_ends_exactly_after_its_time_without_a_beat() -> None:
     ring.wait(0.1, rollout)
     assert "a/1" not in ring.machine.peers.identities()
     assert ring.states["a/1"] is None, "the control server forgets it"
+
+
+def test_no_lease_ends_while_nobody_reads_the_beats() -> None:
+    """14 rounds in 3.5 s and no beat is read, as with a control thread that hangs: all live on, and nothing is lost."""
+    ring, rollout = ring_with_rollout()
+    listened = ring.now
+    for _ in range(14):
+        ring.now += 0.25
+        ring.machine.decide(ring.now, listened)
+    assert set(ring.machine.peers.identities()) == {"e/1", rollout.identity}
+    assert ring.machine.groups.counters["deaths"] == 0
+
+
+def test_a_peer_that_died_before_the_packer_was_deaf_is_noticed_after_one_lease_of_listening() -> None:
+    """The time for which nobody listened is added to a lease; it does not begin anew."""
+    ring, rollout = ring_with_rollout()
+    began, deaf = ring.now, 100.0
+    ring.machine.decide(began + 2.0, began + 2.0)
+    ring.machine.decide(began + 2.0 + deaf, began + 2.0)
+    for listened, lives in ((2.9, True), (3.0, False)):
+        ring.machine.decide(began + listened + deaf, began + listened)
+        assert (rollout.identity in ring.machine.peers.identities()) == lives
+
+
+def test_slow_rounds_hide_no_death() -> None:
+    """Rounds of 2 s in which all beats are read: a lease of 3 s ends with the second round after the last beat."""
+    ring, rollout = ring_with_rollout()
+    engine = ring.doubles[0]
+    for _ in range(2):
+        for _ in range(2):  # beats come each second and are heard at the end of the round, with their own times
+            ring.now += 1.0
+            ring.machine.heard(ring.now, engine.identity, engine.beat(), ring.now)
+        ring.machine.decide(ring.now, ring.now)
+    assert ring.machine.peers.identities() == [engine.identity]
+    assert rollout.identity not in ring.machine.peers.identities()
+
+
+def test_a_beat_counts_from_when_it_was_read_and_not_from_the_round_that_hears_it() -> None:
+    """A round of 10 s hears a beat from its beginning: its lease has been over for long."""
+    ring, rollout = ring_with_rollout()
+    arrived = ring.now + 0.1
+    ring.now += 10.0
+    ring.machine.heard(ring.now, rollout.identity, rollout.beat(), arrived)
+    ring.machine.decide(ring.now, ring.now)
+    assert rollout.identity not in ring.machine.peers.identities()
+
+
+def test_a_packer_that_has_just_started_waits_for_a_lease_of_listening() -> None:
+    """The first rounds may be over before anybody is heard; nobody's work is issued again for that."""
+    ring, rollout = ring_with_rollout()
+    ring.turn()
+    assert ring.machine.groups.held_by[rollout.identity]
+    ring.restart_packer()
+    listened = ring.now
+    ring.now += 60.0
+    ring.machine.decide(ring.now, listened)
+    assert ring.machine.groups.held_by[rollout.identity]
+    ring.machine.decide(ring.now, listened + ring.settings.lease)
+    assert rollout.identity not in ring.machine.groups.held_by
 
 
 def test_a_peer_whose_lease_ended_counts_again_with_its_next_beat() -> None:
@@ -290,7 +481,7 @@ def test_an_observer_sees_progress_and_is_not_waited_for() -> None:
 
 def test_refusals_that_are_remembered_are_bounded() -> None:
     """A process that is started again and again leaves 10 000 of them at most."""
-    peers = Peers(3.0, 1)
+    peers = Peers(3.0)
     for boot in range(MAX_REMEMBERED + 5):
         peers.refuse(f"a/{boot}", "no")
     assert [peers.refusal_of(f"a/{boot}") for boot in (0, 4, 5)] == ["", "", "no"]

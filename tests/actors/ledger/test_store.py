@@ -11,8 +11,15 @@ import pytest
 
 from actors.ledger import Changes, ExampleRef, Group, GroupState, LedgerReader, Step, Store
 from actors.ledger.rows import Attempt
-from actors.ledger.store import LATER_COLUMNS, NETWORK_FILE_SYSTEMS, check_file_system, file_system_of, mounts
-from schemas.errors import ConfigError, ProtocolError
+from actors.ledger.store import (
+    LATER_COLUMNS,
+    NETWORK_FILE_SYSTEMS,
+    check_file_system,
+    digest_of,
+    file_system_of,
+    mounts,
+)
+from schemas.errors import ConfigError, ProtocolError, RunFailedError
 from schemas.messages import DroppedOrdinal
 from tests.actors.ledger.driver import policy
 
@@ -54,11 +61,23 @@ def test_a_second_packer_is_refused_while_the_first_holds_the_ledger(path: Path)
     Store(path).close()
 
 
+def test_a_second_packer_is_refused_through_a_symbolic_link_too(path: Path) -> None:
+    """A link to the file, or to its folder, is the same ledger (P2)."""
+    first = Store(path)
+    (path.parent.parent / "folder").symlink_to(path.parent)
+    (path.parent.parent / "link.sqlite").symlink_to(path)
+    for other in (path.parent.parent / "folder" / path.name, path.parent.parent / "link.sqlite"):
+        with pytest.raises(ConfigError, match=r"another packer holds"):
+            Store(other)
+    first.close()
+
+
 def test_a_killed_packer_leaves_no_lock_and_all_that_it_committed(path: Path) -> None:
     """kill -9 right after a commit, with `sync: process` (P2)."""
     script = (
         "import os, sys; from actors.ledger import Changes, Store; store = Store(sys.argv[1]);"
-        "store.commit(Changes(values={'kept': [1, 2]}), {3: ('digest', [b'frame'])});"
+        "from actors.ledger.store import digest_of; frames = [b'frame'];"
+        "store.commit(Changes(values={'kept': [1, 2]}), {3: (digest_of(frames), frames)});"
         "os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=60, env=dict(os.environ))
@@ -94,6 +113,7 @@ def test_network_file_systems_are_refused_by_name() -> None:
     check_file_system(Path("/home/scratch/ledger.sqlite"), MOUNTS)
     check_file_system(Path("/home/u/ledger.sqlite"), "")
     assert {"nfs", "nfs4", "lustre", "cifs", "ceph", "fuse.sshfs"} <= NETWORK_FILE_SYSTEMS
+    assert {"9p", "virtiofs", "panfs", "fuse.blobfuse2", "fuse.rclone"} <= NETWORK_FILE_SYSTEMS
 
 
 def test_this_machines_mounts_can_be_read(tmp_path: Path) -> None:
@@ -102,9 +122,11 @@ def test_this_machines_mounts_can_be_read(tmp_path: Path) -> None:
         assert file_system_of(tmp_path, mounts())
 
 
-@pytest.mark.parametrize(("sync", "level"), [("process", 0), ("node", 2)])
-def test_sync_node_flushes_each_commit_and_sync_process_none(path: Path, sync: str, level: int) -> None:
-    """SQLite's `synchronous` is OFF or FULL, in WAL mode."""
+@pytest.mark.parametrize(("sync", "level"), [("process", 1), ("node", 2)])
+def test_sync_node_flushes_each_commit_and_sync_process_can_not_damage_the_file(
+    path: Path, sync: str, level: int
+) -> None:
+    """SQLite's `synchronous` is NORMAL or FULL, in WAL mode: after OFF an OS crash may leave a corrupt file."""
     store = Store(path, sync)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (level,)
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -186,9 +208,92 @@ def test_payloads_come_back_byte_by_byte_in_the_order_asked_for() -> None:
     """Frames of any content, empty ones too; the digests beside them."""
     store = Store(":memory:")
     frames = {0: [b"\x00\xff", b""], 1: [b"one"], 2: []}
-    store.commit(Changes(), {ordinal: (f"digest {ordinal}", parts) for ordinal, parts in frames.items()})
+    digests = {ordinal: digest_of(parts) for ordinal, parts in frames.items()}
+    store.commit(Changes(), {ordinal: (digests[ordinal], parts) for ordinal, parts in frames.items()})
     assert store.payloads([2, 0, 1]) == [frames[2], frames[0], frames[1]]
-    assert store.digests() == {0: "digest 0", 1: "digest 1", 2: "digest 2"}
+    assert store.digests() == digests
+
+
+def test_a_payload_that_is_not_what_was_written_ends_the_run_in_words(path: Path) -> None:
+    """A page that still looks like one: the digest beside it tells, and the words name a way on."""
+    store = Store(path, output_dir="outputs/run")
+    store.commit(Changes(), {0: (digest_of([b"one"]), [b"two"])})
+    with pytest.raises(RunFailedError, match=r"ledger.sqlite is damaged: the payload of ordinal 0 is not what was wri"):
+        store.payloads([0])
+    store.close()
+
+
+def test_the_start_of_a_large_ledger_reads_its_small_tables_alone(path: Path, monkeypatch) -> None:
+    """Damage in a payload is found when that is read; damage in a table that the start reads is found at the start."""
+    monkeypatch.setattr("actors.ledger.store.WHOLE_CHECK_BYTES", 0)
+    store = Store(path)
+    frames = [bytes(100_000)]
+    store.commit(Changes(groups={o: a_group(o) for o in range(500)}), {0: (digest_of(frames), frames)})
+    (groups_root,) = store._db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'groups'").fetchone()
+    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.close()
+    whole = path.read_bytes()
+    last_page = len(whole) - 8192
+    path.write_bytes(whole[: last_page + 4] + b"\xa5" * 8188)
+    store = Store(path)
+    with pytest.raises(RunFailedError, match=r"is damaged: the payload of ordinal 0"):
+        store.payloads([0])
+    store.close()
+    start = (groups_root - 1) * 8192
+    path.write_bytes(whole[:start] + b"\xa5" * 8192 + whole[start + 8192 :])
+    with pytest.raises(ConfigError, match=r"can't be used"):
+        Store(path)
+
+
+def test_folded_payloads_are_deleted_in_slices_bounded_in_bytes_and_rows(path: Path, monkeypatch) -> None:
+    """One slice with each commit, however much has been folded, and a crash in between loses none of the rest."""
+    monkeypatch.setattr("actors.ledger.store.SLICE_BYTES", 10_000)
+    monkeypatch.setattr("actors.ledger.store.SLICE_ROWS", 8)
+    store = Store(path)
+    large, small = {o: ("d", [bytes(3_000)]) for o in range(12)}, {o: ("d", [b"x"]) for o in range(12, 40)}
+    store.commit(Changes(groups={o: a_group(o) for o in range(41)}), large | small | {40: ("d", [bytes(50_000)])})
+    sizes = dict(store._db.execute("SELECT ordinal, LENGTH(frames) FROM payloads"))
+    before, slices = set(sizes), []
+    store.commit(Changes(gone_groups=list(range(41))), {})
+    assert store.groups() == []
+    assert store.digests() == {}, "folded ones are not counted among those that are kept"
+    while store.unswept:
+        left = {ordinal for (ordinal,) in store._db.execute("SELECT ordinal FROM payloads")}
+        slices.append(before - left)
+        before = left
+        if len(slices) == 3:
+            store.close()
+            store = Store(path)
+        else:
+            store.commit(Changes(), {})
+    assert all(sum(sizes[ordinal] for ordinal in part) <= 10_000 or len(part) == 1 for part in slices)
+    assert max(map(len, slices)) <= 8
+    assert store._db.execute("SELECT COUNT(*) FROM payloads").fetchone() == (0,)
+    store.close()
+
+
+def test_a_payload_that_comes_and_folds_in_one_commit_does_not_stay(path: Path) -> None:
+    """The last group of an evaluation settles, the evaluation is written down, and its rows go, all in one round."""
+    store = Store(path)
+    store.commit(Changes(gone_groups=[-1]), {-1: ("d", [b"x"])})
+    while store.unswept:
+        store.commit(Changes(), {})
+    assert store._db.execute("SELECT COUNT(*) FROM payloads").fetchone() == (0,)
+    store.close()
+
+
+def test_deleting_folded_payloads_does_not_write_them_through_the_wal(path: Path) -> None:
+    """Zeroing what is deleted (`secure_delete`, the default of some builds) would write each page once more."""
+    store = Store(path)
+    blob = os.urandom(400_000)
+    for first in range(0, 60, 10):
+        store.commit(Changes(), {ordinal: ("d", [blob]) for ordinal in range(first, first + 10)})
+    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.commit(Changes(gone_groups=list(range(60))), {})
+    while store.unswept:
+        store.commit(Changes(), {})
+    assert path.with_name(path.name + "-wal").stat().st_size < 2_000_000
+    store.close()
 
 
 def test_a_missing_payload_is_named() -> None:

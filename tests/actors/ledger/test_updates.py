@@ -8,6 +8,8 @@ import pytest
 from actors.ledger.updates import MAX_FAILURES, Updates
 from schemas.messages import InferenceBeat, Manifest, Policy, TrainerBeat, UpdateFailure
 
+PATIENCE = 40.0
+
 
 def manifest(version: int, channel: Any = "rendezvous") -> Manifest:
     """A published version."""
@@ -44,14 +46,15 @@ class Scene:
     """Updates with the engines that are there: `boot id: version` or a beat."""
 
     def __init__(self) -> None:
-        self.updates = Updates(term=3)
+        self.updates = Updates(term=3, patience=PATIENCE)
+        self.now = 100.0
 
     def see(
         self, target: int, failed: UpdateFailure | None = None, /, **engines: int | InferenceBeat | None
     ) -> tuple[str, str, list[str]] | None:
         """One round; what State newly names as (update, group, members), or None."""
         beats = {b: e if isinstance(e, InferenceBeat) else engine(b, e) for b, e in engines.items()}
-        if not self.updates.decide(manifest(target), beats, trainer(failed)):
+        if not self.updates.decide(self.now, manifest(target), beats, trainer(failed)):
             return None
         named = self.updates.current
         assert named is not None
@@ -130,8 +133,20 @@ def test_an_engine_says_itself_that_it_could_not_load():
     """Its own fault, whatever the trainer has seen."""
     scene = Scene()
     scene.see(1, a=0, b=0)
-    said = engine("b", 0, failed_update=failure("3.1"))
+    said = engine("b", 0, failed_update=failure("3.1", "b"))
     assert scene.see(1, a=1, b=said) == ("3.2", "3.2", ["b"])
+
+
+@pytest.mark.parametrize(("missed", "quarantined"), [((), set()), (("b",), {"b"})])
+def test_an_update_that_an_engine_has_given_up_is_held_against_it_only_where_it_says_so(missed: Any, quarantined: Any):
+    """Another one is named either way, as often as it is given up."""
+    scene = Scene()
+    scene.see(1, a=1, b=0)
+    for number in range(1, MAX_FAILURES):
+        said = engine("b", 0, failed_update=failure(f"3.{number}", *missed))
+        assert scene.see(1, a=1, b=said) == (f"3.{number + 1}", f"3.{number + 1}", ["b"])
+    scene.see(1, a=1, b=engine("b", 0, failed_update=failure(f"3.{MAX_FAILURES}", *missed)))
+    assert scene.updates.quarantined == quarantined
 
 
 def test_an_engine_that_has_lost_its_weights_is_named_at_once():
@@ -139,7 +154,7 @@ def test_an_engine_that_has_lost_its_weights_is_named_at_once():
     scene = Scene()
     scene.see(1, a=0, b=0)
     assert scene.see(1, a=1, b=1) is None
-    lost = engine("b", None, engine_state="quarantined", failed_update=failure("3.1"))
+    lost = engine("b", None, engine_state="quarantined", failed_update=failure("3.1", "b"))
     assert scene.see(1, a=1, b=lost) == ("3.2", "3.2", ["b"])
     assert scene.see(1, a=1, b=lost) is None
     assert scene.see(1, a=1, b=1) is None
@@ -150,7 +165,7 @@ def test_weights_lost_before_their_success_was_heard_of_end_the_update():
     """Else its members would be waited for as long as they live."""
     scene = Scene()
     scene.see(1, a=0, b=0)
-    lost = engine("b", None, engine_state="quarantined", failed_update=failure("3.1"))
+    lost = engine("b", None, engine_state="quarantined", failed_update=failure("3.1", "b"))
     assert scene.see(1, a=1, b=lost) == ("3.2", "3.2", ["b"])
 
 
@@ -180,7 +195,51 @@ def test_parallel_workers_bring_a_rank_each():
 
 def test_other_channels_and_a_missing_trainer_name_nothing():
     """A file needs nobody's presence; a broadcast needs the trainer's."""
-    updates, beats = Updates(1), {"a": engine("a", 0)}
-    assert not updates.decide(manifest(1, "filesystem"), beats, trainer())
-    assert not updates.decide(manifest(1), beats, None)
-    assert not updates.decide(None, beats, trainer())
+    updates, beats = Updates(1, PATIENCE), {"a": engine("a", 0)}
+    assert not updates.decide(0.0, manifest(1, "filesystem"), beats, trainer())
+    assert not updates.decide(0.0, manifest(1), beats, None)
+    assert not updates.decide(0.0, None, beats, trainer())
+
+
+# --- an update of which nobody tells anything ------------------------------------------------------------------------
+
+
+def test_an_update_without_any_progress_gives_way_to_another_when_its_patience_is_over():
+    """Trainer and members live and say nothing, as when the thread that sends has died; a new group is named."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    scene.now += PATIENCE
+    assert scene.see(1, a=0, b=0) is None
+    scene.now += 0.1
+    assert scene.see(1, a=0, b=0) == ("3.2", "3.2", ["a", "b"])
+    assert scene.updates.quarantined == set()
+
+
+def test_an_update_that_goes_on_slowly_is_left_to_its_members():
+    """One bucket of one member in each interval of patience is progress enough, however long all of it takes."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    for received in range(10):
+        scene.now += 0.9 * PATIENCE
+        assert scene.see(1, a=engine("a", 0, update_progress=received), b=0) is None
+
+
+def test_each_update_has_its_own_patience():
+    """What stood still before, or the time between two updates, is not counted against the next one."""
+    scene = Scene()
+    scene.see(1, a=0)
+    scene.now += 0.9 * PATIENCE
+    assert scene.see(1, a=1) is None
+    scene.now += 10 * PATIENCE
+    assert scene.see(2, a=1) == ("3.2", "3.1", ["a"])
+    scene.now += 0.9 * PATIENCE
+    assert scene.see(2, a=1) is None
+
+
+def test_a_silent_member_is_tried_again_without_those_that_have_the_version():
+    """Where others serve it and one never does, and never says why, the others have done with it."""
+    scene = Scene()
+    scene.see(1, a=0, b=0)
+    assert scene.see(1, a=1, b=0) is None
+    scene.now += PATIENCE + 0.1
+    assert scene.see(1, a=1, b=0) == ("3.2", "3.2", ["b"])

@@ -5,7 +5,7 @@ import structlog
 
 from actors.telemetry import attempts
 from actors.telemetry.attempts import Attempts
-from actors.telemetry.reporter import WriteError
+from actors.telemetry.writer import WriteError
 
 
 class Clock:

@@ -1,12 +1,16 @@
 """Log lines carry who wrote them."""
 
+import contextlib
 import io
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import structlog
 
+from actors import runtime
 from actors.telemetry import logs
 from schemas.config.services import TelemetryConfig
 
@@ -38,3 +42,78 @@ def test_lines_below_the_level_are_left_out(stream):
     structlog.get_logger("x").info("step trained")
     structlog.get_logger("x").error("gave up")
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["gave up"]
+
+
+def test_a_pipe_that_nobody_reads_holds_no_thread_up_and_loses_no_line_that_has_room():
+    """More than a pipe takes is said at once; read later, all lines are there in their order."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream, os.fdopen(reading) as reader:
+        lines = logs.Lines(stream)
+        for number in range(500):
+            lines.write(f"{number} {'x' * 1000}")
+        assert [reader.readline().split()[0] for _ in range(500)] == [str(number) for number in range(500)]
+
+
+def test_lines_that_find_no_room_are_counted(monkeypatch):
+    """What waits for a reader is bounded; how many lines were lost is said with the next one."""
+    monkeypatch.setattr(logs, "MAX_WAITING", 3)
+    monkeypatch.setattr(logs, "PATIENCE_SECONDS", 0.05)
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream, os.fdopen(reading) as reader:
+        lines = logs.Lines(stream)
+        lines.write("x" * (1 << 20))
+        for number in range(10):
+            lines.write(str(number))
+        reader.readline()
+        assert [reader.readline().strip() for _ in range(3)] == ["8 log lines lost: nothing reads the output", "0", "1"]
+
+
+class Stream(io.StringIO):
+    """Has no memory for one line, and for the next ones it has."""
+
+    full = True
+
+    def write(self, text):
+        """Write, but for the first line."""
+        if self.full:
+            self.full = False
+            raise MemoryError
+        return super().write(text)
+
+
+def test_the_end_of_the_thread_that_writes_is_written_by_another_one(monkeypatch, stream):
+    """Else the process would end without a word of why."""
+    codes, ended = [], threading.Event()
+    monkeypatch.setattr(runtime, "leave", lambda code: (codes.append(code), ended.set()))
+    monkeypatch.setattr(threading, "excepthook", runtime._end_with_thread)
+    full = Stream()
+    logs.configure_logs(TelemetryConfig(), full)
+    structlog.get_logger("x").warning("lost")
+    assert ended.wait(10.0)
+    [said] = [json.loads(line) for line in full.getvalue().splitlines()]
+    assert (said["event"], said["thread"], codes) == ("thread failed", "log", [runtime.EXIT_ERROR])
+    structlog.get_logger("x").warning("afterwards")
+    assert json.loads(full.getvalue().splitlines()[-1])["event"] == "afterwards"
+
+
+def test_a_stream_that_can_not_be_written_ends_nothing():
+    """A full disk, or a stream that has been closed."""
+    with contextlib.suppress(OSError), Path("/dev/full").open("w") as full:
+        lines = logs.Lines(full)
+        lines.write("lost")
+        lines.write("lost too")
+    lines.write("after its end")
+
+
+def test_lines_of_a_forked_child_are_written(tmp_path):
+    """User code forks: the child has something to say, and no thread of its parent's."""
+    with (tmp_path / "log").open("w") as stream:
+        lines = logs.Lines(stream)
+        lines.write("parent")
+        child = os.fork()
+        if child == 0:
+            lines.write("child")
+            os._exit(0)
+        os.waitpid(child, 0)
+        lines.write("parent again")
+    assert (tmp_path / "log").read_text().splitlines() == ["parent", "child", "parent again"]

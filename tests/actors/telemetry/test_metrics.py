@@ -7,8 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from actors.telemetry.metrics import ACTORS, SPECS, Metrics, document
-from bus.counts import REFUSALS, EdgeCounts
-from schemas.errors import DecodeError
+from bus.counts import DROP_REASONS, REFUSALS, EdgeCounts
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,7 +52,7 @@ def test_edges_of_the_same_name_are_exported_as_their_sum():
     value = metrics.registry.get_sample_value
     assert value("grpo_bus_messages_total", {"edge": "groups"}) == 7
     assert value("grpo_bus_bytes_total", {"edge": "groups"}) == 70
-    dropped = {r: value("grpo_bus_dropped_frames_total", {"edge": "groups", "reason": r}) for r in DecodeError.REASONS}
+    dropped = {r: value("grpo_bus_dropped_frames_total", {"edge": "groups", "reason": r}) for r in DROP_REASONS}
     assert dropped.pop("oversize") == 1
     assert set(dropped.values()) == {0}
     assert value("grpo_bus_packer_silent_seconds") == 2.5

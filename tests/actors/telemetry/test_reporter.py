@@ -1,5 +1,6 @@
 """The files that a run leaves behind."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -9,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.telemetry.reporter import Reporter, WriteError
+from actors.telemetry.reporter import Reporter, lines_from_the_end
 from actors.telemetry.samples import show_samples
 from actors.telemetry.targets import TargetsFile
-from tests.actors.test_record import scored
+from actors.telemetry.writer import WriteError, Writer
+from tests.actors.packer.test_record import scored
 
 
 def lines_of(path):
@@ -132,7 +134,8 @@ def test_full_disk_is_told_with_path_and_reason_and_the_next_attempt_writes(tmp_
 HALF_A_LINE = """
 import resource, sys
 from pathlib import Path
-from actors.telemetry.reporter import Reporter, WriteError
+from actors.telemetry.reporter import Reporter
+from actors.telemetry.writer import WriteError, Writer
 reporter, path = Reporter(Path(sys.argv[1])), Path(sys.argv[1], "metrics.jsonl")
 reporter.report_step(1, {"loss": 0.25})
 room = path.stat().st_size + 5
@@ -194,9 +197,78 @@ def test_samples_are_shown_with_rewards_and_advantages(tmp_path):
     assert show_samples(path, 2, 4) == "no samples of step 2; there are some of 2 steps, from 1 to 7"
 
 
+def test_samples_of_chat_prompts_say_what_reward_functions_receive(tmp_path):
+    """The texts are shown as they are; functions get each as the content of a message."""
+    prompt = [{"role": "user", "content": "p"}]
+    Reporter(tmp_path).report_samples(1, scored([0.0, 1.0], [-1, 1]).model_copy(update={"prompt": prompt}))
+    lines = show_samples(tmp_path / "samples.jsonl", None, 4).splitlines()
+    assert "reward functions receive [{'role': 'assistant', 'content': TEXT}] for each text below" in lines[2]
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 20])
+def test_lines_from_the_end_are_the_lines_of_the_file(tmp_path, monkeypatch, block):
+    """With their offsets, whatever the size of a block, with and without an end of the last line."""
+    monkeypatch.setattr("actors.telemetry.reporter.BLOCK_BYTES", block)
+    path = tmp_path / "lines"
+    for text in (b"", b"\n", b"a", b"a\nbb\n\nccc\n", b"first\n" + b"x" * 40 + b"\nhalf"):
+        path.write_bytes(text)
+        offsets = itertools.accumulate(map(len, text.splitlines(keepends=True)), initial=0)
+        assert list(lines_from_the_end(path)) == list(zip(offsets, text.splitlines(keepends=True), strict=False))[::-1]
+
+
+def test_begin_reads_no_more_of_the_samples_than_it_cuts_off(tmp_path, monkeypatch):
+    """A run of weeks has gigabytes of them; the start reads from the end up to the first line that stays."""
+    reporter, path = Reporter(tmp_path), tmp_path / "samples.jsonl"
+    for step in range(1, 400):
+        reporter.report_samples(step, scored([0.0, 1.0], [-1, 1]))
+    parsed, parse = [], json.loads
+    monkeypatch.setattr("actors.telemetry.reporter.json.loads", lambda raw: parsed.append(raw) or parse(raw))
+    Reporter(tmp_path).begin(397, [], lambda line: None)
+    assert len(parsed) == 3
+    monkeypatch.undo()
+    assert [line["step"] for line in lines_of(path)] == list(range(1, 398))
+
+
+def test_begin_drops_samples_of_given_up_steps_before_those_of_an_evaluation_that_counts(tmp_path):
+    """The evaluation of version 2 ended while step 4 was trained; the run goes back to step 2 and keeps it alone."""
+    reporter, path = Reporter(tmp_path), tmp_path / "samples.jsonl"
+    group = scored([0.0, 1.0], [-1, 1])
+    for step, purpose in [(1, "train"), (2, "train"), (3, "train"), (2, "eval"), (4, "train"), (4, "eval")]:
+        reporter.report_samples(step, group.model_copy(update={"purpose": purpose}))
+    Reporter(tmp_path).begin(2, [2], lambda line: None)
+    assert [(line["step"], line["purpose"]) for line in lines_of(path)] == [(1, "train"), (2, "train"), (2, "eval")]
+    Reporter(tmp_path).begin(0, [2], lambda line: None)
+    assert [(line["step"], line["purpose"]) for line in lines_of(path)] == [(2, "eval")]
+
+
+def test_samples_are_bounded_and_shown_from_the_newest_two_files(tmp_path, monkeypatch):
+    """A file that is full becomes the older one, in place of the one before; both are shown, and cut off at a start."""
+    reporter, path = Reporter(tmp_path), tmp_path / "samples.jsonl"
+    reporter.report_samples(1, scored([0.0, 1.0], [-1, 1]))
+    line_bytes = path.stat().st_size
+    monkeypatch.setattr("actors.telemetry.reporter.MAX_SAMPLES_BYTES", 10 * line_bytes)
+    for step in range(2, 200):
+        reporter.report_samples(step, scored([0.0, 1.0], [-1, 1]))
+    older = tmp_path / "samples.older.jsonl"
+    assert path.stat().st_size + older.stat().st_size <= 21 * (line_bytes + 4)
+    kept = [line["step"] for line in lines_of(older) + lines_of(path)]
+    assert kept == list(range(kept[0], 200))
+    assert len(kept) >= 10
+    assert show_samples(path, None, 1).startswith("step 199 ")
+    assert show_samples(path, kept[0], 1).startswith(f"step {kept[0]} ")
+    assert (
+        show_samples(path, 1, 1) == f"no samples of step 1; there are some of {len(kept)} steps, from {kept[0]} to 199"
+    )
+    Reporter(tmp_path).begin(kept[2], [], lambda line: None)
+    assert [line["step"] for line in lines_of(older)] == kept[:3]
+    assert not path.exists()
+    Reporter(tmp_path).begin(0, [], lambda line: None)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_targets_are_in_prometheus_form_and_written_on_change_only(tmp_path):
     """Two actors, one of which has no URL yet; then it has; the same again touches nothing."""
-    targets, path = TargetsFile(tmp_path, "run7"), tmp_path / "metrics_targets.json"
+    targets, path = TargetsFile(tmp_path, "run7", Writer()), tmp_path / "metrics_targets.json"
     packer, rollout = ("packer", "packer-0", "http://127.0.0.1:9100/metrics"), ("rollout", "rollout-0", "")
     targets.follow([packer, rollout])
     entry = {

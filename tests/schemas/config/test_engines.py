@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from actors.assembly import make_inference, weights_directory, weights_scratch
+from actors.assembly import make_inference
 from actors.telemetry.metrics import Metrics
+from bus.run_folder import scratch_of, weights_folder
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.resume import class_of
 from schemas.errors import ConfigError
@@ -50,7 +51,7 @@ def test_vllm_fits_the_rest_of_the_run(tmp_path: Path, engine: Any, up: int, pro
             True,
             "inference.engine.extra_args: .* inference.noise needs --worker-extension-cls",
         ),
-        ({"type": "sglang", "urls": URLS}, False, "inference.noise: engine sglang has none"),
+        ({"type": "sglang", "urls": URLS}, False, "inference.noise: engine sglang can't add noise"),
     ],
 )
 def test_noise_is_for_engines_that_make_it(tmp_path: Path, engine: Any, lora: bool, problem: str | None) -> None:
@@ -82,13 +83,15 @@ def test_an_actor_beyond_the_servers_is_refused(tmp_path: Path, model_folder: An
 
 
 def test_an_own_server_reads_from_this_hosts_memory_and_another_from_where_weights_lie(tmp_path: Path) -> None:
-    """Each actor has a folder of its own, none inside the one that the trainer empties at its start."""
+    """Each actor has a folder of its own, inside the run's own folder: on the same disk, whatever is mounted there."""
     vllm: Any = {"weights": {"directory": ""}, "inference": {"engine": {"type": "vllm"}}}
     here, apart = (ring_config(tmp_path, transport, **vllm) for transport in ("ipc", "tcp"))
-    own, others = weights_scratch(apart, "inference-0", own=True), weights_scratch(apart, "inference-0", own=False)
-    assert own == weights_scratch(here, "inference-0", own=True) != weights_scratch(here, "inference-1", own=True)
-    assert own.parent == weights_directory(here).parent
-    assert own != weights_directory(here)
-    assert others == tmp_path / "out" / "weights.inference-0"
+    own, others = (scratch_of(apart, "inference-0", own=own).path for own in (True, False))
+    assert own == scratch_of(here, "inference-0", own=True).path != scratch_of(here, "inference-1", own=True).path
+    assert own.parent == weights_folder(here).path
+    assert others.parent == weights_folder(apart).path
+    assert others.parent.parent == tmp_path / "out" / "weights"
     chosen = ring_config(tmp_path, weights={"directory": str(tmp_path / "there")}, inference=vllm["inference"])
-    assert weights_scratch(chosen, "inference-0", own=True) == tmp_path / "there.inference-0"
+    scratch = scratch_of(chosen, "inference-0", own=True).path
+    assert scratch.parent == weights_folder(chosen).path
+    assert scratch.parent.parent == tmp_path / "there"

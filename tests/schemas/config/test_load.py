@@ -69,13 +69,13 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"reward__advantage": {"type": "mean", "discount": 1.0}},
          "reward.advantage.discount: is a key of type gae, not of mean"),
         ({"reward__advantage": {"type": "rlo"}},
-         ("reward.advantage.type: 'rlo' is not one of 'mean', 'length_weighted_mean', 'zscore', 'batch_std', 'rloo', "
-          "'reinforce_pp', 'gdpo', 'max_rl', 'process', 'gae', 'custom', did you mean 'rloo'?")),
+         ("reward.advantage.type: 'rlo' is not one of 'mean', 'length_weighted_mean', 'zscore', 'batch_std', 'norm', "
+          "'rloo', 'reinforce_pp', 'gdpo', 'max_rl', 'process', 'gae', 'custom', did you mean 'rloo'?")),
         ({"reward__advantage": {"type": "custom", "path": "mine"}},
          "reward.advantage.path: must be package.module:function or file.py:function, got 'mine'"),
         ({"reward__advantage": {"type": "process"}},
          "reward: advantage process needs steps: {path: file.py:function}"),
-        ({"reward__steps": {"path": "mine:f"}}, "reward: steps are used by advantage process and gae, not by mean"),
+        ({"reward__steps": {"path": "mine:f"}}, "reward: steps are used by advantage process and gae, not by zscore"),
         ({"reward__on_timeout": "ignore"}, "reward.on_timeout: must be 'none', 'zero' or 'fail', got 'ignore'"),
         ({"reward__advantage": "zscore"}, "reward.advantage: must be a map of keys, write {type: zscore}"),
         ({"trainer__loss": "surrogate"}, "trainer.loss: must be a map of keys, write {type: surogate}"),
@@ -105,6 +105,11 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
          "trainer.loss: token_mask_low 9.0 must be below token_mask_high 8.0"),
         ({"up__torch_threads": {"trainer": 0}}, "up: torch_threads: at least 1 thread per process"),
         ({"bus__control": "udp://h:1"}, "bus.control: must be 'ipc' or 'tcp://host:port', got 'udp://h:1'"),
+        ({"bus__control": "tcp://a..b:5555"},
+         "bus.control: must have a host whose parts between dots have 1 to 63 characters, got 'tcp://a..b:5555'"),
+        ({"bus__control": f"tcp://{'a' * 64}.b:5555"},
+         ("bus.control: must have a host whose parts between dots have 1 to 63 characters, got "
+         f"'tcp://{'a' * 64}.b:5555'")),
     ],
 )  # fmt: skip
 def test_problem_reads(changes: dict[str, Any], problem: str) -> None:
@@ -197,7 +202,9 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     assert _load_problems(tmp_path / "no.yaml") == [f"{tmp_path / 'no.yaml'}: can't be read: No such file or directory"]
     assert _load_problems(tmp_path) == [f"{tmp_path}: can't be read: Is a directory"]
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    assert "is not YAML" in _load_problems(tmp_path / "binary")[0]
+    assert _load_problems(tmp_path / "binary") == [
+        f"{tmp_path / 'binary'}: is not UTF-8 text; save it in that encoding"
+    ]
 
 
 @pytest.mark.parametrize("text", ["just words", "- a\n- b"])
@@ -365,7 +372,7 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
     ("changes", "keys"),
     [
         ({"packer__order": "arrival", "packer__max_off_policy_steps": 4}, ("packer.max_off_policy_steps", "arrival")),
-        ({"rollout__group_size": 1}, ("rollout.group_size", "reward.advantage mean")),
+        ({"rollout__group_size": 1}, ("rollout.group_size", "reward.advantage zscore")),
         (
             {"rollout__group_size": 1, "reward__advantage": {"type": "gae", "reward_norm": "mean"}},
             ("rollout.group_size", "reward.advantage gae"),
@@ -378,7 +385,28 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
         ({"rollout__top_k": 50}, ("rollout.top_k", "trainer.loss")),
         ({"rollout__min_p": 0.05}, ("rollout.min_p", "trainer.loss")),
         ({"packer__pools": {"easy_threshold": 1.0}}, ("packer.pools", "never end")),
+        (
+            {"packer__groups_per_step": 128, "rollout__group_size": 16, "packer__sequence_len": 8300},
+            ("packer.groups_per_step", "ends the run after it has been sampled"),
+        ),
+        (
+            {
+                "rollout__group_size": 64,
+                "rollout__max_tokens": 300_000,
+                "packer__sequence_len": 300_100,
+                "packer__groups_per_step": 8,
+                "inference__engine": {"type": "fake"},
+                "trainer__num_ranks": 16,
+            },
+            ("rollout.group_size", "fails as too_large"),
+        ),
         ({"model__lora": {"dropout": 0.1}}, ("model.lora.dropout", "engine")),
+        ({"model__dropout": True}, ("model.dropout", "engine")),
+        ({"trainer__warmup_steps": 10}, ("trainer.warmup_steps", "never reaches")),
+        (
+            {"reward__functions": [{"path": "exact_match", "weight": 0.0}]},
+            ("reward.functions[].weight", "nothing is learned"),
+        ),
         ({"inference__host": "0.0.0.0"}, ("inference.host", "set inference.api_key_env")),
         ({"environments": [{"type": "jsonl", "path": "a"}]}, ("environments[].eval_path", "jsonl")),
         (

@@ -33,7 +33,7 @@ FROM_ENGINE = [
 @pytest.mark.parametrize("loss", FROM_ENGINE, ids=lambda loss: loss.type)
 def test_a_correction_of_a_ratio_to_the_engine_is_refused(loss: Any) -> None:
     """The way from the engine would count twice; both keys are named."""
-    with pytest.raises(ValueError, match=f"correction: loss.type {loss.type} weighs tokens for the way"):
+    with pytest.raises(ValueError, match=f"correction: loss.type {loss.type} already weighs tokens by the ratio"):
         ObjectiveConfig(loss=loss, correction=CORRECTION)
 
 
@@ -45,7 +45,7 @@ def test_a_correction_of_a_ratio_to_the_step_start_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold: goes by the advantage, which loss"),
+        ({"off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold: depends on the advantage, which loss"),
         ({"reference": ReferenceConfig(beta=0.1, place="reward")}, "reference.place reward: loss.type ref_kl reads no"),
     ],
 )

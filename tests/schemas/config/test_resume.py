@@ -38,12 +38,18 @@ def _rewarded(**keys: Any) -> dict[str, Any]:
         ({"packer": {"pools": {"easy_threshold": 1.0}}}, "packer.pools", "free"),
         (
             {"reward": {"functions": [{"path": "characters_in_place"}], "filters": [{"type": "gibberish"}]}},
-            "reward.filters",
+            "reward.filters.0",
             "identity",
         ),
         (
             {"reward": {"functions": [{"path": "characters_in_place"}], "mask_truncated_completions": True}},
             "reward.mask_truncated_completions",
+            "identity",
+        ),
+        ({"packer": {"filter_zero_advantages": True}}, "packer.filter_zero_advantages", "identity"),
+        (
+            {"trainer": {"max_steps": 10, "loss_normalizer": "step_mean"}},
+            "trainer.loss_normalizer",
             "identity",
         ),
         ({"packer": {"sequence_len": 4096}}, "packer.sequence_len", "repack"),
@@ -54,12 +60,14 @@ def _rewarded(**keys: Any) -> dict[str, Any]:
         ({"trainer": {"max_steps": 10, "reference": {"beta": 0.1}}}, "trainer.reference", "identity"),
         ({"model": {"path": "another/model"}}, "model.path", "identity"),
         ({"model": {"path": "some/model", "lora": {"rank": 4}}}, "model.lora", "identity"),
-        ({"environments": [{"type": "arithmetic"}]}, "environments", "identity"),
-        ({"reward": {"functions": [{"path": "exact_match"}]}}, "reward.functions", "identity"),
+        ({"environments": [{"type": "arithmetic"}]}, "environments.0.type", "identity"),
+        ({"reward": {"functions": [{"path": "exact_match"}]}}, "reward.functions.0.path", "identity"),
         ({"packer": {"groups_per_step": 4}}, "packer.groups_per_step", "identity"),
         ({"reward": _rewarded(none_as_zero=True)}, "reward.none_as_zero", "identity"),
         ({"reward": _rewarded(shaping={"clip": 1.0})}, "reward.shaping.clip", "identity"),
-        ({"reward": _rewarded(advantage={"type": "zscore"})}, "reward.advantage.type", "identity"),
+        ({"reward": _rewarded(advantage={"type": "mean"})}, "reward.advantage.type", "identity"),
+        ({"reward": _rewarded(mask_no_eos_with_zero=True)}, "reward.mask_no_eos_with_zero", "identity"),
+        ({"reward": _rewarded(adv_norm={"mean_level": "batch"})}, "reward.adv_norm", "identity"),
         ({"reward": _rewarded(on_timeout="zero")}, "reward.on_timeout", "free"),
     ],
 )
@@ -72,12 +80,25 @@ def test_each_change_has_one_class(sections: dict[str, Any], key: str, key_class
     )
 
 
+def test_of_a_list_of_sections_the_one_key_is_named_that_differs() -> None:
+    """Not the whole list, before and after; an entry that only one of them has is shown."""
+    words = {"type": "reverse_text", "name": "words"}
+    numbers = {"type": "arithmetic", "name": "numbers", "max_operand": 9}
+    before = as_tree(config(environments=[words, numbers]))
+    (found,) = differences(before, config(environments=[words, numbers | {"max_operand": 99}]))
+    assert str(found) == "environments.1.max_operand: 9 so far, 99 now"
+    (found,) = differences(before, config(environments=[words]))
+    assert (found.key, found.now) == ("environments.1", None)
+
+
 def test_what_is_the_same_differs_in_nothing() -> None:
     """A stored tree of this configuration, and one from before a key existed."""
     assert differences(as_tree(config()), config()) == []
     older = as_tree(config())
     del older["bus"]["lease"]
     assert differences(older, config(bus={"lease": 9.0})) == []
+    del older["environments"][0]["rl_weight"]
+    assert differences(older, config()) == []
 
 
 def test_every_classified_key_exists() -> None:

@@ -12,14 +12,19 @@ TEACHER = {"path": "some/teacher"}
 SFT = {"path": "a.jsonl", "batch_size": 3, "mu_peak": 0.5, "mu_valley": 0.1, "mu_warmup_steps": 0, "mu_decay_steps": 0}
 
 
-def problems(**trainer: Any) -> list[str]:
+def problems(
+    reward: dict[str, Any] | None = None,
+    packer: dict[str, Any] | None = None,
+    environment: dict[str, Any] | None = None,
+    **trainer: Any,
+) -> list[str]:
     """Those of a run with 2 groups of 3 completions per step."""
     tree = {
         "model": {"path": "some/model"},
-        "environments": [{"type": "reverse_text"}],
+        "environments": [{"type": "reverse_text"} | (environment or {})],
         "rollout": {"group_size": 3},
-        "packer": {"groups_per_step": 2},
-        "reward": {"functions": [{"path": "characters_in_place"}]},
+        "packer": {"groups_per_step": 2} | (packer or {}),
+        "reward": {"functions": [{"path": "characters_in_place"}]} | (reward or {}),
         "trainer": {"max_steps": 10} | trainer,
     }
     try:
@@ -40,9 +45,11 @@ def problems(**trainer: Any) -> list[str]:
         ({"loss": {"type": "surogate", "teacher_tau": 0.5}}, "trainer.loss.teacher_tau: 0.5 needs a teacher; set"),
         ({"loss": {"type": "ref_kl"}}, "trainer.loss: ref_kl needs a teacher; set trainer.teacher.path"),
         ({"loss": {"type": "ref_kl"}, "teacher": TEACHER}, None),
-        ({"teacher": TEACHER}, "trainer.teacher: trainer.loss surogate does not read it; set "),
+        ({"teacher": TEACHER}, "trainer.teacher: trainer.loss dapo does not read it; set "),
         ({"loss": {"type": "grpo"}, "teacher": TEACHER}, "trainer.teacher: trainer.loss grpo does not read it"),
         ({"loss": {"type": "custom", "path": "mine.py:loss"}, "teacher": TEACHER}, None),
+        ({"distillation": {"type": "joint"}, "teacher": TEACHER}, None),
+        ({"distillation": {"type": "sdar"}}, "trainer.distillation: sdar needs a teacher; set trainer.teacher.path"),
     ],
 )
 def test_rules_of_the_trainer(trainer: dict[str, Any], problem: str | None) -> None:
@@ -50,6 +57,117 @@ def test_rules_of_the_trainer(trainer: dict[str, Any], problem: str | None) -> N
     found = problems(**trainer)
     assert len(found) == (problem is not None)
     assert problem is None or found[0].startswith(problem)
+
+
+@pytest.mark.parametrize(("lease", "interval", "good"), [(3.0, 1.0, True), (2.0, 1.0, True), (1.9, 1.0, False)])
+def test_a_lease_outlasts_a_lost_beat(tmp_path: Path, lease: float, interval: float, good: bool) -> None:
+    """With a lease below two beats every peer would die between beats, or with the first beat that is lost."""
+    (tmp_path / "run.yaml").write_text(
+        "model: {path: some/model}\nenvironments: [{type: reverse_text}]\ntrainer: {max_steps: 1}\n"
+        "reward: {functions: [{path: characters_in_place}]}\n"
+        f"bus: {{lease: {lease}, beat_interval: {interval}}}\n"
+    )
+    if good:
+        assert load_config(tmp_path / "run.yaml").bus.lease == lease
+        return
+    with pytest.raises(ConfigError, match=r"bus.lease: 1.9 s .* bus.beat_interval 1 s"):
+        load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("reward", "trainer", "problem"),
+    [
+        ({}, {"reference": {"beta": 0.1}}, None),
+        ({"adv_norm": {}}, {}, "packer.filter_zero_advantages: reward.adv_norm leaves no advantage at 0"),
+        ({}, {"loss": {"type": "ref_kl"}, "teacher": TEACHER}, "packer.filter_zero_advantages: trainer.loss ref_kl"),
+        (
+            {},
+            {"loss": {"type": "dppo", "teacher_tau": 0.5}, "teacher": TEACHER},
+            "packer.filter_zero_advantages: drops tokens that trainer.loss.teacher_tau 0.5 is for",
+        ),
+        (
+            {},
+            {"distillation": {"type": "joint"}, "teacher": TEACHER},
+            "packer.filter_zero_advantages: drops tokens that trainer.distillation is for",
+        ),
+        (
+            {},
+            {"reference": {"beta": 0.1, "place": "reward"}},
+            "packer.filter_zero_advantages: trainer.reference.place reward changes advantages after",
+        ),
+    ],
+)
+def test_zero_advantages_are_filtered_only_where_they_teach_nothing(
+    reward: dict[str, Any], trainer: dict[str, Any], problem: str | None
+) -> None:
+    """A teacher, a KL in the reward or a norm gives such a token something to learn."""
+    found = problems(reward, {"filter_zero_advantages": True}, **trainer)
+    assert len(found) == (problem is not None)
+    assert problem is None or found[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [
+        ({"advantage": {"type": "rloo"}}, None),
+        ({"advantage": {"type": "norm"}}, None),
+        (
+            {"advantage": {"type": "gae"}},
+            "trainer.reference.place: group_reward makes advantages of rewards alone; ",
+        ),
+        ({"advantage": {"type": "mean"}, "mask_no_eos_with_zero": True}, "reward.mask_no_eos_with_zero: not with trai"),
+        ({"advantage": {"type": "mean"}, "adv_norm": {}}, None),
+    ],
+)
+def test_a_kl_in_the_rewards_needs_advantages_that_the_trainer_can_make(
+    reward: dict[str, Any], problem: str | None
+) -> None:
+    """It has rewards and groups of the step, but no finish reasons, steps or functions of the user."""
+    found = problems(reward, reference={"beta": 0.1, "place": "group_reward"})
+    assert len(found) == (problem is not None)
+    assert problem is None or found[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("environment", "packer", "trainer", "problem"),
+    [
+        ({"rl_weight": 0.5}, {}, {}, None),
+        ({"rl_weight": 0.0, "ref_kl_weight": 1.0}, {}, {"teacher": TEACHER}, None),
+        (
+            {"ref_kl_weight": 1.0},
+            {},
+            {},
+            "environments[].ref_kl_weight: that of reverse_text needs a teacher; set",
+        ),
+        ({"rl_weight": 0.0}, {}, {}, "environments[].rl_weight: with 0 for all of them, and no ref_kl_weight, nothing"),
+        (
+            {"rl_weight": 0.5},
+            {},
+            {"loss": {"type": "custom", "path": "mine.py:loss"}},
+            "environments[].rl_weight: reverse_text has weights, which do nothing with trainer.loss custom",
+        ),
+        (
+            {"ref_kl_weight": 0.5},
+            {"filter_zero_advantages": True},
+            {"teacher": TEACHER},
+            "packer.filter_zero_advantages: drops tokens that environments[].ref_kl_weight is for",
+        ),
+    ],
+)
+def test_weights_of_an_environments_losses_fit_the_rest(
+    environment: dict[str, Any], packer: dict[str, Any], trainer: dict[str, Any], problem: str | None
+) -> None:
+    """Distillation needs a teacher, and something must be trained."""
+    found = problems(packer=packer, environment=environment, **trainer)
+    assert len(found) == (problem is not None)
+    assert problem is None or found[0].startswith(problem)
+
+
+def test_mask_no_eos_with_zero_needs_a_reward_at_the_end() -> None:
+    """Process supervision has rewards of steps."""
+    reward = {"mask_no_eos_with_zero": True, "advantage": {"type": "process"}, "steps": {"path": "mine.py:steps"}}
+    (problem,) = problems(reward)
+    assert problem.startswith("reward: mask_no_eos_with_zero: advantage process has no reward at the end")
 
 
 def test_paths_of_the_trainer_are_looked_for_beside_the_file(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Messages: every kind survives the wire, the wire does not change unseen, and wrong arrays are refused in words."""
 
 import re
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 import msgpack
@@ -79,6 +81,9 @@ def test_fingerprint_is_the_same_in_each_process() -> None:
     """It follows from the declarations alone, in any order."""
     assert fingerprint() == fingerprint_of(reversed(MESSAGE_TYPES.values()))
     assert len(fingerprint()) == 16
+    command = [sys.executable, "-c", "from schemas.messages import fingerprint; print(fingerprint())"]
+    for _ in range(2):
+        assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == fingerprint()
 
 
 @pytest.mark.parametrize(

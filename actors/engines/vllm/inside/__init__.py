@@ -1,1 +1,4 @@
-"""What an owned vLLM server loads of ours; this folder alone is put on its path, whatever environment it runs in."""
+"""Modules loaded by an owned vLLM server.
+
+Only this folder is put on the server's path, as the environment may be another.
+"""

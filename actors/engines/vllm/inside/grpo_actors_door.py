@@ -1,8 +1,8 @@
-"""A door in front of an owned server: what changes weights, or the server itself, is for the actor that owns it.
+"""Door in front of an owned server: only the owning actor may change the server or its weights.
 
-vLLM's endpoints for developers are open to everybody who reaches its port, its own API key notwithstanding. A swap of
-weights through them keeps the label by which answers are stamped, so nobody would ever see it; it is refused instead.
-What samples stays open. Imports nothing but the standard library.
+vLLM's development endpoints are open to everybody who reaches the port, even with an API key set. A swap of weights
+through these endpoints keeps the label on answers, so nobody would notice; the door refuses it. Sampling stays
+open. Imports only the standard library.
 """
 
 import hmac
@@ -14,19 +14,19 @@ from typing import Any
 KEY_VARIABLE = "GRPO_ACTORS_DOOR_KEY"
 HEADER = "x-grpo-actors-key"
 MIDDLEWARE = "grpo_actors_door.Door"
-"""As `vllm serve --middleware` takes it."""
-READS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Value for `vllm serve --middleware`."""
+READS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
 SAMPLES = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize"}
 )
-"""Paths that anybody may post to: one that is not here is closed, also in a version of vLLM that has more of them."""
+"""Paths open for POST. All other paths are closed, also new endpoints of a later vLLM."""
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Door:
-    """ASGI middleware."""
+    """ASGI middleware: passes on open requests and requests with the owner's key."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app, self._key = app, os.environ[KEY_VARIABLE].encode()
@@ -44,9 +44,9 @@ class Door:
 
     def _is_owner(self, scope: Scope) -> bool:
         given = dict(scope["headers"]).get(HEADER.encode(), b"")
-        return hmac.compare_digest(given, self._key)
+        return hmac.compare_digest(given, self._key)  # in constant time
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether a request changes nothing but what it is answered."""
+    """Return whether a request changes nothing in the server."""
     return method in READS or path in SAMPLES

@@ -29,6 +29,7 @@ def advantages(rewards: list[float], type_: str = "mean", lengths: list[int] | N
     [
         ("mean", {}, [0.75, -0.25, -0.25, -0.25]),
         ("max_rl", {}, [3.0, -1.0, -1.0, -1.0]),
+        ("max_rl", {"eps": 0.25}, [1.5, -0.5, -0.5, -0.5]),
         ("rloo", {}, [1.0, -1 / 3, -1 / 3, -1 / 3]),
         ("rloo", {"scale": "group", "eps": 0.0}, [2.0, -2 / 3, -2 / 3, -2 / 3]),
         ("rloo", {"scale": "group", "std_of": "advantages", "eps": 0.0}, [1.5, -0.5, -0.5, -0.5]),

@@ -9,7 +9,7 @@ import torch
 
 from actors.algorithms.losses import LossInputs, LossOutput, compute_loss
 from actors.algorithms.losses.metrics import metrics_of
-from actors.algorithms.losses.switches import kl_in_reward
+from actors.algorithms.losses.switches import correction_weights, discounted_sums, kl_in_reward
 from schemas.config.objective import ObjectiveConfig
 
 LN2 = math.log(2)
@@ -242,6 +242,80 @@ def test_the_kl_in_the_reward_is_of_this_and_all_later_tokens() -> None:
     assert penalised_T.tolist() == pytest.approx([1 - 0.3, 1 - 0.2, -1 - 0.4])
     by_hand = compute_loss(replace(inputs, advantages_T=penalised_T), ObjectiveConfig(loss=DAPO))
     assert compute_loss(inputs, objective).loss.item() == by_hand.loss.item()
+
+
+def test_the_kl_in_the_reward_is_discounted_as_the_reward_is() -> None:
+    """KLs .2 and .4, then .8 of another completion; γλ = ½: .2 + ½·.4 = .4, .4 and .8, each × β = .1."""
+    inputs = replace(inputs_of(reference_logprobs=(-1.2, -1.4, -1.8)), reward_discount=0.5)
+    objective = ObjectiveConfig(loss=DAPO, reference={"beta": 0.1, "estimator": "k1", "place": "reward"})
+    penalised_T = kl_in_reward(inputs, objective)
+    assert penalised_T.tolist() == pytest.approx([1 - 0.04, 1 - 0.04, -1 - 0.08])
+
+
+def test_discounted_sums_are_those_of_the_recursion() -> None:
+    """Three completions of 7, 1 and 5 tokens, at several discounts, against the loop that defines them."""
+    values = [0.5 * k - 3 for k in range(13)]
+    completion_of_T = torch.tensor([0] * 7 + [1] + [2] * 5)
+    for discount in (0.0, 0.873, 1.0):
+        expected, latest = [], 0.0
+        for t in reversed(range(13)):
+            ends = t == 12 or completion_of_T[t] != completion_of_T[t + 1]
+            latest = values[t] + (0.0 if ends else discount * latest)
+            expected.append(latest)
+        found_T = discounted_sums(torch.tensor(values, dtype=torch.float64), completion_of_T, discount)
+        assert found_T.tolist() == pytest.approx(expected[::-1], abs=1e-12)
+
+
+def test_a_token_is_passed_over_that_is_not_in_the_loss() -> None:
+    """Three tokens, the middle one a tool's: the last one's KL counts ½ at the first, as if they were neighbours."""
+    inputs = replace(
+        inputs_of(reference_logprobs=(-1.2, -1.4, -1.8)),
+        completion_of_T=torch.zeros(3, dtype=torch.int64),
+        num_completions=1,
+        loss_mask_T=torch.tensor([True, False, True]),
+        reward_discount=0.5,
+    )
+    objective = ObjectiveConfig(loss=DAPO, reference={"beta": 0.1, "estimator": "k1", "place": "reward"})
+    found = kl_in_reward(inputs, objective).tolist()
+    assert (found[0], found[2]) == pytest.approx((1 - 0.1 * (0.2 + 0.5 * 0.8), -1 - 0.08))
+
+
+# --- missing logprobs of the engine ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        ({"mode": "truncate", "high": 9.0}, [2.0, 1.0, 0.5]),
+        ({"mode": "truncate", "level": "sequence", "high": 9.0}, [2.0, 2.0, 0.5]),
+        ({"mode": "mask", "level": "sequence", "high": 1.5}, [0.0, 0.0, 0.5]),
+    ],
+)
+def test_a_missing_logprob_of_the_engine_corrects_nothing(correction: dict[str, Any], weights: list[float]) -> None:
+    """Differences ln 2, none and −ln 2: the second adds 0, also to the sum of its completion; old is not logp here."""
+    inputs = inputs_of(
+        logprobs=(-1.0, -1.5, -1.0), old_logprobs=(-1.0, -1.0, -1.0), inference=(-1 - LN2, math.nan, -1 + LN2)
+    )
+    objective = ObjectiveConfig(loss=DAPO, correction=correction)
+    found_T = correction_weights(inputs.prepared(), objective.correction, {})
+    assert found_T.tolist() == pytest.approx(weights)
+    output, grad = computed(inputs, correction=correction)
+    assert torch.isfinite(output.loss)
+    assert all(math.isfinite(value) for value in [*grad, *map(float, output.sums.values())])
+
+
+def test_a_missing_logprob_of_the_engine_is_no_sign_of_lag() -> None:
+    """Means of inference − logp of a completion with A < 0: (.4 + 0) ÷ 2 = .2 with the second token missing."""
+    inputs = inputs_of(inference=(-0.6, math.nan, -1.0), advantages=(-1.0, 1.0))
+    assert metric(computed(inputs, off_policy_mask_threshold=0.25)[0], "off_policy_fraction") == 0
+    assert metric(computed(inputs, off_policy_mask_threshold=0.15)[0], "off_policy_fraction") == pytest.approx(2 / 3)
+
+
+def test_a_loss_that_weighs_from_the_engine_has_ratio_one_where_the_engine_says_nothing() -> None:
+    """aipo, ratio exp(.5) and 1: the gradient of the second is −A ÷ 3 tokens."""
+    inputs = inputs_of(inference=(-1.5, math.nan, -1.0), advantages=(1.0, 1.0))
+    _, grad = computed(inputs, {"type": "aipo"})
+    assert grad == pytest.approx([-math.exp(0.5) / 3, -1 / 3, -1 / 3])
 
 
 def test_the_kl_in_the_reward_may_be_the_engines_and_cut() -> None:

@@ -11,6 +11,7 @@ from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.sglang import SglangEngineConfig
 from tests.actors.engines.sglang.stub import StubServer, serving
 from tests.conftest import ModelFolder
+from tests.folders import scratch_at
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def make_sglang(model_folder: ModelFolder, stub: StubServer, tmp_path: Path) -> 
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
         model = ModelConfig(path=str(model_folder("qwen3")), dtype="float32", lora=adapter)
         config = SglangEngineConfig(**{"type": "sglang", "urls": [stub.url], "startup_timeout": 5.0} | engine_keys)
-        made.append(SglangEngine(model, config, mode, tmp_path / "scratch"))
+        made.append(SglangEngine(model, config, mode, scratch_at(tmp_path / "run" / "scratch")))
         return made[-1]
 
     yield make

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError
-from actors.engines.upstream import RefusedError
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.errors import ConfigError
@@ -18,6 +18,7 @@ from tests.actors.engines.sglang.stub import StubServer, serving, token
 from tests.actors.engines.test_contract import weights_of_version
 from tests.actors.engines.vllm.test_engine import in_thread
 from tests.actors.engines.vllm.test_process import wait_for
+from tests.folders import folder_at
 
 PROMPT = [1, 8, 9, 3]
 ADAPTER = Weights("adapter", {"a": torch.zeros(1)}, {"adapter_config.json": "{}"})
@@ -93,7 +94,7 @@ def test_full_weights_are_switched_while_the_server_stands(
     assert engine.status().policy == policy(4)
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 4)]
     assert stub.asked("/generate")[-1]["cache_salt"] == update["weight_version"]
-    assert not (tmp_path / "scratch" / "1.4.2").exists()  # the server has read it
+    assert not (tmp_path / "run" / "scratch" / "1.4.2").exists()  # the server has read it
 
 
 def test_with_drain_running_requests_end_first(make_sglang: MakeSglang, stub: StubServer, full: Weights) -> None:
@@ -139,11 +140,11 @@ def test_the_server_reads_the_channels_own_files(
     make_sglang: MakeSglang, stub: StubServer, full: Weights, tmp_path: Path
 ) -> None:
     """Nothing is written a second time."""
-    engine, publisher = make_sglang(), FilesystemPublisher(tmp_path / "weights", keep=2)
+    engine, publisher = make_sglang(), FilesystemPublisher(folder_at(tmp_path / "weights"), keep=2)
     manifest = publisher.publish(policy(3), full)
-    engine.load(policy(3), FilesystemReceiver().receive(manifest), WAIT)
+    engine.load(policy(3), FilesystemReceiver(tmp_path).receive(manifest), WAIT)
     assert stub.asked("/update_weights_from_disk")[0]["model_path"] == manifest.uri
-    assert not (tmp_path / "scratch").exists()
+    assert not (tmp_path / "run" / "scratch").exists()
 
 
 def test_weights_of_another_model_are_refused_before_anything_is_touched(
@@ -210,12 +211,12 @@ def test_an_adapter_is_loaded_beside_the_old_one(make_sglang: MakeSglang, stub: 
     under_way(stub, 2)
     assert [body["lora_path"] for body in stub.asked("/generate")] == ["policy-1.1.1", "policy-1.2.2"]
     assert "/pause_generation" not in stub.paths()
-    assert (tmp_path / "scratch" / "1.1.1" / "adapter_model.safetensors").exists()
+    assert (tmp_path / "run" / "scratch" / "1.1.1" / "adapter_model.safetensors").exists()
     stub.holding = False
     assert [future.result(WAIT)[0].segments for future in (old, new)] == [[(0, 1, 1)], [(0, 1, 2)]]
     engine.load(policy(3), ADAPTER, WAIT)
     assert sorted(stub.adapters) == ["policy-1.2.2", "policy-1.3.3"]
-    assert not (tmp_path / "scratch" / "1.1.1").exists()
+    assert not (tmp_path / "run" / "scratch" / "1.1.1").exists()
 
 
 def test_a_third_version_takes_over_what_the_first_one_still_does(make_sglang: MakeSglang, stub: StubServer) -> None:

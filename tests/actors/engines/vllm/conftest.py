@@ -12,6 +12,7 @@ from actors.engines.vllm.engine import VllmEngine
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
 from tests.actors.engines.vllm.stub import StubServer
+from tests.folders import scratch_at
 
 ServableModel = Callable[..., Path]
 
@@ -70,7 +71,11 @@ def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
         model = ModelConfig(path=str(servable_model()), dtype="float32", lora=adapter)
         config = VllmEngineConfig(type="vllm", urls=[stub.url], **{"startup_timeout": 5.0, **engine_keys})
-        made.append(VllmEngine(model, config, mode, tmp_path / "vllm.log", tmp_path / "scratch", noise=noise))
+        made.append(
+            VllmEngine(
+                model, config, mode, tmp_path / "vllm.log", scratch_at(tmp_path / "run" / "scratch"), noise=noise
+            )
+        )
         return made[-1]
 
     yield make

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines.labels import UnknownWeightsError, Version
+from actors.engines.external.labels import UnknownWeightsError, Version
 from actors.engines.protocol import Completion, EngineStoppedError, SampleRequest
 from actors.engines.vllm.answers import alternatives, completions_of, sampling_params
 from schemas.messages import Policy

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engines.folders import model_shapes
+from actors.engines.external.staging import model_shapes
+from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
-from actors.engines.upstream import RefusedError
 from actors.engines.vllm.engine import VllmEngine
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
@@ -23,6 +23,7 @@ from tests.actors.engines.engines import WAIT, ask, policy, sample
 from tests.actors.engines.vllm.conftest import MakeVllm, ServableModel
 from tests.actors.engines.vllm.stub import StubServer, token
 from tests.actors.engines.vllm.test_process import wait_for
+from tests.folders import folder_at
 
 PROMPT = [1, 8, 9, 3]
 ADAPTER = Weights("adapter", {"a": torch.zeros(1)}, {"adapter_config.json": "{}"})
@@ -95,12 +96,12 @@ def test_the_server_reads_the_channels_own_files(
     make_vllm: MakeVllm, stub: StubServer, full: Weights, tmp_path: Path
 ) -> None:
     """Nothing is written a second time."""
-    engine, publisher = make_vllm(), FilesystemPublisher(tmp_path / "weights", keep=2)
+    engine, publisher = make_vllm(), FilesystemPublisher(folder_at(tmp_path / "weights"), keep=2)
     manifest = publisher.publish(policy(3), full)
-    engine.load(policy(3), FilesystemReceiver().receive(manifest), WAIT)
+    engine.load(policy(3), FilesystemReceiver(tmp_path).receive(manifest), WAIT)
     [call] = stub.asked("/collective_rpc")
     assert call == {"method": "reload_weights", "kwargs": {"weights_path": manifest.uri}}
-    assert not (tmp_path / "scratch").exists()
+    assert not (tmp_path / "run" / "scratch").exists()
 
 
 def test_a_tied_head_is_written_out_for_a_server_on_cpus(
@@ -116,15 +117,15 @@ def test_a_tied_head_is_written_out_for_a_server_on_cpus(
     forget = engine._folders.forget
 
     def look_and_forget(name: str) -> None:
-        seen.update(load_file(tmp_path / "scratch" / name / "head.safetensors"))
+        seen.update(load_file(tmp_path / "run" / "scratch" / name / "head.safetensors"))
         forget(name)
 
     engine._folders.forget = look_and_forget  # type: ignore[method-assign]
     engine.load(policy(1), Weights("full", load_file(source / "model.safetensors"), directory=str(source)), WAIT)
     embedding = load_file(source / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(seen["lm_head.weight"], embedding)
-    assert stub.asked("/collective_rpc")[0]["kwargs"]["weights_path"] == str(tmp_path / "scratch" / "1.1.1")
-    assert not (tmp_path / "scratch" / "1.1.1").exists()  # the server has read it
+    assert stub.asked("/collective_rpc")[0]["kwargs"]["weights_path"] == str(tmp_path / "run" / "scratch" / "1.1.1")
+    assert not (tmp_path / "run" / "scratch" / "1.1.1").exists()  # the server has read it
 
 
 @pytest.mark.parametrize(
@@ -263,12 +264,12 @@ def test_an_adapter_is_loaded_beside_the_old_one(make_vllm: MakeVllm, stub: Stub
     wait_for(lambda: len(stub.asked("/inference/v1/generate")) == 2)
     assert [body["model"] for body in stub.asked("/inference/v1/generate")] == ["policy-1.1.1", "policy-1.2.2"]
     assert "/pause" not in stub.paths()
-    assert (tmp_path / "scratch" / "1.1.1" / "adapter_model.safetensors").exists()
+    assert (tmp_path / "run" / "scratch" / "1.1.1" / "adapter_model.safetensors").exists()
     stub.release()
     assert [future.result(WAIT)[0].segments for future in (old, new)] == [[(0, 1, 1)], [(0, 1, 2)]]
     engine.load(policy(3), ADAPTER, WAIT)
     assert sorted(stub.adapters) == ["policy-1.2.2", "policy-1.3.3"]
-    assert not (tmp_path / "scratch" / "1.1.1").exists()
+    assert not (tmp_path / "run" / "scratch" / "1.1.1").exists()
 
 
 def test_a_third_version_takes_over_what_the_first_one_still_does(make_vllm: MakeVllm, stub: StubServer) -> None:
@@ -424,13 +425,13 @@ def test_closing_fails_what_is_under_way(make_vllm: MakeVllm, stub: StubServer, 
     """May be done twice; nothing that was written stays."""
     engine = make_vllm(lora=True)
     engine.load(policy(1), ADAPTER, WAIT)
-    assert (tmp_path / "scratch").exists()
+    assert (tmp_path / "run" / "scratch").exists()
     stub.holding = True
     future = engine.submit(ask(PROMPT))
     wait_for(lambda: len(stub.asked("/inference/v1/generate")) == 1)
     engine.close()
     engine.close()
-    assert not (tmp_path / "scratch").exists()
+    assert not (tmp_path / "run" / "scratch").exists()
     for ended in (lambda: future.result(WAIT), lambda: engine.submit(ask(PROMPT))):
         with pytest.raises(EngineStoppedError, match="has been closed"):
             ended()

@@ -75,8 +75,8 @@ def test_all_weights_are_laid_out_with_the_noise_of_their_version(
     assert not torch.equal(read[1]["model.norm.weight"], read[2]["model.norm.weight"])
     assert same(load_file(source / "model.safetensors"), clean)
     folders = [call["kwargs"]["weights_path"] for call in stub.asked("/collective_rpc")]
-    assert {Path(folder).parent for folder in folders} == {tmp_path / "scratch"}
-    assert not list((tmp_path / "scratch").iterdir())
+    assert {Path(folder).parent for folder in folders} == {tmp_path / "run" / "scratch"}
+    assert not list((tmp_path / "run" / "scratch").iterdir())
 
 
 def test_an_adapter_is_switched_together_with_the_norms_under_it(

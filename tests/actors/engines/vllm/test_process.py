@@ -114,6 +114,9 @@ def test_the_environment_passes_through_and_holds_the_key(monkeypatch: pytest.Mo
     ("keys", "problem"),
     [
         ({"extra_args": ["--port=9"]}, "--port=9 is set by the engine itself"),
+        ({"extra_args": ["--logprobs_mode=raw_logprobs"]}, "--logprobs_mode=raw_logprobs is set by the engine itself"),
+        ({"extra_args": ["--hos", "0.0.0.0"]}, "--hos is set by the engine itself"),
+        ({"extra_args": ["--no-enable-lora"]}, "--no-enable-lora is set by the engine itself"),
         ({"urls": ["http://host:8000/v1"]}, "without a path"),
         ({"max_loras": 1}, "greater than or equal to 2"),
     ],

@@ -1,6 +1,7 @@
 """The engine with a real vLLM, on the CPU: `make test-system`. One server for adapters in bfloat16, one in float32."""
 
 import asyncio
+import copy
 import importlib.util
 import json
 import math
@@ -20,8 +21,8 @@ import torch
 
 from actors.algorithms.noise import NormNoise, is_noisy_norm
 from actors.engines.embedded.engine import EmbeddedEngine
+from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
-from actors.engines.upstream import RefusedError
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.engine import VllmEngine
 from bus.weights import Weights
@@ -33,14 +34,15 @@ from tests import models
 from tests.actors.engines.engines import ask, policy, sample
 from tests.actors.engines.vllm.conftest import ServableModel
 from tests.actors.engines.vllm.test_process import members, wait_for
+from tests.folders import scratch_at
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 PROMPT = [1, 8, 9, 3]
 WAIT = 60.0
 STARTUP = 300.0
-TIGHT, BFLOAT16 = 1e-4, 0.05
-"""Largest gap between the server's logprobs and those of transformers; twice that among a thousand tokens."""
+TIGHT = 1e-4
+"""Largest gap between the server's logprobs and those of transformers, both in float32."""
 LONG = 1000
 """Tokens that take the server longer than anything that a test does meanwhile."""
 SAMPLED = "generation_tokens_total"
@@ -75,8 +77,9 @@ def start(
     )
     settings = ModelConfig(path=str(model), dtype="bfloat16" if lora else "float32", lora=LORA if lora else None)
     inside = str(Path(__file__).parent / "inside")
+    log, scratch = folder / "logs" / "inference-0.vllm.log", scratch_at(folder / "run" / "server.inference-0")
     with mock.patch.dict(os.environ, {"PYTHONPATH": inside, "VLLM_CPU_KVCACHE_SPACE": "1"}):
-        return VllmEngine(settings, config, mode, folder / "logs" / "inference-0.vllm.log", folder / "engines")
+        return VllmEngine(settings, config, mode, log, scratch)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +138,27 @@ class Adapters:
 def made(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory) -> Adapters:
     """Adapters of the served model."""
     return Adapters(servable_model(0), tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(scope="module")
+def bfloat16(made: Adapters) -> float:
+    """Allowed gap between logprobs of a bfloat16 server and the same weights in float32, for one computation.
+
+    It is twice the largest error of transformers' own bfloat16 forward over 1 600 tokens: an engine may add in another
+    order, so its errors fall on other tokens, but they are no larger by nature.
+    """
+    exact = made.reference(1)
+    rounded = copy.deepcopy(exact).bfloat16()
+    rows = torch.randint(4, 30, (16, 100), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.no_grad():
+        errors = [logprobs(rounded, row) - logprobs(exact, row) for row in rows]
+    return 2 * float(torch.cat(errors).abs().max())
+
+
+def logprobs(model: Any, completion: list[int]) -> torch.Tensor:
+    """Return the model's logprobs of a completion of PROMPT, from its logits in float32."""
+    logits = model(torch.tensor([PROMPT + completion])).logits[0, len(PROMPT) - 1 : -1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
 def noisy(model: Any, version: int) -> Any:
@@ -414,28 +438,28 @@ def test_nobody_else_swaps_the_weights_of_an_owned_server(full: VllmEngine, serv
 # --- adapters --------------------------------------------------------------------------------------------------------
 
 
-def test_adapters_give_the_logprobs_of_peft(adapters: VllmEngine, made: Adapters) -> None:
+def test_adapters_give_the_logprobs_of_peft(adapters: VllmEngine, made: Adapters, bfloat16: float) -> None:
     """Also for a long prompt that the prefix cache holds from the version before."""
     prompt = [1, *(4 + i % 26 for i in range(200))]
     for version, seed in enumerate((1, 2, 3, 1), start=1):
         adapters.load(policy(version), made.weights(seed), WAIT)
         for asked in (PROMPT, prompt):
             [[completion]] = sample(adapters, ask(asked, max_tokens=30, seed=4))
-            assert gap(made.reference(seed), completion, asked) < BFLOAT16
-            assert gap(made.reference(seed % 3 + 1), completion, asked) > 4 * BFLOAT16
+            assert gap(made.reference(seed), completion, asked) < bfloat16
+            assert gap(made.reference(seed % 3 + 1), completion, asked) > 4 * bfloat16
             assert completion.segments == [(0, 1, version)]
 
 
 def test_an_adapter_is_served_over_norms_with_the_noise_of_its_version(
-    adapters: VllmEngine, made: Adapters, monkeypatch: pytest.MonkeyPatch
+    adapters: VllmEngine, made: Adapters, monkeypatch: pytest.MonkeyPatch, bfloat16: float
 ) -> None:
     """None at version 0, never added up, and what was under way goes on under both."""
     monkeypatch.setattr(adapters, "_noise", NOISE)
     for version, seed in ((0, 1), (5, 2), (2, 2), (5, 1)):
         adapters.load(policy(version), made.weights(seed), WAIT)
         [[completion]] = sample(adapters, ask(PROMPT, max_tokens=30, seed=4))
-        assert gap(made.reference(seed, version), completion) < BFLOAT16
-        assert version == 0 or gap(made.reference(seed), completion) > 2 * BFLOAT16
+        assert gap(made.reference(seed, version), completion) < bfloat16
+        assert version == 0 or gap(made.reference(seed), completion) > 2 * bfloat16
     [completion] = across(
         adapters,
         lambda: adapters.load(policy(5), made.weights(1), WAIT),
@@ -446,13 +470,13 @@ def test_an_adapter_is_served_over_norms_with_the_noise_of_its_version(
     [(_, _, first), (seam, _, second)] = completion.segments
     assert (first, second, len(completion.token_ids)) == (5, 0, LONG)
     before, after = (biased_gap(made.reference(1, version), completion) for version in (5, 0))
-    assert before[:seam].max() < 2 * BFLOAT16
-    assert after[seam:].max() < 2 * BFLOAT16
-    assert after[:seam].max() > 2 * BFLOAT16
+    assert before[:seam].max() < 2 * bfloat16
+    assert after[seam:].max() < 2 * bfloat16
+    assert after[:seam].max() > 2 * bfloat16
 
 
 def test_logprobs_agree_with_the_embedded_engine(
-    adapters: VllmEngine, made: Adapters, servable_model: ServableModel
+    adapters: VllmEngine, made: Adapters, servable_model: ServableModel, bfloat16: float
 ) -> None:
     """Both in bfloat16 with the same adapter: each token of vLLM's, asked of the embedded engine."""
     from safetensors.torch import load_file
@@ -475,10 +499,10 @@ def test_logprobs_agree_with_the_embedded_engine(
     embedded.close()
     found = [each for each in gaps if each < math.inf]  # the others are not among the twenty most probable of thirty
     assert len(found) > 0.6 * len(gaps) > 50
-    assert max(found) <= BFLOAT16
+    assert max(found) <= bfloat16  # twice what one computation rounds by: here both round
 
 
-def test_two_versions_are_served_at_once(adapters: VllmEngine, made: Adapters) -> None:
+def test_two_versions_are_served_at_once(adapters: VllmEngine, made: Adapters, bfloat16: float) -> None:
     """A request under way ends with the adapter that it began with."""
     assert adapters.holds_two_versions
     adapters.load(policy(10), made.weights(1), WAIT)
@@ -487,14 +511,14 @@ def test_two_versions_are_served_at_once(adapters: VllmEngine, made: Adapters) -
     [[new]] = sample(adapters, ask(PROMPT, max_tokens=20, seed=3))
     assert not old.done()
     assert new.segments == [(0, 1, 11)]
-    assert gap(made.reference(2), new) < BFLOAT16
+    assert gap(made.reference(2), new) < bfloat16
     for completion in old.result(WAIT):
         assert completion.segments == [(0, 1, 10)]
-        assert biased_gap(made.reference(1), completion).max() < 2 * BFLOAT16
+        assert biased_gap(made.reference(1), completion).max() < 2 * bfloat16
     assert pause < 5.0
 
 
-def test_a_third_version_takes_over_from_the_first(adapters: VllmEngine, made: Adapters) -> None:
+def test_a_third_version_takes_over_from_the_first(adapters: VllmEngine, made: Adapters, bfloat16: float) -> None:
     """Each token has the logprob of the adapter that its segment names."""
 
     def two_more() -> None:
@@ -504,8 +528,8 @@ def test_a_third_version_takes_over_from_the_first(adapters: VllmEngine, made: A
     for completion in across(adapters, lambda: adapters.load(policy(20), made.weights(1), WAIT), two_more, first=20):
         [(_, _, first), (seam, _, second)] = completion.segments
         assert (first, second, len(completion.token_ids)) == (20, 21, LONG)
-        assert biased_gap(made.reference(1), completion)[:seam].max() < 2 * BFLOAT16
-        assert biased_gap(made.reference(2), completion)[seam:].max() < 2 * BFLOAT16
+        assert biased_gap(made.reference(1), completion)[:seam].max() < 2 * bfloat16
+        assert biased_gap(made.reference(2), completion)[seam:].max() < 2 * bfloat16
     assert sample(adapters, ask(PROMPT))[0][0].segments == [(0, 1, 22)]
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from actors.engines.server import CompletionServer
+from actors.engines.http.server import CompletionServer
 from actors.engines.vllm.engine import VllmEngine
 from bus.weights import Weights
 from tests import models

@@ -1,0 +1,31 @@
+"""Datasets: sources of the examples that are sampled, by number.
+
+Packer and rollout actors build equal datasets from the configuration, so a ticket carries only an example's number.
+"""
+
+from actors.datasets.base import Environment, Example
+from actors.datasets.generated import Arithmetic, ReverseText
+from actors.datasets.jsonl import Jsonl
+from schemas.config.data import ArithmeticConfig, EnvironmentConfig, ReverseTextConfig, Split
+
+
+def make_environment(config: EnvironmentConfig, split: Split, seed: int, check: bool = True) -> Environment:
+    """Make the dataset of one split of an environment; equal arguments give equal examples in every process.
+
+    Args:
+        config: one entry of `environments`.
+        split: `train` or `eval`.
+        seed: of the run, for generated examples.
+        check: parse and check every row of a file now. False: a row is parsed when the example is read.
+
+    Raises:
+        ConfigError: the file can't be read, has no rows, or (with `check`) has a faulty row.
+    """
+    if isinstance(config, ReverseTextConfig):
+        return ReverseText(config, split, seed)
+    if isinstance(config, ArithmeticConfig):
+        return Arithmetic(config, split, seed)
+    return Jsonl(config, split, check)
+
+
+__all__ = ["Environment", "Example", "make_environment"]

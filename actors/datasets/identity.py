@@ -1,0 +1,65 @@
+"""Identity of a run's data, and its changes since the run was last started (P23: identity keys must not change).
+
+A ticket names an example by its number, so changed or removed rows make another dataset. Rows added at the end do not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from actors.datasets.base import Environment
+from actors.datasets.jsonl import Jsonl
+from schemas.config import RunConfig
+from schemas.config.data import JsonlConfig
+
+Identity = dict[str, Any]
+"""`rows` (a number) and `digest` (sha256, hex) of a data file."""
+
+
+def data_files(config: RunConfig) -> dict[str, Environment]:
+    """Open the train files of a configuration, by label of the environment, without checking rows.
+
+    Raises:
+        ConfigError: a file can't be read or has no rows.
+    """
+    files = [one for one in config.environments if isinstance(one, JsonlConfig)]
+    # unchecked: neither number nor digest needs parsed rows
+    return {one.label: Jsonl(one, "train", check=False) for one in files}
+
+
+def identities(environments: Mapping[str, Environment]) -> dict[str, Identity]:
+    """Return the identity of each environment with a data file, by label; generated environments have none."""
+    files = {label: one for label, one in environments.items() if isinstance(one, Jsonl) and one.path}
+    return {label: {"rows": one.num_examples, "digest": one.digest()} for label, one in files.items()}
+
+
+def data_changes(
+    before: Mapping[str, Identity], environments: Mapping[str, Environment]
+) -> tuple[list[str], list[str]]:
+    """Compare the data with the data of the run when it was last started.
+
+    Args:
+        before: identities of the last start, by label.
+        environments: the datasets of now, by label.
+
+    Returns:
+        Messages about changes that make another run, and messages about changes that do not (added rows).
+    """
+    refused, told = [], []
+    for label, environment in environments.items():
+        known = before.get(label)
+        if known is None or not isinstance(environment, Jsonl) or environment.path is None:
+            continue
+        rows, what = environment.num_examples or 0, f"environments[].path: {environment.path}"
+        # the digest over the first rows alone: rows added at the end do not change it
+        if rows >= known["rows"] and environment.digest(known["rows"]) == known["digest"]:
+            if rows > known["rows"]:
+                told.append(
+                    f"{what} has {rows} rows, {known['rows']} when the run was last started: the current epoch is "
+                    "shuffled again, so some of its examples come twice or not at all"
+                )
+            continue
+        refused.append(
+            f"{what} is not the data of this run: {known['rows']} rows so far, {rows} now, and earlier rows have "
+            "changed; this makes another run (--fork, or another output_dir)"
+        )
+    return refused, told

@@ -1,0 +1,122 @@
+"""JSON Lines file as a dataset: each row is an example.
+
+The file is read once to index the rows, and with `check` to parse every row. Otherwise a row is parsed when its example
+is read, so memory is eight bytes a row. The file stays open: an example costs one system call, and a file that is
+replaced under the same name does not change the examples.
+"""
+
+import hashlib
+import json
+import os
+from array import array
+from pathlib import Path
+from typing import Any
+
+from actors.datasets.base import Example, why_not_sendable
+from schemas.config.data import JsonlConfig, Split
+from schemas.errors import ConfigError
+from schemas.messages import Prompt
+
+
+class Jsonl:
+    """Rows of `path` (train) or `eval_path` (eval; no examples if the key is empty).
+
+    Args:
+        config: path and columns.
+        split: `train` or `eval`.
+        check: parse and check every row now.
+
+    Raises:
+        ConfigError: the file can't be read or has no rows, or (with `check`) a row is not a JSON object with a prompt
+            in the prompt column; the message names file and line.
+    """
+
+    def __init__(self, config: JsonlConfig, split: Split, check: bool = True) -> None:
+        self._config, self._check = config, check
+        self._key = "path" if split == "train" else "eval_path"
+        given = config.path if split == "train" else config.eval_path
+        self.path = Path(given) if given else None
+        self._offsets = array("Q")  # 8 bytes a row; a list of integers takes 36
+        """Position in bytes of each row, then of the end of the file."""
+        self.columns: set[str] = set()
+        """Columns present in every row, without the prompt; empty without `check`."""
+        self.num_unsendable, self.first_unsendable = 0, ""
+        """Number of rows that can't be sent with a group, and the reason for the first; 0 and empty without `check`."""
+        if self.path:
+            self._read(self.path)
+        self.num_examples: int | None = max(0, len(self._offsets) - 1)
+
+    def example(self, index: int) -> Example:
+        """Return row `index`, counted over the lines that are not blank.
+
+        Raises:
+            ConfigError: the row is faulty, or the file has changed since it was indexed.
+        """
+        start, end = self._offsets[index], self._offsets[index + 1]
+        # pread has no shared file position; the span may hold blank lines behind the row
+        line, _, _ = os.pread(self._file.fileno(), end - start, start).partition(b"\n")
+        return self._example(line, f"row {index + 1} is not what it was when the file was read first")
+
+    def digest(self, num_rows: int | None = None) -> str:
+        """Return the sha256 (hex) of the first `num_rows` rows (None: all), without blank lines and line ends."""
+        found, left = hashlib.sha256(), self.num_examples if num_rows is None else num_rows
+        self._file.seek(0)
+        for line in self._file:
+            if not left:
+                break
+            if row := line.strip():
+                found.update(row + b"\n")
+                left -= 1
+        return found.hexdigest()
+
+    def _read(self, path: Path) -> None:
+        position = 0
+        try:
+            self._file = path.open("rb")
+            for number, line in enumerate(self._file, start=1):
+                if line.strip():
+                    if self._check:
+                        self._look(self._example(line, f"line {number}"), number)
+                    self._offsets.append(position)
+                position += len(line)
+        except OSError as error:
+            raise ConfigError(f"environments[].{self._key}: {path} can't be read: {error.strerror}") from None
+        if not self._offsets:
+            raise ConfigError(f"environments[].{self._key}: {path} has no rows")
+        # the end of the file, where the last row ends
+        self._offsets.append(position)
+
+    def _look(self, example: Example, line_number: int) -> None:
+        columns = set(example.columns)
+        # no offset yet: the first row, whose columns start the intersection
+        self.columns = self.columns & columns if self._offsets else columns
+        if why := why_not_sendable(example):
+            self.first_unsendable = self.first_unsendable or f"line {line_number}, {why}"
+            self.num_unsendable += 1
+
+    def _example(self, line: bytes, place: str) -> Example:
+        where, column = f"environments[].{self._key}: {self.path}, {place}", self._config.prompt_column
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: not JSON: {error}") from None
+        if not isinstance(row, dict) or column not in row:
+            found = f"its columns are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
+            raise ConfigError(f"{where}: no column {column!r} (prompt_column); {found}")
+        prompt = self._as_prompt(row.pop(column), where)
+        return Example(prompt=prompt, columns=row)
+
+    def _as_prompt(self, value: Any, where: str) -> Prompt:
+        # plain text stays text for models without a chat template; a system prompt or `chat` makes it a message
+        system = [{"role": "system", "content": self._config.system_prompt}] if self._config.system_prompt else []
+        if isinstance(value, str):
+            return [*system, {"role": "user", "content": value}] if system or self._config.chat else value
+        if isinstance(value, list) and value and all(map(_is_message, value)):
+            return [*system, *value]
+        raise ConfigError(
+            f"{where}: the prompt must be text, or a list of messages with `role` and `content` (text or a list)"
+        )
+
+
+def _is_message(turn: Any) -> bool:
+    return isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str | list)

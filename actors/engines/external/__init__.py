@@ -1,0 +1,1 @@
+"""Parts common to engines in front of an external inference server (vLLM, SGLang)."""

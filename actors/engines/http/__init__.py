@@ -1,0 +1,1 @@
+"""HTTP server in front of an engine, and the client for rollout actors."""

@@ -1,0 +1,217 @@
+"""Requests from clients: the bodies of OpenAI's two endpoints, with vLLM's sampling parameters.
+
+A parameter without a field here is refused by name: ignoring it would answer another question. null counts as absent.
+"""
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from actors.engines.protocol import Completion, RequestError, SampleRequest
+from schemas import limits
+from schemas.messages import Prompt
+
+MOST_TOP_LOGPROBS = 20
+"""Limit of alternatives per token, as in OpenAI's chat API and vLLM's default."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    # some clients send every parameter, null for absent ones
+    def _without_nulls(cls, value: Any) -> Any:
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
+class StreamOptions(_Body):
+    """Options of a request with `stream: true`."""
+
+    include_usage: bool = False
+
+
+class Sampling(_Body, ABC):
+    """Parameters common to both endpoints."""
+
+    max_tokens_by_default: ClassVar[int | None] = None
+    """Limit of new tokens without `max_tokens`; None allows as many as fit behind the prompt."""
+
+    model: str
+    n: int = Field(1, ge=1, le=limits.HTTP_CHOICES)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    """Number of most probable tokens to draw from; 0 or −1 allows all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=limits.HTTP_LOGIT_BIAS)
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=limits.HTTP_STOP_CHARACTERS)], ...],
+        BeforeValidator(lambda v: (v,) if isinstance(v, str) else v),  # a single text or a list
+    ] = Field((), max_length=limits.HTTP_STOPS)
+    stop_token_ids: tuple[int, ...] = Field((), max_length=limits.HTTP_STOPS)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    user: str | None = None
+    """Name of the end user; ignored, as it changes no answer of OpenAI either."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens: is the older name of max_completion_tokens; give one of them")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: needs stream: true")
+        num = len(self.prompts)
+        if num > limits.HTTP_PROMPTS:
+            raise ValueError(f"prompt: {num} prompts exceed the limit of {limits.HTTP_PROMPTS} per request")
+        if num * self.n > limits.HTTP_CHOICES:
+            raise ValueError(f"n: {num} prompts × {self.n} exceed the limit of {limits.HTTP_CHOICES} per request")
+        return self
+
+    @property
+    @abstractmethod
+    def prompts(self) -> list[Prompt | list[int]]:
+        """Prompts, at least one: each is a text, messages, or token ids."""
+
+    @property
+    @abstractmethod
+    def wants_logprobs(self) -> bool:
+        """True if the answer includes the logprobs of sampled tokens."""
+
+    @property
+    @abstractmethod
+    def num_top_logprobs(self) -> int:
+        """Number of alternatives per token in the answer."""
+
+    @property
+    def include_usage(self) -> bool:
+        """True if a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sample_request(
+        self, prompt_ids: list[int], on_piece: Callable[[int, Completion], None] | None = None
+    ) -> SampleRequest:
+        """Return the engine's request for a single prompt. Without a seed a random seed is drawn.
+
+        Args:
+            on_piece: callback for each piece, with the completion's number.
+        """
+        return SampleRequest(
+            prompt_ids,
+            self.n,
+            self.max_tokens or self.max_completion_tokens or self.max_tokens_by_default,
+            self.temperature,
+            self.top_p,
+            # 48 random bits, so that seed + n overflows nowhere
+            uuid.uuid4().int >> 80 if self.seed is None else self.seed,
+            top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            logit_bias=self.logit_bias,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            num_top_logprobs=self.num_top_logprobs,
+            on_piece=on_piece,
+        )
+
+
+class CompletionRequest(Sampling):
+    """Body of `POST /v1/completions`."""
+
+    max_tokens_by_default = 16  # as OpenAI has it
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    """Number of alternatives per token; 0 for the logprob of the sampled token alone, None for no logprobs."""
+    echo: Literal[False] = False  # accepted only as false
+
+    @property
+    def prompts(self) -> list[Prompt | list[int]]:
+        """Prompts in the given order; a single text or list of token ids is a single prompt."""
+        if isinstance(self.prompt, str) or all(isinstance(item, int) for item in self.prompt):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if `logprobs` is given, also as 0."""
+        return self.logprobs is not None
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """Value of `logprobs`; 0 if absent."""
+        return self.logprobs or 0
+
+
+def _joined_parts(content: Any) -> Any:
+    """Join a list of text parts with line breaks, as vLLM does for text-only chat templates."""
+    if not isinstance(content, list):
+        return content
+    if not all(isinstance(part, dict) and part.keys() == {"type", "text"} for part in content):
+        raise ValueError('must be a text, or a list of {"type": "text", "text": …}')
+    return "\n".join(str(part["text"]) for part in content)
+
+
+class Message(_Body):
+    """Turn of a chat."""
+
+    role: str
+    content: Annotated[str, BeforeValidator(_joined_parts)]
+
+
+class ChatRequest(Sampling):
+    """Body of `POST /v1/chat/completions`. Without max_tokens an answer may fill the model's context."""
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _alternatives_to_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: needs logprobs: true")
+        return self
+
+    @property
+    def prompts(self) -> list[Prompt | list[int]]:
+        """Messages for the model's chat template: a single prompt."""
+        return [[message.model_dump() for message in self.messages]]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Value of `logprobs`."""
+        return self.logprobs
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """Value of `top_logprobs`."""
+        return self.top_logprobs
+
+
+Request = TypeVar("Request", bound=Sampling)
+
+
+def parse(kind: type[Request], body: bytes) -> Request:
+    """Parse the body of a request.
+
+    Raises:
+        RequestError: the body is invalid; the message starts with the name of the parameter.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        # without the input, which may be long and private
+        first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "value_error" and not first["loc"]:  # from a validator here: the text names the parameter
+        raise RequestError(str(first["ctx"]["error"]))
+    # otherwise the message would list each of the four types that were tried
+    if first["loc"][:1] == ("prompt",):
+        raise RequestError("prompt: must be a text, token ids, or a list of either")
+    words = "is not known or not supported here" if first["type"] == "extra_forbidden" else first["msg"]
+    raise RequestError(f"{'.'.join(map(str, first['loc'])) or 'body'}: {words}")

@@ -1,0 +1,1 @@
+"""Training of the policy: learner, optimizer, ranks of a gang, and checkpoints."""

@@ -1,0 +1,78 @@
+"""Learner without a model, for tests: the only weight is a running digest of all batches trained on."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.learner.snapshots import Snapshot
+from actors.process.fault_points import point
+from bus.weights import Weights
+from schemas.messages import StepBatch
+
+if TYPE_CHECKING:
+    from actors.learner.ranks import Ranks
+
+
+class FakeLearner:
+    """Deterministic test double of `TorchLearner`. `before_step` lets a test wait or fail inside a step."""
+
+    def __init__(
+        self, step_seconds: float = 0.0, before_step: Callable[[StepBatch], None] = lambda batch: None
+    ) -> None:
+        self._step_seconds, self._before_step = step_seconds, before_step
+        self.digest = ""
+
+    def step(self, batch: StepBatch, ranks: "Ranks", before: Sequence[StepBatch] = ()) -> dict[str, float]:
+        """Fold the batches of all ranks into the digest; return made-up measurements."""
+        self._before_step(batch)
+        time.sleep(self._step_seconds)
+        *others, own = map(_part, (*before, batch))
+        point("trainer.gradients")
+        parts = [*others, *ranks.exchange(own)]
+        self.digest = hashlib.sha256(self.digest.encode() + b"".join(parts)).hexdigest()
+        return {
+            "loss": 0.0,
+            # byte −9 of a part tells if an advantage is not 0, the last 8 bytes are the number of tokens
+            "grad_norm": float(any(part[-9] for part in parts)),
+            "learning_rate": 0.0,
+            "mismatch_kl": 0.0,
+            "mismatch_max": 0.0,
+            "masked_fraction": 0.0,
+            "entropy": 0.0,
+            "tokens": float(sum(int.from_bytes(part[-8:], "little") for part in parts)),
+        }
+
+    def weights(self) -> Weights:
+        """Return the digest as a tensor of bytes."""
+        import torch
+
+        # empty before the first step
+        return Weights("full", {"digest": torch.tensor(list(self.digest.encode() or b"0"), dtype=torch.uint8)})
+
+    def snapshot(self) -> Snapshot:
+        """Return the digest as JSON."""
+        return Snapshot(texts={"trainer/fake.json": json.dumps(self.digest).encode()})
+
+    def restore(self, folder: Path) -> None:
+        """Restore the digest from a snapshot."""
+        self.digest = json.loads((folder / "trainer" / "fake.json").read_text(encoding="utf-8"))
+
+    def enter(self, ranks: "Ranks", shall_wait: Callable[[], object]) -> None:
+        """Do nothing: each rank has the whole digest."""
+
+    def assist(self) -> None:
+        """Do nothing: no shards are lent."""
+
+    def dismiss(self) -> None:
+        """Do nothing: no rank assists."""
+
+
+def _part(batch: StepBatch) -> bytes:
+    """Return a digest of one rank's batch, 1 if an advantage is not 0 (1 byte), and the number of tokens (8 bytes)."""
+    content = hashlib.sha256()
+    for array in (batch.ordinals, batch.token_ids, batch.logprobs, batch.advantages):
+        content.update(array.tobytes())
+    return content.digest() + bytes([bool(batch.advantages.any())]) + int(batch.loss_mask.sum()).to_bytes(8, "little")

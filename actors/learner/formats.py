@@ -1,0 +1,86 @@
+"""Public formats of the policy: published versions, and checkpoints in the formats of transformers and peft."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.learner.shards import gathered
+from actors.learner.snapshots import Snapshot, copied
+from actors.models import loading
+from actors.models.attention import PADDED
+from bus.weights import Weights
+from schemas.config.model import ModelConfig
+
+
+def weights(model: nn.Module, config: ModelConfig, keep: bool = True) -> Weights:
+    """Return the adapter in float32, or all weights in `model.dtype`, on the CPU.
+
+    Args:
+        model: model of this rank.
+        config: configuration of the model.
+        keep: True on the publishing rank. Each rank must call, to lend parts of weights spread over ranks.
+    """
+    if config.lora is None:
+        return Weights("full", _published(_gathered(model, config, keep), loading.TORCH_DTYPES[config.dtype]))
+    tensors = _published(_gathered(model, config, keep), torch.float32)  # as trained
+    return Weights("adapter", tensors, {"adapter_config.json": _adapter_config(model)})
+
+
+def snapshot(model: nn.Module, config: ModelConfig, keep: bool = True) -> Snapshot:
+    """Return the contents of a folder for transformers (full) or peft (LoRA) to load without this package.
+
+    Args:
+        model: model of this rank.
+        config: configuration of the model.
+        keep: True on the saving rank. Each rank must call, to lend parts of weights spread over ranks.
+    """
+    tensors = copied(_gathered(model, config, keep))
+    if config.lora is not None:
+        texts = loading.tokenizer_files(config.path) | {"adapter_config.json": _adapter_config(model).encode()}
+        return Snapshot({"adapter_model.safetensors": tensors}, texts)
+    saver: Any = model
+
+    def write_model(folder: Path) -> None:
+        saver.save_pretrained(folder, state_dict=tensors)
+
+    return Snapshot(texts=loading.tokenizer_files(config.path), write_model=write_model)
+
+
+def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
+    """Restore a model in place from a folder written by a snapshot.
+
+    Raises:
+        ValueError: the tensors are not the model's. Nothing has been overwritten.
+        ConfigError: the folder can't be loaded.
+    """
+    from safetensors.torch import load_file
+
+    if config.lora is not None:
+        tensors = load_file(folder / "adapter_model.safetensors")
+        loading.copy_into(loading.adapter_tensors(model), tensors, str(folder))
+    else:
+        # only the tensors are read; any attention would do
+        saved = loading.load_model(config, torch.float32, attention=PADDED, path=str(folder))
+        loading.copy_into(loading.full_tensors(model), loading.full_tensors(saved), str(folder))
+
+
+def _gathered(model: nn.Module, config: ModelConfig, keep: bool) -> Iterator[tuple[str, Tensor]]:
+    named = loading.full_tensors(model) if config.lora is None else loading.adapter_tensors(model)
+    return gathered(named.items(), keep)
+
+
+def _adapter_config(model: Any) -> str:
+    settings = model.peft_config["default"].to_dict() | {"inference_mode": True}  # as peft saves adapters
+    return json.dumps(settings, default=lambda value: sorted(value) if isinstance(value, set) else str(value))
+
+
+def _published(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        # copies, since the next step changes the originals
+        name: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
+        for name, tensor in tensors
+    }

@@ -1,0 +1,439 @@
+"""Model and optimizer of one rank: takes a `StepBatch`, returns measurements, and holds the updated policy.
+
+Trained weights and optimizer state are float32. With `model.dtype: bfloat16` the computation runs under autocast, and
+published weights are rounded to bfloat16, so that trainer and engine compute with the same precision.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from actors.algorithms import chord
+from actors.algorithms.advantages.tokens import reward_discount
+from actors.algorithms.entropy import EntropyControl, acting_coef, controlled
+from actors.algorithms.losses import CustomLoss, LossInputs, LossOutput, compute_loss
+from actors.algorithms.losses.average import token_normaliser
+from actors.algorithms.losses.components import Component, mixed_loss
+from actors.algorithms.losses.distillation import at_step
+from actors.algorithms.losses.metrics import metrics_of
+from actors.algorithms.mismatch import judged, mismatch_sums
+from actors.algorithms.schedules import learning_rate
+from actors.learner import formats, reference_kl
+from actors.learner.micro_batches import MicroBatch, filled, micro_batch
+from actors.learner.optimizer import make_optimizer
+from actors.learner.ranks import ALONE, Ranks
+from actors.learner.reference_models import NONE, FixedLogprobs, FrozenModels
+from actors.learner.shards import clip_gradients
+from actors.learner.snapshots import (
+    Snapshot,
+    control_snapshot,
+    optimizer_snapshot,
+    restore_optimizer,
+    restored_control,
+)
+from actors.learner.supervised import SupervisedExamples
+from actors.models import attention, loading
+from actors.models.token_logprobs import ChosenLogprobs
+from actors.process.fault_points import point
+from bus.weights import Weights
+from schemas.config import RunConfig
+from schemas.config.model import ModelConfig
+from schemas.config.objective import ObjectiveConfig
+from schemas.errors import RunFailedError
+from schemas.messages import StepBatch
+
+log = structlog.get_logger("learner")
+
+
+class Learner(Protocol):
+    """Interface of a learner for the trainer actor.
+
+    `TorchLearner` is the real one, `learner.fake.FakeLearner` the test double.
+    """
+
+    def step(self, batch: StepBatch, ranks: Ranks, before: Sequence[StepBatch] = ()) -> dict[str, float]:
+        """Train one step together with the other ranks; return measurements under the reporter's keys.
+
+        Args:
+            batch: batch of this rank.
+            ranks: all ranks of the gang.
+            before: batches of lower ranks that this process computes as well: a replay computes the batches of a whole
+                gang.
+
+        Raises:
+            FloatingPointError: gradients are not finite, twice.
+            RunFailedError: trainer and engine differ too much.
+            RanksBrokenError: another rank is gone.
+        """
+        ...
+
+    def weights(self) -> Weights:
+        """Return the current policy for publishing."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return the content of a checkpoint: the model in its public format, in `trainer/` the state to continue."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Restore the state saved in a checkpoint's folder."""
+        ...
+
+    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+        """Start with a complete gang, after any restore. A learner with shards keeps its own shards now.
+
+        Args:
+            ranks: this rank's access to all ranks.
+            shall_wait: called in a thread during waits for other ranks; raises when the gang shall not wait any more.
+        """
+        ...
+
+    def assist(self) -> None:
+        """Lend shards to rank 0, which publishes and saves, until rank 0 dismisses this rank.
+
+        For other ranks than 0.
+        """
+        ...
+
+    def dismiss(self) -> None:
+        """Release the other ranks from `assist`. For rank 0, after publishing and saving."""
+        ...
+
+
+@dataclass(frozen=True)
+class _RankStep:
+    """One rank's part of a step: the batch, and by micro-batch the logprobs that no update of the step changes."""
+
+    batch: StepBatch
+    fixed: Mapping[int, FixedLogprobs]
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Results of computing the gradients of one update, summed over all ranks."""
+
+    loss: float
+    norm: float
+    """Global norm before clipping."""
+    sums: Mapping[str, float]
+    """Sums of metrics by name."""
+    mismatch_max: float
+
+    @property
+    def finite(self) -> bool:
+        """True if loss and norm are finite, so that the update may be applied."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class TorchLearner:
+    """Learner with a transformers model, full fine-tuning or LoRA. Each rank has the whole model (data parallel).
+
+    Args:
+        config: configuration of the run.
+        custom_loss: function at `trainer.loss.path`, for a loss of type `custom`.
+
+    Raises:
+        ConfigError: the model, adapter, optimizer, teacher or supervised data can't be loaded.
+    """
+
+    def __init__(self, config: RunConfig, custom_loss: CustomLoss | None = None) -> None:
+        self._config, self._custom_loss = config, custom_loss
+        torch.manual_seed(config.seed)  # equal initial adapters on all ranks
+        self._dtype = loading.TORCH_DTYPES[config.model.dtype]
+        self._device = loading.device_of(config.model)
+        lora = config.model.lora
+        base_dtype = torch.float32 if lora is None else self._dtype  # frozen under LoRA
+        kernel = attention.implementation(config.model, self._device)
+        self.model: nn.Module = loading.load_model(self._loaded_as(config.model), base_dtype, attention=kernel)
+        if not config.model.dropout:
+            loading.switch_off_dropout(self.model)
+        if lora is not None:
+            self.model = loading.add_lora(self.model, lora)  # after the switch: model.lora.dropout stays on
+        if config.model.gradient_checkpointing:
+            loading.checkpoint_gradients(self.model, config.model)
+        if config.model.compile:
+            loading.compile_layers(self.model)
+        self.model.train()
+        self._chosen = ChosenLogprobs(self.model)
+        self._trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self._optimizer = make_optimizer(self.model, config.trainer)
+        self._frozen = FrozenModels(config, self._chosen, self._autocast)
+        sft = config.trainer.sft
+        self._supervised = SupervisedExamples(config, sft, self._chosen, self._autocast) if sft else None
+        self._entropy_control = EntropyControl(config.trainer.entropy_coef)
+        self._mismatch_cause = ""
+
+    def step(self, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> dict[str, float]:
+        """Apply an optimizer update per minibatch and iteration; each iteration takes the minibatches in order.
+
+        All random numbers of an update follow from the run's seed, the step, the rank and the place in the step, so a
+        step can be replayed. Gradients that are not finite are computed a second time: an error of the machine passes,
+        an error of the run stays.
+
+        Raises:
+            FloatingPointError: gradients are not finite the second time either. They have not been applied, but earlier
+                updates of this step have, so the weights in memory are no version of the policy.
+            RunFailedError: trainer and engine differ by more than `trainer.mismatch.stop`. Nothing has been applied.
+            RanksBrokenError: another rank is gone.
+        """
+        started = time.perf_counter()
+        num_updates = self._config.trainer.num_iterations * batch.num_minibatches
+        rate = learning_rate(batch.step, self._config.trainer)
+        whole: Sequence[StepBatch] = (*before, batch)
+        # with a single update the old policy is the current one, and its logprobs are computed anyway
+        fixed = [self._fixed(each, num_updates > 1 or reference_kl.needs_old(self._config)) for each in whole]
+        whole = reference_kl.with_advantages_of_step(whole, fixed, self._config, ranks.exchange, self._device)
+        parts = [_RankStep(*both) for both in zip(whole, fixed, strict=True)]
+        updates, seconds_optimizer = [], 0.0
+        for update in range(num_updates):
+            updates.append(self._finite_gradients(parts, ranks, update, num_updates))
+            if update == 0:  # later updates have weights from which no engine has sampled
+                self._watch_mismatch(batch.step, updates[0].sums)
+            computed = time.perf_counter()
+            self._apply(rate)
+            seconds_optimizer += time.perf_counter() - computed
+        measured = self._measured(updates, rate)
+        self._control_entropy(measured)
+        return measured | {
+            "torch_threads": float(torch.get_num_threads()),
+            "seconds_forward_backward": time.perf_counter() - started - seconds_optimizer,
+            "seconds_optimizer": seconds_optimizer,
+        }
+
+    def _watch_mismatch(self, step: int, sums: Mapping[str, float]) -> None:
+        if self._config.inference.engine.type == "fake":  # the fake engine's logprobs are made up
+            return
+        found = judged(sums, self._config.trainer.mismatch)
+        if found is not None and found.stops:
+            raise RunFailedError(f"step {step}: {found.words}")
+        cause = found.cause if found is not None else ""
+        if found is not None and cause != self._mismatch_cause:  # a warning per change of the cause, not per step
+            log.warning("trainer and engine differ", step=step, cause=cause, detail=found.words)
+        self._mismatch_cause = cause
+
+    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+        """Do nothing: there are no shards."""
+
+    def assist(self) -> None:
+        """Do nothing: rank 0 has all weights."""
+
+    def dismiss(self) -> None:
+        """Do nothing: no rank assists."""
+
+    # --- hooks for shards, see `actors.learner.parallelism` ----------------------------------------------------------
+
+    def _loaded_as(self, model: ModelConfig) -> ModelConfig:
+        return model
+
+    def _fixed(self, batch: StepBatch, with_old: bool) -> Mapping[int, FixedLogprobs]:
+        return self._frozen.logprobs(batch, with_old)
+
+    def _keep_pace(self, batch: StepBatch, minibatch: int) -> None:
+        """Do nothing: other ranks may have more micro-batches with samples, but no forward pass is shared with them."""
+
+    def _sum(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
+        ranks.sum(gradients)
+
+    # --- a step --------------------------------------------------------------------------------------------------
+
+    def _finite_gradients(self, parts: Sequence[_RankStep], ranks: Ranks, update: int, num_updates: int) -> _Gradients:
+        batch = parts[-1].batch
+        gradients = self._gradients(parts, ranks, update)
+        if gradients.finite:
+            return gradients
+        found = {"loss": gradients.loss, "grad_norm": gradients.norm}
+        log.warning("step computed again", step=batch.step, update=update + 1, **found)
+        gradients = self._gradients(parts, ranks, update)
+        if gradients.finite:
+            return gradients
+        self._optimizer.zero_grad(set_to_none=True)
+        place = f" (update {update + 1} of {num_updates})" if num_updates > 1 else ""
+        raise FloatingPointError(
+            f"step {batch.step}{place}: loss {gradients.loss}, gradient norm {gradients.norm}, twice; its groups are "
+            f"{batch.ordinals.tolist()}. Look at mismatch_kl and masked_fraction of the steps before; a lower "
+            "trainer.learning_rate usually helps (actors rewind goes back to an older checkpoint)"
+        )
+
+    def _gradients(self, parts: Sequence[_RankStep], ranks: Ranks, update: int) -> _Gradients:
+        """Compute the gradients of one update: equal on every rank, and clipped."""
+        own: list[Tensor] = []
+        messages = []
+        for part in parts:  # in the order of ranks, in which a gang sums too
+            earlier, message = own, self._rank_gradients(part, update)
+            messages.append(message)
+            own = [gradient for gradient in (parameter.grad for parameter in self._trainable) if gradient is not None]
+            for gradient, sum_before in zip(own, earlier, strict=bool(earlier)):  # the first rank has none before it
+                gradient += sum_before
+        point("trainer.gradients")
+        self._sum(ranks, own)
+        everybody: dict[str, float] = {}
+        for message in [*messages[:-1], *ranks.exchange(messages[-1])]:
+            _merge(everybody, json.loads(message))
+        norm = clip_gradients(self._trainable, self._config.trainer.max_grad_norm)
+        mismatch_max, loss = everybody.pop("mismatch_max"), everybody.pop("loss", 0.0)
+        return _Gradients(loss, norm, everybody, mismatch_max)
+
+    def _rank_gradients(self, part: _RankStep, update: int) -> bytes:
+        """Compute the gradients of one rank's micro-batches, in newly allocated memory; return measurements as JSON."""
+        batch, minibatch = part.batch, update % part.batch.num_minibatches
+        torch.manual_seed(update_seed(self._config.seed, batch.step, update, batch.rank))
+        self._optimizer.zero_grad(set_to_none=True)
+        measured: dict[str, float] = {"mismatch_max": 0.0}
+        for number in filled(batch, minibatch):
+            _merge(measured, self._backward(part, minibatch, number))
+        self._keep_pace(batch, minibatch)
+        if self._supervised and self._mu(batch.step):
+            _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
+        for parameter in self._trainable:
+            if parameter.grad is None:  # no sample of this rank reaches it, but ranks sum all alike
+                parameter.grad = torch.zeros_like(parameter)
+        return json.dumps(measured).encode()
+
+    def _backward(self, part: _RankStep, minibatch: int, number: int) -> dict[str, float]:
+        """Compute the gradients of one micro-batch; return loss, sums of metrics, and the largest mismatch."""
+        micro, objective = micro_batch(part.batch, number, self._device), at_step(self._objective, part.batch.step)
+        with self._autocast():
+            logprobs_T, entropy_T = self._chosen.of(
+                micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K, objective.entropy_coef > 0
+            )
+        inputs = self._inputs(micro, part.fixed.get(number, NONE), part.batch, minibatch, logprobs_T, entropy_T)
+        output = self._loss(micro, inputs, objective, part.batch, minibatch)
+        # the supervised part of the mixture has a separate backward pass, see `SupervisedExamples`
+        loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(part.batch.step))
+        loss.backward()  # type: ignore[no-untyped-call]
+        measured = output.sums | mismatch_sums(inputs)
+        measured |= {"loss": loss.detach(), "entropy": inputs.masked(entropy_T.detach()).sum()}
+        # one tensor, so that the GPU is waited for only once
+        return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
+
+    def _loss(
+        self, micro: MicroBatch, inputs: LossInputs, objective: ObjectiveConfig, batch: StepBatch, minibatch: int
+    ) -> LossOutput:
+        """Return the loss of the objective, with the environments' weights if they have any."""
+        if all((one.rl_weight, one.ref_kl_weight) == (1.0, 0.0) for one in self._config.environments):
+            return compute_loss(inputs, objective, self._custom_loss)
+        tokens = token_normaliser(batch.ref_kl_tokens, minibatch, self._config.trainer.loss_normalizer)
+        distilled = Component(micro.ref_kl_weights_T, tokens) if inputs.teacher_logprobs_T is not None else None
+        return mixed_loss(inputs, objective, Component(micro.rl_weights_T, inputs.loss_tokens), ref_kl=distilled)
+
+    @property
+    def _objective(self) -> ObjectiveConfig:
+        """Objective of the current or next step: as configured, with the adapted entropy coefficient."""
+        trainer = reference_kl.objective_of(self._config)
+        if trainer.adaptive_entropy is None:
+            return trainer
+        return trainer.model_copy(update={"entropy_coef": acting_coef(self._entropy_control, trainer.adaptive_entropy)})
+
+    def _control_entropy(self, measured: Mapping[str, float]) -> None:
+        """Adapt the entropy coefficient for the next step, equally on every rank.
+
+        A step without tokens changes nothing.
+        """
+        adaptive = self._config.trainer.adaptive_entropy
+        if adaptive is not None and measured["tokens"]:
+            self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
+
+    def _mu(self, step: int) -> float:
+        sft = self._config.trainer.sft
+        return chord.mu(step - 1, sft) if sft else 0.0  # μ counts steps from 0
+
+    def _inputs(
+        self,
+        micro: MicroBatch,
+        fixed: FixedLogprobs,
+        batch: StepBatch,
+        minibatch: int,
+        logprobs_T: Tensor,
+        entropy_T: Tensor,
+    ) -> LossInputs:
+        """Return the inputs of the loss for one micro-batch.
+
+        Averages are over the minibatch, as the step of one update.
+        """
+        num_micro_batches = int(batch.minibatch_offsets[minibatch + 1] - batch.minibatch_offsets[minibatch])
+        return LossInputs(
+            logprobs_T=logprobs_T,
+            inference_logprobs_T=micro.inference_logprobs_T,
+            advantages_T=micro.advantages_T,
+            loss_mask_T=micro.loss_mask_T,
+            completion_of_T=micro.completion_of_T,
+            num_completions=micro.num_completions,
+            loss_tokens=token_normaliser(batch.loss_tokens, minibatch, self._config.trainer.loss_normalizer),
+            step_completions=int(batch.num_completions[minibatch]),
+            num_micro_batches=num_micro_batches * batch.num_ranks,
+            max_completion_length=self._config.rollout.max_tokens,
+            old_logprobs_T=fixed.old_T,
+            reference_logprobs_T=fixed.reference_T,
+            teacher_logprobs_T=fixed.teacher_T,
+            entropy_T=entropy_T,
+            versions_T=micro.versions_T,
+            version=batch.step - 1,  # the version before this step's update
+            reward_discount=reward_discount(self._config.reward.advantage),
+        )
+
+    def _apply(self, rate: float) -> None:
+        self._optimizer.set_rate(rate)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _measured(self, updates: Sequence[_Gradients], rate: float) -> dict[str, float]:
+        """Return the step's metrics.
+
+        Loss and gradient norm are means over updates, others means over all tokens seen.
+        """
+        sums: dict[str, float] = {}
+        for update in updates:
+            _merge(sums, update.sums)
+        return metrics_of(sums) | {
+            "loss": sum(update.loss for update in updates) / len(updates),
+            "grad_norm": sum(update.norm for update in updates) / len(updates),
+            "learning_rate": rate,
+            "entropy_coef": self._objective.entropy_coef,
+            "updates": float(len(updates)),
+            "mismatch_max": max(update.mismatch_max for update in updates),
+            # tokens of the batch count once, however many iterations use them
+            "tokens": sums.get("tokens", 0.0) / self._config.trainer.num_iterations,
+        }
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._dtype)
+
+    def weights(self) -> Weights:
+        """Return the adapter, or all weights, in the published precision, on the CPU."""
+        return formats.weights(self.model, self._config.model)
+
+    def snapshot(self) -> Snapshot:
+        """Return files for transformers (full) or peft (LoRA) to load; `trainer/` holds the rest of the state."""
+        model = formats.snapshot(self.model, self._config.model)
+        return model.with_files(optimizer_snapshot(self._optimizer)).with_files(control_snapshot(self._entropy_control))
+
+    def restore(self, folder: Path) -> None:
+        """Restore weights, optimizer and entropy control from a checkpoint's folder."""
+        formats.restore(self.model, self._loaded_as(self._config.model), folder)
+        restore_optimizer(folder, self._optimizer)
+        self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
+
+
+def update_seed(seed: int, step: int, update: int, rank: int) -> int:
+    """Return the seed of all random numbers (dropout) of one rank in one update."""
+    digest = hashlib.sha256(f"{seed} step {step} update {update} rank {rank}".encode()).digest()
+    return int.from_bytes(digest[:6], "little")
+
+
+def _merge(total: dict[str, float], part: Mapping[str, float]) -> None:
+    """Add the measurements of a micro-batch, rank or update; for `mismatch_max` keep the larger."""
+    for name, value in part.items():
+        before = total.get(name, 0.0)
+        total[name] = max(before, value) if name == "mismatch_max" else before + value

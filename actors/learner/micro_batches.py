@@ -1,0 +1,83 @@
+"""Micro-batches of a step on the device: samples of a forward pass, with data per token."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.models.attention import PackedRow, pack_row
+from schemas.messages import StepBatch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Packed row, and data of the samples' T completion tokens for `LossInputs`."""
+
+    row: PackedRow
+    token_ids_T: Tensor
+    """Completion tokens, (T,)."""
+    temperatures_T: Tensor
+    """Sampling temperature of each token, (T,)."""
+    inference_logprobs_T: Tensor
+    """Logprobs from the engine, (T,)."""
+    advantages_T: Tensor
+    loss_mask_T: Tensor
+    """True for tokens to train on, (T,)."""
+    versions_T: Tensor
+    """Version of each token's sampling policy, (T,)."""
+    completion_of_T: Tensor
+    """Index of each token's completion within the row, (T,)."""
+    rl_weights_T: Tensor
+    ref_kl_weights_T: Tensor
+    """Weights of the environments for each token, (T,); 0 outside the loss mask."""
+    num_completions: int
+    wanted_K: Tensor
+    """Indices in T of the tokens in the loss mask. Only these tokens need logprobs."""
+
+
+def filled(batch: StepBatch, minibatch: int | None = None) -> list[int]:
+    """Return the numbers of the micro-batches with samples, of a minibatch or of all.
+
+    Empty micro-batches exist so that all ranks have equally many.
+    """
+    first, last = (0, -1) if minibatch is None else (minibatch, minibatch + 1)
+    numbers = range(int(batch.minibatch_offsets[first]), int(batch.minibatch_offsets[last]))
+    return [m for m in numbers if batch.micro_batch_offsets[m] < batch.micro_batch_offsets[m + 1]]
+
+
+def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBatch:
+    """Return a micro-batch with samples as tensors on the device."""
+    first, last = (int(i) for i in batch.micro_batch_offsets[number : number + 2])
+    start, end = (int(i) for i in batch.sample_offsets[[first, last]])
+    offsets = batch.sample_offsets[first : last + 1] - start
+    prompts = batch.prompt_lengths[first:last]
+    in_completion = np.ones(end - start, bool)
+    for b, size in enumerate(prompts):
+        in_completion[offsets[b] : offsets[b] + size] = False
+
+    # per token, from arrays over all N tokens of the batch
+    def of_completions(name: str) -> Tensor:
+        array = getattr(batch, name)[start:end][in_completion]
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    # per token, from arrays over samples
+    def of_samples(name: str) -> Tensor:
+        array = np.repeat(getattr(batch, name)[first:last], np.diff(offsets) - prompts)
+        return torch.from_numpy(array * (batch.loss_mask[start:end][in_completion] > 0)).to(device)
+
+    ordinals = batch.sample_ordinals[first:last].tolist()
+    return MicroBatch(
+        row=pack_row(batch.token_ids[start:end], offsets, prompts, ordinals, device),
+        token_ids_T=of_completions("token_ids").long(),
+        temperatures_T=of_completions("temperatures"),
+        inference_logprobs_T=of_completions("logprobs"),
+        advantages_T=of_completions("advantages"),
+        loss_mask_T=of_completions("loss_mask").bool(),
+        wanted_K=torch.from_numpy(batch.loss_mask[start:end][in_completion].nonzero()[0]).to(device),
+        versions_T=of_completions("versions").long(),
+        completion_of_T=torch.from_numpy(np.repeat(np.arange(last - first), np.diff(offsets) - prompts)).to(device),
+        rl_weights_T=of_samples("rl_weights"),
+        ref_kl_weights_T=of_samples("ref_kl_weights"),
+        num_completions=last - first,
+    )

@@ -1,0 +1,141 @@
+"""Optimizer of the trainer: AdamW from torch or bitsandbytes, or Muon together with AdamW.
+
+State is saved and restored by the names of parameters, so a checkpoint fits any grouping of parameters.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.learner.shards import placed
+from schemas.config.actors import TrainerConfig
+from schemas.config.optimizers import AdamKeys, AdamW8bitConfig, MuonConfig
+from schemas.errors import ConfigError
+
+Value = Tensor | int
+"""State of a parameter: moments, maps of a quantisation; a count of steps may be a number."""
+Group = dict[str, Any]
+
+
+class PolicyOptimizer:
+    """Optimizer of a model's trainable parameters, made of several torch optimizers, or a single one.
+
+    Args:
+        model: model with the parameters.
+        parts: optimizers for disjoint sets of parameters. `rate_ratio` of a group is its learning rate ÷ that of the
+            step.
+    """
+
+    def __init__(self, model: nn.Module, parts: list[torch.optim.Optimizer]) -> None:
+        self._parts = parts
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    @property
+    def param_groups(self) -> list[Group]:
+        """Parameter groups of all parts."""
+        return [group for part in self._parts for group in part.param_groups]
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of the next updates."""
+        for group in self.param_groups:
+            group["lr"] = rate * group.get("rate_ratio", 1.0)
+
+    def step(self) -> None:
+        """Update the parameters from the gradients."""
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+    def states(self) -> Iterator[tuple[str, str, Value]]:
+        """Yield (name of a parameter, name of a state, value in memory), in the order of the model."""
+        for name, parameter in self._parameters.items():
+            for part in self._parts:
+                if parameter in part.state:
+                    yield from ((name, key, value) for key, value in part.state[parameter].items())
+
+    def restore(self, values: Iterable[tuple[str, str, Value]]) -> None:
+        """Replace all state, given as (name of a parameter, name of a state, value).
+
+        Raises:
+            ValueError: state of a parameter not trained here.
+        """
+        owners = {id(p): part for part in self._parts for group in part.param_groups for p in group["params"]}
+        for part in self._parts:
+            part.state.clear()  # also the counts of steps
+        for name, key, value in values:
+            parameter = self._parameters.get(name)
+            if parameter is None:
+                raise ValueError(f"optimizer state of {name}, which is not among the trained parameters")
+            owners[id(parameter)].state[parameter][key] = placed(value, parameter)
+
+
+def make_optimizer(model: nn.Module, config: TrainerConfig) -> PolicyOptimizer:
+    """Return the configured optimizer with a learning rate of 0. Weight decay applies to matrices only.
+
+    Raises:
+        ConfigError: bitsandbytes is needed and not installed.
+    """
+    settings, trainable = config.optimizer, [p for p in model.parameters() if p.requires_grad]
+    if not isinstance(settings, MuonConfig):
+        return PolicyOptimizer(model, [_adamw(_groups(model, trainable, settings), settings)])
+    # Muon is made for matrices of hidden layers
+    outside = _outside_hidden_layers(model)
+    matrices = [p for p in trainable if p.ndim == 2 and id(p) not in outside]
+    ids = {id(p) for p in matrices}
+    others = _groups(model, [p for p in trainable if id(p) not in ids], settings)
+    # a fixed ratio, so that both rates follow the same schedule
+    ratio = (settings.adamw_learning_rate or config.learning_rate) / config.learning_rate
+    parts = [_muon(matrices, settings)] if matrices else []
+    if others:  # none under LoRA
+        parts.append(_adamw([group | {"rate_ratio": ratio} for group in others], settings))
+    return PolicyOptimizer(model, parts)
+
+
+def _groups(model: nn.Module, parameters: list[nn.Parameter], config: AdamKeys) -> list[Group]:
+    """Return parameter groups with and without weight decay; empty groups are left out."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    spared = set() if config.decay_embeddings else embeddings  # weights never decayed
+    decayed = [p.ndim >= 2 and id(p) not in spared for p in parameters]
+    groups = [
+        {"params": [p for p, yes in zip(parameters, decayed, strict=True) if yes], "weight_decay": config.weight_decay},
+        {"params": [p for p, yes in zip(parameters, decayed, strict=True) if not yes], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _outside_hidden_layers(model: Any) -> set[int]:
+    """Return the ids of the weights of embeddings and output layer."""
+    found = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings()
+    return found | ({id(head.weight)} if head is not None else set())
+
+
+def _adamw(groups: list[Group], config: AdamKeys) -> torch.optim.Optimizer:
+    betas = (config.beta1, config.beta2)
+    if not isinstance(config, AdamW8bitConfig):
+        return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
+    try:
+        import bitsandbytes
+    except ImportError:
+        raise ConfigError("trainer.optimizer.type: adamw_8bit needs bitsandbytes; install grpo-actors[bnb]") from None
+    library: Any = bitsandbytes.optim
+    optimizer: torch.optim.Optimizer = library.AdamW8bit(groups, lr=0.0, betas=betas, eps=config.eps)
+    return optimizer
+
+
+def _muon(matrices: list[nn.Parameter], config: MuonConfig) -> torch.optim.Optimizer:
+    return torch.optim.Muon(
+        matrices,
+        lr=0.0,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.ns_steps,
+        adjust_lr_fn=config.adjust_lr_fn,
+    )

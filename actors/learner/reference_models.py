@@ -1,0 +1,148 @@
+"""Logprobs that no update of a step changes: of the policy before the first update, of the reference, of the teacher.
+
+Under LoRA the reference is the policy without the adapter. Otherwise a second model is read from `model.path` in
+`model.dtype`, and restored checkpoints do not change this model.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+
+from actors.learner.micro_batches import MicroBatch, filled, micro_batch
+from actors.models import loading
+from actors.models.token_logprobs import ChosenLogprobs
+from actors.models.tokenizer import vocabulary
+from schemas.config import RunConfig
+from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
+from schemas.messages import StepBatch
+
+log = structlog.get_logger("learner")
+
+TEACHER_KEY = "trainer.teacher.path"
+"""Configuration key of the teacher, for errors."""
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class FixedLogprobs:
+    """Logprobs of a micro-batch's T completion tokens; None where not needed."""
+
+    old_T: Tensor | None = None
+    """Logprobs of the policy before the first update."""
+    reference_T: Tensor | None = None
+    teacher_T: Tensor | None = None
+
+    @property
+    def finite(self) -> bool:
+        """True if all logprobs present are finite."""
+        found = [values_T for values_T in (self.old_T, self.reference_T, self.teacher_T) if values_T is not None]
+        return all(bool(torch.isfinite(values_T).all()) for values_T in found)
+
+
+NONE = FixedLogprobs()
+
+
+class FrozenModels:
+    """Reference and teacher, if configured, next to the trained policy.
+
+    Args:
+        config: configuration of the run.
+        policy: policy, also the reference if the policy has an adapter.
+        autocast: context in which the policy computes.
+
+    Raises:
+        ConfigError: the teacher can't be loaded, or has another vocabulary than the policy.
+    """
+
+    def __init__(self, config: RunConfig, policy: ChosenLogprobs, autocast: Autocast) -> None:
+        self._policy, self._autocast = policy, autocast
+        self._device = loading.device_of(config.model)
+        self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
+        self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
+        self._teacher: ChosenLogprobs | None = None
+        if config.trainer.teacher is not None:
+            # a teacher is never quantised
+            given = config.trainer.teacher.model_dump() | {"quantization": None, "attention": "auto"}
+            teacher = config.model.model_copy(update=given)
+            # token by token: the teacher's logprobs are looked up by the policy's token ids
+            check_vocabulary(config.model, teacher)
+            self._teacher = _frozen(teacher, TEACHER_KEY)
+
+    def logprobs(self, batch: StepBatch, with_old: bool) -> dict[int, FixedLogprobs]:
+        """Return the fixed logprobs of a batch by micro-batch. Infinite or NaN logprobs are computed a second time.
+
+        Args:
+            batch: batch of one rank.
+            with_old: include the policy's. A step with a single update needs none: the loss computes the same logprobs.
+        """
+        if not self.asked(with_old):
+            return {}
+        found = {}
+        for number in filled(batch):
+            micro = micro_batch(batch, number, self._device)
+            found[number] = self.of(micro, with_old)
+            if not found[number].finite:
+                log.warning("logprobs computed again", step=batch.step, micro_batch=number)
+                found[number] = self.of(micro, with_old)
+        return found
+
+    def asked(self, with_old: bool) -> bool:
+        """Return whether any logprobs are needed."""
+        return bool(with_old or self._wants_reference or self._teacher)
+
+    def num_forwards(self, with_old: bool) -> int:
+        """Return the number of forwards of the policy per micro-batch. Forwards of a second model do not count."""
+        return with_old + (self._wants_reference and self._reference is None)  # each True is one forward
+
+    def of(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
+        """Return the fixed logprobs of a micro-batch."""
+        return FixedLogprobs(
+            old_T=logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None,
+            reference_T=self._reference_logprobs(micro) if self._wants_reference else None,
+            teacher_T=logprobs_without_gradient(self._teacher, micro) if self._teacher else None,
+        )
+
+    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        if self._reference is not None:
+            return logprobs_without_gradient(self._reference, micro)
+        adapted: Any = self._policy.model
+        with adapted.disable_adapter():  # the base model is the reference
+            return logprobs_without_gradient(self._policy, micro, self._autocast)
+
+
+def logprobs_without_gradient(chosen: ChosenLogprobs, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
+    """Return (T,) logprobs of completion tokens at sampling temperature, without dropout; 0 outside the loss mask."""
+    training = chosen.model.training
+    chosen.model.eval()  # without dropout
+    try:
+        with torch.no_grad(), autocast():
+            return chosen.of(micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K)[0]
+    finally:
+        chosen.model.train(training)
+
+
+def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
+    """Compare the vocabularies of policy and teacher. Sizes of padded embeddings may differ.
+
+    Raises:
+        ConfigError: the vocabularies differ; names the first such token.
+    """
+    ours, theirs = vocabulary(model), vocabulary(teacher, TEACHER_KEY)
+    if ours != theirs:
+        token = min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+        raise ConfigError(
+            f"{TEACHER_KEY}: {teacher.path} has another vocabulary than model.path {model.path}: token {token!r} is "
+            f"{theirs.get(token, 'missing')} there and {ours.get(token, 'missing')} here; a teacher shares the "
+            "tokenizer of the policy"
+        )
+
+
+def _frozen(config: ModelConfig, key: str = "model.path") -> ChosenLogprobs:
+    model = loading.load_model(config, loading.TORCH_DTYPES[config.dtype], key=key)
+    return ChosenLogprobs(model.requires_grad_(False).eval())

@@ -1,0 +1,48 @@
+"""Tensors spread over the ranks of a gang (torch's DTensor), and tensors held whole by each rank."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Value = TypeVar("Value", Tensor, int, "Tensor | int")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole tensor. All ranks must call at the same time for a spread tensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; a tensor that is not spread is returned unchanged."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor whole, in order.
+
+    All ranks must iterate; ranks without `keep` only lend parts.
+    """
+    for name, tensor in tensors:
+        found = whole(tensor.detach())
+        if keep:
+            yield name, found
+
+
+def placed(value: Value, like: Tensor) -> Value:
+    """Return a state of a parameter on the parameter's device, and spread like the parameter if the shapes agree."""
+    if isinstance(value, int):
+        return value
+    here = value.to(like.device)
+    if not isinstance(like, DTensor) or here.shape != like.shape:
+        return here
+    # no broadcast (src_data_rank): each rank has read the whole state
+    return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
+    """Scale all gradients down to a global norm of `limit`; return the norm before, equal on each rank."""
+    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return float(norm)

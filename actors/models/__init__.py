@@ -1,0 +1,1 @@
+"""Model, tokenizer, attention over packed rows and logprobs, as trainer and engines load them."""

@@ -1,0 +1,102 @@
+"""Attention for GPUs: the whole row in a single compiled kernel, which skips invisible blocks (torch's FlexAttention).
+
+A shared prompt stays in a single place. On a CPU nothing is compiled, and there is no backward pass.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from actors.models.attention.padded import padded_attention
+from actors.models.attention.rows import PackedRow
+
+Index = Tensor
+
+
+class Sight:
+    """Visibility between the tokens of a row, with the blocks a kernel may skip."""
+
+    def __init__(self, row: PackedRow) -> None:
+        size = len(row.token_ids_R)
+        prompt_R, sample_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        for b, (index, length) in enumerate(zip(row.samples, row.prompts, strict=True)):
+            prompt_R[index] = index[0]  # equal for samples that share a prompt
+            sample_R[index[:length]], sample_R[index[length:]] = -1, b  # −1 for tokens of a prompt
+        self._size = size
+        self._prompt_R, self._sample_R = row.tensor(prompt_R), row.tensor(sample_R)
+        self._positions_R = row.position_ids_R
+        self._masks: dict[int | None, BlockMask] = {}
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else compiled layers get a variant per state
+    def mask(self, sliding_window: int | None) -> BlockMask:
+        """Return the block mask for layers with this window; cached, since all layers of a kind use the same mask."""
+        if sliding_window not in self._masks:
+            device, size = self._positions_R.device, self._size
+            make = _compiled(create_block_mask, device.type)
+            self._masks[sliding_window] = make(self._sees(sliding_window), None, None, size, size, device=device)
+        return self._masks[sliding_window]
+
+    def _sees(self, sliding_window: int | None) -> Callable[[Index, Index, Index, Index], Tensor]:
+        prompt_R, sample_R, positions_R = self._prompt_R, self._sample_R, self._positions_R
+
+        def sees(batch: Index, head: Index, query: Index, key: Index) -> Tensor:
+            own = (sample_R[key] == -1) | (sample_R[key] == sample_R[query])  # a sample sees its prompt and itself
+            seen = (query >= key) & (prompt_R[query] == prompt_R[key]) & own
+            if sliding_window is not None:
+                seen = seen & (positions_R[query] - positions_R[key] < sliding_window)
+            return seen
+
+        return sees
+
+
+def flex_row_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_row: PackedRow,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute causal attention inside each sample of a packed row; (1, heads, R, dim) → (1, R, heads, dim).
+
+    With dropout of attention weights the row is computed in padded blocks instead: this kernel has no dropout.
+    """
+    if dropout:
+        options: Any = {"scaling": scaling, "dropout": dropout, "sliding_window": sliding_window, "softcap": softcap}
+        return padded_attention(module, query, key, value, attention_mask, packed_row=packed_row, **options)
+    attend = _compiled(flex_attention, query.device.type)
+    out = attend(
+        query.to(value.dtype),  # under autocast, norms of queries and keys return float32
+        key.to(value.dtype),
+        value,
+        score_mod=_capped(softcap) if softcap is not None else None,
+        block_mask=packed_row.planned(Sight).mask(sliding_window),
+        scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    return out.transpose(1, 2), None
+
+
+@cache
+def _capped(softcap: float) -> Callable[[Tensor, Index, Index, Index, Index], Tensor]:
+    def capped(score: Tensor, batch: Index, head: Index, query: Index, key: Index) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+@cache
+def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Compile a function for rows of any length; on a CPU return the function unchanged."""
+    return torch.compile(function, dynamic=True) if device == "cuda" else function

@@ -1,0 +1,265 @@
+"""Loading of a Hugging Face causal LM, with or without LoRA, for the trainer and the embedded engine alike."""
+
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from actors.models.attention import implementation
+from schemas.config.model import LoraConfig, ModelConfig
+from schemas.errors import ConfigError
+
+NF4_BLOCK = 64
+"""Number of weights that share a scale in NF4."""
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+"""Types of layers computed by the packed attention."""
+PEFT_PREFIX = "base_model.model."
+"""Prefix of the model's own parameter names once the model has an adapter."""
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    """Return the configured device; `auto` is the GPU if there is one.
+
+    Raises:
+        ConfigError: `cuda` is configured, but torch sees no GPU.
+    """
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError("model.device: cuda, but torch sees no GPU here; use cpu or auto")
+    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
+
+
+def load_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    attention: str | None = None,
+    path: str | None = None,
+    key: str = "model.path",
+) -> nn.Module:
+    """Load the base model in a single precision, on the configured device.
+
+    Args:
+        config: configuration of the model.
+        dtype: precision of the weights.
+        attention: name in transformers' AttentionInterface; by default as `model.attention` says.
+        path: other weights of the same model; by default `config.path`.
+        key: configuration key of the model, for errors.
+
+    Raises:
+        ConfigError: the model can't be loaded; with the reason.
+    """
+    device, quantized = device_of(config), config.quantization is not None
+    kernel = attention or implementation(config, device)
+    # quantised on the device itself
+    extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path or config.path,
+            dtype=dtype,
+            attn_implementation=kernel,
+            trust_remote_code=config.trust_remote_code,
+            **extra,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{key}: {config.path} can't be loaded: {str(error).splitlines()[0]}") from error
+    problem = _unpackable(model)
+    if problem:
+        raise ConfigError(f"{key}: {config.path} ({type(model).__name__}) {problem}")
+    if quantized:
+        _compute_alike(model, device)
+        return model  # type: ignore[no-any-return]
+    return model.to(device)  # type: ignore[no-any-return]
+
+
+def _quantization(config: ModelConfig) -> Any:
+    """Return the settings with which transformers quantises a model during loading.
+
+    Raises:
+        ConfigError: a package (accelerate, bitsandbytes) is not installed.
+    """
+    from transformers import BitsAndBytesConfig
+
+    # transformers reports one missing package at a time
+    missing = [name for name in ("accelerate", "bitsandbytes") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"model.quantization: needs {' and '.join(missing)}; install grpo-actors[bnb]")
+    assert config.quantization is not None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=config.quantization.type,
+        bnb_4bit_use_double_quant=config.quantization.double_quant,
+        bnb_4bit_compute_dtype=TORCH_DTYPES[config.dtype],
+    )
+
+
+def _compute_alike(model: nn.Module, device: torch.device) -> None:
+    """Make quantised layers compute the same in eval mode, thus in the engine, as in training.
+
+    On CPUs with bfloat16 the layers would repack their weights at the first forward in eval mode, for a kernel with
+    other rounding. If training continued with these weights, no gradient would pass through the kernel.
+
+    Raises:
+        ConfigError: a layer for which bitsandbytes (0.50) uses the scales of other rows on a CPU.
+    """
+    layers = [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "support_avx512bf16_for_cpu")]
+    for name, layer in layers:
+        layer.support_avx512bf16_for_cpu = False
+        if device.type == "cpu" and layer.in_features % NF4_BLOCK:
+            raise ConfigError(
+                f"model.quantization: {name} has {layer.in_features} inputs, and on a CPU bitsandbytes computes "
+                f"rightly with multiples of {NF4_BLOCK} only; use a GPU (model.device), or no quantization"
+            )
+
+
+def _unpackable(model: Any) -> str:
+    """Return the reason why packed rows would be computed wrongly; empty if there is none.
+
+    Samples of a row would see each other, or attention would differ from the model's.
+    """
+    if not model._supports_attention_backend:
+        return "has attention of its own, which can't be replaced; packing needs transformers' AttentionInterface"
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
+    # a state of linear attention, for example, would pass from a sample of the row to the next
+    if model._is_stateful or kinds:
+        return f"has layers that carry state from token to token or attend in their own way {sorted(kinds)}"
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        return "has attention sinks, which the packed attention does not compute"
+    return ""
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Set all dropout of a base model to 0. The model's config, which checkpoints contain, keeps its values.
+
+    Eval mode is no way: gradient checkpointing works only in training mode. Attention, and layers that call a function
+    instead of a module, keep the probability as a number (`attention_dropout`, `layerdrop`).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("dropout" in name or "layerdrop" in name):
+                setattr(module, name, 0.0)
+
+
+def checkpoint_gradients(model: nn.Module, config: ModelConfig) -> None:
+    """Make each layer keep only its input for the backward pass, and recompute the rest there.
+
+    Raises:
+        ConfigError: the model's layers don't support checkpointing.
+    """
+    try:
+        # non-reentrant: works with frozen inputs, as under LoRA
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    except ValueError as error:
+        raise ConfigError(f"model.gradient_checkpointing: {config.path}: {str(error).splitlines()[0]}") from error
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """Return the layers of the decoder: the modules never to be split, according to transformers."""
+    names = set(getattr(model.get_decoder(), "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Make torch compile each layer at the first forward, for rows of any length. All layers share the compiled code.
+
+    Raises:
+        ConfigError: no C++ compiler is installed.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(f"model.compile: needs a C++ compiler, and {compiler} is not installed; CXX names another")
+    for layer in layers_of(model):
+        layer.compile(dynamic=True)
+
+
+def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
+    """Return the model with a new adapter (peft). Only the adapter is trainable.
+
+    Raises:
+        ConfigError: peft is not installed, or a target module does not exist.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError("model.lora: needs peft; install grpo-actors[lora]") from None
+    targets = config.target_modules
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return peft.get_peft_model(model, settings)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise ConfigError(f"model.lora.target_modules: {error}") from error
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the adapter's tensors by name, as in a PEFT file."""
+    import peft
+
+    # embeddings are not trained; by default peft asks the hub whether they were, each time
+    tensors = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def full_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return all weights by Hugging Face name.
+
+    A tied weight appears once, under the first name, as in the model's file.
+    """
+    tensors, seen = {}, set()
+    for name, tensor in model.state_dict(keep_vars=True).items():  # keep_vars: otherwise each name gets a new tensor
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach()
+    return tensors
+
+
+def copy_into(targets: dict[str, Tensor], tensors: dict[str, Tensor], what: str) -> None:
+    """Overwrite weights in place: all or, after an error, none.
+
+    Args:
+        what: origin of the tensors, for errors.
+
+    Raises:
+        ValueError: names or shapes differ; with examples.
+    """
+    if targets.keys() != tensors.keys():
+        missing, extra = sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())
+        raise ValueError(f"{what}: the tensors differ from the model's: missing {missing[:3]}, unknown {extra[:3]}")
+    wrong = [name for name, tensor in tensors.items() if tensor.shape != targets[name].shape]
+    if wrong:
+        raise ValueError(
+            f"{what}: {wrong[0]} has shape {tuple(tensors[wrong[0]].shape)}, "
+            f"the model has {tuple(targets[wrong[0]].shape)}"
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            targets[name].copy_(tensor)
+
+
+def tokenizer_files(path: str) -> dict[str, bytes]:
+    """Return the tokenizer's files of a model directory, to be put into checkpoints; empty for a model on the hub."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "added_tokens.json",
+    )
+    folder = Path(path)
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}

@@ -1,0 +1,264 @@
+"""Estimate of a run's memory, by part, before anything is loaded.
+
+The model is built from config.json with tensors without values (torch's FakeTensorMode). So numbers of parameters are
+exact, and the bytes that a forward pass of a row keeps for the backward pass are counted, for any architecture. Memory
+that only a real step shows (allocators, scratch memory of kernels) is not included.
+"""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from actors.models import attention, loading
+from actors.models.attention import pack_row
+from actors.models.logprobs import CHUNK_BYTES
+from schemas.config import RunConfig
+from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.model import ModelConfig
+from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
+from schemas.errors import ConfigError
+
+BLOCK = 64
+"""Number of weights that share a scale in NF4."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one trainer rank, and of one inference process with an embedded engine (otherwise 0)."""
+
+    weights: int
+    """Weights of the policy; trained weights are float32."""
+    adapter: int
+    gradients: int
+    optimizer: int
+    """State of the optimizer, present from the first step on."""
+    gathered: int
+    """Weights held whole by a rank during computation with trainer.sharding fsdp: embeddings and two layers."""
+    activations: int
+    """Tensors kept for the backward pass of a row of packer.sequence_len tokens, and gradients inside a layer."""
+    output_layer: int
+    """A chunk of logits with its gradient, and a second gradient of a trained output layer."""
+    reference: int
+    teacher: int
+    published: int
+    """Weights being sent or written, on the CPU; with the channel rendezvous `weights.keep` copies."""
+    checkpoint: int
+    """Copies of weights and optimizer state while a checkpoint is written, on the CPU."""
+    engine_weights: int
+    engine_kv_cache: int
+    """Keys and values of `max_sequences` completions with `max_sequence_len` tokens each."""
+
+    @property
+    def trainer(self) -> int:
+        """Bytes of a rank, without copies on the CPU."""
+        apart = ("published", "checkpoint", "engine_weights", "engine_kv_cache")
+        return sum(value for name, value in self.as_dict().items() if name not in apart)
+
+    def table(self) -> str:
+        """Return a table for people: a line per non-empty part, then sums."""
+        rows = [(f.name.replace("_", " "), value) for f in fields(self) if (value := getattr(self, f.name))]
+        sums = {"one trainer rank": self.trainer, "its copies on the CPU": self.published + self.checkpoint}
+        if self.engine_weights:
+            sums["one inference process"] = self.engine_weights + self.engine_kv_cache
+        lines = [f"{name:<24}{value / 2**20:>12,.1f} MiB" for name, value in chain(rows, sums.items())]
+        return "\n".join([*lines[: len(rows)], "-" * 40, *lines[len(rows) :]])
+
+    def as_dict(self) -> dict[str, int]:
+        """Return bytes by part."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Bytes of the policy's parts."""
+
+    frozen: int
+    adapter: int
+    trained_bytes: int
+    states: int
+    head_gradient: int
+    gathered: int
+    activations: int
+
+
+def estimate(config: RunConfig) -> MemoryEstimate:
+    """Return the estimate for a run, from the configuration and the models' config.json.
+
+    Raises:
+        ConfigError: a model's config.json can't be read.
+    """
+    model, trainer = config.model, config.trainer
+    policy = _counted(model, trainer.optimizer, config.packer.sequence_len)
+    base = _parameters_bytes(model)
+    on_cpu = not torch.cuda.is_available() or model.device == "cpu"
+    published = policy.adapter or base  # without LoRA all weights are published
+    has_second = trainer.reference is not None and model.lora is None
+    # a teacher is loaded like the policy, but never quantised
+    taught = trainer.teacher.model_dump() | {"quantization": None} if trainer.teacher else {}
+    teacher = model.model_copy(update=taught)
+    engine = config.inference.engine
+    embedded = isinstance(engine, EmbeddedEngineConfig)
+    shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1
+    return MemoryEstimate(
+        weights=(policy.frozen + policy.trained_bytes - policy.adapter) // shards,
+        adapter=policy.adapter // shards,
+        gradients=policy.trained_bytes // shards,
+        optimizer=policy.states // shards,
+        gathered=policy.gathered if shards > 1 else 0,
+        activations=policy.activations,
+        output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient,
+        reference=base if has_second else 0,
+        teacher=_parameters_bytes(teacher, "trainer.teacher.path") if taught else 0,
+        published=published * (config.weights.keep if config.weights.channel == "rendezvous" else 1),
+        checkpoint=policy.trained_bytes + policy.states,
+        engine_weights=base + policy.adapter if embedded else 0,
+        engine_kv_cache=_kv_cache_bytes(model, engine) if isinstance(engine, EmbeddedEngineConfig) else 0,
+    )
+
+
+def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -> _Counted:
+    dtype = loading.TORCH_DTYPES[config.dtype]
+    model = _skeleton(config, torch.float32 if config.lora is None else dtype)
+    whole = _base_bytes(model, config)
+    if config.lora:
+        model = loading.add_lora(model, config.lora)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    head = model.get_output_embeddings().weight
+    outer = sum(map(_bytes, model.parameters())) - sum(inner := _layers_bytes(model))
+    return _Counted(
+        gathered=outer + sum(inner[:2]),  # fsdp gathers a layer while the layer before is computed
+        frozen=whole if config.lora else 0,
+        adapter=sum(map(_bytes, trained)) if config.lora else 0,
+        trained_bytes=sum(map(_bytes, trained)),
+        states=_state_bytes(model, trained, optimizer),
+        head_gradient=_bytes(head) if head.requires_grad else 0,
+        activations=_kept_bytes(model, num_tokens, dtype, config.gradient_checkpointing),
+    )
+
+
+def _layers_bytes(model: Any) -> list[int]:
+    """Return the bytes of the weights of each layer."""
+    return [sum(map(_bytes, layer.parameters())) for layer in loading.layers_of(model)]
+
+
+def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:
+    """Return the model, on the device meta: shapes without values."""
+    described = _described(config, key)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            described, dtype=dtype, attn_implementation=attention.PADDED, trust_remote_code=config.trust_remote_code
+        )
+    return model.train()  # training mode: checkpointing works in no other
+
+
+def _described(config: ModelConfig, key: str = "model.path") -> Any:
+    try:
+        return AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{key}: {config.path} can't be read: {str(error).splitlines()[0]}") from error
+
+
+def _parameters_bytes(config: ModelConfig, key: str = "model.path") -> int:
+    """Return the bytes of an untrained model, in the configured `dtype` or quantised."""
+    return _base_bytes(_skeleton(config, loading.TORCH_DTYPES[config.dtype], key), config)
+
+
+def _base_bytes(model: Any, config: ModelConfig) -> int:
+    """Return the bytes of a base model.
+
+    In NF4, linear layers except the output layer have four bits per weight, and a scale per block: one byte and a scale
+    per 256 blocks with double quantisation, otherwise float32.
+    """
+    if config.quantization is None:
+        return sum(map(_bytes, model.parameters()))
+    head = model.get_output_embeddings()
+    linear = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not head}
+    scale = (1 + 4 / 256 if config.quantization.double_quant else 4) / BLOCK
+    rest = sum(_bytes(p) for p in model.parameters() if id(p) not in linear)
+    return rest + math.ceil(sum(p.numel() for p in linear.values()) * (0.5 + scale))
+
+
+def _kept_bytes(model: nn.Module, num_tokens: int, dtype: torch.dtype, checkpointing: bool) -> int:
+    """Return the bytes kept by the layers for a row, and the gradients inside a layer during a backward pass."""
+    with FakeTensorMode():
+        return _kept_bytes_of_fake(_as_on_cpu(model), num_tokens, dtype, checkpointing)
+
+
+def _as_on_cpu(model: nn.Module) -> nn.Module:
+    """Replace a model's tensors on the device meta by fake tensors on the CPU, so that CPU kernels are chosen."""
+    made: dict[int, Any] = {}
+
+    def exchanged(tensor: Tensor | None) -> Any:
+        if tensor is not None and id(tensor) not in made:
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        return made[id(tensor)] if tensor is not None else None
+
+    for module in model.modules():
+        module._parameters = {name: exchanged(p) for name, p in module._parameters.items()}
+        module._buffers = {name: exchanged(b) for name, b in module._buffers.items()}
+    return model
+
+
+def _kept_bytes_of_fake(model: Any, num_tokens: int, dtype: torch.dtype, checkpointing: bool) -> int:
+    kept: dict[int, int] = {}
+    parameters = {p.untyped_storage()._cdata for p in chain(model.parameters(), model.buffers())}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        # views of a storage count once, and weights are counted elsewhere
+        if storage._cdata not in parameters:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    ends = np.array([0, num_tokens])
+    row = pack_row(np.zeros(num_tokens, np.int32), ends, np.array([1]), [0], torch.device("cpu"))
+    body = model.get_decoder()
+    with (
+        torch.autocast("cpu", dtype, enabled=dtype is not torch.float32),
+        torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+    ):
+        output = body(**row.forward_arguments()).last_hidden_state
+    num_layers = int(body.config.get_text_config().num_hidden_layers)
+    # the model's output is as large as the input of each layer
+    total, between = sum(kept.values()), int(output.untyped_storage().nbytes())
+    one_layer = total // num_layers
+    # besides, the layer in its backward pass holds gradients or, with checkpointing, its recomputed tensors
+    return num_layers * between + one_layer if checkpointing else total + one_layer
+
+
+def _state_bytes(model: Any, trained: list[nn.Parameter], config: OptimizerConfig) -> int:
+    """Return the bytes of the optimizer's state.
+
+    Adam: two float32 numbers per trained weight; in 8 bits with a scale per 256 weights, small tensors in float32.
+    Muon: one number per weight of a matrix.
+    """
+    # bitsandbytes keeps the state of tensors below 4096 weights in float32
+    if isinstance(config, AdamW8bitConfig):
+        return sum(2 * (n + n // 64 if n >= 4096 else 4 * n) for n in (p.numel() for p in trained))
+    orthogonal = isinstance(config, MuonConfig)
+    # Muon leaves embeddings and the output layer to Adam
+    outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    outside.add(id(model.get_output_embeddings().weight))
+    return sum(_bytes(p) * (1 if orthogonal and p.ndim == 2 and id(p) not in outside else 2) for p in trained)
+
+
+def _kv_cache_bytes(model: ModelConfig, engine: EmbeddedEngineConfig) -> int:
+    text = _described(model).get_text_config()
+    # grouped-query attention has fewer heads of keys
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    numbers = int(2 * text.num_hidden_layers * heads * dim)  # keys and values
+    return engine.max_sequences * engine.max_sequence_len * numbers * loading.TORCH_DTYPES[model.dtype].itemsize
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,121 @@
+"""Logprobs and entropy of a causal LM on packed rows, with the logits of only a chunk of tokens at a time.
+
+The model runs unchanged, with adapters, checkpointing and sharding. Only the output layer's `forward` is replaced
+during a call, by a function that computes logprobs from the hidden states. A later transform of the logits (a scale, a
+soft cap) is found once, from the model's output for known logits.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor, nn
+
+from actors.models.attention import PackedRow, pack_row
+from actors.models.logprobs import Bend, chunked_logprobs_and_entropy, logprobs_and_entropy
+
+log = structlog.get_logger("learner")
+
+HeadForward = Callable[[Tensor], Tensor]
+
+
+class ChosenLogprobs:
+    """Logprobs of chosen tokens under a model.
+
+    If the output layer is not a plain linear layer (it has an adapter, or is quantised), or the model transforms its
+    logits otherwise than `Bend`, all logits are computed at once, and the log says so.
+
+    Args:
+        model: model as it is trained: with its adapter, before sharding.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        self._bend, problem = _bend(model, self._head)
+        if problem:
+            log.warning("logits are computed all at once", model=type(model).__name__, why=problem)
+
+    def of(
+        self,
+        row: PackedRow,
+        token_ids_T: Tensor,
+        temperatures_T: Tensor,
+        wanted_K: Tensor | None = None,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (T,) logprobs, with gradient, and (T,) entropies, with gradient if `entropy_gradient`.
+
+        Args:
+            row: one micro-batch.
+            token_ids_T: completion tokens of the row.
+            temperatures_T: sampling temperature of each token.
+            wanted_K: indices in T to compute; others are 0 and cost nothing. None computes all.
+            entropy_gradient: True if entropies need a gradient.
+        """
+        source_K = row.source_T
+        if wanted_K is not None:
+            source_K, token_ids_T, temperatures_T = (x[wanted_K] for x in (source_K, token_ids_T, temperatures_T))
+        if self._bend is None:
+            logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
+            found = logprobs_and_entropy(logits_KV, token_ids_T, temperatures_T, entropy_gradient)
+        else:
+            found = self._chunked(self._bend, row, source_K, token_ids_T, temperatures_T, entropy_gradient)
+        if wanted_K is None:
+            return found
+        logprobs_T, entropy_T = (x_K.new_zeros(len(row.source_T)).index_copy(0, wanted_K, x_K) for x_K in found)
+        return logprobs_T, entropy_T
+
+    def _chunked(
+        self, bend: Bend, row: PackedRow, source_K: Tensor, ids_K: Tensor, temperatures_K: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        found: list[Tensor] = []
+
+        # logprobs and entropy take the place of logits: the model's code only passes them on
+        def instead(hidden_1RD: Tensor) -> Tensor:
+            hidden_KD, head = hidden_1RD[0].index_select(0, source_K), self._head
+            both = chunked_logprobs_and_entropy(
+                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, bend, gradient
+            )
+            found.append(torch.stack(both, -1)[None])
+            return found[0]  # this very tensor: sharding hooks into the gradient of a module's output
+
+        with _forward_of(self._head, instead):
+            self.model(**row.forward_arguments())
+        logprobs_K, entropy_K = found[0][0].unbind(-1)
+        return logprobs_K, entropy_K if gradient else entropy_K.detach()
+
+
+@contextmanager
+def _forward_of(head: nn.Module, forward: HeadForward) -> Iterator[None]:
+    """Replace the forward of a module. Hooks and parameters stay in place."""
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def _bend(model: nn.Module, head: nn.Module | None) -> tuple[Bend | None, str]:
+    """Return the transform from the model's output for known logits, or None and why chunks are impossible."""
+    if type(head) is not nn.Linear:
+        return None, f"its output layer is {type(head).__name__}, not a plain linear one"
+    given_V = torch.linspace(-50, 50, head.out_features, device=head.weight.device)
+    given_V[:3] = torch.tensor([2**-10, 1e9, 2e9])  # where tanh is linear, and where it has reached its cap
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), _forward_of(head, lambda hidden_1RD: given_V.expand(*hidden_1RD.shape[:2], -1)):
+            row = pack_row(np.zeros(2, np.int32), np.array([0, 2]), np.array([1]), [0], given_V.device)
+            found_V = model(**row.forward_arguments()).logits[0, -1].float()
+    finally:
+        model.train(training)
+    # equal outputs for 1e9 and 2e9 are a cap; otherwise their ratio to the input is the scale
+    line, capped, as_capped = found_V[:3].tolist()
+    bend = Bend(round(line * 2**10, 5), capped) if capped == as_capped else Bend(capped / 1e9)
+    if not torch.allclose(bend.forward_(given_V.clone()), found_V, rtol=1e-4, atol=1e-4):
+        return None, "what it does to its logits is neither a factor nor a soft cap"
+    return bend, ""

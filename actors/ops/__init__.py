@@ -1,0 +1,1 @@
+"""Commands on a run: check, start, watch, rewind, restore, replay a step."""

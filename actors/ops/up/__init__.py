@@ -1,0 +1,1 @@
+"""`actors up`: all actors of a run on a single machine; also pools of servers that come and go."""

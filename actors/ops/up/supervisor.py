@@ -1,0 +1,347 @@
+"""`actors up`: runs all actors of a run on a single machine.
+
+Locks the output_dir, starts a process per actor, restarts what exits too early (with a doubling pause, then a clear
+failure) and shows progress. Exits when the run is done or has failed. The kernel kills the children if this process
+dies. SIGTERM, SIGINT or SIGHUP stop the run: groups under way are finished, the trainer saves a checkpoint, the packer
+stops last. The exit code is then 128 + signal, since the run is not done; the same command continues it. A second
+SIGTERM or SIGINT kills everything at once.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from actors.ops.fit import busy_ports
+from actors.ops.preflight import preflight
+from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
+from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
+from actors.ops.up.run_lock import claimed
+from actors.ops.view.result import result_on_disk
+from actors.ops.view.screen import Screen, titled
+from actors.process.descriptors import raise_limits
+from actors.process.hangup import let_go_of_terminal, stop_at_hangup
+from actors.process.membership import DRAIN_SECONDS, Membership, PackerSilentError, StartOverError
+from actors.process.output_dir import take
+from actors.telemetry.logs import bind_everywhere, configure_logs
+from bus.run_folder import folders_of
+from bus.topology import Addresses
+from schemas.config import RunConfig, warnings
+from schemas.config.resolved import write_resolved
+from schemas.config.resume import differences, refusal
+from schemas.errors import ConfigError, PeerRefusedError, RunFailedError
+from schemas.messages import ObserverBeat, ObserverState
+
+log = structlog.get_logger("up")
+
+EXIT_DONE, EXIT_FAILED = 0, 1
+EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_NAME_TAKEN, EXIT_START_OVER = 2, 3, 4, 75
+"""Exit codes of actors, as in `actors.runtime`, which is not imported here since it loads all that actors need."""
+POLL_SECONDS = 0.1
+"""Pause of the loop."""
+STEADY_SECONDS = 60.0
+"""Life time after which a process is not in a crash loop."""
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
+"""Limits of the doubling pause before a restart."""
+MAX_START_OVERS = 20
+"""Most start-overs in a row without progress of the run; with their pauses about a minute and a half."""
+PROGRESS = ("step", "durable", "settled", "composed", "eval_open", "dropped")
+"""Progress figures: any achievement of the run changes at least one."""
+NAME_TAKEN_PAUSE_SECONDS = 30.0
+"""Pause before a restart if a process started by someone else has the child's name."""
+END_SECONDS = 5.0
+"""Time for the children to exit by themselves after the packer; a child that has not heard of the end is told then."""
+STOP_STAGES = (
+    (("trainer", "rollout"), ("rollout",), DRAIN_SECONDS + 5.0, 1.0),
+    (("reward",), ("reward",), DRAIN_SECONDS + 5.0, 1.0),
+    (("inference", "inference-pool"), ("inference", "inference-pool", "trainer"), 120.0, 60.0),
+    (("packer",), ("packer",), 10.0, 10.0),
+)
+"""Stages of a stop: kinds told to exit, kinds waited for, seconds of the wait, and seconds after a failure of the run.
+
+Rollouts need reward actors to get rid of their groups. All need the packer. The trainer may be in a long step.
+"""
+
+
+def supervise(config: RunConfig, fork: bool = False) -> int:
+    """Run all actors until the run is done, has failed, or is stopped. Return the exit code.
+
+    Args:
+        config: configuration of the run.
+        fork: True to fork the run in the output_dir from its newest checkpoint, also with other identity keys (P23: a
+            configuration with another identity is refused without `--fork`).
+
+    Raises:
+        ConfigError: another `actors up` uses the output_dir, or the configuration can't be used.
+    """
+    started, notes = time.time(), preflight(config)  # before anything is written
+    output = config.output
+    take(config)
+    (output / "logs").mkdir(exist_ok=True)
+    with claimed(output) as claim, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
+        other_data, more_data = changed_data(config)
+        refused = refusal(differences(run_so_far(config), config)) + other_data
+        if refused and not fork:
+            raise ConfigError(*refused)  # before config.resolved.yaml is overwritten
+        if (step := done_at(config)) is not None:
+            print(f"{titled(config.name)}: {output}\n{nothing_to_do(config, step)}")
+            return EXIT_DONE
+        if busy := busy_ports(config):
+            raise ConfigError(*busy)
+        (output / "summary.json").unlink(missing_ok=True)  # of a smaller max_steps, or of a history given up
+        resolved = write_resolved(config)
+        for warning in [*warnings(config), *notes, *more_data]:
+            print(f"warning: {warning}", file=sys.stderr)
+        configure_logs(config.telemetry, up_log)
+        bind_everywhere(actor="up")
+        raise_limits(config)
+        supervisor = Supervisor(config, resolved, (claim,), fork)
+        try:
+            return supervisor.run()
+        except (RunFailedError, PeerRefusedError) as error:
+            log.error("run failed", reason=str(error))
+            # a RunFailedError names the one log of the child at fault
+            where = "" if isinstance(error, RunFailedError) else f"\nlogs: {output / 'logs'}"
+            told = newest_traceback(output / "logs", started)
+            trace = f"\n\nthe newest traceback, from {told[0]}:\n{told[1]}" if told else ""
+            print(f"\nrun failed: {error}{where}{trace}", file=sys.stderr)
+            return EXIT_FAILED
+        finally:
+            supervisor.stop()
+            clean_up(config)
+
+
+def nothing_to_do(config: RunConfig, step: int) -> str:
+    """Return the text for a run that is done already, with the ways to continue."""
+    return (
+        f"nothing to do: done at step {step} (trainer.max_steps {config.trainer.max_steps}). To train on, raise "
+        f"trainer.max_steps; for a new run, set another output_dir; to go back, actors rewind {config.output} --step N"
+    )
+
+
+def clean_up(config: RunConfig) -> None:
+    """Remove the run's sockets and weights, which are useless after the run. Nothing else is removed."""
+    Addresses(config).remove()
+    for folder in folders_of(config):
+        try:
+            folder.clear()
+        except OSError as error:
+            log.warning("weights not removed", folder=str(folder.path), detail=str(error))
+
+
+class Supervisor:
+    """Supervisor of the processes of a run.
+
+    Args:
+        config: configuration of the run.
+        config_path: path of the resolved configuration, which the children load.
+        inherited: file descriptors inherited by the children.
+        fork: True to pass `--fork` to the packer.
+    """
+
+    def __init__(self, config: RunConfig, config_path: Path, inherited: Sequence[int] = (), fork: bool = False) -> None:
+        self._config, self._config_path, self._inherited, self._fork = config, config_path, inherited, fork
+        self._started_at = time.time()
+        self.children = list(plan(config))
+        self._screen = Screen(sys.stdout, config)
+        self._continues = config.ledger_path.exists()
+        """True until the screen has told from which step the run continues; False from the start for a new run."""
+        self._made_progress: list[Any] = []
+        self._stopping = 0
+
+    def run(self) -> int:
+        """Run until the packer has exited, or a signal stops the run. Return the exit code.
+
+        Raises:
+            ConfigError: a child can't use its configuration.
+            RunFailedError: the run can't go on, or a child fails again and again.
+            PeerRefusedError: the packer refuses this process; the text is the run's failure.
+        """
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        stop_at_hangup(self._on_signal)
+        membership = Membership(self._config, ObserverBeat, f"up-{os.getpid()}")
+        membership.start(phase="running")
+        try:
+            while not self._stopping:
+                progress = self._progress(membership)  # first: if the run has failed, this raises with the reason
+                self._tend()
+                if self._packer.finished:
+                    wait_for(self.children, END_SECONDS)
+                    self._screen.close(self._progress(membership))
+                    print("\n".join(result_on_disk(self._config)))
+                    return EXIT_DONE
+                self._screen.show(progress, membership.silent_seconds)
+                time.sleep(POLL_SECONDS)
+            log.info("stopping", signal=signal.Signals(self._stopping).name)
+            self._screen.close(self._progress(membership))
+            print(
+                "stopping; a second signal kills all processes at once. The same command continues the run",
+                file=sys.stderr,
+            )
+            return 128 + self._stopping
+        finally:
+            membership.close()
+
+    def stop(self) -> None:
+        """Let running children drain, stage by stage; kill a child that takes too long."""
+        for told, awaited, seconds, seconds_when_failed in STOP_STAGES:
+            for child in self._of(told):
+                child.signal(signal.SIGTERM)
+            # after the end of the run there is no work left: a child still running has not heard of the end
+            limit = END_SECONDS if self._packer.finished else seconds if self._stopping else seconds_when_failed
+            for child in wait_for(self._of(awaited), limit):
+                child.signal(signal.SIGKILL)
+            wait_for(self._of(awaited), END_SECONDS)
+        for child in self.children:
+            if child.process is not None and child.process.returncode is not None:
+                log.info("ended", child=child.name, how=how_it_ended(child.process.returncode))
+        if self._stopping:
+            step = newest_checkpoint(self._config)
+            saved = f"saved step {step}" if step else "no step has been saved"
+            print(f"{saved}; the same command continues the run", file=sys.stderr)
+
+    def _tend(self) -> None:
+        for child in self.children:
+            if child.finished or self._stopping:
+                continue
+            if child.process is None:
+                if time.monotonic() >= child.start_at:
+                    self._start(child)
+            elif (code := child.process.poll()) is not None:
+                self._ended(child, code)
+
+    def _start(self, child: Child) -> None:
+        command = [
+            sys.executable,
+            "-P",  # no packages from the working directory: the user's may have names of ours or of Python's
+            "-m",
+            "actors",
+            "run",
+            child.kind,
+            "--config",
+            str(self._config_path),
+            "--name",
+            child.name,
+            "--parent",
+            str(os.getpid()),
+            "--started-at",
+            str(self._started_at),
+            *(["--fork"] if self._fork and child is self._packer else []),
+            *self._port_of(child),
+        ]
+        log.info("started", child=child.name, pid=child.start(command, self._inherited), restarts=child.restarts)
+        if child.ended:
+            self._screen.say(f"{child.name} ended {child.ended}, started again")
+
+    def _port_of(self, child: Child) -> list[str]:
+        """Return the override of a child's metrics port: the first child has the configured port, others the next."""
+        first = self._config.telemetry.metrics_port
+        return [f"telemetry.metrics_port={first + self.children.index(child)}"] if first else []
+
+    def _ended(self, child: Child, code: int) -> None:
+        """Decide about a child that has exited: finished, restart, or failure of the run.
+
+        The packer writes the summary before the end is told to any other process. So a child that exits with 0 before
+        there is a summary was stopped by someone else, and is restarted.
+
+        Raises:
+            ConfigError: the child can't use its configuration.
+            RunFailedError: the child says that the run can't go on, or has failed too often in a row.
+        """
+        lived = time.monotonic() - child.started
+        child.process, child.ended = None, how_it_ended(code)
+        log.info("ended", child=child.name, how=child.ended, lived_seconds=round(lived, 1))
+        if code == 0 and (self._config.output / "summary.json").exists():
+            child.finished = True
+            return
+        where = f"log: {child.log}"
+        # these two would fail the same way again
+        if code == EXIT_CONFIG:
+            raise ConfigError(f"{child.name}: its configuration can't be used", *child.last_words(), where)
+        if code == EXIT_RUN_FAILED:
+            raise RunFailedError("\n".join([f"{child.name}: the run can't go on", *child.last_words(), where]))
+        if code == EXIT_NAME_TAKEN:
+            self._pause(child, NAME_TAKEN_PAUSE_SECONDS)
+            why = " ".join(child.last_words())
+            self._screen.say(f"{child.name}: {why}. Tried again in {NAME_TAKEN_PAUSE_SECONDS:.0f} s")
+            return
+        if lived > STEADY_SECONDS:
+            child.restarts = 0
+        if code == EXIT_START_OVER:
+            self._start_over(child, lived)
+            return
+        child.restarts += 1
+        if child.restarts > self._config.up.max_restarts:
+            what = (
+                f"{child.name} ended {child.restarts} times within {STEADY_SECONDS:.0f} s of its start, last "
+                f"{child.ended} (up.max_restarts {self._config.up.max_restarts})"
+            )
+            raise RunFailedError("\n".join([what, *child.last_words(), where]))
+        self._pause(child, min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** max(0, child.restarts - 1)))
+
+    def _start_over(self, child: Child, lived: float) -> None:
+        """Restart a child that has asked for it, after a pause that grows while the run makes no progress.
+
+        Raises:
+            RunFailedError: the child has asked MAX_START_OVERS times in a row without progress of the run.
+        """
+        # e.g. a gang that starts over after each crash of a rank: fine as long as steps come between
+        if lived > STEADY_SECONDS or child.progress != self._made_progress:
+            child.start_overs = 0
+        child.start_overs, child.progress = child.start_overs + 1, self._made_progress
+        if child.start_overs > MAX_START_OVERS:
+            what = f"{child.name} started over {MAX_START_OVERS} times in a row, and the run made no progress meanwhile"
+            raise RunFailedError("\n".join([what, *child.last_words(), f"log: {child.log}"]))
+        self._pause(child, min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (child.start_overs - 1)))
+
+    def _pause(self, child: Child, seconds: float) -> None:
+        child.start_at = time.monotonic() + seconds
+        log.info("pause", child=child.name, seconds=seconds)
+
+    def _progress(self, membership: Membership) -> dict[str, Any]:
+        with contextlib.suppress(PackerSilentError, StartOverError):
+            state = membership.latest()
+            if isinstance(state, ObserverState):
+                self._say_where_it_starts(state.progress)
+                if state.progress:
+                    self._made_progress = [state.progress.get(name) for name in PROGRESS]
+                restarts = {child.name: child.restarts for child in self.children if child.restarts}
+                return state.progress | {"restarts": restarts | state.progress.get("restarts", {})}
+        return {}
+
+    def _say_where_it_starts(self, progress: dict[str, Any]) -> None:
+        """Print once from which checkpoint the run continues, which is known when the trainers have joined."""
+        step = progress.get("checkpoint")
+        if not self._continues or step is None:
+            return
+        self._continues = False
+        text = f"continuing {titled(self._config.name)} from step {step}"
+        went_back = progress.get("went_back") or {"sample_anew": False}
+        if went_back["sample_anew"]:
+            text += f"; {went_back['given_up']} groups of later steps are given up, and their examples sampled again"
+        self._screen.say(text)
+
+    @property
+    def _packer(self) -> Child:
+        return next(child for child in self.children if child.kind == "packer")
+
+    def _of(self, kinds: Sequence[str]) -> list[Child]:
+        return [child for child in self.children if child.kind in kinds]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            let_go_of_terminal()
+            if self._stopping:
+                return  # kernel and shell may each send a SIGHUP, so the second is no wish for a quick end
+        if self._stopping:
+            os._exit(128 + number)  # the kernel kills the children
+        self._stopping = number

@@ -1,0 +1,1 @@
+"""Screens of `actors up`, `actors top` and `actors status`: functions of the packer's progress."""

@@ -1,0 +1,228 @@
+"""Rendering of a run as text: a screen of lines, or a single line. Pure functions: no terminal, no clock."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.ops.view.diagnostics import dealt_with, learning, seconds_in_words, troubles
+from actors.ops.view.limits import limits
+
+MARGIN = 11
+"""Width of the headings on the left, in characters."""
+NARROWEST = 40
+"""Smallest number of columns for wrapping; on narrower terminals lines are cut."""
+BAR = 20
+"""Width of a bar, in characters."""
+MAX_ACTORS = 16
+"""Largest number of actors with a line each; with more actors, the longest unheard are shown."""
+STAGES = {
+    "sampling": "groups being sampled, of the rollouts' slots",
+    "scoring": "groups with a reward actor, of those scored at once",
+    "scored": "groups that wait for their step, of those admitted",
+    "packed": "groups in packed steps, of two steps",
+    "batches": "batches on their way to the trainer",
+}
+WORK = {
+    "packer": "keeps the ledger",
+    "trainer": "at step {next_step}",
+    "inference": "serves {version}, {engine}, {load} completions under way",
+    "reward": "{load} groups to score",
+    "rollout": "holds {holds} groups, {free_slots} slots free",
+}
+"""Current work of an actor, by kind, in the order of display."""
+WHOLE = 2000
+"""Longest text of a failure in a log line, in characters; no terminal cuts log lines."""
+EVAL_WORDS = {"exact_match": "exact match", "mean_reward": "reward"}
+# name of a progress value, and its format; a format without a space is shown after the name
+FIGURES = (
+    ("reward", "{:.3f}"),
+    ("entropy", "{:.2f}"),
+    ("grad_norm", "{:.2g}"),
+    ("lag", "{:.0f}"),
+    ("mismatch_kl", "{:.1e}"),
+    ("tokens_per_second", "{:.0f} tokens/s"),
+    ("idle", "trainer idle {:.0%}"),
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything shown of a run.
+
+    Args:
+        name: name of the run.
+        output: path of the output_dir.
+        progress: the packer's progress; empty if unknown.
+        silent_seconds: age of the progress, in seconds.
+    """
+
+    name: str
+    output: str
+    progress: Mapping[str, Any]
+    silent_seconds: float = 0.0
+    elapsed_seconds: float | None = None
+    """Seconds since the watcher's start; None: the run's own time is shown."""
+    ended: str = ""
+    """Way in which the run has ended, in words; empty while it goes on."""
+    ended_well: bool = True
+    """False if the run has ended without being done."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the run has ended, so that no actor is expected to be there."""
+        return bool(self.ended) or self.progress.get("phase") in ("done", "failed")
+
+    @property
+    def troubles(self) -> list[str]:
+        """Texts on everything that needs attention."""
+        return troubles(self.progress, 0.0 if self.is_over else self.silent_seconds)
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if nothing needs attention."""
+        return self.ended_well and not self.troubles
+
+
+def render(view: View, columns: int = 100) -> list[str]:
+    """Return a run as the lines of a screen, each at most `columns` characters long."""
+    width, progress = max(columns, NARROWEST), view.progress
+    lines = [_head(view), *_section("ended", [view.ended] if view.ended else [], width)]
+    if not progress:
+        return [line[:columns] for line in [*lines, *(() if view.ended else ("waiting for the packer",))]]
+    lines += _section("trouble", view.troubles, width)
+    lines += _section("note", progress.get("notes", ()), width)
+    if not view.is_over:
+        limit = limits(progress)
+        lines += _section("limit", [f"{limit.stage}: {limit.because}"], width)
+        lines += _section("change", [limit.change] if limit.change else [], width)
+    lines += _section("policy", [_policy(progress)], width)
+    if figures := _figures(progress):
+        lines += _section("step", ["  ".join(figures)], width)
+    lines += _section("eval", evaluations(progress), width)
+    lines += _section("recovered", dealt_with(progress), width)
+    if not view.is_over:
+        lines += ["", *_queue(progress), "", *_actors(progress, view.silent_seconds)]
+    return [printable(line)[:columns] for line in lines]
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters escaped: it may quote a prompt, and must not steer the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def describe(progress: Mapping[str, Any], elapsed_seconds: float) -> str:
+    """Return a run as a single line, for logs."""
+    if not progress:
+        return f"{_clock(elapsed_seconds)}  waiting for the packer"
+    parts = [_clock(elapsed_seconds), *_where(progress), *_figures(progress)]
+    if left := time_left(progress):
+        parts.append(left)
+    parts += [f"eval {text}" for text in evaluations(progress)]
+    if "issued" in progress:  # absent if the packer refuses all processes and gives only the reason
+        counts = (progress["issued"], progress["settled"], progress["composed"])
+        parts.append("groups sampling {} settled {} packed {}".format(*counts))
+    if progress.get("eval_open"):
+        parts.append(f"evaluating, {progress['eval_open']} prompts to go")
+    if progress["phase"] == "starting":
+        parts.append("peers " + " ".join(f"{role} {count}" for role, count in sorted(progress["peers"].items())))
+    if (missing := progress.get("missing")) and progress["phase"] in ("starting", "running"):
+        parts.append(f"waits for {', '.join(missing)}")
+    return printable("  ".join([*parts, *dealt_with(progress, WHOLE), *progress.get("notes", ()), *learning(progress)]))
+
+
+def time_left(progress: Mapping[str, Any]) -> str:
+    """Return the estimated time to max_steps, at the pace of the newest steps; empty if there is no estimate."""
+    seconds = progress.get("seconds_per_step")
+    left = progress.get("max_steps", 0) - progress.get("step", 0)
+    if progress.get("phase") != "running" or seconds is None or left <= 0:
+        return ""
+    return f"about {seconds_in_words(seconds * left)} left"
+
+
+def evaluations(progress: Mapping[str, Any]) -> list[str]:
+    """Return a line per environment, with the first and the newest evaluation, by version."""
+    found: dict[str, list[str]] = {}
+    for version, results in progress.get("evals", {}).items():
+        for label, values in results.items():
+            texts = [f"{EVAL_WORDS[name]} {value:.3f}" for name, value in values.items() if value is not None]
+            found.setdefault(label, []).append(f"version {version}: {', '.join(texts) or 'nothing measured'}")
+    return [f"{label}: {'; '.join(texts)}" for label, texts in found.items()]
+
+
+def _head(view: View) -> str:
+    seconds = view.progress.get("seconds", 0.0) if view.elapsed_seconds is None else view.elapsed_seconds
+    left = "" if view.is_over else time_left(view.progress)
+    where = [*(_where(view.progress) if view.progress else ()), _clock(seconds), *([left] if left else [])]
+    return "  ".join([view.name, *where, view.output])
+
+
+def _where(progress: Mapping[str, Any]) -> list[str]:
+    step, last = progress["step"], progress["max_steps"]
+    beyond = f"step {step} (trainer.max_steps {last})"  # max_steps was lowered since: "step 40/10" would confuse
+    return [str(progress["phase"]), f"step {step}/{last}" if step <= last else beyond]
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+def _figures(progress: Mapping[str, Any]) -> list[str]:
+    """Return the figures of the newest steps, as far as they are known."""
+    texts = [(key, form.format(progress[key])) for key, form in FIGURES if progress.get(key) is not None]
+    return [text if " " in text else f"{key} {text}" for key, text in texts]
+
+
+def _policy(progress: Mapping[str, Any]) -> str:
+    served = progress.get("served")
+    parts = [f"version {progress['step']} trained", f"{'none' if served is None else served} served"]
+    if "durable" in progress:
+        parts.append(f"{progress['durable']} in a checkpoint")
+    return ", ".join(parts)
+
+
+def _section(heading: str, words: Sequence[str], width: int) -> list[str]:
+    """Return texts wrapped to lines, each text on new lines, with the heading left of the first line."""
+    lines = [line for text in words for line in textwrap.wrap(text, width - MARGIN)]
+    return [f"{heading if i == 0 else '':{MARGIN}}{line}" for i, line in enumerate(lines)]
+
+
+def _queue(progress: Mapping[str, Any]) -> Iterator[str]:
+    for stage, (number, limit) in progress.get("queues", {}).items():
+        # more than the capacity is possible: groups also wait at reward actors
+        filled = round(BAR * min(1.0, number / limit)) if limit else 0
+        yield f"{stage:{MARGIN}}{number:>4} of {limit:<4} {'#' * filled:.<{BAR}}  {STAGES[stage]}"
+
+
+def _actors(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
+    """Return a line for the packer, the source of all values, and for each actor known to it."""
+    actors = [{"name": progress.get("packer", ""), "kind": "packer", "age": 0.0}] if progress.get("packer") else []
+    actors += progress.get("actors", ())
+    shown, folded = actors, ""
+    if len(actors) > MAX_ACTORS:
+        by_age = sorted(actors, key=lambda actor: -actor["age"])
+        shown = by_age[:MAX_ACTORS]
+        more = len(by_age) - MAX_ACTORS + progress.get("actors_left_out", 0)
+        folded = f"and {more} more, all heard within {by_age[MAX_ACTORS]['age']:.1f} s"
+    # by kind; the sort is stable, so actors of a kind keep their order
+    shown = sorted(shown, key=lambda actor: list(WORK).index(actor["kind"]))
+    longest = max((len(actor["name"]) for actor in shown), default=0)
+    lines = [f"{actor['name']:{longest}}  {_heard(actor, silent_seconds):>14}  {_work(actor)}" for actor in shown]
+    return [line.rstrip() for line in [*lines, *([folded] if folded else [])]]
+
+
+def _heard(actor: Mapping[str, Any], silent_seconds: float) -> str:
+    age = actor["age"] + silent_seconds  # ages were true when the packer was heard last
+    return f"heard {age:.1f} s ago" if age < 10 else f"heard {seconds_in_words(age)} ago"
+
+
+def _work(actor: Mapping[str, Any]) -> str:
+    """Return the words on an actor's current work."""
+    phase = actor.get("phase", "running")
+    words = WORK[actor["kind"]].format(**{**actor, **_version(actor)})
+    return words if phase == "running" else f"{phase}; {words}"
+
+
+def _version(actor: Mapping[str, Any]) -> dict[str, str]:
+    version = actor.get("version")
+    return {"version": "nothing yet" if version is None else f"version {version}"}

@@ -1,0 +1,1 @@
+"""The packer: main loop, and the record of the run on disk."""

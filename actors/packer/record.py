@@ -1,0 +1,534 @@
+"""The packer's record of a run on disk: a line per step, samples, evaluations, summary; also gauges and progress.
+
+Steps are recorded in order, each once rank 0 has reported it and its line is written. The summary is a function of
+metrics.jsonl, the ledger's rows and a few times, so a restarted packer writes the same one. Files are written by a
+thread (`actors.telemetry.writer`): what a full or hanging disk does not take waits here and is tried again. Only a run
+with nothing else left to do waits for its files, for RECORD_PATIENCE_SECONDS.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from actors.algorithms.advantages import with_step_advantages
+from actors.algorithms.lag import lag_of
+from actors.ledger import GroupState, Machine, Store, WentBack
+from actors.ledger.replies import beats_by_role
+from actors.packer.gauges import REWARD_COLUMN, Gauges
+from actors.packer.progress import Progress, ProgressFile
+from actors.telemetry.attempts import RETRY_SECONDS, Attempts
+from actors.telemetry.clock import RunClock, per_second
+from actors.telemetry.engines import EngineTotals
+from actors.telemetry.metrics import Metrics
+from actors.telemetry.reporter import Reporter
+from actors.telemetry.targets import Target, TargetsFile
+from actors.telemetry.totals import StepTotals
+from schemas.config import RunConfig
+from schemas.errors import RunFailedError
+from schemas.messages import Beat, InferenceBeat, ScoredGroup, StepReport, TrainerBeat
+
+log = structlog.get_logger("packer")
+
+GAUGE_SECONDS = 0.5
+"""Seconds between two updates of the gauges."""
+ENGINES_SECONDS = 5.0
+"""Seconds between two commits of the engines' token counts."""
+RECORD_PATIENCE_SECONDS = 300.0
+"""Time for which a finished run waits for room on the disk of its files."""
+STEPS_PER_ROUND = 50
+"""Largest number of steps recorded in a round: after hours with a full disk, a round must still end soon."""
+MAX_PENDING_SAMPLES = 100
+"""Largest number of groups waiting for samples.jsonl; older ones are dropped unwritten."""
+EVAL_SAMPLES = 3
+"""Number of groups of an evaluation written to samples.jsonl."""
+BEST_EFFORT = ("samples.jsonl", "metrics_targets.json", "progress.json")
+"""Files for which a run does not wait at its end."""
+EvalGroups = tuple[int, list[ScoredGroup]]
+"""Version, and the settled groups of its evaluation."""
+EvalResults = dict[str, dict[str, float | None]]
+"""Results by environment and measure; None: nothing could be scored."""
+
+
+class RunRecord:
+    """Record of the run: collects what beats and groups tell, and writes the run's files.
+
+    Args:
+        config: configuration of the run.
+        store: the ledger, which also stores the record's own counts and times.
+        machine: the ledger's state machine.
+        metrics: destination of the `grpo_packer_*` metrics.
+        reporter: writer of the run's files.
+        load: function from an ordinal to the group's payload.
+        started_at: wall-clock time of the `actors up` command; None without `actors up`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: Store,
+        machine: Machine,
+        metrics: Metrics,
+        reporter: Reporter,
+        load: Callable[[int], ScoredGroup],
+        started_at: float | None,
+    ) -> None:
+        self._config, self._store, self._machine, self._metrics = config, store, machine, metrics
+        self._reporter, self._load = reporter, load
+        self._attempts = Attempts(partial(metrics.count, "grpo_packer_record_failures_total"))
+        self._reports: dict[int, tuple[float, StepReport]] = {}
+        """Reports of steps not recorded yet, each with the time when it was first heard."""
+        self._incarnation = machine.gang.incarnation
+        self._evals: deque[tuple[int, EvalResults, list[ScoredGroup]]] = deque()
+        """Evaluations not written yet: version, results, groups for samples.jsonl."""
+        self._samples: deque[tuple[int, ScoredGroup]] = deque(maxlen=MAX_PENDING_SAMPLES)
+        """Samples not written yet: step or version, and group."""
+        self._next_gauges = self._take_engines_at = 0.0
+        self._engines_told = False
+        """True if engines have reported tokens that are not committed yet."""
+        self._stuck_since: float | None = None
+        self._went_back: dict[str, Any] = {}
+        """Newest return to an older checkpoint seen by this packer, for screens; empty: none."""
+        self._summarised = self._reopens = False
+        """True once the summary is written; true if the files must first be cut back to the committed steps."""
+        values = store.values()
+        tokens = values.get("tokens", {})
+        self._values: dict[str, Any] = {
+            "times": values.get("times", {}),
+            "tokens": tokens,
+            # ledgers of older versions have the engines' tokens among the others
+            "generated": values.get("generated", tokens.pop("generated", 0)),
+            "evals": values.get("evals", {}),
+            "engine_tokens": values.get("engine_tokens", {}),
+        }
+        self._dirty = set(self._values)
+        """Keys of `_values` to be stored with the next commit."""
+        # starts after every recorded time, even if the machine's clock was set back between two packers
+        self._clock = RunClock([*self._values["times"].values(), started_at or 0.0])
+        self._values["times"].setdefault("started", started_at or self._clock.now())
+        self._engines = EngineTotals(self._values["engine_tokens"])
+        self.metrics_target: Target = ("packer", "", "")
+        """The packer's own metrics target; targets of other actors come with their beats."""
+        self._targets = TargetsFile(config.output, config.name, reporter.writer)
+        self._progress, self._progress_file = Progress(config, machine), ProgressFile(config.output, reporter.writer)
+        self._open_files()
+        self._evaluated = self.evaluated
+        self._gauges = Gauges(config, machine, metrics, store.path)
+        self._gauges.show_step(self._totals.newest)
+        for version in sorted(self.evaluated):
+            self._gauges.show_eval(version, self._values["evals"][str(version)])
+
+    def _open_files(self) -> None:
+        """Bring the files to the committed state: lines of steps that are not committed are removed."""
+        self._totals = StepTotals()
+        self._reporter.begin(self._machine.recorded_step, self.evaluated, self._totals.add)
+        self._summarised = self._reopens = False
+
+    def go_back(self, went_back: WentBack) -> None:
+        """Follow the run back to an earlier step. Later lines are removed from the files once this is committed."""
+        step = went_back.step
+        evals = {version: r for version, r in self._values["evals"].items() if int(version) <= step}
+        self._values["evals"] = evals
+        self._dirty.add("evals")
+        self._reports.clear()
+        self._evals = deque(waiting for waiting in self._evals if waiting[0] <= step)
+        self._samples = deque((waiting for waiting in self._samples if waiting[0] <= step), MAX_PENDING_SAMPLES)
+        self._reopens = True  # `conclude` cuts the files after the commit: a crash before needs the old lines
+        self._went_back = {"to": step, "sample_anew": went_back.sample_anew, "given_up": went_back.given_up}
+
+    def take_values(self, *, is_last: bool = False) -> dict[str, Any]:
+        """Return the values to store with the next commit.
+
+        Every beat of an engine tells its generated tokens, again after a crash. They are stored only every
+        ENGINES_SECONDS and at the end, so that a beat alone causes no commit.
+
+        Args:
+            is_last: True if this process stops after the commit.
+        """
+        now = time.monotonic()
+        if self._engines_told and (is_last or now >= self._take_engines_at):
+            self._engines_told, self._take_engines_at = False, now + ENGINES_SECONDS
+            self._dirty |= {"generated", "engine_tokens"}
+        taken, self._dirty = {key: self._values[key] for key in self._dirty}, set()
+        return taken
+
+    def heard(self, identity: str, beat: Beat) -> None:
+        """Record what a beat tells of finished work, and its sender."""
+        self._progress.heard(time.monotonic(), identity, beat)
+        if isinstance(beat, TrainerBeat) and beat.rank == 0 and beat.incarnation == self._machine.gang.incarnation:
+            for report in beat.reports:
+                if report.step > self._machine.recorded_step:
+                    first_heard, _ = self._reports.get(report.step, (self._clock.now(), None))
+                    # each beat repeats the reports until they are recorded: the time of the first counts
+                    self._reports[report.step] = first_heard, report
+        elif isinstance(beat, InferenceBeat):
+            num_live = len(self._machine.peers.all(InferenceBeat))
+            generated = self._engines.heard(identity, beat, num_live)
+            self._values["generated"] += generated
+            self._engines_told |= generated > 0
+
+    def settled(self, group: ScoredGroup) -> None:
+        """Count the tokens of a settled group, by purpose."""
+        self._add_tokens(group.purpose, int(group.token_ids.size))
+
+    def follow(self, finished_evals: Iterable[EvalGroups]) -> None:
+        """Write what has become known since the last round, and what could not be written before.
+
+        The next commit stores what is written. After a crash before the commit it is written again.
+
+        Raises:
+            RunFailedError: all is done but the record, and its files can't be written.
+        """
+        num_samples = EVAL_SAMPLES if self._config.telemetry.sample_groups_per_step else 0
+        self._evals.extend((version, evaluate(groups), groups[:num_samples]) for version, groups in finished_evals)
+        if self._machine.groups.num_issued["train"] and "first_ticket" not in self._values["times"]:
+            self._stamp("first_ticket", self._clock.now())
+        self._forget_dead_history()
+        if not self._reopens:  # else the files still have the later lines of the old history
+            self._write()
+        if time.monotonic() >= self._next_gauges:
+            self._next_gauges = time.monotonic() + GAUGE_SECONDS
+            self._show()
+        self._give_up_when_stuck()
+
+    @property
+    def evaluated(self) -> list[int]:
+        """Versions whose evaluation is written to evals.jsonl."""
+        return [int(version) for version in self._values["evals"]]
+
+    def take_evaluated(self) -> list[int]:
+        """Return versions evaluated since the last call. The first call returns all of them."""
+        taken, self._evaluated = self._evaluated, []
+        return taken
+
+    def conclude(self) -> None:
+        """Write the summary once the run is done and the last round is committed.
+
+        Waits for room on the disk: the packer tells its peers of the end only after this.
+
+        Raises:
+            RunFailedError: there was no room for RECORD_PATIENCE_SECONDS.
+        """
+        if self._reopens or (self._summarised and self._machine.phase != "done"):
+            self._open_files()
+        if self._machine.phase != "done" or self._summarised:
+            return
+        while self._evals:  # the summary names the last evaluation, so evals.jsonl comes first
+            self._wait_for_room()
+        write = partial(self._reporter.write_summary, self.summary())
+        while not self._attempts.write("summary.json", write):
+            self._wait_for_room()
+        self._summarised = True
+        self._show()
+
+    def _forget_dead_history(self) -> None:
+        """Drop reports of steps that a new gang trains again; the new gang's reports count."""
+        gang = self._machine.gang
+        if gang.incarnation != self._incarnation:
+            self._incarnation = gang.incarnation
+            self._reports = {step: heard for step, heard in self._reports.items() if step <= gang.checkpoint}
+
+    def _write(self) -> None:
+        """Write what waits, in order, as far as each file takes it now."""
+        write = self._attempts.write
+        while self._evals and write("evals.jsonl", partial(self._record_eval, *self._evals[0])):
+            self._evals.popleft()
+        for _ in range(STEPS_PER_ROUND):
+            heard = self._next_report()
+            if heard is None or not write("metrics.jsonl", partial(self._record_step, *heard)):
+                break
+        while self._samples and write("samples.jsonl", partial(self._reporter.report_samples, *self._samples[0])):
+            self._samples.popleft()
+
+    def _next_report(self) -> tuple[float, StepReport] | None:
+        """Return the report of the next step to record, with the time it was heard; None: not there yet."""
+        step = self._machine.recorded_step + 1
+        if step > self._machine.trained_step:
+            return None
+        # recorded without figures rather than never: later steps wait for this one
+        if step not in self._reports and self._is_lost(step):
+            return self._clock.now(), StepReport(step=step, values={})
+        return self._reports.get(step)
+
+    def _is_lost(self, step: int) -> bool:
+        """Return whether the report of a trained step is lost for good, so that the step is recorded without.
+
+        This happens if packer and trainer crash together after the step's checkpoint: a gang reports only steps after
+        the checkpoint it has started from. A beat carries the oldest reports only, so the report may still come while
+        all reports in the beat are of earlier steps.
+        """
+        gang = self._machine.gang
+        beat = self._machine.peers.beat_of(gang.members.get(0, ""))
+        if not isinstance(beat, TrainerBeat) or beat.incarnation != gang.incarnation or step > gang.checkpoint:
+            return False
+        return not beat.reports or beat.reports[-1].step >= step
+
+    def _record_step(self, heard_at: float, report: StepReport) -> None:
+        step = self._machine.steps.composed[report.step]
+        groups = with_step_advantages([self._load(ordinal) for ordinal in step.ordinals], self._config.reward)
+        # both have advantage_mean and advantage_std: the trainer's win, since only it knows rewards with a reference KL
+        values = step_values(step.step, groups) | report.values | {"time": heard_at}
+        self._totals.add(self._reporter.report_step(step.step, values, report.weights))
+        self._gauges.show_step(values)
+        if self._reports.pop(step.step, None) is None:
+            log.warning("step recorded without the trainer's figures: they were lost with its process", step=step.step)
+        self._stamp("last_step", heard_at)
+        if step.step == 1:  # the summary's idle ratio counts from here, without the start of all processes
+            self._stamp("first_step", heard_at)
+        self._samples.extend((step.step, group) for group in groups[: self._config.telemetry.sample_groups_per_step])
+        self._machine.note_recorded(step.step)
+        for group in groups:
+            self._metrics.observe("grpo_packer_lag_steps", lag_of(step.step, group.oldest_version))
+
+    def _record_eval(self, version: int, results: EvalResults, samples: list[ScoredGroup]) -> None:
+        self._reporter.report_eval(version, results)
+        self._values["evals"][str(version)] = results
+        self._evaluated.append(version)
+        self._dirty.add("evals")
+        self._gauges.show_eval(version, results)
+        self._samples.extend((version, group) for group in samples)
+        log.info(
+            "evaluated",
+            version=version,
+            **{label: r["exact_match"] and round(r["exact_match"], 4) for label, r in results.items()},
+        )
+
+    def _wait_for_room(self) -> None:
+        self._give_up_when_stuck()
+        time.sleep(RETRY_SECONDS)
+        self._write()
+
+    def _give_up_when_stuck(self) -> None:
+        """End a run that waits for nothing but files that can't be written. A restart goes on from here.
+
+        Raises:
+            RunFailedError: RECORD_PATIENCE_SECONDS are over; the text names the files.
+        """
+        machine = self._machine
+        problems = [text for name, text in sorted(self._attempts.problems.items()) if name not in BEST_EFFORT]
+        over = machine.durable_step >= machine.settings.max_steps and machine.evaluations.next_version() is None
+        if not (problems and over):
+            self._stuck_since = None
+            return
+        now = time.monotonic()
+        self._stuck_since = now if self._stuck_since is None else self._stuck_since
+        if now - self._stuck_since >= RECORD_PATIENCE_SECONDS:
+            raise RunFailedError(
+                f"training is done, but its record can't be written, tried for {RECORD_PATIENCE_SECONDS:g} s: "
+                f"{'; '.join(problems)}. Free space and start the same command again: it writes what is missing"
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the values of summary.json. Medians are of recent steps (`actors.telemetry.totals`)."""
+        values, totals, times = self._values, self._totals, self._values["times"]
+        train_seconds = times["last_step"] - times["first_ticket"]
+        evals, tokens = values["evals"], values["tokens"]
+        trained = int(totals["tokens"].sum)
+        # engines report their tokens once a second, so at the end the settled groups may be ahead of the reports
+        generated = max(values["generated"] - tokens.get("eval", 0), tokens.get("train", 0))
+        between = times["last_step"] - times["first_step"]
+        return {
+            "steps": self._machine.trained_step,
+            "reward_first": totals.reward_first,
+            "reward_last": totals.reward_last,
+            "eval_before": evals.get("0"),  # version 0 is the model as configured
+            "eval_after": evals.get(str(self._machine.settings.max_steps)),
+            "wall_seconds": self._clock.now() - times["started"],
+            "train_seconds": train_seconds,
+            "time_to_first_step_seconds": times["first_step"] - times["started"],
+            "completions_per_second": per_second(totals["num_completions"].sum, train_seconds),
+            "generated_tokens": generated + tokens.get("eval", 0),
+            "trained_tokens": trained,
+            "goodput": trained / generated if generated else None,
+            "tokens_per_second": per_second(trained, train_seconds),
+            "trainer_idle_ratio": per_second(totals.idle.sum, between),
+            "lag_mean": totals["lag_mean"].mean,
+            "lag_max": totals["lag_max"].maximum,
+            "mismatch_kl": totals["mismatch_kl"].mean,
+            "ledger": self._ledger("train"),
+            "eval_ledger": self._ledger("eval"),
+            "weight_update_seconds": self._weight_update_seconds(),
+        }
+
+    def progress(self) -> dict[str, Any]:
+        """Return the newest values for screens, all plain."""
+        machine, totals, newest = self._machine, self._totals, self._totals.newest
+        counts = machine.groups.counts("train")
+        return {
+            "phase": machine.phase,
+            "step": machine.trained_step,
+            "max_steps": machine.settings.max_steps,
+            "reward": newest.get("reward_mean"),
+            "entropy": newest.get("entropy"),
+            "grad_norm": newest.get("grad_norm"),
+            "mismatch_kl": newest.get("mismatch_kl"),
+            "lag": newest.get("lag_max"),
+            "steps_without_variance": totals.newest_in_a_row("groups_without_variance", 1.0),
+            "steps_without_gradient": totals.newest_in_a_row("grad_norm", 0.0),
+            "seconds_per_step": totals.seconds_per_step,
+            "evals": self._first_and_last_eval(),
+            "issued": counts[GroupState.ISSUED],
+            "settled": counts[GroupState.SETTLED],
+            "composed": counts[GroupState.COMPOSED],
+            "tokens_per_second": totals.per_second("tokens"),
+            "idle": totals.per_second("seconds_wait_batch"),  # seconds waited per second: a share
+            "peers": {role: len(beats) for role, beats in beats_by_role(machine).items()},
+            "missing": missing_actors(machine),
+            "eval_open": len(machine.evaluations.open),
+            "dropped": {reason: n for reason, n in machine.groups.dropped["train"].items() if n},
+            "failed_attempts": machine.groups.num_failed_attempts,
+            "num_issued": machine.groups.num_issued["train"],
+            "last_failure": machine.groups.last_failure,
+            "failure": machine.failure,
+            "unwritten": sorted(self._attempts.problems.values()),
+            "checkpoint": machine.gang.checkpoint if machine.gang.members else None,
+            "went_back": self._went_back,
+            "packer": self.metrics_target[1],
+            "seconds": self._clock.now() - self._values["times"]["started"],
+        } | self._progress.values(time.monotonic())
+
+    def _first_and_last_eval(self) -> dict[str, dict[str, dict[str, float | None]]]:
+        """Return exact match and mean reward by environment, by version: the first evaluation and the newest."""
+        evals = self._values["evals"]
+        shown = sorted({min(map(int, evals)), max(map(int, evals))}) if evals else []
+        return {
+            str(version): {
+                label: {name: values.get(name) for name in ("exact_match", "mean_reward")}
+                for label, values in evals[str(version)].items()
+            }
+            for version in shown
+        }
+
+    def _ledger(self, purpose: str) -> dict[str, Any]:
+        """Return the ledger's balance for a purpose, counted by the database. Evaluated groups count as trained."""
+        finished = ("trained", "durable") if purpose == "train" else ("settled",)
+        rows = {(state, reason): n for (p, state, reason), n in self._store.counts().items() if p == purpose}
+        counters = self._machine.groups.counters
+        return {
+            "issued": self._machine.groups.num_issued[purpose],
+            "trained": sum(n for (state, _), n in rows.items() if state in finished),
+            "in_flight": sum(n for (state, _), n in rows.items() if state not in (*finished, "dropped")),
+            "dropped": {reason: n for (state, reason), n in rows.items() if state == "dropped"},
+            "copies_dropped": counters["copies_dropped"],
+            "reissued": counters["reissued"],
+            "trained_twice": self._store.trained_twice(),
+        }
+
+    def _weight_update_seconds(self) -> dict[str, float | None]:
+        received = self._engines.recent_median("wire")
+        written = self._totals["seconds_publish"].recent_median
+        return {
+            "pause": self._engines.recent_median("pause"),
+            "gather": self._totals["seconds_gather"].recent_median,
+            # both are on the wire: the trainer's writing and the engine's reading
+            "wire": None if received is None or written is None else received + written,
+            "load": self._engines.recent_median("load"),
+        }
+
+    def _show(self) -> None:
+        """Update the gauges, progress.json and metrics_targets.json."""
+        machine, now = self._machine, time.monotonic()
+        self._progress.sample(now)
+        if self._progress_file.is_due(now, machine.phase):
+            self._attempts.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
+        self._gauges.show_run()
+        roles = beats_by_role(machine).items()
+        peers = [(role, beat.name, beat.metrics_url) for role, beats in roles for beat in beats]
+        # a done run has no targets, so that no alert reports its processes as down
+        targets = [] if self._summarised else [self.metrics_target, *peers]
+        self._attempts.write("metrics_targets.json", partial(self._targets.follow, targets))
+
+    def _add_tokens(self, what: str, amount: int) -> None:
+        if amount > 0:
+            self._values["tokens"][what] = self._values["tokens"].get(what, 0) + amount
+            self._dirty.add("tokens")
+
+    def _stamp(self, what: str, at: float) -> None:
+        self._values["times"][what] = at
+        self._dirty.add("times")
+
+
+def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the packer's values of a step: rewards, advantages (per token, if they are), lengths in tokens, lag."""
+    rewards = np.concatenate([group.rewards_G for group in groups])
+    lengths = np.concatenate([group.lengths_G for group in groups])
+    advantages = np.concatenate([group.advantages for group in groups]).astype(np.float64)
+    lags = [lag_of(step, group.oldest_version) for group in groups]
+    scored = rewards[~np.isnan(rewards)]
+    values = {
+        "reward_mean": float(scored.mean()) if scored.size else math.nan,
+        "reward_std": float(scored.std()) if scored.size else math.nan,
+        "reward_unscorable": float(np.isnan(rewards).mean()),
+        "groups_without_variance": float(np.mean([np.ptp(group.advantages) == 0 for group in groups])),
+        "advantage_mean": float(advantages.mean()),
+        "advantage_std": float(advantages.std()),
+        "completion_tokens_mean": float(lengths.mean()),
+        "completion_tokens_max": float(lengths.max()),
+        "truncated_fraction": float(
+            np.mean([reason == "length" for group in groups for reason in group.finish_reasons])
+        ),
+        "lag_mean": float(np.mean(lags)),
+        "lag_max": float(max(lags)),
+        "num_completions": float(rewards.size),
+    }
+    for f, name in enumerate(groups[0].reward_names):
+        scores = np.concatenate([group.rewards_FG[f] for group in groups])
+        values[REWARD_COLUMN + name] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
+    return values
+
+
+def pass_at(k: int, num_completions: int, num_correct: int) -> float:
+    """Return the probability that k of a prompt's completions, drawn without replacement, include a correct one.
+
+    Unbiased: 1 − C(n − c, k) ÷ C(n, k) (Chen et al. 2021). Example: with 1 correct of 4, pass@2 = 1 − 3/6.
+    """
+    return 1.0 - math.comb(num_completions - num_correct, k) / math.comb(num_completions, k)
+
+
+def _passes(groups: Sequence[ScoredGroup]) -> dict[str, float | None]:
+    """Return pass@k for k = 2, 4, 8 … and the number of completions per prompt, as far as there are enough."""
+    size = min(group.num_completions for group in groups)
+    counts = [(group.num_completions, int((group.rewards_FG[-1] == 1.0).sum())) for group in groups]
+    # powers of two, and the number of completions itself
+    ks = sorted({*(1 << i for i in range(1, size.bit_length()) if 1 << i <= size), *([size] if size > 1 else [])})
+    return {f"pass@{k}": float(np.mean([pass_at(k, n, c) for n, c in counts])) for k in ks}
+
+
+def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
+    """Return the results of an evaluation by environment.
+
+    An unscorable completion counts as no match, and is left out of the mean reward. A value is None, not 0, if no
+    completion could be scored. The last function of each group is `eval.exact_match` (see `actors.reward.loop`).
+    """
+    results: EvalResults = {}
+    for label in dict.fromkeys(group.environment for group in groups):
+        mine = [group for group in groups if group.environment == label]
+        matches = np.concatenate([group.rewards_FG[-1] for group in mine])
+        rewards = np.concatenate([group.rewards_G for group in mine])
+        scored = rewards[~np.isnan(rewards)]
+        results[label] = {
+            "exact_match": None if np.isnan(matches).all() else float((matches == 1.0).mean()),
+            "mean_reward": float(scored.mean()) if scored.size else None,
+            "reward_std": float(scored.std()) if scored.size else None,
+            "num_prompts": len(mine),
+            "num_completions": len(rewards),
+        }
+        for f, name in enumerate(mine[0].reward_names[:-1]):  # the last one is exact_match, set above
+            scores = np.concatenate([group.rewards_FG[f] for group in mine])
+            results[label][REWARD_COLUMN + name] = None if np.isnan(scores).all() else float(np.nanmean(scores))
+        if not np.isnan(matches).all():
+            results[label] |= _passes(mine)
+    return results
+
+
+def missing_actors(machine: Machine) -> list[str]:
+    """Return the actors without which nothing goes on: missing ranks by name, other actors by kind if there is none."""
+    roles = beats_by_role(machine)
+    ranks = {beat.rank for beat in roles.get("trainer", []) if isinstance(beat, TrainerBeat)}
+    missing = [f"trainer-{rank}" for rank in range(machine.settings.num_ranks) if rank not in ranks]
+    return missing + [kind for kind in ("rollout", "reward", "inference") if not roles.get(kind)]

@@ -1,0 +1,53 @@
+"""Limits on open files and sockets: raised when a process starts, with a warning if too low for the configuration."""
+
+import contextlib
+import resource
+
+import structlog
+import zmq
+
+from schemas import limits
+from schemas.config import RunConfig
+
+log = structlog.get_logger("descriptors")
+
+
+def raise_limits(config: RunConfig) -> None:
+    """Raise the soft limit of open files to the hard limit, and ZeroMQ's limit of sockets too; warn if still too low.
+
+    Must run before the first socket is made: ZeroMQ ignores later changes.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, limits.DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # not allowed: the old limit stays, and is judged below
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        allowed = limits.DESCRIPTORS
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with contextlib.suppress(zmq.ZMQError):  # sockets exist already, as in tests
+        context.set(zmq.MAX_SOCKETS, max(int(context.get(zmq.MAX_SOCKETS)), min(allowed, limits.SOCKETS)))
+    if problem := problem_of(config, allowed):
+        log.warning("few descriptors", detail=problem)
+
+
+def needed(config: RunConfig) -> int:
+    """Return the number of open files that an actor of this run may need, own files and connections to all peers.
+
+    With keys each connection takes three: a socket, the socket's monitor, and the monitor's other end.
+    """
+    peers = config.trainer.num_ranks + config.up.inference + config.up.reward + config.up.rollout
+    per_peer = limits.DESCRIPTORS_PER_PEER_WITH_KEYS if config.bus.keys else limits.DESCRIPTORS_PER_PEER
+    return limits.OWN_DESCRIPTORS + per_peer * peers
+
+
+def problem_of(config: RunConfig, allowed: int) -> str:
+    """Return an error text with the remedy if the limit is too low; empty if `allowed` open files are enough."""
+    if allowed >= needed(config):
+        return ""
+    return (
+        f"a process may have {allowed} open files and sockets (ulimit -n), and an actor of this configuration needs "
+        f"up to {needed(config)}: peers beyond that can't connect; raise the hard limit (LimitNOFILE= of systemd, "
+        "--ulimit nofile= of a container)"
+    )

@@ -1,0 +1,202 @@
+"""An actor's place in the run: boot id, beats, the packer's newest State, when to leave and when to give up.
+
+Every actor but the packer owns a Membership. `latest` never blocks. `wait` returns with the next State or after a
+timeout.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from bus.control import ControlClient
+from bus.counts import EdgeCounts
+from bus.topology import Addresses
+from schemas.config import RunConfig
+from schemas.errors import NameTakenError, PeerRefusedError
+from schemas.messages import ActorPhase, Beat, ObserverState, State
+
+log = structlog.get_logger("membership")
+
+SILENCE_WORTH_SAYING_SECONDS = 10.0
+"""Seconds without a State after which a warning is logged, and between two warnings."""
+DRAIN_SECONDS = 20.0
+"""Longest time to finish work after the wish to leave; below Kubernetes' 30 s between SIGTERM and SIGKILL."""
+FAREWELL_SECONDS = 0.5
+"""Time for the packer to hear of the drain, and for messages sent before to arrive."""
+
+
+class StartOverError(Exception):
+    """The process must start over without its state: the run has changed, or the trainer's gang was told to exit."""
+
+
+class PackerSilentError(Exception):
+    """No State has come from the packer for `bus.peer_timeout`."""
+
+
+class Drain:
+    """Wish to leave: the actor finishes its work first, for at most `seconds` (infinite: no limit).
+
+    Unfinished work is issued or sent again elsewhere, so leaving early costs time and loses nothing.
+    """
+
+    def __init__(self, seconds: float = DRAIN_SECONDS) -> None:
+        self._seconds = seconds
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """Start to drain. Thread-safe; also for signal handlers."""
+        if self._began is None:
+            self._began = time.monotonic()
+
+    def __bool__(self) -> bool:
+        return self._began is not None
+
+    @property
+    def phase(self) -> ActorPhase:
+        """Phase for the beat."""
+        return "draining" if self else "running"
+
+    def may_leave(self, *, holds_work: bool) -> bool:
+        """Return whether the actor may exit now."""
+        if self._began is None:
+            return False
+        waited = time.monotonic() - self._began
+        if holds_work and waited > self._seconds:
+            log.warning("leaving with work unfinished; others will do it again", after_seconds=self._seconds)
+            return True
+        # even without work: the packer must hear of the drain, and count this peer as leaving and not as dead
+        return not holds_work and waited > FAREWELL_SECONDS
+
+
+def new_boot_id() -> str:
+    """Return a random id for this process: 16 hex digits."""
+    return uuid.uuid4().hex[:16]
+
+
+class Membership:
+    """Membership of an actor in the run: sends beats and keeps the newest State.
+
+    Args:
+        config: configuration of the run.
+        beat_type: the actor's kind of beat.
+        name: name in the run.
+        on_state: called with each State, in the control thread; must return quickly.
+        lose: for tests; returns True for each kind of message to be lost.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        beat_type: type[Beat],
+        name: str,
+        on_state: Callable[[State], None] = lambda state: None,
+        lose: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.name, self.boot_id = name, new_boot_id()
+        self.addresses = Addresses(config)
+        self._timeout, self._lease = config.bus.peer_timeout, config.bus.lease
+        self._on_state = on_state
+        self.on_turn: Callable[[], None] = lambda: None
+        """Function called by `latest`, so once per iteration of the owner's main loop."""
+        self._state: State | None = None
+        self._news = threading.Event()
+        self._said_silent_at = 0.0
+        # left out rather than None: the client has a default of its own
+        extra: dict[str, Any] = {"lose": lose} if lose else {}
+        self._client = ControlClient(
+            self.addresses.control,
+            beat_type,
+            name,
+            self.boot_id,
+            self._take,
+            config.bus.beat_interval,
+            bus=config.bus,
+            **extra,
+        )
+
+    def start(self, **fields: Any) -> None:
+        """Start to send beats, with these fields set."""
+        self._client.report(**{"phase": "starting"} | fields)
+        self._client.start()
+
+    def report(self, *, urgent: bool = True, **fields: Any) -> None:
+        """Change fields of the beat.
+
+        Args:
+            urgent: send a beat at once, not with the next interval.
+            fields: new values by name.
+        """
+        self._client.report(urgent=urgent, **fields)
+
+    def latest(self) -> State | None:
+        """Return the newest State; None before the first.
+
+        Raises:
+            PeerRefusedError: the packer refuses this process.
+            NameTakenError: the packer refuses only the process's name.
+            StartOverError: for a lease only the packer of another run has answered, in place of this process's own
+                packer (P1: a process belongs to the run of the first State taken).
+            PackerSilentError: no State for `bus.peer_timeout`.
+        """
+        self.on_turn()
+        # before State is looked at: an old State must not hide that its packer is gone
+        self._check_silence()
+        self._check_run()
+        state = self._state
+        if state is not None and state.refusal:
+            taken = isinstance(state, ObserverState) and state.name_taken
+            raise NameTakenError(state.refusal) if taken else PeerRefusedError(state.refusal)
+        return state
+
+    def wait(self, timeout: float) -> State | None:
+        """Wait up to `timeout` seconds for a new State and return the newest. Raises as `latest` does."""
+        self._news.wait(timeout)
+        self._news.clear()  # before the look: a State that comes in between sets it again
+        return self.latest()
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the packer was last heard."""
+        return self._client.silent_seconds
+
+    @property
+    def counts(self) -> EdgeCounts:
+        """Counts of the control connection."""
+        return self._client.counts
+
+    def close(self, phase: str = "done") -> None:
+        """Send a last beat with this phase and stop sending."""
+        self._client.report(phase=phase)
+        self._client.close()
+
+    def _take(self, state: State) -> None:
+        # in the control thread: the owner's thread sees the State at its next look
+        self._state = state
+        self._news.set()
+        self._on_state(state)
+
+    def _check_run(self) -> None:
+        other = self._client.other_run
+        # before its first State a process belongs to no run, and may join any
+        if other and self.silent_seconds > self._lease and self._state is not None:
+            raise StartOverError(f"the packer now serves run {other}, this process belongs to {self._state.run}")
+
+    def _check_silence(self) -> None:
+        silent = self.silent_seconds
+        if silent > self._timeout:
+            raise PackerSilentError(
+                f"the packer at {self.addresses.control} has been silent for {silent:.0f} s, more than "
+                f"bus.peer_timeout {self._timeout:g} s; is it running, with this configuration?"
+            )
+        if (
+            silent > SILENCE_WORTH_SAYING_SECONDS
+            and time.monotonic() - self._said_silent_at > SILENCE_WORTH_SAYING_SECONDS
+        ):
+            self._said_silent_at = time.monotonic()
+            log.warning(
+                "packer silent", seconds=round(silent), address=self.addresses.control, gives_up_after=self._timeout
+            )

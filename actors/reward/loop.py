@@ -1,0 +1,410 @@
+"""The reward actor: groups in, scored groups out.
+
+Consumes RolloutGroups from its inbox, releases and the packer's address from State. Emits ScoredGroups to the packer.
+The main thread is the bus thread and never blocks: it reads, reports every held group in its beats, and drops copies of
+held groups. P13 (senders keep a group until its release): a scored group is kept, and sent again to each new packer.
+Worker threads score, under `reward.timeout`. Once stuck functions have taken all threads, a new process takes over.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from actors.algorithms.advantages import (
+    GroupRewards,
+    Steps,
+    check_advantages,
+    group_advantages,
+    token_advantages,
+    without_ended,
+)
+from actors.algorithms.advantages.group import Floats, Ints, ran_out
+from actors.algorithms.advantages.shaping import combine_rewards, shape, shape_functions
+from actors.algorithms.filters import filter_completions, mask_completions
+from actors.process.fault_points import point
+from actors.process.membership import Drain, Membership, StartOverError
+from actors.reward.sameness import Sameness
+from actors.reward.scorer import AdvantageFunction, NamedReward, RewardError, Scorer, StepReward
+from actors.telemetry.metrics import Metrics
+from bus import threads
+from bus.counts import EdgeCounts
+from bus.data import Inbox, Outbox
+from bus.fence import Fence
+from schemas import limits
+from schemas.config import RunConfig
+from schemas.errors import ConfigError, MessageTooLargeError
+from schemas.messages import AttemptFailure, RewardBeat, RewardState, RolloutGroup, ScoredGroup
+
+log = structlog.get_logger("reward")
+
+POLL_SECONDS = 0.05
+"""Longest wait for a group; State is looked at this often."""
+UNSCORABLE_WORTH_SAYING_SECONDS = 60.0
+"""Shortest time between two warnings about groups to which no function applies."""
+
+
+@dataclass
+class _Held:
+    """State of a group from arrival to release. All times are monotonic, in seconds."""
+
+    group: RolloutGroup
+    scored: ScoredGroup | None = None
+    failure: AttemptFailure | None = None
+    sent_at: float | None = None
+    """Time of the last sending; None: not sent yet."""
+    sent_in_term: int = -1
+    """Term of the packer to which the group was sent last (a new packer has a new term)."""
+    resend_after: float = 0.0
+    """Seconds after `sent_at` until the group is sent again to the same packer; doubles with each sending."""
+
+
+class RewardActor:
+    """Actor that scores groups with the user's functions and sends the results to the packer.
+
+    Args:
+        config: configuration of the run.
+        name: name in the run.
+        metrics: destination of the `grpo_reward_*` metrics.
+        rewards: functions whose weighted sum is the reward.
+        exact_match: function measured on groups of evaluations, in addition.
+        lose: for tests; returns True for each kind of message to be lost on the control plane.
+        vocab_size: size of the policy's vocabulary, for the gibberish filter; 0 if the filter is not configured.
+        steps: function of `reward.steps`; None if not configured.
+        custom: function of `reward.advantage`; None for the built-in advantages.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        metrics: Metrics,
+        rewards: list[NamedReward],
+        exact_match: NamedReward,
+        lose: Callable[[str], bool] | None = None,
+        vocab_size: int = 0,
+        steps: StepReward | None = None,
+        custom: AdvantageFunction | None = None,
+    ) -> None:
+        self._config, self._metrics, self._vocab_size = config, metrics, vocab_size
+        self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
+        self._steps, self._custom = steps, custom
+        reward, num_threads = config.reward, config.reward.max_concurrent_groups
+        # each group calls its functions at the same time; evaluations call the most
+        num_calls = num_threads * len(self._rewards["eval"])
+        self._scorer = Scorer(reward.timeout, num_calls, reward.timeout_retries, reward.on_timeout, self._note_late)
+        self._pool = threads.Workers(num_threads, "score")
+        self._unusable: ConfigError | None = None
+        """Configuration error found while scoring; raised by the main loop, which ends the process."""
+        self._worn_out = ""
+        """Reason to start over; empty while this process can score."""
+        self._num_scored = 0
+        self._sameness = Sameness()
+        self._shown: set[tuple[str, ...]] = set()
+        """Origins of user errors whose traceback has been logged; each is logged once."""
+        self._said_unscorable_at = -UNSCORABLE_WORTH_SAYING_SECONDS
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._packer: Outbox | None = None
+        self._term, self._fence = -1, Fence()
+        self._drain, self._hand_over = Drain(), Drain(seconds=math.inf)
+        """Order to leave soon, and wish to hand over to a new process once all groups are finished."""
+        self.membership = Membership(config, RewardBeat, name, lose=lose)
+        self._inbox = Inbox("groups", self.membership.addresses, config.bus, name, self.membership.boot_id)
+
+    @property
+    def edges(self) -> list[EdgeCounts]:
+        """Counts of this actor's sockets."""
+        return [self.membership.counts, self._inbox.counts, *([self._packer.counts] if self._packer else [])]
+
+    def run(self, metrics_url: str = "") -> None:
+        """Run until the run is done, or this actor has drained.
+
+        Raises:
+            ConfigError: the data or a reward function can't work.
+            StartOverError: a new process shall take over; also as `Membership.latest`.
+            PeerRefusedError, PackerSilentError: as `Membership.latest`.
+        """
+        self._report(starting={"phase": "running", "metrics_url": metrics_url, "address": self._inbox.address})
+        try:
+            while not self._follow():
+                # before the first State the run of the groups that arrive is unknown: they stay in the socket
+                if not self._fence.run:
+                    self.membership.wait(POLL_SECONDS)
+                    continue
+                message = self._inbox.receive(POLL_SECONDS)
+                # read all that has come before looking at State again: a group that waits here is in no beat
+                while message is not None:
+                    self._take(message)
+                    message = self._inbox.receive(0)
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._scorer.close()
+            self.membership.close()
+            self._inbox.close()
+            with self._sending:  # worker threads may be about to send
+                if self._packer is not None:
+                    self._packer.close()
+                self._packer = None
+
+    def drain(self) -> None:
+        """Take no new groups, and exit once all groups are released or the drain time is over. Thread-safe."""
+        self._drain.begin()
+
+    def _follow(self) -> bool:
+        """Follow the newest State. Return True when the actor shall exit."""
+        if self._unusable is not None:
+            raise self._unusable
+        state = self.membership.latest()
+        if isinstance(state, RewardState):
+            self._fence.follow(state.run, state.term)
+            with self._lock:
+                for ordinal, attempt in state.release.tolist():
+                    self._held.pop((ordinal, attempt), None)
+            self._connect(state)
+        self._send_waiting()
+        self._report()
+        self._start_over_when_worn_out()
+        self._start_over_when_used_up()
+        done = state is not None and state.phase == "done"
+        return done or self._drain.may_leave(holds_work=bool(self._held))
+
+    def _start_over_when_worn_out(self) -> None:
+        """Drain and start over once calls that never return have taken the threads of this process.
+
+        Leaves when the packer knows all results and failures of this process, or the drain time is over.
+
+        Raises:
+            StartOverError: a new process shall take over. Groups not scored here are sent to it or to another one.
+        """
+        self._worn_out = self._worn_out or self._scorer.worn_out
+        if self._worn_out:
+            self._drain.begin()
+            with self._lock:
+                untold = any(held.failure or held.scored for held in self._held.values())
+            # groups without a result hold nothing up: their functions may never return
+            if self._drain.may_leave(holds_work=untold):
+                raise StartOverError(self._worn_out)
+
+    def _start_over_when_used_up(self) -> None:
+        """Start over after `reward.max_groups_per_process` groups, since user functions may leak memory.
+
+        Waits until all held groups are settled, without a limit of its own: `reward.timeout` limits each group, and
+        `bus.peer_timeout` the absence of the packer. An order to drain goes first.
+
+        Raises:
+            StartOverError: a new process shall take over.
+        """
+        limit = self._config.reward.max_groups_per_process
+        if limit and self._num_scored >= limit:
+            self._hand_over.begin()
+        if self._hand_over.may_leave(holds_work=bool(self._held)) and not self._drain:
+            raise StartOverError(
+                f"{self._num_scored} groups have been scored here (reward.max_groups_per_process {limit})"
+            )
+
+    def _connect(self, state: RewardState) -> None:
+        """Connect to the packer's address when its term has changed. The old socket is closed."""
+        if state.term == self._term:
+            return
+        with self._sending:
+            if self._packer is not None:
+                self._packer.close()
+            self._packer = Outbox("scored", state.packer_address, self._config.bus, self.membership.name)
+            self._term = state.term
+
+    def _take(self, message: object) -> None:
+        # ScoredGroup is a subclass of RolloutGroup, but belongs to the packer
+        if not isinstance(message, RolloutGroup) or isinstance(message, ScoredGroup):
+            log.warning("unexpected message", kind=getattr(message, "kind", type(message).__name__))
+            return
+        if reason := self._fence.refuses(message.run):
+            self._inbox.drop(message, reason)
+            return
+        key = (message.ordinal, message.attempt)
+        with self._lock:
+            if key in self._held:  # a copy, sent again before the sender knew that the group is here
+                return
+            held = self._held[key] = _Held(message)
+        point("reward.taken")
+        self._pool.run(self._score, held)
+
+    def _score(self, held: _Held) -> None:
+        """Score a group, in a worker thread. Every outcome becomes a scored group, or a failure reported to the packer.
+
+        A group released while waiting for a thread is skipped: it is settled elsewhere, and functions may cost money.
+        """
+        group, started = held.group, time.monotonic()
+        with self._lock:
+            if self._held.get((group.ordinal, group.attempt)) is not held:
+                return
+        try:
+            held.scored = self._scored(group)
+            point("reward.scored")
+        except ConfigError as error:
+            self._unusable = error
+        except RewardError as error:
+            first = error.origin not in self._shown
+            self._shown.add(error.origin)
+            self._fail(held, error.reason, str(error), traceback_of=error.__cause__ if first else None)
+        except Exception as error:
+            log.exception("scoring failed", ordinal=group.ordinal)
+            self._fail(held, "internal", f"{type(error).__name__}: {error}")
+        else:
+            self._num_scored += 1  # not exact without a lock, which a limit on leaks does not need
+            self._metrics.observe("grpo_reward_score_seconds", time.monotonic() - started)
+            self._metrics.count("grpo_reward_groups_total", purpose=group.purpose)
+            self._send(held)
+
+    def _scored(self, group: RolloutGroup) -> ScoredGroup:
+        """Return the group with rewards and advantages, by the user's functions.
+
+        Raises:
+            RewardError, ConfigError: as `Scorer.score`.
+        """
+        rewards_FG = self._scorer.score(self._rewards[group.purpose], group)
+        rewards = self._rewards_of(group, rewards_FG)
+        self._note_unscorable(group, int((~rewards.scored_G).sum()))
+        if group.purpose == "train":
+            names = [reward.name for reward in self._rewards["train"]]
+            for words in self._sameness.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
+                log.warning("reward function returns one value", detail=words)
+            for value in rewards.rewards_G[rewards.scored_G]:
+                self._metrics.observe("grpo_reward_value", float(value))
+        return ScoredGroup(
+            **group.__dict__ | {"loss_mask": self._loss_mask(group)},
+            scorer=self.membership.name,
+            reward_names=[reward.name for reward in self._rewards[group.purpose]],
+            rewards_FG=rewards_FG,
+            rewards_G=rewards.rewards_G,
+            **self._advantages(group, rewards),
+        )
+
+    def _rewards_of(self, group: RolloutGroup, rewards_FG: Floats) -> GroupRewards:
+        """Return a reward per completion: each function's values shaped and weighted, then the sum shaped."""
+        rewards, reward = self._rewards["train"], self._config.reward
+        # the last row of an evaluation is exact_match, which is measured and not part of the reward
+        shaped_FG = shape_functions(rewards_FG[: len(rewards)], [reward.shaping for reward in rewards])
+        weights_F = np.array([reward.weight for reward in rewards])
+        total_G = combine_rewards(shaped_FG, weights_F, none_as_zero=reward.none_as_zero)
+        return GroupRewards(shape(total_G, reward.shaping), group.lengths_G, shaped_FG, weights_F)
+
+    def _advantages(self, group: RolloutGroup, rewards: GroupRewards) -> dict[str, NDArray[np.float32]]:
+        """Return the advantage fields of a scored group; zeros for an evaluation, which is not trained on."""
+        config = self._config.reward.advantage
+        if group.purpose == "eval":
+            return {"advantages_G": np.zeros(group.num_completions, np.float32)}
+        if config.level != "token":
+            advantages_G = group_advantages(rewards, config, partial(self._call_custom, group))
+            advantages_G = without_ended(group, advantages_G, self._config.reward)
+            return {"advantages_G": advantages_G.astype(np.float32)}
+        offsets, steps = group.completion_offsets, self._call_steps(group)
+        zeroed_G = ran_out(group) if self._config.reward.mask_no_eos_with_zero else None
+        advantages_N = token_advantages(rewards.rewards_G, offsets, group.loss_mask, config, steps, zeroed_G)
+        # per completion, for metrics and packing order: the mean over its tokens
+        means_G = np.add.reduceat(advantages_N, offsets[:-1]) / group.lengths_G
+        return {"advantages_G": means_G.astype(np.float32), "token_advantages": advantages_N.astype(np.float32)}
+
+    def _call_steps(self, group: RolloutGroup) -> list[Steps] | None:
+        if self._steps is None:
+            return None
+        (steps,) = self._scorer.call([self._steps], group, required=False)
+        return steps or [[]] * group.num_completions  # None: the function was late, so no completion has steps
+
+    def _call_custom(self, group: RolloutGroup, rewards_PG: Floats, lengths_PG: Ints) -> Floats:
+        assert self._custom is not None
+        (values,) = self._scorer.call([self._custom.on(rewards_PG, lengths_PG)], group, required=True)
+        try:
+            return check_advantages(values, rewards_PG.shape)
+        except (TypeError, ValueError) as error:
+            raise RewardError("reward_invalid", f"{self._custom.name} {error}") from error
+
+    def _note_late(self, group: RolloutGroup, words: str, outcome: str) -> None:
+        """Log and count late functions, with the outcome decided by the scorer."""
+        self._metrics.count("grpo_reward_timeouts_total", outcome=outcome)
+        log.warning("reward function late", ordinal=group.ordinal, detail=words, outcome=outcome)
+
+    def _loss_mask(self, group: RolloutGroup) -> NDArray[np.uint8]:
+        """Return the group's loss mask without the completions that filters mask.
+
+        Masks are applied here, so that the payload which the packer digests and stores is trained unchanged, also by a
+        replay, or with another filter configured later.
+        """
+        if group.purpose == "eval":
+            return group.loss_mask
+        found, masked_G = filter_completions(group, self._config.reward, self._vocab_size)
+        for name, found_G in found.items():
+            self._metrics.count("grpo_reward_filtered_completions_total", int(found_G.sum()), filter=name)
+        self._metrics.count("grpo_reward_masked_completions_total", int(masked_G.sum()))
+        return mask_completions(group.loss_mask, group.completion_offsets, masked_G)
+
+    def _note_unscorable(self, group: RolloutGroup, count: int) -> None:
+        """Count completions to which no function applied; warn, at most once a minute, if it is the whole group."""
+        self._metrics.count("grpo_reward_unscorable_completions_total", count, purpose=group.purpose)
+        now = time.monotonic()
+        if count == group.num_completions and now - self._said_unscorable_at >= UNSCORABLE_WORTH_SAYING_SECONDS:
+            self._said_unscorable_at = now
+            log.warning(
+                "nothing to learn from a group: every reward function returned None for every completion",
+                ordinal=group.ordinal,
+                environment=group.environment,
+                functions=[reward.name for reward in self._rewards["train"]],
+            )
+
+    def _fail(self, held: _Held, reason: str, detail: str, traceback_of: BaseException | None = None) -> None:
+        ordinal = held.group.ordinal
+        log.warning("group not scored", ordinal=ordinal, reason=reason, detail=detail, exc_info=traceback_of)
+        self._metrics.count("grpo_reward_failures_total", reason=reason)
+        held.failure = AttemptFailure(
+            ordinal=held.group.ordinal, attempt=held.group.attempt, reason=reason, detail=limits.cut(detail)
+        )
+
+    def _send_waiting(self) -> None:
+        """Send scored groups not sent to this term's packer yet, and groups unreleased for `resend_after`."""
+        with self._lock:
+            waiting = [held for held in self._held.values() if held.scored is not None]
+        for held in waiting:
+            self._send(held)
+
+    def _send(self, held: _Held) -> None:
+        """Send a scored group unless this term's packer has it. Called by worker threads and by the bus thread."""
+        with self._sending:
+            now = time.monotonic()
+            late = held.sent_at is not None and now - held.sent_at > held.resend_after
+            if self._packer is None or held.scored is None or (held.sent_in_term == self._term and not late):
+                return
+            try:
+                sent = self._packer.try_send(held.scored)
+            except MessageTooLargeError as error:
+                held.scored = None
+                self._fail(held, "too_large", str(error))
+                return
+            if sent:
+                # no room in the socket: `_send_waiting` tries again in the next turn
+                point("reward.sent")
+                held.sent_at, held.sent_in_term = now, self._term
+                held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)
+
+    def _report(self, starting: dict[str, str] | None = None) -> None:
+        with self._lock:
+            holds = np.array(sorted(self._held), np.int64).reshape(-1, 2)
+            load = sum(held.scored is None and held.failure is None for held in self._held.values())
+            failures = [held.failure for held in self._held.values() if held.failure][: limits.BEAT_FAILURES]
+        self._metrics.set("grpo_reward_held_groups", len(holds))
+        self._metrics.set("grpo_reward_queue_groups", load)
+        said = {"holds": holds, "load": load, "failures": failures}
+        said |= {"calls": self._scorer.num_calls, "late_calls": self._scorer.num_late}
+        said |= {"notes": self._sameness.words[: limits.BEAT_NOTES]}
+        if starting is not None:
+            self.membership.start(**said, **starting)
+        else:
+            # draining either way: rollouts get this actor no more
+            phase = (self._hand_over if self._hand_over else self._drain).phase
+            self.membership.report(urgent=bool(failures), phase=phase, **said)

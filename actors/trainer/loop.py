@@ -1,0 +1,582 @@
+"""The trainer actor: a rank of the gang (all trainer ranks of a run).
+
+Consumes StepBatches, read by a thread without pause, and orders from State. Emits published versions, step reports and
+checkpoints in its beats, and sends nothing else. Waits for the gang's order, for other ranks and for the next batch; an
+exit order, a drain or `bus.peer_timeout` ends each wait. Only rank 0 publishes, reports and saves.
+
+    order wait ──run──▶ restore, meet, publish version c ──▶ step c+1 … max_steps ──▶ finish: wait until the run is done
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from actors.learner.checkpoints import CheckpointFolder, FolderTakenError, Writer
+from actors.process.fault_points import point
+from actors.process.membership import Drain, Membership, PackerSilentError, StartOverError
+from actors.telemetry.logs import bind_everywhere
+from actors.telemetry.metrics import Metrics
+from actors.trainer.checkpoint_saver import CheckpointSaver, Witness
+from actors.trainer.weight_broadcaster import WeightSender
+from bus import threads
+from bus.counts import EdgeCounts
+from bus.data import Inbox
+from bus.fence import Fence
+from bus.weights import BroadcastPublisher, WeightPublisher, Weights
+from schemas import limits
+from schemas.config import RunConfig
+from schemas.errors import PeerRefusedError, RunFailedError
+from schemas.messages import (
+    Manifest,
+    Policy,
+    State,
+    StepBatch,
+    StepReport,
+    TrainerBeat,
+    TrainerState,
+    UpdateFailure,
+)
+
+if TYPE_CHECKING:
+    from actors.learner.learner import Learner
+    from actors.learner.ranks import Ranks
+
+log = structlog.get_logger("trainer")
+
+POLL_SECONDS = 0.5
+"""Longest wait for a batch or an order before State is looked at again."""
+REPORTS = "trainer/reports.json"
+"""File in a checkpoint with reports that the packer has not recorded yet."""
+REPORT_BYTES, VALUE_BYTES = 64, 14
+"""Bytes of a report in a message, and of each value in the report, both without texts; rounded up."""
+SAVE_POLL_SECONDS = 0.02
+"""Seconds between two looks whether a save has ended."""
+SAVE_RETRY_SECONDS = 5.0
+"""Pause before a failed last save is tried again."""
+PUBLISH_RETRY_SECONDS = 1.0
+"""Pause before a failed publication is tried again."""
+
+
+def oldest(reports: Sequence[StepReport]) -> list[StepReport]:
+    """Return the reports for a beat: the oldest, at least one, within the limits of `schemas.limits`.
+
+    Later reports stay here and in checkpoints until the packer has recorded the earlier ones, without a time limit.
+    """
+    told: list[StepReport] = []
+    room = limits.BEAT_REPORT_BYTES
+    for report in reports[: limits.BEAT_REPORTS]:
+        room -= REPORT_BYTES + len(report.weights) + sum(len(key.encode()) + VALUE_BYTES for key in report.values)
+        if told and room < 0:
+            break
+        told.append(report)
+    return told
+
+
+class _Batches:
+    """Batches for this rank, read by a thread of its own.
+
+    Only batches of the live incarnation are kept. Batches of another run, or of an older packer term than State's, are
+    dropped (P2: a term fences State and StepBatch): the packer of the newer term sends its own.
+
+    Args:
+        inbox: socket for StepBatches.
+        rank: rank of this process.
+        on_arrival: called with the steps whose batch is here, in the reading thread.
+    """
+
+    def __init__(self, inbox: Inbox, rank: int, on_arrival: Callable[[list[int]], None]) -> None:
+        self._inbox, self._rank, self._on_arrival = inbox, rank, on_arrival
+        self._by_step: dict[int, StepBatch] = {}
+        self._arrived = threading.Condition()
+        self._incarnation, self._fence = -1, Fence()
+        self._stopping = False
+        self._thread = threads.make("batches", self._read)
+
+    def start(self) -> None:
+        """Start the thread that reads batches."""
+        self._thread.start()
+
+    def accept(self, run: str, incarnation: int) -> None:
+        """Keep batches of this incarnation from now on; drop all batches kept so far."""
+        with self._arrived:
+            self._incarnation = incarnation
+            self._fence.follow(run, self._fence.term)  # the term as State has told it, which comes by `follow`
+            self._by_step.clear()
+
+    def follow(self, run: str, term: int) -> None:
+        """Drop batches of older packer terms from now on. Thread-safe."""
+        self._fence.follow(run, term)
+
+    def take(self, step: int, timeout: float) -> StepBatch | None:
+        """Return the batch of a step; None after `timeout` seconds without it. Drops batches of earlier steps."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: step in self._by_step or self._stopping, timeout)
+            for old in [number for number in self._by_step if number < step]:
+                del self._by_step[old]
+            return self._by_step.get(step)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps whose batch is here, in order."""
+        with self._arrived:
+            return sorted(self._by_step)
+
+    def close(self) -> None:
+        """Stop the thread and close the socket."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+        self._inbox.close()
+
+    def _read(self) -> None:
+        while not self._stopping:
+            threads.pass_by("trainer.inbox")
+            message = self._inbox.receive(0.2)
+            if isinstance(message, StepBatch) and (reason := self._fence.refuses(message.run, message.term)):
+                self._inbox.drop(message, reason)
+            elif isinstance(message, StepBatch) and message.rank == self._rank:
+                with self._arrived:
+                    if message.incarnation != self._incarnation:  # packed for an older gang; the packer sends again
+                        continue
+                    self._by_step[message.step] = message
+                    self._arrived.notify_all()
+                self._on_arrival(self.steps)
+
+
+class TrainerActor:
+    """Actor of a trainer rank: trains a policy with the other ranks, step by step.
+
+    Args:
+        config: configuration of the run.
+        name: name in the run.
+        metrics: destination of the `grpo_trainer_*` metrics.
+        make_learner: maker of the learner; called after the first beat, since loading takes long.
+        meet: connects the ranks of an incarnation; called with run, incarnation, and a function to call while waiting.
+        publisher: publisher of weights; None on ranks that publish nothing.
+        checkpoints: folder with the run's checkpoints.
+        rank: rank of this process, from 0.
+        lose: for tests; returns True for each kind of message to be lost on the control plane.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        metrics: Metrics,
+        make_learner: Callable[[], "Learner"],
+        meet: Callable[[str, int, Callable[[], object]], "Ranks"],
+        publisher: WeightPublisher | None,
+        checkpoints: CheckpointFolder,
+        rank: int = 0,
+        lose: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
+        self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
+        self.membership = Membership(config, TrainerBeat, name, self._pass_update_on, lose=lose)
+        self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
+        self._batches = _Batches(self._inbox, rank, self._say_received)
+        # P19: while the packer is silent for a lease nothing is moved; a successor may write the checkpoints already
+        checkpoints.is_current = lambda: self.membership.silent_seconds < config.bus.lease
+        self._drain = Drain()
+        self._reports: list[StepReport] = []
+        """Reports that the packer has not recorded yet, oldest first."""
+        self._stalled = 0.0
+        """Seconds for which training stood still for the newest save."""
+        self._told_to_leave = False
+        """True if the newest State orders to exit; read by threads that wait for another rank."""
+        self._sender: WeightSender | None = None
+        if isinstance(publisher, BroadcastPublisher):
+            self._sender = WeightSender(publisher, metrics, self._say_failed_update)
+        self._witness, self._saver = Witness(), CheckpointSaver(checkpoints, metrics)
+        self._run, self._incarnation, self._lineage = "", 0, 0
+
+    @property
+    def edges(self) -> list[EdgeCounts]:
+        """Counts of this actor's sockets."""
+        return [self.membership.counts, self._inbox.counts]
+
+    def run(self, metrics_url: str = "") -> None:
+        """Run until the run is done, or this rank has drained.
+
+        Raises:
+            RunFailedError: the run can't go on; the packer has been told.
+            StartOverError: the gang was told to exit; also as `Membership.latest`.
+            PeerRefusedError, PackerSilentError: as `Membership.latest`.
+        """
+        self.membership.start(
+            metrics_url=metrics_url,
+            rank=self._rank,
+            num_ranks=self._config.trainer.num_ranks,
+            address=self._inbox.address,
+            incarnation=0,
+            next_step=1,
+            checkpoints=[],
+            published=[],
+            reports=[],
+            received=np.zeros(0, np.int64),
+        )
+        self._batches.start()
+        try:
+            self._train()
+        except RunFailedError as error:
+            self._tell_everybody(error)
+            raise
+        finally:
+            if self._sender is not None:
+                self._sender.close()
+            self._saver.close()
+            self._batches.close()
+            if self._publisher is not None:
+                self._publisher.leave()
+            self.membership.close()
+
+    def drain(self) -> None:
+        """Exit after the step under way, with a checkpoint. Thread-safe."""
+        self._drain.begin()
+
+    def _say_received(self, steps: list[int]) -> None:
+        """Report the steps whose batch is here: otherwise the packer would resend batches during a long step."""
+        self.membership.report(urgent=False, received=np.array(steps, np.int64))
+
+    def _pass_update_on(self, state: State) -> None:
+        """Pass a State on, in the control thread: a broadcast starts at once, whatever the step under way does."""
+        self._batches.follow(state.run, state.term)
+        if isinstance(state, TrainerState):
+            self._told_to_leave = state.order == "exit" or bool(state.refusal)
+            if self._sender is not None:
+                self._sender.follow(state.update)
+
+    def _say_failed_update(self, failure: UpdateFailure) -> None:
+        self.membership.report(failed_update=failure)
+
+    def _train(self) -> None:
+        learner = self._make_learner()
+        # imported here, after the first beat: torch is slow to import, and would keep the gang waiting
+        from actors.learner.ranks import RanksBrokenError
+
+        start = self._join(learner)
+        if start is None:
+            return
+        try:
+            self._run_steps(learner, start)
+            if self._rank == 0:
+                self._save_last(learner)
+            self._end_of_assistance(learner)
+        except RanksBrokenError as error:
+            self._wait_for_exit(error)
+        while not self._drain and not self._done():
+            self.membership.wait(POLL_SECONDS)
+        # not after a drain: the run goes on, and engines may still read the last version
+        if self._publisher and self._done():
+            self._publisher.close()
+
+    def _run_steps(self, learner: "Learner", start: int) -> None:
+        """Train all steps after `start`, up to the last step or a drain."""
+        ranks = self._meet(self._run, self._incarnation, self._follow)
+        learner.enter(ranks, self._ensure_the_gang_waits)
+        self._publish(learner, start)  # engines start from exactly these weights
+        self._end_of_assistance(learner)
+        self.membership.report(published=self._published())
+        for step in range(start + 1, self._config.trainer.max_steps + 1):
+            batch, waited = self._wait_for(step)
+            if batch is None:
+                return
+            self._step(learner, ranks, batch, waited)
+            if b"leaving" in ranks.exchange(b"leaving" if self._drain else b""):
+                return  # every rank leaves after the same step, so no rank waits for another that has left
+
+    def _end_of_assistance(self, learner: "Learner") -> None:
+        """End the other ranks' part in publishing and saving: with sharded weights all ranks take part until here."""
+        if self._rank == 0:
+            learner.dismiss()
+        else:
+            learner.assist()
+
+    def _ensure_the_gang_waits(self) -> None:
+        """Check that waiting still makes sense; called by a thread while a collective operation waits for a rank.
+
+        `_follow` can't be used, since it belongs to the main loop.
+
+        Raises:
+            StartOverError: the gang was told to exit, or this process is refused.
+            PackerSilentError: no packer is there to decide.
+        """
+        if self._told_to_leave:
+            raise StartOverError("the gang was told to exit while this rank waited for another one")
+        if self.membership.silent_seconds > self._config.bus.peer_timeout:
+            raise PackerSilentError("the packer has been silent while this rank waited for another one")
+
+    def _wait_for_exit(self, error: Exception) -> None:
+        """Wait for the packer's order to exit after another rank was lost, for two leases; then raise the error.
+
+        The packer decides whether a rank is lost, and orders the others to exit within a lease. Without an order the
+        fault is in this process.
+
+        Raises:
+            StartOverError: the gang is told to exit.
+        """
+        log.warning("another rank is lost", detail=str(error))
+        deadline = time.monotonic() + 2 * self._config.bus.lease
+        while time.monotonic() < deadline:
+            self._follow()
+            self.membership.wait(POLL_SECONDS)
+        raise error
+
+    def _tell_everybody(self, error: RunFailedError) -> None:
+        """Report the run's failure, and wait up to two leases for the packer's refusal: then the packer knows it."""
+        self.membership.report(failure=str(error))
+        deadline = time.monotonic() + 2 * self._config.bus.lease
+        with contextlib.suppress(PeerRefusedError):  # the packer refuses all processes of a failed run
+            while time.monotonic() < deadline:
+                self.membership.wait(POLL_SECONDS)
+
+    def _join(self, learner: "Learner") -> int | None:
+        """Wait for the gang's incarnation and restore its checkpoint.
+
+        Returns:
+            Step of the checkpoint, 0 without one. None: drained while waiting.
+        """
+        state = self._wait_for_order(lambda state: bool(state.run))  # checkpoints of another run don't count
+        if state is None:
+            return None
+        self._run = state.run
+        # P19: the packer picks the newest checkpoint that all ranks see, so each rank says what it sees
+        self.membership.report(checkpoints=self._checkpoints.good(state.run), phase="running")
+        state = self._wait_for_order(lambda state: state.order in ("run", "finish") and state.incarnation > 0)
+        if state is None:
+            return None
+        if self._rank == 0 and not self._take_folder(state):
+            return None
+        if state.checkpoint:
+            learner.restore(self._checkpoints.path(state.checkpoint))
+            self._witness = Witness(state.checkpoint, self._checkpoints.witness(state.checkpoint)["chain"])
+            reports = (self._checkpoints.path(state.checkpoint) / REPORTS).read_text(encoding="utf-8")
+            self._reports = [StepReport(**report) for report in json.loads(reports)] if self._rank == 0 else []
+        self._incarnation, self._lineage = state.incarnation, state.lineage
+        self._batches.accept(state.run, state.incarnation)
+        self.membership.report(
+            incarnation=state.incarnation, next_step=state.checkpoint + 1, reports=oldest(self._reports)
+        )
+        log.info("gang runs", incarnation=state.incarnation, checkpoint=state.checkpoint)
+        return state.checkpoint
+
+    def _take_folder(self, state: TrainerState) -> bool:
+        """Become the only process that writes checkpoints, and move away checkpoints later than the gang's start.
+
+        A disk error is tried again for `checkpoint.timeout`.
+
+        Returns:
+            True when done, False when drained.
+
+        Raises:
+            StartOverError: a later incarnation writes the checkpoints already, so this process was cut off.
+            RunFailedError: the disk error has lasted for `checkpoint.timeout`.
+        """
+        timeout = self._config.trainer.checkpoint.timeout
+        deadline, problem = 0.0, ""
+        while not self._drain:
+            self._follow()
+            try:
+                # not current: the order may be outdated, since loading the model takes long
+                if self._checkpoints.is_current():
+                    self._checkpoints.take(Writer(state.run, state.incarnation, self.membership.boot_id))
+                    self._checkpoints.begin_at(state.checkpoint)
+                    self.membership.report(checkpoints=self._checkpoints.good(state.run))
+                    return True
+            except FolderTakenError as error:
+                raise StartOverError(str(error)) from error
+            except OSError as error:
+                deadline = deadline or time.monotonic() + timeout
+                if time.monotonic() > deadline:
+                    raise RunFailedError(
+                        f"checkpoints can't be taken over, tried for {timeout:g} s (trainer.checkpoint.timeout): "
+                        f"{error}. Free space or mend the disk, and start the same command again: nothing is lost"
+                    ) from error
+                if str(error) != problem:
+                    log.error("checkpoints not taken over; trying again", detail=str(error))
+                problem = str(error)
+            self.membership.wait(POLL_SECONDS)
+        return False
+
+    def _wait_for_order(self, good: Callable[[TrainerState], bool]) -> TrainerState | None:
+        """Wait for a State with the wanted order and return it; None when drained."""
+        state = self._follow()
+        while state is None or not good(state):
+            if self._drain:
+                return None
+            self.membership.wait(POLL_SECONDS)
+            state = self._follow()
+        return state
+
+    def _wait_for(self, step: int) -> tuple[StepBatch | None, float]:
+        """Return the batch of a step and the seconds waited; None and 0 when drained."""
+        started = time.monotonic()
+        while True:
+            batch = self._batches.take(step, POLL_SECONDS)
+            self._follow()
+            if self._drain:
+                return None, 0.0
+            if batch is not None:
+                waited = time.monotonic() - started
+                self._metrics.count("grpo_trainer_step_seconds_total", waited, phase="wait_batch")
+                return batch, waited
+
+    def _step(self, learner: "Learner", ranks: "Ranks", batch: StepBatch, waited: float) -> None:
+        bind_everywhere(step=batch.step)
+        point("trainer.batch")
+        try:
+            values = learner.step(batch, ranks)
+        except FloatingPointError as error:
+            raise RunFailedError(str(error)) from error  # not finite: a new process would compute the same
+        point("trainer.updated")
+        self._witness.add(batch)
+        values |= {"seconds_wait_batch": waited} | self._publish(learner, batch.step)
+        point("trainer.published")
+        # reported before the checkpoint is started: engines need not wait for the disk
+        self.membership.report(next_step=batch.step + 1, published=self._published())
+        if self._rank == 0:
+            # a save delays the step after it, whose report has the time
+            values["seconds_checkpoint"], self._stalled = self._stalled, 0.0
+            # empty if the trainer is about to leave and there was no room to publish this step
+            weights = next((one.digest for one in self._published() if one.policy.version == batch.step), "")
+            self._reports.append(StepReport(step=batch.step, values=values, weights=weights))
+            self.membership.report(reports=oldest(self._reports))
+            if batch.step % self._config.trainer.checkpoint.interval == 0:
+                self._save(learner)
+        self._end_of_assistance(learner)
+        self._show(batch, values)
+
+    def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
+        """Publish the current weights as this version. Return the seconds of gathering and of publishing."""
+        self._metrics.set("grpo_trainer_policy_version", version)
+        if self._publisher is None:
+            return {}
+        started = time.monotonic()
+        weights = learner.weights()
+        gathered = time.monotonic()
+        self._publish_patiently(self._publisher, Policy(lineage=self._lineage, version=version), weights)
+        seconds = {"seconds_gather": gathered - started, "seconds_publish": time.monotonic() - gathered}
+        self._metrics.count("grpo_trainer_step_seconds_total", sum(seconds.values()), phase="publish")
+        return seconds
+
+    def _publish_patiently(self, publisher: WeightPublisher, policy: Policy, weights: Weights) -> None:
+        """Publish a version. Retry while there is no room, since engines let go of older versions meanwhile.
+
+        Raises:
+            RunFailedError: there was no room for `weights.timeout`.
+        """
+        timeout = self._config.weights.timeout
+        deadline = time.monotonic() + timeout
+        while True:
+            state = self._follow()
+            publisher.prune(state.keep_version if state else 0)
+            try:
+                publisher.publish(policy, weights)
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise RunFailedError(
+                        f"weights {policy} can't be published, tried for {timeout:g} s (weights.timeout): {error}. "
+                        "Then start the same command again: the run goes on from its newest checkpoint"
+                    ) from error
+                log.error("weights not published; trying again", policy=str(policy), detail=str(error))
+            if self._drain:
+                return  # not lost: the last checkpoint has these weights
+            self.membership.wait(PUBLISH_RETRY_SECONDS)
+
+    def _published(self) -> list[Manifest]:
+        return self._publisher.published() if self._publisher else []
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _save(self, learner: "Learner") -> None:
+        """Start to save the newest step in the background, after the save before has ended.
+
+        Reports not recorded yet are saved too: the process that starts from the checkpoint reports them.
+        """
+        started = time.monotonic()
+        while self._saver.busy:  # one save at a time: a snapshot is a copy of all weights and optimizer states
+            self._follow()
+            time.sleep(SAVE_POLL_SECONDS)
+        reports = json.dumps([report.model_dump() for report in self._reports])
+        snapshot = learner.snapshot().with_text(REPORTS, reports)
+        self._saver.begin(self._witness, self._run, snapshot)
+        self._stalled = time.monotonic() - started
+        self._metrics.count("grpo_trainer_step_seconds_total", self._stalled, phase="checkpoint")
+
+    def _save_last(self, learner: "Learner") -> None:
+        """Wait until the newest step is on disk. A full disk has `checkpoint.timeout` to be freed.
+
+        Raises:
+            RunFailedError: the checkpoint could not be written in this time.
+        """
+        timeout = self._config.trainer.checkpoint.timeout
+        deadline = time.monotonic() + timeout
+        while self._saver.busy or self._witness.saved_step < self._witness.step:
+            if not self._saver.busy and time.monotonic() > deadline:
+                raise RunFailedError(
+                    f"the last checkpoint can't be written, tried for {timeout:g} s (trainer.checkpoint.timeout): "
+                    f"{self._saver.problem}. Free space and start the same command again: nothing else is lost"
+                )
+            if not self._saver.busy:  # failed, or not started yet
+                self._save(learner)
+            self._follow()
+            self.membership.wait(SAVE_RETRY_SECONDS if self._saver.problem else SAVE_POLL_SECONDS)
+
+    # --- State ---------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> TrainerState | None:
+        """Follow the newest State and the checkpoint writer. Return the State; None if there is none for trainers.
+
+        Raises:
+            StartOverError: the gang was told to exit, or another process writes the checkpoints.
+        """
+        try:
+            saved = self._saver.collect()
+        except FolderTakenError as error:
+            raise StartOverError(f"this trainer was away, and its successor writes the checkpoints: {error}") from error
+        if saved is not None:
+            self._witness.saved(saved)
+            self.membership.report(checkpoints=self._checkpoints.good(self._run))
+        state = self.membership.latest()
+        if not isinstance(state, TrainerState):
+            return None
+        if state.order == "exit":
+            raise StartOverError("another rank of the gang is gone, so this rank starts over with the new gang")
+        # a report is kept until the packer has its step on disk
+        confirmed = [report for report in self._reports if report.step > state.recorded_step]
+        if len(confirmed) < len(self._reports):
+            self._reports = confirmed
+            self.membership.report(urgent=False, reports=oldest(confirmed))
+        return state
+
+    def _done(self) -> bool:
+        state = self._follow()
+        return state is not None and state.phase == "done"
+
+    def _show(self, batch: StepBatch, values: dict[str, float]) -> None:
+        m = self._metrics
+        m.count("grpo_trainer_steps_total")
+        m.count("grpo_trainer_tokens_total", values["tokens"])
+        for phase in ("forward_backward", "optimizer"):
+            m.count("grpo_trainer_step_seconds_total", values.get(f"seconds_{phase}", 0.0), phase=phase)
+        for name in ("loss", "grad_norm", "learning_rate", "mismatch_kl", "entropy"):
+            m.set(f"grpo_trainer_{name}", values.get(name, 0.0))
+        for age in ("current", "older"):
+            m.set("grpo_trainer_mismatch_abs", values.get(f"mismatch_abs_{age}", 0.0), weights=age)
+        m.set("grpo_trainer_masked_fraction", values.get("masked_fraction", 0.0), cause="any")
+        for cause in ("low", "high", "geo", "sequence"):
+            m.set("grpo_trainer_masked_fraction", values.get(f"masked_fraction_{cause}", 0.0), cause=cause)
+        log.info(
+            "step trained",
+            loss=round(values["loss"], 5),
+            grad_norm=round(values["grad_norm"], 4),
+            mismatch_kl=round(values.get("mismatch_kl", 0.0), 6),
+            groups=len(batch.ordinals),
+        )

@@ -1,0 +1,185 @@
+"""The connections of a bound tcp socket, and the decision to shut connections with an endless message.
+
+A `Gate` consumes events of the socket's monitor (`hear`), frames taken by the socket's reader (`took`, `idle`) and, at
+each sweep of `bus.unfinished`, the kernel's counts (`look`). `shut_those_beyond` decides. A connection is shut if it
+brings more than `connection_bytes` without one whole message, if all connections together are beyond `total_bytes`, or
+if its tiny frames make the process grow. It is then counted as `unfinished` and named in the log.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import structlog
+import zmq
+
+from bus.connection import Connection
+from bus.counts import REFUSALS, EdgeCounts
+from bus.sockets import drop
+from schemas.errors import DecodeError
+
+log = structlog.get_logger("bus")
+
+EVENTS = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPT_FAILED)
+"""Events of a socket's monitor that a gate must hear."""
+FULL_LOG_SECONDS = 5.0
+"""Seconds between two log lines about connections that can't be accepted."""
+
+
+@dataclass
+class Gate:
+    """Connections of a bound socket. Its reader calls `took` and `idle`, the monitor's thread calls `hear`.
+
+    Args:
+        counts: counters of the edge; shut connections are added to `dropped`.
+        connection_bytes: most unfinished bytes of a connection.
+        total_bytes: most unfinished bytes of all connections together.
+    """
+
+    counts: EdgeCounts
+    connection_bytes: int
+    total_bytes: int
+    closed: bool = False
+    suspects: bool = False
+    """True if any open connection was beyond a bound at the last sweep."""
+    port: int = 0
+    """Local port of the bound socket, 0 until bound. A descriptor with another port is not this socket's."""
+    _connections: dict[int, Connection] = field(default_factory=dict)
+    """Open connections by descriptor."""
+    _taken_from: set[int] = field(default_factory=set)
+    """Descriptors of connections with a whole message since the last sweep."""
+    _num_taken: int = 0
+    """Whole messages taken from the socket so far."""
+    _next_full_log: float = 0.0
+    _emptied: bool = False
+    """True if the socket has been empty at some moment since the last sweep."""
+    _idle: bool = False
+    """True while the reader waits for the next message."""
+
+    def took(self, frame: zmq.Frame) -> None:
+        """Note that a whole message has come over the connection of this frame."""
+        self._num_taken += 1
+        with contextlib.suppress(zmq.ZMQError):
+            self._taken_from.add(frame.get(zmq.SRCFD))
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Note that the socket holds no whole message, while its reader waits for the next message."""
+        self._emptied = self._idle = True
+        try:
+            yield
+        finally:
+            self._idle = False
+
+    def hear(self, event: int, value: int) -> None:
+        """Handle an event of the socket's monitor. `value` is a descriptor, or an errno for EVENT_ACCEPT_FAILED."""
+        if event == zmq.EVENT_ACCEPT_FAILED:
+            self._say_full(value)
+            return
+        self._connections.pop(value, None)
+        if event == zmq.EVENT_ACCEPTED:
+            with contextlib.suppress(OSError):  # closed already
+                self._connections[value] = Connection.accepted(value)
+
+    def _say_full(self, error: int) -> None:
+        """Count and log a connection that can't be accepted. libzmq retries at once while the cause lasts."""
+        self.counts.refused["not_accepted"] += 1
+        if time.monotonic() >= self._next_full_log:
+            self._next_full_log = time.monotonic() + FULL_LOG_SECONDS
+            log.error(
+                "connections can't be accepted",
+                edge=self.counts.edge,
+                reason=os.strerror(error),
+                detail=REFUSALS["not_accepted"],
+            )
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes received in unfinished messages, over all connections."""
+        # a copy, here and below: the monitor's thread adds and removes connections
+        return sum(connection.unfinished for connection in list(self._connections.values()))
+
+    @property
+    def largest(self) -> int:
+        """Bytes received in the largest unfinished message."""
+        return max((connection.unfinished for connection in list(self._connections.values())), default=0)
+
+    def look(self) -> int:
+        """Ask the kernel for the bytes received over each connection, and return how many are new."""
+        taken_from, self._taken_from = self._taken_from, set()
+        return sum(
+            connection.look(self.port, whole=descriptor in taken_from)
+            for descriptor, connection in list(self._connections.items())
+        )
+
+    def shut_those_beyond(self, *, growing: bool) -> int:
+        """Shut the connections with an endless message, and return their unfinished bytes.
+
+        A connection beyond a bound becomes a suspect first: its whole messages may still wait in the socket. The
+        connection is shut at a later call, once the socket has been empty, or has delivered two messages for each open
+        connection.
+
+        Args:
+            growing: True if a connection of this socket makes the process grow by far more than the bytes received.
+        """
+        emptied, self._emptied = self._emptied or self._idle, False
+        open_ones = {number: one for number, one in list(self._connections.items()) if not one.is_shut}
+        beyond = {number for number, one in open_ones.items() if one.unfinished > self.connection_bytes}
+        beyond |= _to_make_room(open_ones, self.total_bytes)
+        if growing and not beyond and open_ones:
+            beyond = {_likeliest(open_ones)}
+        freed = 0
+        for number, connection in open_ones.items():
+            if number not in beyond:
+                connection.suspect_since = None
+            elif connection.suspect_since is None:
+                connection.suspect_since = self._num_taken
+            elif emptied or self._num_taken - connection.suspect_since > 2 * len(open_ones):
+                # a socket takes from its connections in turn: one with a whole message would have been served
+                freed += connection.unfinished
+                self._shut(connection)
+        self.suspects = any(c.suspect_since is not None and not c.is_shut for c in open_ones.values())
+        return freed
+
+    def _shut(self, connection: Connection) -> None:
+        size, (_, peer) = connection.unfinished, connection.ends
+        connection.shut(self.port)
+        error = DecodeError("unfinished", f"{size} bytes without one whole message; the connection was closed")
+        drop(self.counts, error, ":".join(map(str, peer[:2])) if isinstance(peer, tuple) else str(peer))
+
+
+def _to_make_room(connections: dict[int, Connection], total_bytes: int) -> set[int]:
+    """Return as few connections as bring the sum of unfinished bytes back to its bound, the slowest messages first.
+
+    The slowest and not the largest: messages at their full rate are nearer to their end than their size tells. Messages
+    far below the mean size stay, since ending them would make no room.
+    """
+    sizes = {number: one.unfinished for number, one in connections.items() if one.unfinished}
+    too_much, mean = sum(sizes.values()) - total_bytes, sum(sizes.values()) / max(1, len(sizes))
+    chosen: set[int] = set()
+    if too_much <= 0:
+        return chosen
+    now = time.monotonic()
+    # suspects of the last look first: a choice that changed each time would never be confirmed
+    for number in sorted(sizes, key=lambda n: (connections[n].suspect_since is None, connections[n].rate(now))):
+        if too_much > 0 and 2 * sizes[number] >= mean:
+            chosen.add(number)
+            too_much -= sizes[number]
+    return chosen
+
+
+def _likeliest(connections: dict[int, Connection]) -> int:
+    """Return the connection with the most unfinished bytes.
+
+    The suspect of the last sweep stays the choice while its bytes are at least half of the most: only a stable choice
+    is confirmed.
+    """
+    largest = max(connection.unfinished for connection in connections.values())
+
+    def rank(number: int) -> tuple[bool, int]:
+        connection = connections[number]
+        return connection.suspect_since is not None and 2 * connection.unfinished >= largest, connection.unfinished
+
+    return max(connections, key=rank)

@@ -1,0 +1,100 @@
+"""Threads of `actors` and `bus`. An exception in a marked thread stops the process, so that no thread dies unnoticed.
+
+An uncaught exception goes to `threading.excepthook`; `actors.runtime` then stops the process if the thread `is_ours`.
+Otherwise a run would stand still for good, waiting for a dead thread. Threads of user code and of libraries are not
+marked, and may die.
+
+    start(name, run)          a loop: its exception ends the process
+    start_helper(name, run)   a single piece of work; hands its exceptions to the waiting thread
+    Workers(n, name)          a pool; `submit` for results that are read, `run` for work without a result
+
+`tests/test_threads.py` checks that no other module of `actors` and `bus` makes a thread. `tests/chaos/threads.py` lists
+each thread with the place at which `make chaos` makes it raise.
+"""
+
+import asyncio
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+TICK_SECONDS = 0.5
+"""Seconds between two calls of `pass_by` from an event loop."""
+
+_ours: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # weak: threads that have ended are forgotten
+
+
+def is_ours(thread: threading.Thread | None) -> bool:
+    """Return whether an exception in this thread must stop the process."""
+    return thread is not None and thread in _ours
+
+
+def start(name: str, run: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """Start and return a thread. An exception in the thread stops the process."""
+    thread = make(name, run, *arguments)
+    thread.start()
+    return thread
+
+
+def make(name: str, run: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """Return a thread, not started yet. An exception in the thread stops the process."""
+    # daemon: a thread that hangs in a system call must not keep the process alive at its exit
+    thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
+    _ours.add(thread)
+    return thread
+
+
+def start_helper(name: str, run: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """Start and return a thread. `run` must catch its exceptions and hand over any error to the waiting thread."""
+    thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+class Workers(ThreadPoolExecutor):
+    """A thread pool with a second way to submit: `run`, for work without a result."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
+        super().__init__(max_workers, thread_name_prefix)
+
+    def run(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Run work without a result. An exception stops the process."""
+        # not `submit(work)`: the exception would stay in a future that nobody reads
+        self.submit(_unread, work, *arguments)
+
+
+def _unread(work: Callable[..., object], *arguments: Any) -> None:
+    try:
+        work(*arguments)
+    except BaseException:  # noqa: BLE001 - handled like the uncaught exception of a thread
+        thread = threading.current_thread()
+        _ours.add(thread)
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+
+
+on_pass: Callable[[str], None] | None = None
+"""Set by `actors.process.fault_points` where tests have threads raise."""
+
+
+def pass_by(place: str) -> None:
+    """Mark a turn of a thread's loop or a piece of work. Does nothing, unless a test has set `on_pass` to raise here.
+
+    Args:
+        place: name of the loop or of the work.
+    """
+    if on_pass is not None:
+        on_pass(place)
+
+
+def tick(loop: asyncio.AbstractEventLoop, place: str) -> None:
+    """Make an event loop call `pass_by` every TICK_SECONDS. Does nothing without `on_pass`."""
+    if on_pass is None:
+        return
+
+    def again() -> None:
+        pass_by(place)
+        loop.call_later(TICK_SECONDS, again)
+
+    loop.call_soon(again)  # runs in the loop's thread once the loop has started

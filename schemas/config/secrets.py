@@ -1,0 +1,72 @@
+"""Detection of values that look like secrets.
+
+A configuration is written to `config.resolved.yaml` and the ledger and is visible in the list of processes (overrides),
+so `actors check` refuses such values and asks for an environment variable instead.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+NAME = re.compile(
+    r"(^|_)(api_?key|access_?key|private_?key|secret_?key|password|passwd|passphrase|pwd|credentials?"
+    r"|(api|auth|access|bearer|hf|hub|wandb|github)_?token)$|_secret$",
+    re.IGNORECASE,
+)
+"""Pattern of keys that hold a secret whatever the value looks like."""
+AMBIGUOUS_NAME = re.compile(r"(^|_)(secret|token|key)$", re.IGNORECASE)
+"""Pattern of keys that hold a secret only if the value looks random.
+
+`secret: apple` may be a riddle's answer, `token: </s>` an end of text.
+"""
+RANDOM_VALUE = re.compile(
+    # OpenAI's, Hugging Face's, GitHub's and Slack's prefixes | 20 characters of mixed kinds | 32 hexadecimal digits
+    r"(sk-|hf_|gh[opsu]_|github_pat_|xox[abps]-)[\w-]{8,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[\w+=.-]{20,}|[0-9a-f]{32,}",
+    re.ASCII,
+)
+"""Pattern of random values: with the prefix of a provider, long and mixed, or hexadecimal."""
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|\$\{?[A-Z][A-Z0-9_]*\}?", re.ASCII)
+"""Pattern of names of environment variables. Such a name is no secret."""
+FREE = ("kwargs", "extra_args")
+"""Keys with free content. Only values below such a key are tested: all other keys are ours and hold no secret."""
+
+
+def found_in(tree: Any, path: str = "", *, free: bool = False) -> Iterator[str]:
+    """Yield the dotted paths of values that look like secrets, below the keys FREE.
+
+    Args:
+        tree: plain values of a configuration.
+        path: dotted path of the tree.
+        free: the tree is below a key of FREE.
+    """
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            where = f"{path}.{key}" if path else str(key)
+            if free and isinstance(value, str) and looks_like_a_secret(str(key), value):
+                yield where
+            else:
+                yield from found_in(value, where, free=free or key in FREE)
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            where = f"{path}.{number}"
+            if free and isinstance(value, str):
+                if _is_argument_with_a_secret(value, tree[number + 1 :]):
+                    yield where
+            else:
+                yield from found_in(value, where, free=free)
+
+
+def looks_like_a_secret(key: str, value: str) -> bool:
+    """Return whether a value under this key looks like a secret. The name of a variable (`api_key_env`) does not."""
+    name = key.replace("-", "_").strip("_")  # `--api-key` of an argument reads like `api_key`
+    if not value or VARIABLE.fullmatch(value):
+        return False
+    return bool(NAME.search(name) or (AMBIGUOUS_NAME.search(name) and RANDOM_VALUE.fullmatch(value)))
+
+
+def _is_argument_with_a_secret(argument: str, rest: Any) -> bool:
+    """Return whether an argument is `--api-key=VALUE`, or `--api-key` with VALUE as the first of `rest`."""
+    name, equals, value = argument.partition("=")
+    if not equals and rest and not str(rest[0]).startswith("--"):
+        value = str(rest[0])
+    return name.startswith("--") and looks_like_a_secret(name, value)

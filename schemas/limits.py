@@ -1,0 +1,151 @@
+"""Limits of everything that enters a process from outside, one set of numbers for senders and receivers.
+
+A sender fails with a clear error before anything beyond a limit leaves; a receiver drops the message and counts it.
+`actors topology` prints TABLE, and docs/security.md explains it.
+"""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+# --- bus: one message ---
+
+CONTROL_HEADER_BYTES = 1 * MIB
+CONTROL_FRAME_BYTES = 1 * MIB
+CONTROL_MESSAGE_BYTES = 2 * MIB
+DATA_HEADER_BYTES = 4 * MIB
+DATA_FRAME_BYTES = 64 * MIB
+TOKEN_BYTES = 4
+"""Bytes of a token id, a logprob or an advantage. The longest arrays of a message have one such number per token."""
+FRAMES = 32
+MESSAGE_BYTES = 512 * MIB
+
+# --- bus: bytes received of a message that is not complete (decision 0023) ---
+
+CONTROL_UNFINISHED_BYTES = CONTROL_MESSAGE_BYTES + (64 << 10)  # the largest message, and a margin
+CONTROL_UNFINISHED_TOTAL_BYTES = 64 * MIB
+DATA_UNFINISHED_BYTES = MESSAGE_BYTES + MIB
+DATA_UNFINISHED_TOTAL_BYTES = 4096 * MIB
+UNFINISHED_SMALL_BYTES = 4 * MIB
+"""Bytes of incomplete messages up to which memory growth is not attributed to tiny frames."""
+UNFINISHED_GROWTH, UNFINISHED_GROWTH_BYTES = 4, 256 * MIB
+"""Sign of frames of a few bytes: libzmq's memory grows by more than 4 times the bytes received, and by 256 MiB."""
+
+# --- bus: msgpack headers, whose lists and maps take far more memory than bytes on the wire ---
+
+LIST_ITEMS = 8000
+"""Items of a list in a header. Lists nested to msgpack's depth (1024), announced and never filled, then take 63 MiB."""
+MAP_ITEMS = 4096
+CONTAINERS = 50_000
+NESTING_CHECKED_FROM = 200
+"""Lists and maps in a header from which on its nesting is checked: fewer can't nest deeper than msgpack packs (511)."""
+
+# --- descriptors of a process ---
+
+DESCRIPTORS = 1 << 20
+"""Descriptors to which a process raises its soft limit, if the hard limit allows as many."""
+SOCKETS = 65_535
+"""Sockets of a ZeroMQ context; libzmq accepts no larger number."""
+OWN_DESCRIPTORS, DESCRIPTORS_PER_PEER, DESCRIPTORS_PER_PEER_WITH_KEYS = 256, 3, 6
+
+# --- HTTP: completions and metrics ---
+
+HTTP_BODY_BYTES = 16 * MIB
+HTTP_CONNECTIONS = 8192
+HTTP_HEAD_SECONDS = 30.0
+HTTP_CONNECTION_SECONDS = 60.0
+HTTP_METRICS_CONNECTIONS = 16
+HTTP_PROMPTS = 1024
+HTTP_CHOICES = 8192
+HTTP_STOPS, HTTP_STOP_CHARACTERS = 64, 1000
+HTTP_LOGIT_BIAS = 4096
+
+# --- contents of Beats and States ---
+
+NAME_BYTES = 200
+BEAT_REPORTS = 200
+BEAT_REPORT_BYTES = 512 << 10
+BEAT_FAILURES = 200
+BEAT_NOTES = 20
+STATE_TICKETS = 1000
+ACTORS_SHOWN = 1000
+ADDRESS_BYTES = 4096
+DETAIL_CHARACTERS = 1000
+REASON_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Row of the table of limits: name, value, unit, and the reason or an explanation of the value."""
+
+    name: str
+    value: int
+    unit: str
+    why: str
+
+
+TABLE = (
+    Limit("control: header", CONTROL_HEADER_BYTES, "bytes", "a beat with 5 000 holds has 80 KiB, in an array"),
+    Limit("control: frame", CONTROL_FRAME_BYTES, "bytes", "an array of 65 536 holds"),
+    Limit("data: header", DATA_HEADER_BYTES, "bytes", "columns of an example and a chat prompt; texts are in a frame"),
+    Limit("data: frame", DATA_FRAME_BYTES, "bytes", "16.7 million tokens, or the texts of a group"),
+    Limit("frames of a message", FRAMES, "frames", "the largest kind of message has 17"),
+    Limit("message", MESSAGE_BYTES, "bytes", "seven arrays of 16.7 million tokens"),
+    Limit("control: message", CONTROL_MESSAGE_BYTES, "bytes", "a header and its arrays"),
+    Limit("control: unfinished", CONTROL_UNFINISHED_BYTES, "bytes", "of one connection, without one whole message"),
+    Limit("control: all unfinished", CONTROL_UNFINISHED_TOTAL_BYTES, "bytes", "of all connections of the socket"),
+    Limit("data: unfinished", DATA_UNFINISHED_BYTES, "bytes", "of one connection, without one whole message"),
+    Limit("data: all unfinished", DATA_UNFINISHED_TOTAL_BYTES, "bytes", "of all connections of a socket"),
+    Limit("items of a list in a header", LIST_ITEMS, "items", "peers, tickets, completions of a group"),
+    Limit("keys of a map in a header", MAP_ITEMS, "keys", "values of a report, columns of an example"),
+    Limit("lists and maps in a header", CONTAINERS, "values", "each takes 60 to 300 bytes of memory for 1 byte sent"),
+    Limit("completions: body", HTTP_BODY_BYTES, "bytes", "two million token ids as JSON"),
+    Limit("completions: prompts", HTTP_PROMPTS, "prompts", "of one request; more are refused with 400"),
+    Limit("completions: choices", HTTP_CHOICES, "choices", "prompts × n of one request"),
+    Limit("completions: stop", HTTP_STOPS, "texts", "of at most 1000 characters each, and as many token ids"),
+    Limit("completions: logit_bias", HTTP_LOGIT_BIAS, "tokens", "of one request"),
+    Limit("completions: connections", HTTP_CONNECTIONS, "idle ones", "beyond it the oldest are closed"),
+    Limit(
+        "completions: head", int(HTTP_CONNECTION_SECONDS), "seconds", "without a request; bodies have request_timeout"
+    ),
+    Limit("metrics: connections", HTTP_METRICS_CONNECTIONS, "threads", "beyond it the oldest is closed"),
+    Limit("metrics: a connection", int(HTTP_CONNECTION_SECONDS), "seconds", "30 s between two bytes"),
+    Limit("descriptors", DESCRIPTORS, "", "the soft limit of each actor is raised to the hard one, and to this"),
+    Limit("name of a peer", NAME_BYTES, "bytes", "ZeroMQ identities end at 255, and the boot id is part of one"),
+    Limit("reports in a beat", BEAT_REPORTS, "reports", "the oldest; others wait in the trainer and its checkpoints"),
+    Limit("bytes of reports in a beat", BEAT_REPORT_BYTES, "bytes", "half of a control header"),
+    Limit("failures in a beat", BEAT_FAILURES, "failures", "the oldest; others wait until the packer has taken these"),
+    Limit("notes in a beat", BEAT_NOTES, "notes", "one for each reward function that screens name"),
+    Limit("tickets in a State", STATE_TICKETS, "tickets", "223 bytes each; others follow when a beat names these"),
+    Limit("actors on a screen", ACTORS_SHOWN, "actors", "200 bytes each; beyond it the longest silent are shown"),
+    Limit("address of a peer", ADDRESS_BYTES, "bytes", "a URL, a socket with its key, or the path of a folder"),
+    Limit("words of a failure", DETAIL_CHARACTERS, "characters", "longer ones are cut"),
+    Limit("reason of an end", REASON_CHARACTERS, "characters", "longer ones are cut"),
+)
+
+
+def cut(text: str, most: int = DETAIL_CHARACTERS) -> str:
+    """Return the text, cut to `most` characters with `…` as the last; by default the limit of a failure's detail."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def cut_reason(text: str) -> str:
+    """Return the reason why a run or a process ends, cut to REASON_CHARACTERS."""
+    return cut(text, REASON_CHARACTERS)
+
+
+def describe() -> str:
+    """Return the table as aligned lines of text, one per limit."""
+    width = max(len(limit.name) for limit in TABLE)
+    amounts = [f"{_amount(limit.value, limit.unit)}" for limit in TABLE]
+    widest = max(map(len, amounts))
+    rows = zip(TABLE, amounts, strict=True)
+    return "\n".join(f"{limit.name.ljust(width)}  {amount.rjust(widest)}  {limit.why}" for limit, amount in rows)
+
+
+def _amount(value: int, unit: str) -> str:
+    if unit == "bytes" and value >= MIB and value % MIB == 0:
+        return f"{value // MIB} MiB"
+    if unit == "bytes" and value >= 1024 and value % 1024 == 0:
+        return f"{value // 1024} KiB"
+    return f"{value} {unit}".strip()

@@ -1,0 +1,222 @@
+"""Weights spread over ranks: the step of one process that has them all, and checkpoints that fit any number."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from actors.learner.learner import TorchLearner
+from actors.learner.parallelism import CollectiveWatch
+from actors.learner.ranks import ALONE, RanksBrokenError
+from schemas.config import RunConfig, check_tree
+from schemas.config.resume import as_tree
+from schemas.errors import ConfigError
+from tests import models
+from tests.actors.learner.steps import batches_of, run_config, scored_group
+from tests.conftest import ModelFolder
+from tests.marks import first_of
+
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "several_updates": {"num_iterations": 2, "num_minibatches": 2},
+    "lora": {"lora": {"rank": 4}, "reference": {"beta": 0.1}, "num_minibatches": 2},
+    "bfloat16_lora": {"lora": {"rank": 4}, "dtype": "bfloat16"},
+    "checkpointing": {"lora": {"rank": 4}, "model": {"gradient_checkpointing": True}},
+    "compiled": {"model": {"compile": True}},
+    "untied_decay": {"family": "llama", "optimizer": {"weight_decay": 0.1, "decay_embeddings": False}},
+}
+MARKS: dict[str, Any] = {
+    "full": [],
+    "lora": [],
+    "compiled": [pytest.mark.long, pytest.mark.skipif(shutil.which("g++") is None, reason="not run: install g++")],
+}
+"""`make test` runs the first two kinds, `make test-long` all others."""
+
+
+@dataclass
+class Trained:
+    """What a run of some steps has left."""
+
+    weights: dict[str, Tensor]
+    values: list[dict[str, float]]
+    checkpoint: Path
+
+
+def config_of(model_folder: ModelFolder, sharding: str = "fsdp", family: str = "qwen3", **keys: Any) -> RunConfig:
+    """A run of one of the kinds; eps keeps AdamW from making a whole step of a gradient that is only rounding."""
+    model = keys.pop("model", {})
+    keys["optimizer"] = {"eps": 1e-4} | keys.get("optimizer", {})
+    made = run_config(model_folder(family), learning_rate=1e-3, sharding=sharding, num_ranks=2, **keys)
+    tree = as_tree(made)
+    tree["model"] |= model
+    return check_tree(tree)
+
+
+def sharded(folder: Path, config: RunConfig, steps: list[int], size: int = 2, restore: Path | None = None) -> Trained:
+    """Steps of ranks in processes of their own."""
+    folder.mkdir()
+    task = {"config": as_tree(config), "steps": steps, "size": size, "restore": str(restore or "")}
+    (folder / "task.json").write_text(json.dumps(task))
+    command = [sys.executable, "-m", "tests.actors.learner.shard_rank", str(folder)]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(size)]
+    try:
+        said = [rank.communicate(timeout=300)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, said
+    values = json.loads((folder / "values.json").read_text())
+    return Trained(load_file(folder / "weights.safetensors"), values, folder / "checkpoint")
+
+
+def whole(config: RunConfig, steps: list[int], restore: Path | None = None, num_batches: int = 1) -> Trained:
+    """The same steps of one process that shards nothing and stands for one rank or more."""
+    learner, values = TorchLearner(config), []
+    if restore is not None:
+        learner.restore(restore)
+    for step in steps:
+        groups = [scored_group(ordinal) for ordinal in range(5)]
+        *before, batch = batches_of(groups, num_batches, config.trainer.num_minibatches, step)
+        values.append(learner.step(batch, ALONE, before))
+    return Trained(learner.weights().tensors, values, Path())
+
+
+def assert_near(found: Trained, expected: Trained, within: float = 1e-5) -> None:
+    """Weights, loss and gradient norm."""
+    assert found.weights.keys() == expected.weights.keys()
+    for name, tensor in expected.weights.items():
+        assert (found.weights[name].float() - tensor.float()).abs().max() <= within, name
+    for ours, theirs in zip(found.values, expected.values, strict=True):
+        for name in ("loss", "grad_norm", "entropy", "tokens", "learning_rate"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=MARKS.get(kind, [pytest.mark.long])) for kind in KINDS])
+def test_two_ranks_with_halves_make_the_steps_of_one_that_has_all(
+    kind: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Five groups, so that one rank has fewer micro-batches: weights within 1e-5 after two steps.
+
+    In bfloat16 a row is rounded otherwise in other company, so there the one process has the rows of two.
+    """
+    config = config_of(model_folder, **KINDS[kind])
+    alone = whole(config, [1, 2], num_batches=2 if config.model.dtype == "bfloat16" else 1)
+    assert_near(sharded(tmp_path / "two", config, [1, 2]), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("kind", first_of(["full", "lora"]))
+def test_a_checkpoint_fits_any_number_of_ranks(kind: str, model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Saved by two; one that shards nothing and three that do go on as the two did, optimizer included."""
+    config = config_of(model_folder, **KINDS[kind])
+    two = sharded(tmp_path / "two", config, [1, 2])
+    if kind == "full":
+        assert models.plain(two.checkpoint).config.vocab_size == len(models.VOCABULARY)
+    one = whole(config, [2], two.checkpoint)
+    three = sharded(tmp_path / "three", config, [2], 3, two.checkpoint)
+    two.values = two.values[1:]
+    assert_near(two, one)
+    assert_near(three, one)
+
+
+def exact_newton_schulz(grad: Tensor, coefficients: tuple[float, float, float], num_steps: int, eps: float) -> Tensor:
+    """Orthogonalise as Muon does (the quintic of torch.optim.Muon), in float64 instead of bfloat16."""
+    a, b, c = coefficients
+    x = grad.double() if grad.shape[0] <= grad.shape[1] else grad.double().T
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(num_steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if grad.shape[0] <= grad.shape[1] else x.T
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_muon_on_shards_is_as_near_to_the_exact_step_as_muon_on_one_rank(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newton-Schulz rounds to bfloat16, and a processor chooses the order of its sums: no fixed bound holds everywhere.
+
+    So both are held against the same steps with Newton-Schulz in float64: shards may round otherwise, not worse.
+    """
+    config = config_of(model_folder, optimizer={"type": "muon"})
+    ours, theirs = sharded(tmp_path / "two", config, [1, 2]), whole(config, [1, 2])
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", exact_newton_schulz)
+    exact = whole(config, [1, 2])
+    begin = TorchLearner(config).weights().tensors
+    for name, tensor in exact.weights.items():
+        found, rounding = (ours.weights[name] - tensor).norm(), (theirs.weights[name] - tensor).norm()
+        moved = (tensor - begin[name]).norm()
+        assert found <= 3 * rounding + 1e-3 * moved, name  # norms are AdamW's: only float32 rounds there
+        assert found <= 0.1 * moved, name
+
+
+def test_a_collective_is_left_when_the_gang_shall_not_wait() -> None:
+    """The thread beside it raises what it is told, and only while its owner is inside."""
+    told: list[Any] = []
+    ended = threading.Event()
+
+    def note(failure: threading.ExceptHookArgs) -> None:
+        told.append((failure.thread.name if failure.thread else "", str(failure.exc_value)))
+        ended.set()
+
+    def shall_wait() -> None:
+        raise ValueError("the gang was told to exit")
+
+    before, threading.excepthook = threading.excepthook, note
+    try:
+        watch = CollectiveWatch(shall_wait)
+        with watch.beside():
+            assert ended.wait(10.0)
+    finally:
+        threading.excepthook = before
+    assert told == [("ranks", "the gang was told to exit")]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer"), RanksBrokenError),
+        (torch.distributed.DistBackendError("NCCL error"), RanksBrokenError),
+        (RuntimeError("shapes can't be multiplied"), RuntimeError),
+    ],
+)
+def test_only_the_loss_of_a_rank_is_called_that(error: Exception, expected: type[Exception]) -> None:
+    """An error of the model is told as it is."""
+    with pytest.raises(expected) as found, CollectiveWatch(lambda: None).beside():
+        raise error
+    assert type(found.value) is expected
+
+
+def _tree(trainer: dict[str, Any], **model: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": "some/model"} | model,
+        "environments": [{"type": "reverse_text"}],
+        "reward": {"functions": [{"path": "characters_in_place"}]},
+        "trainer": {"max_steps": 1, "num_ranks": 2, "sharding": "fsdp"} | trainer,
+    }
+
+
+@pytest.mark.parametrize(
+    ("tree", "problem"),
+    [
+        (_tree({"optimizer": {"type": "adamw_8bit"}}), "can't spread the blocks of trainer.optimizer adamw_8bit"),
+        (_tree({}, lora={}, quantization={"type": "nf4"}), "fsdp can't spread the blocks of model.quantization"),
+    ],
+)
+def test_what_can_not_be_spread_is_refused_by_key(tree: dict[str, Any], problem: str) -> None:
+    """Before anything is loaded."""
+    with pytest.raises(ConfigError, match=problem):
+        check_tree(tree)

@@ -1,0 +1,160 @@
+"""Sums and exchanges over the ranks of a gang: the same bits everywhere, no waiting for the dead."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.learner.learner import TorchLearner
+from actors.learner.ranks import ALONE, BUCKET_ELEMENTS, GlooRanks, Ranks, RanksBrokenError, _buckets
+from schemas.config.advantages import NormConfig, ReinforcePPAdvantageConfig
+from schemas.messages import StepBatch
+from tests.actors.learner.steps import batches_of, run_config, scored_group
+from tests.conftest import ModelFolder
+
+
+def on_ranks(folder: Path, size: int, work: Callable[[GlooRanks], Any]) -> list[Any]:
+    """What `work` returns on each of the ranks, which are threads here."""
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        results[rank] = work(GlooRanks(rank, size, folder / "ranks" / "1", "127.0.0.1", lambda: None, 10.0))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    return results
+
+
+def test_all_ranks_get_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:
+    """Three addends whose float32 sum depends on the order: (1e8 + 1) - 1e8 is 0, not 1."""
+
+    def work(ranks: GlooRanks) -> list[float]:
+        tensors = [torch.tensor([[1e8, 1.0, -1e8][ranks.rank]]), torch.full((2, 2), float(ranks.rank))]
+        ranks.sum(tensors)
+        return [float(tensors[0]), float(tensors[1][1, 1])]
+
+    assert on_ranks(tmp_path, 3, work) == [[0.0, 3.0]] * 3
+
+
+def test_messages_of_all_ranks_arrive_in_their_order(tmp_path: Path) -> None:
+    """Of different lengths, an empty one among them."""
+    messages = on_ranks(tmp_path, 3, lambda ranks: ranks.exchange(b"ab" * ranks.rank))
+    assert messages == [[b"", b"ab", b"abab"]] * 3
+
+
+def test_a_lost_rank_breaks_the_exchange(tmp_path: Path) -> None:
+    """Rank 1 leaves after the meeting; rank 0 is told so and does not wait."""
+
+    def work(ranks: GlooRanks) -> str:
+        ranks.exchange(b"both are there")
+        if ranks.rank == 1:
+            ranks._group = None
+            return "left"
+        with pytest.raises(RanksBrokenError, match="rank 0 of 2 lost another rank"):
+            ranks.exchange(b"anybody there?")
+        return "told"
+
+    assert on_ranks(tmp_path, 2, work) == ["told", "left"]
+
+
+def test_ranks_that_do_not_meet_say_which_key_bounds_the_wait(tmp_path: Path) -> None:
+    """One of two is there."""
+    with pytest.raises(RanksBrokenError, match=r"not all were there within trainer\.gang_timeout 0\.2 s"):
+        GlooRanks(0, 2, tmp_path / "1", "127.0.0.1", lambda: None, 0.2)
+
+
+def test_waiting_for_the_others_ends_when_the_gang_shall_not_wait(tmp_path: Path) -> None:
+    """`check` raises: the meeting is given up at once."""
+
+    class ToldToExitError(Exception):
+        pass
+
+    def check() -> None:
+        raise ToldToExitError
+
+    with pytest.raises(ToldToExitError):
+        GlooRanks(0, 2, tmp_path / "1", "127.0.0.1", check, 60.0)
+
+
+def test_buckets_are_bounded_and_of_one_type() -> None:
+    """Small neighbours share one, a type of its own and a large tensor do not."""
+    small, other = torch.zeros(3), torch.zeros(3, dtype=torch.float64)
+    large = torch.empty(BUCKET_ELEMENTS + 1, device="meta")
+    assert [len(bucket) for bucket in _buckets([small, small, other, small, large, small])] == [2, 1, 1, 1, 1]
+
+
+@dataclass
+class Trained:
+    """What a step has left."""
+
+    values: dict[str, float]
+    weights: dict[str, torch.Tensor]
+
+
+def trained(learner: TorchLearner, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> Trained:
+    """A learner after one step; of what it measured, all but times."""
+    values = learner.step(batch, ranks, before)
+    return Trained({n: v for n, v in values.items() if "seconds" not in n}, dict(learner.model.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "place", "norm"),
+    [
+        (2, "group_reward", None),
+        (4, "group_reward", None),
+        (2, "reward", NormConfig()),
+        (4, "reward", NormConfig(mean_level="group")),
+    ],
+)
+def test_a_kl_in_the_rewards_makes_the_same_advantages_on_any_number_of_ranks(
+    model_folder: ModelFolder, tmp_path: Path, num_ranks: int, place: str, norm: NormConfig | None
+) -> None:
+    """A group's completions lie on several ranks: they tell each other, and a replay has the bits of the gang."""
+    reference = {"beta": 0.5, "estimator": "k1", "place": place, "old_logprobs": "inference"}
+    config = run_config(model_folder(), reference=reference, learning_rate=1e-3)
+    reward = config.reward.model_copy(update={"advantage": ReinforcePPAdvantageConfig(), "adv_norm": norm})
+    config = config.model_copy(update={"reward": reward})
+    groups = [scored_group(ordinal) for ordinal in range(4)]
+    dealt = batches_of(groups, num_ranks)
+    assert len({int(ordinal) for batch in dealt[:1] for ordinal in batch.sample_ordinals}) > 1
+    *learners, one, another = [TorchLearner(config) for _ in range(num_ranks + 2)]
+    alone = trained(one, batches_of(groups, 1)[0])
+    gang = on_ranks(tmp_path, num_ranks, lambda ranks: trained(learners[ranks.rank], dealt[ranks.rank], ranks))
+    replayed = trained(another, dealt[-1], ALONE, dealt[:-1])
+    assert all(mine.values == replayed.values for mine in gang)
+    assert gang[0].values["advantage_std"] == pytest.approx(alone.values["advantage_std"], rel=1e-4)
+    for name, parameter in alone.weights.items():
+        assert torch.equal(gang[0].weights[name], replayed.weights[name])
+        assert torch.allclose(gang[0].weights[name], parameter, atol=1e-5)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+def test_two_ranks_make_the_step_of_one_and_one_process_replays_them(
+    model_folder: ModelFolder, tmp_path: Path, lora: Any, minibatches: int
+) -> None:
+    """Two ranks have the same bits, within 1e-5 of one rank's; a process that stands for both has theirs too."""
+    config = run_config(model_folder(), lora=lora, num_iterations=minibatches, learning_rate=1e-3)
+    groups = [scored_group(ordinal) for ordinal in range(4)]
+    (whole,) = batches_of(groups, 1, minibatches)
+    dealt = batches_of(groups, 2, minibatches)
+    *learners, one, another = [TorchLearner(config) for _ in range(4)]
+    alone = trained(one, whole)
+    mine, other = on_ranks(tmp_path, 2, lambda ranks: trained(learners[ranks.rank], dealt[ranks.rank], ranks))
+    replayed = trained(another, dealt[1], ALONE, dealt[:1])
+    assert mine.values == other.values == replayed.values
+    assert mine.values["tokens"] == whole.loss_tokens.sum()
+    assert mine.values["updates"] == minibatches**2
+    for name, parameter in alone.weights.items():
+        assert torch.equal(mine.weights[name], other.weights[name])
+        assert torch.equal(mine.weights[name], replayed.weights[name])
+        assert torch.allclose(mine.weights[name], parameter, atol=1e-5)
+    for name in ("loss", "entropy", "mismatch_kl"):
+        assert mine.values[name] == pytest.approx(alone.values[name], rel=1e-4), name

@@ -1,0 +1,205 @@
+"""A packed row computes what separate samples compute, and nothing passes from one sample to another."""
+
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention
+
+from actors.models import attention, loading
+from actors.models.attention import pack_row
+from actors.models.attention.flex import flex_row_attention
+from actors.models.attention.padded import Blocks, padded_attention
+from actors.models.logprobs import logprobs_and_entropy
+from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
+from tests import models
+from tests.actors.models import flash_attn
+from tests.conftest import ModelFolder
+
+FAMILIES = ("qwen3", "llama", "mistral", "gemma2")
+Sample = tuple[list[int], list[int], int]
+"""prompt, completion, group"""
+
+
+def samples(seed: int = 0) -> list[Sample]:
+    """Three groups of prompts with 1 to 17 tokens and completions with 1 to 20: samples of several length classes."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for group, (prompt_size, sizes) in enumerate([(1, (1, 6)), (7, (2, 9, 20)), (17, (5, 4, 1))]):
+        prompt = rng.integers(3, 30, prompt_size).tolist()
+        found += [(prompt, rng.integers(3, 30, size).tolist(), group) for size in sizes]
+    return found
+
+
+def packed_logprobs(model: Any, rows: Sequence[Sample], share: bool = True) -> list[Tensor]:
+    """Logprobs of each completion, from one packed forward."""
+    tokens = np.array(list(chain.from_iterable(p + c for p, c, _ in rows)), np.int32)
+    offsets = np.cumsum([0, *(len(p) + len(c) for p, c, _ in rows)])
+    prompts = np.array([len(p) for p, _, _ in rows])
+    groups = [g for _, _, g in rows] if share else range(len(rows))
+    row = pack_row(tokens, offsets, prompts, groups, torch.device("cpu"))
+    chosen = torch.tensor(list(chain.from_iterable(c for _, c, _ in rows)))
+    logits = model(**row.forward_arguments(), logits_to_keep=row.source_T).logits[0]
+    flat, _ = logprobs_and_entropy(logits, chosen, torch.ones(len(chosen)))
+    return list(flat.split([len(c) for _, c, _ in rows]))
+
+
+def packing_model(model_folder: ModelFolder, family: str, kernel: str = "padded") -> Any:
+    """The model as the trainer loads it."""
+    config = ModelConfig(path=str(model_folder(family)), dtype="float32", device="cpu")
+    return loading.load_model(config, torch.float32, attention=attention.NAMES[kernel]).eval()
+
+
+@pytest.fixture(params=["padded", "flash", "flex"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of them on a CPU: flash-attn's function by a double, flex not compiled, with torch's guard taken away."""
+    monkeypatch.setitem(sys.modules, "flash_attn", flash_attn)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # eager, it has a backward pass there too
+    return str(request.param)
+
+
+def test_row_holds_a_shared_prompt_once_and_no_last_token() -> None:
+    """Prompt 10 11 with completions 12 13 14 and 15 16: two prompt tokens, three inputs, five predictions."""
+    tokens = np.array([10, 11, 12, 13, 14, 10, 11, 15, 16], np.int32)
+    row = pack_row(tokens, np.array([0, 5, 9]), np.array([2, 2]), [7, 7], torch.device("cpu"))
+    assert row.token_ids_R.tolist() == [10, 11, 12, 13, 15]
+    assert row.position_ids_R.tolist() == [0, 1, 2, 3, 2]
+    assert row.source_T.tolist() == [1, 2, 3, 1, 4]
+    assert [block.tolist() for block in row.planned(Blocks.of).indices] == [[[0, 1, 2, 3]], [[0, 1, 4]]]
+
+
+def test_equal_groups_that_do_not_touch_keep_their_own_prompts() -> None:
+    """Sharing needs neighbours; a group that comes back later starts anew."""
+    tokens = np.array([5, 6, 7, 8, 5, 9], np.int32)
+    row = pack_row(tokens, np.array([0, 2, 4, 6]), np.array([1, 1, 1]), [0, 1, 0], torch.device("cpu"))
+    assert row.token_ids_R.tolist() == [5, 7, 5]
+    assert row.source_T.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_logprobs_equal_those_of_single_samples(
+    model_folder: ModelFolder, family: str, share: bool, kernel: str
+) -> None:
+    """Several length classes, prompts shared or not, windows and soft caps: within 1e-5 of plain transformers."""
+    rows = samples()
+    single = models.plain(model_folder(family), models.reference_attention(family))
+    with torch.no_grad():
+        packed = packed_logprobs(packing_model(model_folder, family, kernel), rows, share)
+        for (prompt, completion, _), found in zip(rows, packed, strict=True):
+            torch.testing.assert_close(found, models.logprobs(single, prompt, completion), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_of_a_packed_row_is_the_sum_of_single_gradients(
+    model_folder: ModelFolder, family: str, kernel: str
+) -> None:
+    """A shared prompt collects the gradient of all its completions."""
+    rows = samples()
+    weights = [0.5 + 0.25 * i for i in range(len(rows))]
+    packed = packing_model(model_folder, family, kernel)
+    total: Any = sum(w * found.sum() for w, found in zip(weights, packed_logprobs(packed, rows), strict=True))
+    total.backward()
+    single = models.plain(model_folder(family), models.reference_attention(family))
+    for weight, (prompt, completion, _) in zip(weights, rows, strict=True):
+        (weight * models.logprobs(single, prompt, completion).sum()).backward()
+    for (name, ours), theirs in zip(packed.named_parameters(), single.parameters(), strict=True):
+        assert ours.grad is not None
+        scale = theirs.grad.abs().max()
+        assert (ours.grad - theirs.grad).abs().max() < 1e-5 * scale, name
+
+
+def test_window_is_what_the_sliding_models_are_compared_with(model_folder: ModelFolder) -> None:
+    """Without its window Mistral gives other logprobs here, so the comparisons above do see the window."""
+    prompt, completion, _ = samples()[4]
+    model = models.plain(model_folder("mistral"))
+    with torch.no_grad():
+        inside = models.logprobs(model, prompt, completion)
+        model.config.sliding_window = None
+        assert (inside - models.logprobs(model, prompt, completion)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("changed", [0, 3, 7])
+def test_no_sample_sees_another(model_folder: ModelFolder, changed: int, kernel: str) -> None:
+    """Other tokens in one completion leave the logprobs of all other samples as they were, bit by bit."""
+    model, rows = packing_model(model_folder, "qwen3", kernel), samples()
+    prompt, completion, group = rows[changed]
+    other = [*rows[:changed], (prompt, [3 + (t + 1) % 27 for t in completion], group), *rows[changed + 1 :]]
+    with torch.no_grad():
+        before, after = packed_logprobs(model, rows), packed_logprobs(model, other)
+    assert not torch.equal(before[changed], after[changed])
+    assert all(torch.equal(before[i], after[i]) for i in range(len(rows)) if i != changed)
+
+
+def test_no_group_sees_the_prompt_of_another(model_folder: ModelFolder, kernel: str) -> None:
+    """Another prompt in the middle group changes its own samples only."""
+    model, rows = packing_model(model_folder, "qwen3", kernel), samples()
+    other = [([3 + (t + 1) % 27 for t in p] if g == 1 else p, c, g) for p, c, g in rows]
+    with torch.no_grad():
+        before, after = packed_logprobs(model, rows), packed_logprobs(model, other)
+    assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [g != 1 for _, _, g in rows]
+
+
+def test_norms_that_leave_float32_under_autocast_are_no_hindrance(model_folder: ModelFolder, kernel: str) -> None:
+    """Qwen3 normalises queries and keys with float32 weights; values are bfloat16, and so are the kernel's inputs."""
+    model, rows = packing_model(model_folder, "qwen3", kernel), samples()
+    with torch.no_grad():
+        exact = torch.cat(packed_logprobs(model, rows))
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = torch.cat(packed_logprobs(model, rows))
+    assert 0 < (exact - rounded).abs().max() < 0.05
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "device", "installed", "chosen"),
+    [
+        ("auto", "bfloat16", CPU, True, "padded"),
+        ("auto", "bfloat16", GPU, True, "flash"),
+        ("auto", "bfloat16", GPU, False, "flex"),
+        ("auto", "float32", GPU, True, "flex"),
+        ("padded", "bfloat16", GPU, True, "padded"),
+        ("flex", "bfloat16", GPU, True, "flex"),
+        ("flash", "bfloat16", GPU, False, "model.attention: flash needs the package flash-attn"),
+        ("flash", "bfloat16", CPU, True, "model.attention: flash needs a GPU, and the model is on cpu"),
+        ("flex", "float32", CPU, True, "model.attention: flex needs a GPU, and the model is on cpu"),
+    ],
+)
+def test_kernel_is_the_best_that_there_is_or_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, given: Any, dtype: Any, device: torch.device, installed: bool, chosen: str
+) -> None:
+    """What can't run there is refused by name."""
+    monkeypatch.setattr(attention, "find_spec", lambda name: name if installed else None)
+    config = ModelConfig(path="m", dtype=dtype, attention=given)
+    if chosen in attention.NAMES:
+        assert attention.implementation(config, device) == attention.NAMES[chosen]
+    else:
+        with pytest.raises(ConfigError, match=chosen):
+            attention.implementation(config, device)
+
+
+def test_dropout_of_the_model_is_not_left_out_by_flex() -> None:
+    """Which has none: the same random numbers as in padded blocks."""
+    x = torch.randn(1, 1, 40, 4)
+    row = pack_row(np.arange(41, dtype=np.int32), np.array([0, 41]), np.array([1]), [0], CPU)
+    found = []
+    for function in (flex_row_attention, padded_attention):
+        torch.manual_seed(0)
+        found.append(function(None, x, x, x, None, packed_row=row, dropout=0.5)[0])
+    assert torch.equal(*found)
+    torch.manual_seed(0)
+    assert not torch.equal(found[0], padded_attention(None, x, x, x, None, packed_row=row)[0])
+
+
+def test_flash_is_refused_for_float32() -> None:
+    """Before anything is loaded."""
+    with pytest.raises(ValueError, match="attention: flash computes in 16 bits; set dtype bfloat16, or attention flex"):
+        ModelConfig(path="m", dtype="float32", attention="flash")

@@ -1,0 +1,76 @@
+"""What a model must be, and how weights are put into one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.models import loading
+from schemas.config.model import LoraConfig, ModelConfig
+from schemas.errors import ConfigError
+from tests.conftest import ModelFolder
+
+
+def model_config(folder: Path) -> ModelConfig:
+    """Configuration of a model directory on the CPU."""
+    return ModelConfig(path=str(folder), dtype="float32", device="cpu")
+
+
+def test_a_directory_without_a_model_is_refused_by_key(tmp_path: Path) -> None:
+    """The message names model.path and the directory."""
+    with pytest.raises(ConfigError, match=f"model.path: {tmp_path} can't be loaded"):
+        loading.load_model(model_config(tmp_path), torch.float32)
+
+
+def test_a_model_whose_layers_carry_state_is_refused(tmp_path: Path) -> None:
+    """In a packed row its state would run from one sample into the next."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    MambaForCausalLM(MambaConfig(vocab_size=30, hidden_size=16, state_size=4, num_hidden_layers=1)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ConfigError, match="MambaForCausalLM"):
+        loading.load_model(model_config(tmp_path), torch.float32)
+
+
+def test_a_model_with_attention_sinks_is_refused(tmp_path: Path) -> None:
+    """gpt-oss adds a learned logit to each softmax; the packed attention would leave it out in silence."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        vocab_size=30,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    GptOssForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="attention sinks"):
+        loading.load_model(model_config(tmp_path), torch.float32)
+
+
+def test_lora_on_a_module_that_does_not_exist_is_refused_by_key(model_folder: ModelFolder) -> None:
+    """The message names model.lora.target_modules."""
+    model = loading.load_model(model_config(model_folder()), torch.float32)
+    with pytest.raises(ConfigError, match=r"model\.lora\.target_modules: .*nonsense"):
+        loading.add_lora(model, LoraConfig(target_modules=["nonsense"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"a": torch.ones(2)}, r"missing \['b'\]"),
+        ({"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)}, r"unknown \['c'\]"),
+        ({"a": torch.ones(2), "b": torch.ones(4)}, r"b has shape \(4,\), the model has \(3,\)"),
+    ],
+)
+def test_weights_that_do_not_fit_overwrite_nothing(given: dict[str, torch.Tensor], problem: str) -> None:
+    """The message names the tensor, and the one that would have fitted is untouched as well."""
+    targets = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    with pytest.raises(ValueError, match=problem):
+        loading.copy_into(targets, given, "published weights")
+    assert not targets["a"].any()

@@ -1,0 +1,112 @@
+"""Memory: what is estimated before a model loads, and that logits of a large vocabulary are never held."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.cli import main
+from actors.learner.learner import TorchLearner
+from actors.models.memory import estimate
+from schemas.config import RunConfig
+from tests.actors.learner.steps import random_samples, run_config, step_batch
+from tests.conftest import ModelFolder
+from tests.marks import first_of
+
+LORA = {"rank": 4, "alpha": 8.0}
+PEAK = """
+import json, sys
+from pathlib import Path
+import torch
+from actors.learner.learner import TorchLearner
+from benchmarks.trainer_cases import Shape, config_of, status_bytes, step_batch, write_model
+from tests.marks import first_of
+from tests.marks import first_of
+
+folder, vocab_size, lora = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+torch.set_num_threads(1)
+write_model(folder, Shape(vocab_size, 64, 128, 1, 1, 1))
+learner = TorchLearner(config_of(folder, 4096, {"lora": lora}))
+before = status_bytes("VmHWM")
+for step in (1, 2):
+    learner.step(step_batch([(8, [126] * 4)], vocab_size, 4096, step))
+print(status_bytes("VmHWM") - before, sum(p.numel() for p in learner.model.parameters() if p.requires_grad))
+"""
+
+
+def peak_of(folder: Path, vocab_size: int, lora: Any) -> tuple[int, int]:
+    """Bytes that two steps on 504 completion tokens add to a process's peak, and trained parameters."""
+    command = [sys.executable, "-c", PEAK, str(folder), str(vocab_size), json.dumps(lora)]
+    whole_pages = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # else what glibc keeps back counts too
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env=whole_pages).stdout
+    peak, parameters = found.splitlines()[-1].split()
+    return int(peak), int(parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lora", first_of([None, LORA]), ids=["full", "lora"])
+def test_peak_of_a_step_does_not_grow_with_vocabulary_times_tokens(tmp_path: Path, lora: Any) -> None:
+    """From 8 000 to 128 000 tokens: gradients (twice under way) and states of more weights, a whole chunk, no logits.
+
+    Those of 504 tokens alone would be 242 MB more, and as much again for their softmax and for their gradient.
+    """
+    small, few = peak_of(tmp_path / "small", 8_000, lora)
+    large, many = peak_of(tmp_path / "large", 128_000, lora)
+    of_weights = (many - few) * 4 * (2 + 2)
+    assert large - small < of_weights + 120e6
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_weights_gradients_and_states_are_those_of_the_learner(model_folder: ModelFolder, lora: Any) -> None:
+    """To the byte: from config.json alone what the loaded model, its gradients and its optimizer turn out to have."""
+    config = run_config(model_folder(), lora=lora)
+    found, learner = estimate(config), TorchLearner(config)
+    learner.step(step_batch(random_samples()))
+    parameters = list(learner.model.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    assert found.weights + found.adapter == sum(p.numel() * 4 for p in parameters)
+    assert found.gradients == sum(p.numel() * 4 for p in trained)
+    states = [value for _, _, value in learner._optimizer.states() if isinstance(value, torch.Tensor) and value.ndim]
+    assert found.optimizer == sum(s.numel() * s.element_size() for s in states)
+    published = learner.weights().tensors.values()
+    assert found.published == sum(t.numel() * t.element_size() for t in published)
+
+
+def with_model(config: RunConfig, **model: Any) -> RunConfig:
+    """The configuration with other keys of `model`."""
+    return config.model_copy(update={"model": config.model.model_copy(update=model)})
+
+
+def test_activations_grow_with_the_row_and_shrink_with_checkpointing(model_folder: ModelFolder) -> None:
+    """Twice the row, about twice as much; with checkpointing less than without."""
+    config = run_config(model_folder())
+    long = config.model_copy(update={"packer": config.packer.model_copy(update={"sequence_len": 4096})})
+    short, whole = estimate(config).activations, estimate(long).activations
+    assert whole == pytest.approx(2 * short, rel=0.05)
+    assert estimate(with_model(long, gradient_checkpointing=True)).activations < 0.8 * whole
+
+
+def test_reference_and_engine_are_counted_where_the_run_has_them(model_folder: ModelFolder) -> None:
+    """A reference is a second model, under LoRA none; the KV cache is 2 × layers × heads × dim per token."""
+    config = run_config(model_folder(), reference={"beta": 0.1})
+    found = estimate(config)
+    assert found.reference == found.weights == found.engine_weights
+    assert estimate(run_config(model_folder(), lora=LORA, reference={"beta": 0.1})).reference == 0
+    assert found.engine_kv_cache == 16 * 64 * 2 * 2 * 2 * 8 * 4
+    assert "reference" in found.table()
+
+
+def test_check_prints_the_estimate(model_folder: ModelFolder, tmp_path: Path, capsys: Any) -> None:
+    """`actors check run.yaml --memory`."""
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(run_config(model_folder()).model_dump(mode="json")))
+    assert main(["check", str(path), "--memory"]) == 0
+    printed = capsys.readouterr().out
+    assert "one trainer rank" in printed
+    assert "engine kv cache" in printed

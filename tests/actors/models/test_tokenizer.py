@@ -1,0 +1,92 @@
+"""From prompts to token ids: texts without torch, messages through the model's chat template."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.models.tokenizer import Tokenizer, eos_ids
+from schemas.config.model import ModelConfig
+from schemas.errors import ConfigError
+from tests.conftest import ModelFolder
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}{% endfor %}{% if add_generation_prompt %}a={% endif %}"
+)
+
+
+def model_config(folder: Path) -> ModelConfig:
+    """Configuration of a model directory."""
+    return ModelConfig(path=str(folder))
+
+
+@pytest.fixture
+def chat_folder(model_folder: ModelFolder, tmp_path: Path) -> Path:
+    """A tokenizer with a chat template that its vocabulary can write."""
+    (tmp_path / "tokenizer.json").write_text((model_folder() / "tokenizer.json").read_text())
+    settings = json.loads((model_folder() / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+    (tmp_path / "config.json").write_text((model_folder() / "config.json").read_text())
+    return tmp_path
+
+
+def test_a_text_is_encoded_with_special_tokens_and_decoded_without(model_folder: ModelFolder) -> None:
+    """`<bos>` is 1, letters start at 4."""
+    tokenizer = Tokenizer(model_config(model_folder()))
+    assert tokenizer.encode("abz=") == [1, 4, 5, 29, 3]
+    assert tokenizer.decode([1, 4, 5, 2]) == "ab"
+
+
+def test_messages_go_through_the_chat_template(chat_folder: Path) -> None:
+    """Rendered with the opening of the answer; what the template writes is all, no second `<bos>`."""
+    tokenizer = Tokenizer(model_config(chat_folder))
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.decode(tokenizer.encode(messages)) == "u=hia="
+    assert tokenizer.encode(messages)[0] == tokenizer.encode("u")[1]
+
+
+def test_messages_without_a_template_are_refused_by_key(model_folder: ModelFolder) -> None:
+    """The message names the model and what to do."""
+    tokenizer = Tokenizer(model_config(model_folder()))
+    with pytest.raises(ConfigError, match=r"model\.path: .* has no chat template.*environments\[\]\.chat: false"):
+        tokenizer.encode([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 2}, {7, 8}),
+        ({"eos_token_id": 7}, {}, {7}),
+        ({}, {"eos_token_id": 2}, {2}),
+        (None, {"eos_token_id": 2}, {2}),
+    ],
+)
+def test_end_of_sequence_is_the_generation_configs_else_the_configs(
+    tmp_path: Path, generation: dict[str, object] | None, config: dict[str, object], ids: set[int]
+) -> None:
+    """One id or several."""
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert eos_ids(model_config(tmp_path)) == ids
+
+
+def test_a_model_that_names_no_end_or_lacks_a_file_is_refused_by_key(tmp_path: Path) -> None:
+    """Both say which file of which model."""
+    with pytest.raises(ConfigError, match=r"model\.path: .* has no tokenizer\.json"):
+        Tokenizer(model_config(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"model\.path: .* names no eos_token_id"):
+        eos_ids(model_config(tmp_path))
+
+
+def test_texts_need_no_torch(model_folder: ModelFolder) -> None:
+    """A rollout actor that samples texts never loads it."""
+    code = (
+        "import sys; from actors.models.tokenizer import Tokenizer; from schemas.config.model import ModelConfig; "
+        f"print(Tokenizer(ModelConfig(path={str(model_folder())!r})).encode('ab'), 'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == "[1, 4, 5] False\n"

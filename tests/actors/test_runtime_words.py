@@ -1,0 +1,26 @@
+"""How one actor tells why it ends."""
+
+import os
+import pty
+import subprocess
+import sys
+
+from schemas.config import dump_config
+from tests.ring.harness import ring_config
+
+
+def test_on_a_terminal_an_actor_tells_its_problems_in_lines(tmp_path):
+    """A reward function that is not there, with stderr on a terminal: no `problems=['…']`."""
+    file = tmp_path / "mine.py"
+    file.write_text("")
+    config = ring_config(tmp_path, reward={"functions": [{"path": f"{file}:score"}]})
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-P", "-m", "actors", "run", "reward", "--config", str(tmp_path / "run.yaml")]
+    done = subprocess.run(command, stderr=theirs, stdout=theirs, timeout=60, check=False)
+    os.close(theirs)
+    said = os.read(ours, 20_000).decode().replace("\r\n", "\n")
+    os.close(ours)
+    assert done.returncode == 2
+    assert f"configuration can't be used:\nreward.functions.0.path: {file} has no function 'score'\n" in said
+    assert "problems=" not in said

@@ -1,0 +1,117 @@
+"""The trainer's reader of batches; the loop itself is tested in the whole ring (tests/ring)."""
+
+import numpy as np
+import pytest
+
+from actors.trainer.loop import _Batches, oldest
+from bus import codec
+from bus.data import Inbox, Outbox
+from bus.topology import Addresses
+from schemas import limits
+from schemas.messages import StepBatch, StepReport, TrainerBeat, drop_fields
+from tests.ring.harness import ring_config, wait_until
+
+
+def batch(step: int, incarnation: int = 1, rank: int = 0, run: str = "r", term: int = 1) -> StepBatch:
+    """One sample of one prompt and one completion token."""
+    int64 = lambda *values: np.array(values, np.int64)  # noqa: E731 - short rows
+    return StepBatch(
+        run=run, term=term, incarnation=incarnation, rank=rank, num_ranks=1, step=step,
+        minibatch_offsets=int64(0, 1), loss_tokens=int64(1), num_completions=int64(1), **drop_fields([]), digests=["d"],
+        ordinals=int64(step), micro_batch_offsets=int64(0, 1), sample_offsets=int64(0, 2),
+        prompt_lengths=int64(1), sample_ordinals=int64(step), completions=int64(0), rewards=np.ones(1),
+        rl_weights=np.ones(1, np.float32), ref_kl_weights=np.zeros(1, np.float32), ref_kl_tokens=int64(0),
+        token_ids=np.array([1, 2], np.int32), loss_mask=np.array([0, 1], np.uint8),
+        logprobs=np.array([0, -1], np.float32), advantages=np.array([0, 1], np.float32),
+        temperatures=np.ones(2, np.float32), versions=np.zeros(2, np.int32),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def edge(tmp_path):
+    """A reader of incarnation 1, a sender, and what the reader has said of arrivals."""
+    config = ring_config(tmp_path, "inproc")
+    inbox = Inbox("steps", Addresses(config), config.bus, "trainer-0", "0123456789abcdef")
+    said: list[list[int]] = []
+    batches = _Batches(inbox, 0, said.append)
+    batches.accept("r", 1)
+    batches.follow("r", 1)
+    batches.start()
+    outbox = Outbox("steps", inbox.address, config.bus, "packer")
+    yield batches, outbox, said
+    outbox.close()
+    batches.close()
+
+
+def test_batches_of_another_incarnation_or_rank_are_not_taken(edge):
+    """Of three batches for step 1 only that of incarnation 1 and rank 0 counts; arrivals are said at once."""
+    batches, outbox, said = edge
+    for message in (batch(1, incarnation=2), batch(1, rank=1), batch(1)):
+        assert outbox.try_send(message)
+    taken = batches.take(1, 5.0)
+    assert (taken.incarnation, taken.rank) == (1, 0)
+    assert said == [[1]]
+
+
+def test_batches_of_another_run_or_an_older_term_are_not_taken(edge):
+    """Same step, rank and incarnation: only those of this run, from the packer of State's term on, count (P1, P2)."""
+    batches, outbox, said = edge
+    batches.follow("r", 3)
+    for term in (3, 4):
+        outbox.try_send(batch(term, term=2))
+        outbox.try_send(batch(term, run="another run", term=9))
+        outbox.try_send(batch(term, term=term))
+        taken = batches.take(term, 5.0)
+        assert (taken.run, taken.term) == ("r", term)
+    assert said == [[3], [3, 4]]
+    assert batches._inbox.counts.dropped["foreign_run"] == 2
+    assert batches._inbox.counts.dropped["old_term"] == 2
+
+
+def test_batch_that_came_early_waits_for_its_step(edge):
+    """Step 2 before step 1: both are there in order, and step 1 is forgotten when step 2 is taken."""
+    batches, outbox, said = edge
+    outbox.try_send(batch(2))
+    outbox.try_send(batch(1))
+    assert batches.take(1, 5.0).step == 1
+    wait_until(lambda: said == [[2], [1, 2]], "both have arrived")
+    assert batches.take(2, 5.0).step == 2
+    assert batches.steps == [2]
+
+
+def test_new_incarnation_starts_with_no_batches(edge):
+    """What the dead incarnation had received is not trained by the next one."""
+    batches, outbox, _ = edge
+    outbox.try_send(batch(1))
+    assert batches.take(1, 5.0)
+    batches.accept("r", 2)
+    assert batches.take(1, 0.05) is None
+
+
+def test_a_beat_carries_the_oldest_reports_and_all_are_told_in_turns():
+    """20 000 unwritten reports of 45 values, as a checkpoint may hold: each beat is one that the packer takes."""
+    values = {f"some_value_name_{number}": 0.123456 for number in range(45)}
+    waiting = [StepReport(step=step, values=values, weights="ab" * 32) for step in range(1, 20_001)]
+    heard = []
+    while waiting:
+        told = oldest(waiting)
+        beat = TrainerBeat(
+            run="r", name="trainer-0", boot_id="t", sequence=1, phase="running", rank=0, num_ranks=1, address="",
+            incarnation=1, next_step=20_001, checkpoints=[], published=[], reports=told, received=np.zeros(0, np.int64),
+        )  # fmt: skip
+        frames = [bytes(frame) for frame in codec.encode(beat)]
+        assert len(frames[0]) <= limits.CONTROL_HEADER_BYTES * 0.6
+        if len(heard) % 4000 == 0:
+            assert codec.decode(frames, limits.CONTROL_HEADER_BYTES).equals(beat)
+        heard += [report.step for report in told]
+        waiting = waiting[len(told) :]
+    assert heard == list(range(1, 20_001))
+
+
+def test_a_report_that_fills_a_beat_is_told_alone():
+    """Otherwise those behind it would wait for ever."""
+    large = StepReport(step=1, values={"x" * 2000 + str(number): 0.0 for number in range(300)})
+    small = StepReport(step=2, values={"loss": 0.0})
+    assert oldest([large, small]) == [large]
+    assert oldest([small] * 1000) == [small] * limits.BEAT_REPORTS
+    assert oldest([]) == []

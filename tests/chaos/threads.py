@@ -1,0 +1,98 @@
+"""The threads of the actors: where each can be made to raise, in which actors it runs, and what must come of it.
+
+`tests/chaos/test_chaos.py` holds this table against the code, in which every thread has a name, and against the plans.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PEERS = ("rollout", "reward", "inference", "trainer")
+ACTORS = ("packer", *PEERS)
+POOL = "inference-pool"
+"""The process that starts an inference actor for each server that is there."""
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread, or the threads of a pool."""
+
+    made: str
+    """Name, as the code has it that makes the thread."""
+    place: str
+    """Where its loop or its work passes by, and raises."""
+    kinds: tuple[str, ...]
+    """Actors in which it runs."""
+    says: tuple[str, ...] = ("thread failed",)
+    """One of these events is in the actor's log then; the one of this default with the thread's name."""
+    ends: bool = True
+    """Whether its process ends; else the process goes on."""
+    called: str = ""
+    """Beginning of its name as it runs, where that is not `made`."""
+
+    @property
+    def name(self) -> str:
+        """Beginning of its name in the log."""
+        return self.called or self.made.strip("'")
+
+
+THREADS = (
+    Thread("f'control-{name}'", "control.client", (*PEERS, POOL), called="control-"),
+    Thread("'control-server'", "control.server", ("packer",)),
+    Thread("'name'", "name", (*PEERS, POOL)),
+    Thread("'control-unfinished'", "unfinished", ("packer", "reward", "trainer")),
+    Thread("'doorman'", "doorman", (*ACTORS, POOL)),
+    Thread("'keys'", "keys", (*ACTORS, POOL)),
+    Thread("'log'", "log", (*ACTORS, POOL)),
+    Thread("'metrics'", "metrics", ACTORS),
+    Thread("'scored'", "packer.inbox", ("packer",)),
+    Thread("'record'", "packer.record", ("packer",)),
+    Thread("'backup'", "packer.backup", ("packer",)),
+    Thread("'batches'", "trainer.inbox", ("trainer",)),
+    Thread("'weights'", "trainer.weights", ("trainer",)),
+    Thread("'ranks'", "trainer.ranks", ("trainer",)),
+    Thread("'reward-async'", "reward.loop", ("reward",)),
+    Thread("'http'", "inference.http", ("inference",)),
+    Thread("'engine'", "inference.engine", ("inference",), says=("engine failed",)),
+    Thread("name", "inference.relay", ("inference",), called="sglang"),
+    # pools
+    Thread("'checkpoint'", "checkpoint.written", ("trainer",), ("checkpoint not saved; training goes on",), ends=False),
+    Thread("'score'", "reward.scored", ("reward",), ("scoring failed",), ends=False),
+    Thread("'score'", "reward.sent", ("reward",), ("thread failed", "actor failed")),  # the main thread sends as well
+    Thread("'reward'", "reward.function", ("reward",), ("group not scored",), ends=False),
+    Thread("'filler'", "trainer.filler", ("trainer",), ("actor failed",)),
+    # what hands its exceptions on
+    Thread("'meeting'", "trainer.meeting", ("trainer",), ("another rank is lost",)),
+    Thread("'rendezvous'", "weights.meeting", ("trainer",), ("weights not sent",), ends=False),
+    Thread("'rendezvous'", "weights.meeting", ("inference",), ("weight update given up",), ends=False),
+    Thread("'weights-left'", "weights.left", ("trainer", "inference"), ends=False),
+)
+ELSEWHERE = {
+    "'fake-engine'": "test_work_whose_result_nobody_reads_ends_the_process_when_it_raises",  # of a double
+    "'flush'": "test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed",  # the end is under way
+    "'parent'": "test_a_process_that_the_kernel_does_not_kill_ends_with_its_parent",  # on other systems than Linux
+}
+"""Threads that no run here has, or in which nothing is left to be lost, and the tests that have them."""
+
+
+def thread_at(actor: str, place: str) -> Thread:
+    """The thread of an actor that passes by this place.
+
+    Raises:
+        KeyError: it has none.
+    """
+    for thread in THREADS:
+        if thread.place == place and kind_of(actor) in thread.kinds:
+            return thread
+    raise KeyError(f"{actor} has no thread that passes by {place}")
+
+
+def kind_of(actor: str) -> str:
+    """Of inference-pool-0: inference-pool."""
+    return actor.rpartition("-")[0]
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Each kind of actor with each place of a thread that it has."""
+    for thread in THREADS:
+        for kind in thread.kinds:
+            yield kind, thread.place

@@ -1,0 +1,141 @@
+"""No thread of ours can be forgotten: all are made in one place, and none of them ends unheard."""
+
+import ast
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from actors import runtime
+from bus import threads
+
+ROOT = Path(__file__).parent.parent
+FILES = [path for package in ("bus", "actors") for path in sorted((ROOT / package).rglob("*.py"))]
+MAKERS = {"bus/threads.py", "actors/engines/vllm/guard.py"}
+"""The one place, and a program of its own that imports nothing of ours."""
+FORBIDDEN = {"Thread", "ThreadPoolExecutor", "Timer", "start_new_thread", "ProcessPoolExecutor"}
+UNREAD = {"submit", "keep", "create_task", "ensure_future", "run_coroutine_threadsafe", "run_in_executor", "to_thread"}
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _called(node: ast.AST) -> str:
+    """The last part of the name of what is called; empty for anything else."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if _name(path) not in MAKERS], ids=_name)
+def test_threads_are_made_in_one_place(path: Path) -> None:
+    """What makes a thread or a pool elsewhere would end without a word when it raises."""
+    calls = {_called(node) for node in ast.walk(ast.parse(path.read_text()))}
+    assert not calls & FORBIDDEN
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if _name(path) != "bus/threads.py"], ids=_name)
+def test_no_result_of_other_threads_or_tasks_is_thrown_away(path: Path) -> None:
+    """An exception is in the result, so a statement that drops it swallows the exception."""
+    dropped = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr) and _called(node.value) in UNREAD
+    ]
+    assert dropped == []
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Exit codes with which the runtime would have ended this process."""
+    codes: list[int] = []
+    monkeypatch.setattr(runtime, "leave", codes.append)
+    monkeypatch.setattr(threading, "excepthook", runtime._end_with_thread)
+    return codes
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(0), MemoryError()], ids=lambda e: type(e).__name__)
+def test_an_exception_in_a_thread_of_ours_ends_the_process(left: list[int], error: BaseException) -> None:
+    """Whatever it is: a loop that has ended does its work no more."""
+    threads.start("weights", _raise, error).join(10.0)
+    assert left == [runtime.EXIT_ERROR]
+
+
+def test_work_whose_result_nobody_reads_ends_the_process_when_it_raises(left: list[int]) -> None:
+    """A pool keeps exceptions for those who ask; here nobody does."""
+    with threads.Workers(1, "score") as workers:
+        workers.run(_raise, RuntimeError("no"))
+    assert left == [runtime.EXIT_ERROR]
+
+
+class _Stuck:
+    """A stream whose reader is gone, or reads no more."""
+
+    def __init__(self, raises: bool) -> None:
+        self._raises = raises
+
+    def flush(self) -> None:
+        """Fail, or never return."""
+        if self._raises:
+            raise BrokenPipeError
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize("raises", [True, False], ids=["broken", "full"])
+def test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed(
+    monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """With its own exit code: the thread that flushes is waited for, and not for long."""
+    monkeypatch.setattr(runtime, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(sys, "stdout", _Stuck(raises))
+    monkeypatch.setattr(threading, "excepthook", lambda failure: None)
+    child = os.fork()
+    if child == 0:
+        try:
+            runtime.leave(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+WATCHED = """
+import os, sys, time
+from actors import runtime
+sys.platform = "darwin"
+runtime.die_with(os.getppid())
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WATCHED!r}])"
+
+
+def test_a_process_that_the_kernel_does_not_kill_ends_with_its_parent() -> None:
+    """On systems without Linux's death signal a thread looks for the parent; then the pipe has no writer any more."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        orphan = int(parent.stdout.readline())
+        parent.kill()
+        readable, _, _ = select.select([parent.stdout], [], [], 30.0)
+        if not readable:
+            os.kill(orphan, signal.SIGKILL)
+        assert readable
+        assert parent.stdout.read() == ""
+
+
+def test_threads_of_user_code_end_as_they_please(left: list[int]) -> None:
+    """They are not marked, whatever they are called; so is one that hands its exceptions on."""
+    thread = threading.Thread(target=_raise, args=(RuntimeError("mine"),), name="control-of-mine")
+    thread.start()
+    thread.join(10.0)
+    threads.start_helper("meeting", _raise, RuntimeError("handed on")).join(10.0)
+    assert left == []
