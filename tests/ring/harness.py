@@ -91,7 +91,7 @@ class Running:
         self.actor, self.metrics, self.name = actor, metrics, name
         self.turns = 0
         self.error: Exception | None = None
-        self._crashing = False
+        self._crash_when: Callable[[], bool] = lambda: False
         self._count_turns()
         self.thread = threading.Thread(target=self._run, name=f"actor-{name}", daemon=True)
         self.thread.start()
@@ -102,11 +102,15 @@ class Running:
         assert value is not None, f"{self.name} has no {metric} {labels}"
         return value
 
-    def crash(self) -> None:
-        """Have the main loop raise at its next turn, and wait for its end."""
-        self._crashing = True
-        self.thread.join(10.0)
-        assert isinstance(self.error, CrashError), self.error
+    def crash(self, when: Callable[[], bool] = lambda: True) -> None:
+        """Have the main loop raise at its first turn at which `when()`, asked there, is true; wait for its end."""
+        self._crash_when = when
+        self.thread.join(PATIENCE_SECONDS)
+        assert isinstance(self.error, CrashError), f"{self.name} has not crashed: {self.error}"
+
+    def end(self) -> None:
+        """Have the main loop raise at its next turn."""
+        self._crash_when = lambda: True
 
     def _run(self) -> None:
         try:
@@ -122,7 +126,7 @@ class Running:
 
         def counted(*arguments: Any) -> Any:
             self.turns += 1
-            if self._crashing:
+            if self._crash_when():
                 raise CrashError(self.name)
             return original(*arguments)
 
@@ -147,6 +151,10 @@ class Ring:
     def __getitem__(self, name: str) -> Running:
         return self.actors[name]
 
+    def crash(self, name: str, step: int) -> None:
+        """Crash an actor at its first turn after the packer has heard of a step; such a turn comes before its end."""
+        self[name].crash(lambda: self["packer-0"].actor._machine.trained_step >= step)  # type: ignore[attr-defined]
+
     def wait(self, timeout: float = PATIENCE_SECONDS) -> None:
         """Until all actors have ended; none may have failed."""
         deadline = time.monotonic() + timeout
@@ -161,7 +169,7 @@ class Ring:
         """End all actors that still run, peers first."""
         for running in sorted(self.actors.values(), key=lambda r: r.name.startswith("packer")):
             if running.thread.is_alive():
-                running._crashing = True
+                running.end()
         for running in self.actors.values():
             running.thread.join(5.0)
 

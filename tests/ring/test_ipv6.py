@@ -67,8 +67,7 @@ def test_a_run_follows_the_packers_name_to_another_address(tmp_path, monkeypatch
     with ring(named) as run, ring(here) as first, ring(moved) as second:
         first.start("packer-0")
         run.start("trainer-0", "inference-0", "reward-0", "rollout-0")
-        wait_until(lambda: first["packer-0"].actor._machine.trained_step >= 3, "step 3")
-        first["packer-0"].crash()
+        first.crash("packer-0", step=3)
         there[0] = "127.0.0.2"
         second.start("packer-0")
         second.wait(PATIENCE_SECONDS)

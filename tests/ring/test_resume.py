@@ -67,8 +67,7 @@ def test_a_run_whose_actors_are_killed_reaches_the_same_weights(tmp_path, undist
     with ring(config) as run:
         run.start()
         for step, kind in enumerate(("packer", "rollout", "trainer", "reward", "inference"), start=1):
-            wait_until(lambda step=step: steps_recorded(config) >= step, f"step {step}")
-            run[f"{kind}-0"].crash()
+            run.crash(f"{kind}-0", step)
             run.start(f"{kind}-0")
         run.wait(PATIENCE_SECONDS)
     assert check_promise(config).dropped == {}
@@ -99,9 +98,7 @@ def test_two_ranks_lose_one_and_both_start_anew(tmp_path, victim):
     config = level_0(tmp_path, trainer={"num_ranks": 2}, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
     other = "trainer-1" if victim == "trainer-0" else "trainer-0"
     with ring(config) as run:
-        run.start(*TWO_RANKS)
-        wait_until(lambda: steps_recorded(config) >= 4, "step 4")
-        run[victim].crash()
+        run.start(*TWO_RANKS).crash(victim, step=4)
         run.start(victim)
         wait_until(lambda: not run[other].thread.is_alive(), "the other rank is told to exit")
         assert type(run[other].error).__name__ == "StartOverError"

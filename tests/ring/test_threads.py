@@ -80,10 +80,8 @@ def test_peer_that_crashes_and_starts_again_costs_nothing_but_time(tmp_path, tra
         inference={"engine": {"type": "fake", "token_seconds": 0.005}},
         eval={"num_prompts": 0},
     )
-    with ring(config) as run, watching(config) as watcher:
-        run.start()
-        wait_until(lambda: watcher.progress().get("step", 0) >= 2, "step 2")
-        run[f"{kind}-0"].crash()
+    with ring(config) as run:
+        run.start().crash(f"{kind}-0", step=2)
         run.start(f"{kind}-0").wait()
     assert check_promise(config).dropped == {}
 
