@@ -90,9 +90,8 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | N
 def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RewardActor":
     """Make the reward actor, with the user's functions. No other process imports reward functions."""
     from actors.reward.builtin import unmeasured
-    from actors.reward.functions import load_function
+    from actors.reward.functions import NamedReward, load_advantage, load_function, load_rewards, load_steps
     from actors.reward.loop import RewardActor
-    from actors.reward.scorer import NamedReward, load_advantage, load_rewards, load_steps
     from schemas.config.advantages import CustomAdvantageConfig
 
     path, advantage = config.eval.exact_match, config.reward.advantage

@@ -1,16 +1,151 @@
-"""Loading of reward functions from a configured `path`. Only the reward actor loads user code for rewards."""
+"""User functions of rewards, steps and advantages: loaded from a configured `path`, with their arguments and checks.
+
+Only the reward actor loads user code for rewards.
+"""
 
 import difflib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.algorithms.advantages import Steps
 from actors.process import user_code
 from actors.reward.builtin import BUILTIN
+from actors.reward.values import check_steps, check_values
+from schemas.config.advantages import CustomAdvantageConfig
+from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
 from schemas.errors import ConfigError
+from schemas.messages import RolloutGroup
 
 RewardFunction = Callable[..., Any]
 ARGUMENTS = ("prompts", "completions", "completion_ids")
 """Arguments filled with the sampled group, as in TRL. Columns and keys of `kwargs` must have other names."""
+UNSHAPED = ShapingConfig()
+
+
+@dataclass(frozen=True)
+class NamedReward:
+    """Reward function, loaded."""
+
+    name: str
+    weight: float
+    kwargs: dict[str, Any]
+    function: RewardFunction
+    shaping: ShapingConfig = UNSHAPED
+
+    @cached_property
+    def takes_token_ids(self) -> bool:
+        """True if the function accepts `completion_ids`."""
+        try:
+            parameters = inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError):  # a function written in C has no signature
+            return False
+        return any(p.name == "completion_ids" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+    @property
+    def is_async(self) -> bool:
+        """True for an `async def` function, which runs on the event loop."""
+        return inspect.iscoroutinefunction(self.function)
+
+    def arguments(self, group: RolloutGroup) -> dict[str, Any]:
+        """Return keyword arguments as TRL passes them: lists with an item per completion.
+
+        Completions of chat prompts are lists of messages. The sampled group's own arguments replace `kwargs` of the
+        same name, and `kwargs` replace columns of the data.
+        """
+        as_chat, size = not isinstance(group.prompt, str), group.num_completions
+        arguments: dict[str, Any] = {name: [value] * size for name, value in group.columns.items()} | self.kwargs
+        arguments["prompts"] = [group.prompt] * size
+        arguments["completions"] = [
+            [{"role": "assistant", "content": text}] if as_chat else text for text in group.completions
+        ]
+        if self.takes_token_ids:  # else not built: lists of ints are large
+            parts = np.split(group.token_ids, group.completion_offsets[1:-1])
+            arguments["completion_ids"] = [part.tolist() for part in parts]
+        return arguments
+
+    def check(self, values: Any, group: RolloutGroup) -> Any:
+        """Return the function's values in the form in which they are used.
+
+        Raises:
+            RewardError: the values are invalid.
+        """
+        return check_values(self.name, values, group.num_completions)
+
+
+class StepReward(NamedReward):
+    """Function of `reward.steps`, loaded: rewards steps inside completions."""
+
+    def check(self, values: Any, group: RolloutGroup) -> list[Steps]:
+        """Return the steps of each completion, as (end, reward) pairs. Raises RewardError for invalid ones."""
+        return check_steps(self.name, values, group.lengths_G.tolist())
+
+
+class AdvantageFunction(NamedReward):
+    """Function of `reward.advantage`, loaded: computes advantages from rewards."""
+
+    def on(self, rewards_PG: NDArray[np.float64], lengths_PG: NDArray[np.int64]) -> "AdvantageFunction":
+        """Return a copy with the two arrays bound as the first arguments, of shape (P, G)."""
+        return replace(self, function=partial(self.function, rewards_PG, lengths_PG))
+
+    def arguments(self, group: RolloutGroup) -> dict[str, Any]:
+        """Return the function's `kwargs`; the arrays are bound already."""
+        return self.kwargs
+
+    def check(self, values: Any, group: RolloutGroup) -> Any:
+        """Return the values unchanged: the caller knows the shape of advantages and checks it."""
+        return values
+
+
+def load_rewards(configs: Sequence[RewardFunctionConfig]) -> list[NamedReward]:
+    """Load the configured reward functions. Names are the last part of each path, with a number where repeated.
+
+    Raises:
+        ConfigError: a function can't be found, or its kwargs have the name of an argument.
+    """
+    problems = [
+        problem
+        for i, config in enumerate(configs)
+        for problem in _taken_names(f"reward.functions.{i}.kwargs", config.kwargs)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    names = [config.path.rpartition(":")[2] for config in configs]
+    # repeated names get their position in the configuration, also in the columns of metrics.jsonl
+    unique = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+    shapings = [ShapingConfig(bias=config.bias, scale=config.scale, clip=config.clip) for config in configs]
+    functions = [load_function(config.path, f"reward.functions.{i}.path") for i, config in enumerate(configs)]
+    return [
+        NamedReward(name, config.weight, config.kwargs, function, shaping)
+        for name, config, function, shaping in zip(unique, configs, functions, shapings, strict=True)
+    ]
+
+
+def load_steps(config: StepRewardConfig) -> StepReward:
+    """Load the function of `reward.steps`.
+
+    Raises:
+        ConfigError: the function can't be found, or its kwargs have the name of an argument.
+    """
+    if problems := _taken_names("reward.steps.kwargs", config.kwargs):
+        raise ConfigError(*problems)
+    name = config.path.rpartition(":")[2]
+    return StepReward(name, 0.0, config.kwargs, load_function(config.path, "reward.steps.path"))
+
+
+def load_advantage(config: CustomAdvantageConfig) -> AdvantageFunction:
+    """Load the function of `reward.advantage`.
+
+    Raises:
+        ConfigError: the function can't be found.
+    """
+    name = config.path.rpartition(":")[2]
+    return AdvantageFunction(name, 0.0, config.kwargs, load_function(config.path, "reward.advantage.path"))
 
 
 def load_function(path: str, key: str) -> RewardFunction:
@@ -33,3 +168,10 @@ def load_function(path: str, key: str) -> RewardFunction:
         f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
         "your own is named package.module:function or file.py:function"
     )
+
+
+def _taken_names(key: str, kwargs: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key}.{name}: is what functions receive of the sampled group; use another name"
+        for name in sorted(kwargs.keys() & set(ARGUMENTS))
+    ]

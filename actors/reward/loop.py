@@ -3,7 +3,8 @@
 Consumes RolloutGroups from its inbox, releases and the packer's address from State. Emits ScoredGroups to the packer.
 The main thread is the bus thread and never blocks: it reads, reports every held group in its beats, and drops copies of
 held groups. P13 (senders keep a group until its release): a scored group is kept, and sent again to each new packer.
-Worker threads score, under `reward.timeout`. Once stuck functions have taken all threads, a new process takes over.
+Worker threads call the user's functions, under `reward.timeout`, then `score_group`, which is pure. Once stuck
+functions have taken all threads, a new process takes over.
 """
 
 import math
@@ -11,27 +12,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from actors.algorithms.advantages import (
-    GroupRewards,
-    Steps,
-    check_advantages,
-    group_advantages,
-    token_advantages,
-    without_ended,
-)
-from actors.algorithms.advantages.group import Floats, Ints, ran_out
-from actors.algorithms.advantages.shaping import combine_rewards, shape, shape_functions
-from actors.algorithms.filters import filter_completions, mask_completions
+from actors.algorithms.advantages import Steps, check_advantages
+from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, StartOverError
+from actors.reward.errors import RewardError
+from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
 from actors.reward.sameness import Sameness
-from actors.reward.scorer import AdvantageFunction, NamedReward, RewardError, Scorer, StepReward
+from actors.reward.scorer import Scorer
 from actors.telemetry.metrics import Metrics
 from bus import threads
 from bus.counts import EdgeCounts
@@ -92,8 +85,11 @@ class RewardActor:
         steps: StepReward | None = None,
         custom: AdvantageFunction | None = None,
     ) -> None:
-        self._config, self._metrics, self._vocab_size = config, metrics, vocab_size
+        self._config, self._metrics = config, metrics
+        # the last row of an evaluation is exact_match, which is measured and not part of the reward
         self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
+        weights_F = np.array([one.weight for one in rewards])
+        self._rules = ScoringRules(config.reward, weights_F, [one.shaping for one in rewards], vocab_size)
         self._steps, self._custom = steps, custom
         reward, num_threads = config.reward, config.reward.max_concurrent_groups
         # each group calls its functions at the same time; evaluations call the most
@@ -146,7 +142,7 @@ class RewardActor:
                     message = self._inbox.receive(0)
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            self._scorer.close()
+            self._scorer.runner.close()
             self.membership.close()
             self._inbox.close()
             with self._sending:  # worker threads may be about to send
@@ -184,7 +180,7 @@ class RewardActor:
         Raises:
             StartOverError: a new process shall take over. Groups not scored here are sent to it or to another one.
         """
-        self._worn_out = self._worn_out or self._scorer.worn_out
+        self._worn_out = self._worn_out or self._scorer.runner.worn_out
         if self._worn_out:
             self._drain.begin()
             with self._lock:
@@ -264,86 +260,62 @@ class RewardActor:
             self._send(held)
 
     def _scored(self, group: RolloutGroup) -> ScoredGroup:
-        """Return the group with rewards and advantages, by the user's functions.
+        """Return the group with rewards and advantages: the user's functions first, then the pure part.
 
         Raises:
             RewardError, ConfigError: as `Scorer.score`.
         """
         rewards_FG = self._scorer.score(self._rewards[group.purpose], group)
-        rewards = self._rewards_of(group, rewards_FG)
-        self._note_unscorable(group, int((~rewards.scored_G).sum()))
-        if group.purpose == "train":
-            names = [reward.name for reward in self._rewards["train"]]
-            for words in self._sameness.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
-                log.warning("reward function returns one value", detail=words)
-            for value in rewards.rewards_G[rewards.scored_G]:
-                self._metrics.observe("grpo_reward_value", float(value))
+        steps, custom_1S = self._call_steps(group), self._call_custom(group, rewards_FG)
+        score = score_group(group, rewards_FG, self._rules, steps, custom_1S)
+        self._measure(group, rewards_FG, score)
         return ScoredGroup(
-            **group.__dict__ | {"loss_mask": self._loss_mask(group)},
+            **group.__dict__ | {"loss_mask": score.loss_mask_N},
             scorer=self.membership.name,
             reward_names=[reward.name for reward in self._rewards[group.purpose]],
             rewards_FG=rewards_FG,
-            rewards_G=rewards.rewards_G,
-            **self._advantages(group, rewards),
+            rewards_G=score.rewards_G,
+            advantages_G=score.advantages_G,
+            token_advantages=score.token_advantages_N,
         )
 
-    def _rewards_of(self, group: RolloutGroup, rewards_FG: Floats) -> GroupRewards:
-        """Return a reward per completion: each function's values shaped and weighted, then the sum shaped."""
-        rewards, reward = self._rewards["train"], self._config.reward
-        # the last row of an evaluation is exact_match, which is measured and not part of the reward
-        shaped_FG = shape_functions(rewards_FG[: len(rewards)], [reward.shaping for reward in rewards])
-        weights_F = np.array([reward.weight for reward in rewards])
-        total_G = combine_rewards(shaped_FG, weights_F, none_as_zero=reward.none_as_zero)
-        return GroupRewards(shape(total_G, reward.shaping), group.lengths_G, shaped_FG, weights_F)
-
-    def _advantages(self, group: RolloutGroup, rewards: GroupRewards) -> dict[str, NDArray[np.float32]]:
-        """Return the advantage fields of a scored group; zeros for an evaluation, which is not trained on."""
-        config = self._config.reward.advantage
-        if group.purpose == "eval":
-            return {"advantages_G": np.zeros(group.num_completions, np.float32)}
-        if config.level != "token":
-            advantages_G = group_advantages(rewards, config, partial(self._call_custom, group))
-            advantages_G = without_ended(group, advantages_G, self._config.reward)
-            return {"advantages_G": advantages_G.astype(np.float32)}
-        offsets, steps = group.completion_offsets, self._call_steps(group)
-        zeroed_G = ran_out(group) if self._config.reward.mask_no_eos_with_zero else None
-        advantages_N = token_advantages(rewards.rewards_G, offsets, group.loss_mask, config, steps, zeroed_G)
-        # per completion, for metrics and packing order: the mean over its tokens
-        means_G = np.add.reduceat(advantages_N, offsets[:-1]) / group.lengths_G
-        return {"advantages_G": means_G.astype(np.float32), "token_advantages": advantages_N.astype(np.float32)}
-
     def _call_steps(self, group: RolloutGroup) -> list[Steps] | None:
-        if self._steps is None:
+        """Return the steps of each completion; None without a function of `reward.steps`, and for an evaluation."""
+        if self._steps is None or group.purpose == "eval":
             return None
         (steps,) = self._scorer.call([self._steps], group, required=False)
         return steps or [[]] * group.num_completions  # None: the function was late, so no completion has steps
 
-    def _call_custom(self, group: RolloutGroup, rewards_PG: Floats, lengths_PG: Ints) -> Floats:
-        assert self._custom is not None
-        (values,) = self._scorer.call([self._custom.on(rewards_PG, lengths_PG)], group, required=True)
+    def _call_custom(self, group: RolloutGroup, rewards_FG: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Return the values of the user's advantage function; None if it is not configured or not needed."""
+        arguments = custom_arguments(group, rewards_FG, self._rules) if self._custom is not None else None
+        if self._custom is None or arguments is None:
+            return None
+        # required: nothing can stand in for an advantage, so a late function fails the attempt
+        (values,) = self._scorer.call([self._custom.on(*arguments)], group, required=True)
         try:
-            return check_advantages(values, rewards_PG.shape)
+            return check_advantages(values, arguments[0].shape)
         except (TypeError, ValueError) as error:
             raise RewardError("reward_invalid", f"{self._custom.name} {error}") from error
+
+    def _measure(self, group: RolloutGroup, rewards_FG: NDArray[np.float64], score: GroupScore) -> None:
+        """Count and log the figures of a scored group."""
+        self._note_unscorable(group, int((~score.scored_G).sum()))
+        if group.purpose == "eval":
+            return
+        names = [reward.name for reward in self._rewards["train"]]
+        for words in self._sameness.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
+            log.warning("reward function returns one value", detail=words)
+        for value in score.rewards_G[score.scored_G]:
+            self._metrics.observe("grpo_reward_value", float(value))
+        for name, found_G in score.found.items():
+            self._metrics.count("grpo_reward_filtered_completions_total", int(found_G.sum()), filter=name)
+        self._metrics.count("grpo_reward_masked_completions_total", int(score.masked_G.sum()))
 
     def _note_late(self, group: RolloutGroup, words: str, outcome: str) -> None:
         """Log and count late functions, with the outcome decided by the scorer."""
         self._metrics.count("grpo_reward_timeouts_total", outcome=outcome)
         log.warning("reward function late", ordinal=group.ordinal, detail=words, outcome=outcome)
-
-    def _loss_mask(self, group: RolloutGroup) -> NDArray[np.uint8]:
-        """Return the group's loss mask without the completions that filters mask.
-
-        Masks are applied here, so that the payload which the packer digests and stores is trained unchanged, also by a
-        replay, or with another filter configured later.
-        """
-        if group.purpose == "eval":
-            return group.loss_mask
-        found, masked_G = filter_completions(group, self._config.reward, self._vocab_size)
-        for name, found_G in found.items():
-            self._metrics.count("grpo_reward_filtered_completions_total", int(found_G.sum()), filter=name)
-        self._metrics.count("grpo_reward_masked_completions_total", int(masked_G.sum()))
-        return mask_completions(group.loss_mask, group.completion_offsets, masked_G)
 
     def _note_unscorable(self, group: RolloutGroup, count: int) -> None:
         """Count completions to which no function applied; warn, at most once a minute, if it is the whole group."""
@@ -400,7 +372,7 @@ class RewardActor:
         self._metrics.set("grpo_reward_held_groups", len(holds))
         self._metrics.set("grpo_reward_queue_groups", load)
         said = {"holds": holds, "load": load, "failures": failures}
-        said |= {"calls": self._scorer.num_calls, "late_calls": self._scorer.num_late}
+        said |= {"calls": self._scorer.runner.num_calls, "late_calls": self._scorer.runner.num_late}
         said |= {"notes": self._sameness.words[: limits.BEAT_NOTES]}
         if starting is not None:
             self.membership.start(**said, **starting)

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 import actors.process.membership
 from actors.packer.loop import settings_of
 from actors.process.membership import StartOverError
+from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
 from actors.reward.loop import RewardActor, _Held
-from actors.reward.scorer import AdvantageFunction, NamedReward, StepReward
 from actors.telemetry.metrics import Metrics
 from bus.data import Outbox
 from schemas import limits
@@ -60,7 +60,7 @@ def make_actor(tmp_path):
     yield make
     for actor in made:
         actor._pool.shutdown()
-        actor._scorer.close()
+        actor._scorer.runner.close()
         actor._inbox.close()
 
 

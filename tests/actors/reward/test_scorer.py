@@ -1,34 +1,25 @@
 import asyncio
-import gc
 import json
 import math
-import sys
 import threading
-import time
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from actors.reward.functions import load_function
-from actors.reward.scorer import (
-    MAX_STUCK_CALLS,
+from actors.reward.errors import RewardError
+from actors.reward.functions import (
     NamedReward,
-    RewardError,
-    Scorer,
     StepReward,
-    load_advantage,
     load_rewards,
-    load_steps,
 )
-from schemas.config.advantages import CustomAdvantageConfig
-from schemas.config.data import RewardFunctionConfig, StepRewardConfig
+from actors.reward.runner import MAX_STUCK_CALLS
+from actors.reward.scorer import Scorer
+from schemas.config.data import RewardFunctionConfig
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 from tests.actors.reward.test_loop import group as sampled_group
@@ -77,7 +68,7 @@ def make_scorer() -> Iterator[Callable[..., _Scorer]]:
 
     yield make
     for scorer in made:
-        scorer.close()
+        scorer.runner.close()
 
 
 def test_functions_are_called_as_trl_calls_them(make_scorer: Any) -> None:
@@ -227,15 +218,15 @@ def test_a_slow_sync_function_is_given_up_and_named(make_scorer: Any) -> None:
 
     scorer = make_scorer(slow, timeout=0.02)
     for _ in range(MAX_STUCK_CALLS):
-        assert scorer.worn_out == ""
+        assert scorer.runner.worn_out == ""
         with pytest.raises(RewardError, match=r"f0 took more than 0.02 s \(reward.timeout\)") as caught:
             scorer.scored("hang")
         assert caught.value.reason == "reward_timeout"
-    assert f"calls of f0 ({MAX_STUCK_CALLS}) have not returned within reward.timeout 0.02 s" in scorer.worn_out
-    scorer._timeout = 5.0
+    assert f"calls of f0 ({MAX_STUCK_CALLS}) have not returned within reward.timeout 0.02 s" in scorer.runner.worn_out
+    scorer.runner.timeout = 5.0
     assert scorer.scored("fine") == [[1.0]]
     release.set()
-    wait_until(lambda: not scorer.worn_out, "a call that returns after all gives its thread back")
+    wait_until(lambda: not scorer.runner.worn_out, "a call that returns after all gives its thread back")
 
 
 def test_a_slow_async_function_is_cancelled(make_scorer: Any) -> None:
@@ -254,7 +245,7 @@ def test_a_slow_async_function_is_cancelled(make_scorer: Any) -> None:
     with pytest.raises(RewardError, match=r"f0 took more than 0.1 s \(reward.timeout\)$"):
         scorer.scored("c")
     assert cancelled.wait(2)
-    assert scorer.worn_out == ""
+    assert scorer.runner.worn_out == ""
 
 
 @pytest.mark.parametrize("always", [False, True])
@@ -281,7 +272,7 @@ def test_an_async_function_that_blocks_fails_its_group_by_name_and_others_only_i
         waiting = threads.submit(scorer.scored, "fine")
         with pytest.raises(RewardError, match=words):
             blocked.result(5)
-        wait_until(lambda: "f0 blocks the event loop" in scorer.worn_out, "a new process is asked for")
+        wait_until(lambda: "f0 blocks the event loop" in scorer.runner.worn_out, "a new process is asked for")
         if always:
             with pytest.raises(RewardError, match=words):
                 waiting.result(5)
@@ -355,7 +346,7 @@ def test_a_function_that_raises_fails_the_group_though_another_is_late(make_scor
     scorer = make_scorer(lambda **_: release.wait(10), lambda **_: 1 / 0, timeout=0.05, retries=1, on_timeout="none")
     with pytest.raises(RewardError, match="f1 raised ZeroDivisionError"):
         scorer.scored("a")
-    assert list(scorer._stuck.values()) == ["f0"]
+    assert scorer.runner.stuck == ["f0"]
     release.set()
 
 
@@ -380,9 +371,9 @@ def test_calls_that_are_to_be_repeated_do_not_wear_the_process_out(make_scorer: 
     scorer = make_scorer(lambda **_: release.wait(30), timeout=0.01, retries=1, on_timeout="none")
     for _ in range(MAX_STUCK_CALLS // 2):
         assert np.isnan(scorer.scored("a")).all()
-    assert scorer.worn_out == ""  # two calls at once, each once again: two more may hang
+    assert scorer.runner.worn_out == ""  # two calls at once, each once again: two more may hang
     scorer.scored("a")
-    assert f"calls of f0 ({MAX_STUCK_CALLS + 2}) have not returned" in scorer.worn_out
+    assert f"calls of f0 ({MAX_STUCK_CALLS + 2}) have not returned" in scorer.runner.worn_out
     release.set()
 
 
@@ -395,7 +386,7 @@ def _steps(values: Any, *completions: str) -> Any:
         )
         return found
     finally:
-        scorer.close()
+        scorer.runner.close()
 
 
 def test_steps_are_pairs_of_a_place_and_a_reward() -> None:
@@ -422,140 +413,3 @@ def test_bad_steps_fail_the_group_by_name(values: Any, words: str) -> None:
     with pytest.raises(RewardError, match=words) as caught:
         _steps(values, "a", "b")
     assert caught.value.reason == "reward_invalid"
-
-
-def test_functions_for_steps_and_advantages_are_loaded_with_their_key(tmp_path: Path) -> None:
-    """Like reward functions, and their kwargs may not take the name of an argument."""
-    (tmp_path / "steps_mine.py").write_text("def f(prompts, completions, completion_ids): return [[(1, 7.0)]]\n")
-    path = f"{tmp_path}/steps_mine.py:f"
-    assert load_steps(StepRewardConfig(path=path)).function([], [], []) == [[(1, 7.0)]]
-    assert load_advantage(CustomAdvantageConfig(path=path)).name == "f"
-    with pytest.raises(ConfigError, match=r"reward.steps.path: .* has no function 'g'"):
-        load_steps(StepRewardConfig(path=path.replace(":f", ":g")))
-    with pytest.raises(ConfigError, match=r"reward.advantage.path: .* has no function 'g'"):
-        load_advantage(CustomAdvantageConfig(path=path.replace(":f", ":g")))
-    with pytest.raises(ConfigError, match=r"reward.steps.kwargs.prompts: is what functions receive"):
-        load_steps(StepRewardConfig(path=path, kwargs={"prompts": []}))
-
-
-@pytest.fixture
-def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What loading adds to sys.path goes with the test, and modules of an earlier one are forgotten."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("mine", "one_helper", "late_helper"):
-        sys.modules.pop(name, None)
-
-
-def test_functions_load_from_name_module_and_file(tmp_path: Path) -> None:
-    """All three spellings of a path."""
-    (tmp_path / "mine.py").write_text("def f(prompts, completions): return [7.0]\n")
-    assert load_function("exact_match", "k").__name__ == "exact_match"
-    assert load_function("actors.reward.builtin:exact_match", "k").__name__ == "exact_match"
-    assert load_function(f"{tmp_path}/mine.py:f", "k")([], []) == [7.0]
-
-
-@pytest.mark.usefixtures("search_path")
-@pytest.mark.parametrize("path", ["{folder}/mine.py:f", "mine:f"])
-def test_a_function_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: Any, path: str) -> None:
-    """A helper, when it is loaded and when it is called; modules are found from the working directory."""
-    (tmp_path / "one_helper.py").write_text("WORTH = 3.0\n")
-    (tmp_path / "late_helper.py").write_text("MORE = 4.0\n")
-    (tmp_path / "mine.py").write_text(
-        "from one_helper import WORTH\n"
-        "def f(prompts, completions):\n"
-        "    from late_helper import MORE\n"
-        "    return [WORTH + MORE]\n"
-    )
-    if path.startswith("mine"):
-        monkeypatch.chdir(tmp_path)
-    assert load_function(path.format(folder=tmp_path), "k")([], []) == [7.0]
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("exact_mach", "key: no built-in reward 'exact_mach', did you mean 'exact_match'"),
-        ("no.such.module:f", "key: can't import no.such.module"),
-        ("actors.reward.builtin:nothing", "key: actors.reward.builtin has no function 'nothing'"),
-        ("/nowhere/mine.py:f", "key: there is no file /nowhere/mine.py"),
-    ],
-)
-def test_a_function_that_can_not_be_found_is_named_with_its_key(path: str, words: str) -> None:
-    """The error says which key, and what is there instead."""
-    with pytest.raises(ConfigError, match=words):
-        load_function(path, "key")
-
-
-@pytest.mark.usefixtures("search_path")
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [("import not_installed_anywhere", "ModuleNotFoundError: No module"), ("exit(3)", "SystemExit: 3")],
-)
-def test_a_file_that_fails_on_import_says_why(tmp_path: Path, code: str, words: str) -> None:
-    """The cause is in the words."""
-    (tmp_path / "bad.py").write_text(code)
-    with pytest.raises(ConfigError, match=f"fails on import: {words}"):
-        load_function(f"{tmp_path}/bad.py:f", "key")
-
-
-def test_functions_of_the_same_name_are_told_apart() -> None:
-    """So that their columns in metrics and samples do not overwrite each other."""
-    configs = [
-        RewardFunctionConfig(path="exact_match"),
-        RewardFunctionConfig(path="actors.reward.builtin:exact_match"),
-    ]
-    assert [reward.name for reward in load_rewards(configs)] == ["exact_match_0", "exact_match_1"]
-
-
-def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refused() -> None:
-    """One that comes while the loop already stops is cancelled; a later one raises, and no coroutine is left."""
-
-    async def slow(prompts: Any, completions: list[str]) -> list[float]:
-        await asyncio.sleep(60.0)
-        return [0.0] * len(completions)
-
-    scorer, stopping, handed_over = Scorer(60.0, 2), threading.Event(), threading.Event()
-
-    def stop() -> None:
-        scorer._loop.stop()
-        stopping.set()
-        handed_over.wait(10.0)
-
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        scorer._loop.call_soon_threadsafe(stop)
-        assert stopping.wait(10.0)
-        call = scorer._call(_reward(slow), _group(["a"]))
-        handed_over.set()
-        with pytest.raises(CancelledError):
-            call.result(10.0)
-        wait_until(scorer._loop.is_closed, "the loop is closed")
-        with pytest.raises(RuntimeError, match="loop is closed"):
-            scorer._call(_reward(slow), _group(["a"]))
-        gc.collect()
-    assert [str(each.message) for each in warned if "never awaited" in str(each.message)] == []
-
-
-@pytest.mark.parametrize("blocks", [True, False])
-def test_loop_that_stands_still_with_the_machine_does_not_wear_the_process_out(blocks: bool) -> None:
-    """No tick for 5 s with a timeout of 1 s: a function that blocks is named; where none runs, nobody is."""
-    release, entered = threading.Event(), threading.Event()
-
-    async def blocking(prompts: Any, completions: list[str]) -> list[float]:
-        entered.set()
-        release.wait(10.0)
-        return [0.0] * len(completions)
-
-    scorer = Scorer(1.0, 2)
-    if blocks:
-        scorer._call(_reward(blocking, "blocking"), _group(["a"]))
-        assert entered.wait(10.0)
-    scorer._tick = lambda: None  # type: ignore[method-assign]
-    wait_until(lambda: scorer._ticked < time.monotonic() - 0.2, "no tick")
-    scorer._ticked = time.monotonic() - 5.0
-    words = scorer.worn_out
-    release.set()
-    scorer.close()
-    assert words == (
-        "blocking blocks the event loop of all async reward functions; make it a plain def" if blocks else ""
-    )
