@@ -15,6 +15,8 @@ from actors.reward.runner import FunctionRunner
 from tests.actors.reward.test_loop import group
 from tests.ring.harness import wait_until
 
+GROUP = group().model_copy(update={"columns": {}})
+
 
 def _reward(function: Any, name: str = "mine") -> NamedReward:
     return NamedReward(name, 1.0, {}, function)
@@ -38,13 +40,13 @@ def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refuse
         warnings.simplefilter("always")
         runner._loop.call_soon_threadsafe(stop)
         assert stopping.wait(10.0)
-        call = runner.submit(_reward(slow), group())
+        call = runner.submit(_reward(slow), GROUP)
         handed_over.set()
         with pytest.raises(CancelledError):
             call.result(10.0)
         wait_until(runner._loop.is_closed, "the loop is closed")
         with pytest.raises(RuntimeError, match="loop is closed"):
-            runner.submit(_reward(slow), group())
+            runner.submit(_reward(slow), GROUP)
         gc.collect()
     assert [str(each.message) for each in warned if "never awaited" in str(each.message)] == []
 
@@ -61,7 +63,7 @@ def test_loop_that_stands_still_with_the_machine_does_not_wear_the_process_out(b
 
     runner = FunctionRunner(1.0, 2)
     if blocks:
-        runner.submit(_reward(blocking, "blocking"), group())
+        runner.submit(_reward(blocking, "blocking"), GROUP)
         assert entered.wait(10.0)
     runner._tick = lambda: None  # type: ignore[method-assign]
     wait_until(lambda: runner._ticked < time.monotonic() - 0.2, "no tick")
