@@ -108,6 +108,7 @@ def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
     raise_limits(config)
     fault_points.name_process(name)  # for tests alone
     threading.excepthook = _end_with_thread
+    log.info("actor started", pid=os.getpid())
     if kind == "reward":
         be_first_to_go()
     if parent is not None:

@@ -1,11 +1,18 @@
 """Fixtures of all tests. Nothing here imports torch before a test asks for a model."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ModelFolder = Callable[..., Path]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave the thousands of collected tests out of every later garbage collection, which would visit all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,7 @@ def check_replay(config: RunConfig, step: int) -> None:
     assert replayed.stdout.count("same bits") == 3
 
 
+@pytest.mark.long
 def test_an_adaptive_entropy_coefficient_outlives_a_killed_trainer_and_is_replayed(
     tmp_path: Path, model_folder: ModelFolder
 ) -> None:

@@ -12,7 +12,6 @@ from actors.learner.learner import TorchLearner
 from schemas.errors import ConfigError
 from tests.actors.learner.steps import random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
-from tests.marks import first_of
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="not run: install g++")
 
@@ -39,11 +38,9 @@ def learner_of(model_folder: ModelFolder, compiled: bool, **keys: Any) -> TorchL
 
 
 @needs_a_compiler
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "keys", first_of([{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}]), ids=["full", "lora"]
-)
+@pytest.mark.parametrize("keys", [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}], ids=["full", "lora"])
 def test_compiled_layers_train_what_they_train_without(model_folder: ModelFolder, keys: dict[str, Any]) -> None:
     """Three steps on rows of other lengths each: loss, gradient norm and weights within 1e-5 of plain ones."""
     from torch._dynamo.utils import counters
