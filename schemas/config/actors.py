@@ -16,6 +16,7 @@ from schemas.config.noise import NoiseConfig
 from schemas.config.objective import ObjectiveConfig
 from schemas.config.optimizers import AdamWConfig, OptimizerConfig
 from schemas.config.pools import PoolsConfig
+from schemas.config.resume_classes import Free, Identity, Repack
 from schemas.config.sglang import EnginePoolConfig, SglangEngineConfig
 
 
@@ -25,88 +26,88 @@ class TemperatureScheduleConfig(Section):
     Each token carries the temperature of its sampling, and its logprobs are of the distribution at that temperature.
     """
 
-    type: Literal["linear", "cosine"]
+    type: Free[Literal["linear", "cosine"]]
     """Shape of the course: straight line or half a cosine (Surogate: temp_scheduler.type)."""
-    end: float = Field(gt=0)
+    end: Free[float] = Field(gt=0)
     """Temperature at the last step of the schedule and at all later steps."""
-    steps: int | None = Field(None, ge=1)
+    steps: Free[int | None] = Field(None, ge=1)
     """Number of steps of the schedule. Empty: `trainer.max_steps`."""
 
 
 class RolloutConfig(Section):
     """Sampling: group size, sampling parameters, time limits. A group is all completions sampled for one prompt."""
 
-    group_size: int = Field(16, ge=1, le=limits.LIST_ITEMS)
+    group_size: Identity[int] = Field(16, ge=1, le=limits.LIST_ITEMS)
     """Completions per prompt (TRL: num_generations; Surogate: rollouts_per_example)."""
-    max_tokens: int = Field(512, ge=1)
+    max_tokens: Free[int] = Field(512, ge=1)
     """Maximum number of new tokens per completion; below `packer.sequence_len`, which holds the prompt too."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: Free[float] = Field(1.0, gt=0)
     """Sampling temperature of train groups. Logprobs are of the distribution at this temperature, in engine and
     trainer. Evaluations have `eval.temperature`."""
-    temperature_schedule: TemperatureScheduleConfig | None = None
+    temperature_schedule: Free[TemperatureScheduleConfig | None] = None
     """Course of the temperature over the run. Empty: constant."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: Free[float] = Field(1.0, gt=0, le=1)
     """Nucleus sampling: only the most probable tokens with this total probability. 1: all. Below 1 the importance ratio
     is biased, and `actors check` warns."""
-    top_k: int = Field(0, ge=0)
+    top_k: Free[int] = Field(0, ge=0)
     """Number of most probable tokens to sample from. 0: all. Above 0 the importance ratio is biased, and `actors check`
     warns."""
-    min_p: float = Field(0.0, ge=0, lt=1)
+    min_p: Free[float] = Field(0.0, ge=0, lt=1)
     """Least probability of a token, relative to the most probable token. 0: no limit. Above 0 the importance ratio is
     biased, and `actors check` warns."""
-    max_concurrent_groups: int = Field(16, ge=1)
+    max_concurrent_groups: Free[int] = Field(16, ge=1)
     """Groups sampled at once by each rollout actor."""
-    group_timeout: float = Field(300.0, gt=0)
+    group_timeout: Free[float] = Field(300.0, gt=0)
     """Seconds from the acceptance of a ticket until its group is sampled and a reward actor has it. After that the
     attempt fails as `timeout`. A group gets three attempts (protocol rules P11, P12, P13)."""
-    completion_retries: int = Field(2, ge=0)
+    completion_retries: Free[int] = Field(2, ge=0)
     """Retries of a failed request to an engine, before the whole attempt at the group fails (protocol rule P11)."""
 
 
 class RewardConfig(Section):
     """Scoring: reward functions, shaping, advantages, masks, time limits."""
 
-    functions: list[RewardFunctionConfig] = Field(min_length=1)
+    functions: Identity[list[RewardFunctionConfig]] = Field(min_length=1)
     """Reward functions. A completion's reward is their weighted sum; a function that returns None for a completion is
     left out of its sum."""
-    shaping: ShapingConfig = ShapingConfig()
+    shaping: Identity[ShapingConfig] = ShapingConfig()
     """Shaping of the weighted sum. Advantage `gdpo` is computed from each function's rewards and is not affected."""
-    none_as_zero: bool = False
+    none_as_zero: Identity[bool] = False
     """Reward of a completion for which every function returned None. `true`: 0 (ms-swift). `false`: unscorable, with
     advantage 0 and left out of every mean (TRL)."""
-    steps: StepRewardConfig | None = None
+    steps: Identity[StepRewardConfig | None] = None
     """Function that rewards steps inside a completion. Required for advantage `process`, possible for `gae`, refused
     for all others. Empty: none."""
-    advantage: AdvantageConfig = ZScoreAdvantageConfig(std="population", eps=1e-8)
+    advantage: Identity[AdvantageConfig] = ZScoreAdvantageConfig(std="population", eps=1e-8)
     """Formula from rewards to advantages. Default: as in TRL's AsyncGRPOTrainer."""
-    adv_norm: NormConfig | None = None
+    adv_norm: Identity[NormConfig | None] = None
     """Normalisation of the advantages over the loss tokens of the step, after all other changes (AReaL: adv_norm).
     Empty: none."""
-    filters: list[CompletionFilterConfig] = []
+    filters: Identity[list[CompletionFilterConfig]] = []
     """Filters that count unfit completions or mask them out of the loss."""
-    mask_truncated_completions: bool = False
+    mask_truncated_completions: Identity[bool] = False
     """Masking of completions cut off at `rollout.max_tokens`: their tokens leave the loss, their rewards stay in the
     baseline (TRL's name; ms-swift: overlong_filter)."""
-    mask_no_eos_with_zero: bool = False
+    mask_no_eos_with_zero: Identity[bool] = False
     """Reward 0, set after normalisation of the rewards, for completions cut off at `rollout.max_tokens` (AReaL). Their
     advantage is then 0, except for what `adv_norm` and a KL in the reward add; their tokens stay in the loss. Not with
     advantage `process`."""
-    timeout: float = Field(300.0, gt=0)
+    timeout: Free[float] = Field(300.0, gt=0)
     """Seconds for all reward functions on one group. The functions of `steps` and of advantage `custom` get the same
     time again, each. Late functions are called again `timeout_retries` times."""
-    timeout_retries: int = Field(1, ge=0)
+    timeout_retries: Free[int] = Field(1, ge=0)
     """Further calls of a late function, each with `timeout` seconds."""
-    on_timeout: Literal["none", "zero", "fail"] = "none"
+    on_timeout: Free[Literal["none", "zero", "fail"]] = "none"
     """Result of a function that is late after all retries, in training. `none`: None for each completion. `zero`:
     reward 0. `fail`: the attempt fails as `reward_timeout` and the group is sampled again. Evaluations always use
     `fail`."""
-    on_error: Literal["retry", "fail"] = "retry"
+    on_error: Free[Literal["retry", "fail"]] = "retry"
     """Reaction to a function that raises, or that returns anything but a number or None per completion. `retry`: the
     attempt fails and the group is sampled again; after three failed attempts it is dropped as `poison`. `fail`: the run
     fails at the first error, as in TRL."""
-    max_concurrent_groups: int = Field(8, ge=1)
+    max_concurrent_groups: Free[int] = Field(8, ge=1)
     """Groups scored at once by each reward actor."""
-    max_groups_per_process: int = Field(0, ge=0)
+    max_groups_per_process: Free[int] = Field(0, ge=0)
     """Groups after which a reward actor is replaced by a new process, for functions that leak memory. 0: never."""
 
     @property
@@ -129,39 +130,39 @@ class RewardConfig(Section):
 class PackerConfig(Section):
     """Admission of groups, their order, and packing into steps and micro-batches."""
 
-    groups_per_step: int = Field(8, ge=1, le=limits.LIST_ITEMS)
+    groups_per_step: Identity[int] = Field(8, ge=1, le=limits.LIST_ITEMS)
     """Groups in every training step; a step has groups_per_step × `rollout.group_size` completions."""
-    sequence_len: int = Field(2048, ge=2)
+    sequence_len: Repack[int] = Field(2048, ge=2)
     """Tokens of a packed micro-batch, and the maximum length of a sample (prompt and completion)."""
-    order: Literal["ordinal", "arrival"] = "ordinal"
+    order: Identity[Literal["ordinal", "arrival"]] = "ordinal"
     """Order in which steps take groups. `ordinal`: as issued, so that a slow group holds up its step. `arrival`: as
     scored groups arrive, so that a slow group trains in a later step (protocol rule P16)."""
-    max_async_level: int = Field(1, ge=0)
+    max_async_level: Free[int] = Field(1, ge=0)
     """Steps that sampling may run ahead of training (AReaL: max_head_offpolicyness). 0: sampling and training
     alternate, and every token is sampled by the weights that its step starts from."""
-    max_off_policy_steps: int = Field(8, ge=0)
+    max_off_policy_steps: Free[int] = Field(8, ge=0)
     """Maximum lag of a group in steps, at least `max_async_level`. A group older than that when its step is composed is
     dropped as `stale`, and its example is sampled again (protocol rule P17)."""
-    oversampling_factor: float = Field(1.0, ge=1)
+    oversampling_factor: Free[float] = Field(1.0, ge=1)
     """Factor on the groups issued per step, with order `arrival` only: ceil(groups_per_step × factor) are issued, as
     far as `max_off_policy_steps` lets all be trained. The first to arrive are trained; the surplus trains in later
     steps."""
-    dynamic_sampling: bool = False
+    dynamic_sampling: Free[bool] = False
     """Dropping of groups with all rewards equal, as `zero_variance`; another example is sampled in the group's place
     (DAPO; ms-swift: dynamic_sample)."""
-    online_difficulty_filtering: bool = False
+    online_difficulty_filtering: Free[bool] = False
     """Dropping of groups with a mean reward of exactly 1 (`too_easy`) or exactly 0 (`too_hard`); another example is
     sampled in the group's place (prime-rl)."""
-    filter_zero_advantages: bool = False
+    filter_zero_advantages: Identity[bool] = False
     """Exclusion of tokens with advantage 0 from the loss and its denominator, hence of whole groups with equal rewards.
     Such groups are not replaced (prime-rl, by default there)."""
-    max_resample_times: int = Field(3, ge=0)
+    max_resample_times: Free[int] = Field(3, ge=0)
     """Maximum number of groups dropped by `dynamic_sampling` and `online_difficulty_filtering` in one place of a step.
     The next group in this place is trained whatever its rewards are (protocol rule P15)."""
-    max_drop_fraction: float = Field(0.5, gt=0, le=1)
+    max_drop_fraction: Free[float] = Field(0.5, gt=0, le=1)
     """Share of the last 100 groups dropped as `poison` (three failed attempts each) above which the run fails, since
     the remaining groups are no fair sample of the data. 1: never."""
-    pools: PoolsConfig | None = None
+    pools: Free[PoolsConfig | None] = None
     """Difficulty pools: easy and hard examples are set aside. Empty: none."""
 
     @model_validator(mode="after")
@@ -177,14 +178,14 @@ class PackerConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints in Hugging Face format, or in PEFT format with `model.lora`."""
 
-    interval: int = Field(50, ge=1)
+    interval: Free[int] = Field(50, ge=1)
     """Steps between two checkpoints. The last step is always saved."""
-    keep_last: int = Field(3, ge=2)
+    keep_last: Free[int] = Field(3, ge=2)
     """Number of newest checkpoints kept. A run can resume from each."""
-    keep_interval: int | None = Field(None, ge=1)
+    keep_interval: Free[int | None] = Field(None, ge=1)
     """Steps between two checkpoints kept for good, besides `keep_last`. A run can resume from the newest `keep_last`
     checkpoints only, since the ledger has no groups for older ones. Empty: none."""
-    timeout: float = Field(300.0, gt=0)
+    timeout: Free[float] = Field(300.0, gt=0)
     """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be taken over at a
     start (full disk). After that the run fails."""
 
@@ -201,43 +202,43 @@ class TeacherConfig(Section):
 class TrainerConfig(ObjectiveConfig):
     """Training: objective, updates per step, ranks, learning rate, optimizer, checkpoints."""
 
-    max_steps: int = Field(ge=1)
+    max_steps: Free[int] = Field(ge=1)
     """Number of training steps of the run."""
-    num_iterations: int = Field(1, ge=1)
+    num_iterations: Identity[int] = Field(1, ge=1)
     """Passes of a step over its batch (GRPO's μ, as in TRL and ms-swift)."""
-    num_minibatches: int = Field(1, ge=1)
+    num_minibatches: Identity[int] = Field(1, ge=1)
     """Parts of a step's batch, each with an optimizer update of its own. Parts are whole groups if num_minibatches
     divides `packer.groups_per_step`, else whole completions. A step has num_iterations × num_minibatches updates, all
     at the step's learning rate."""
-    loss_normalizer: Literal["minibatch", "step_mean"] = "minibatch"
+    loss_normalizer: Identity[Literal["minibatch", "step_mean"]] = "minibatch"
     """Divisor of losses averaged over step tokens. `minibatch`: the loss tokens of the minibatch. `step_mean`: the mean
     number of loss tokens of the step's minibatches (TRL's num_items_in_batch)."""
-    teacher: TeacherConfig | None = None
+    teacher: Identity[TeacherConfig | None] = None
     """Teacher model, for loss `ref_kl`, `teacher_tau`, `distillation` and `environments[].ref_kl_weight`. Empty:
     none."""
-    num_ranks: int = Field(1, ge=1, le=1024)
+    num_ranks: Repack[int] = Field(1, ge=1, le=1024)
     """Number of trainer processes (ranks). Each trains its share of a step's samples; all need the same
     `output_dir`."""
-    sharding: Literal["none", "fsdp"] = "none"
+    sharding: Free[Literal["none", "fsdp"]] = "none"
     """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
     has the same bits. `fsdp`: each rank has a part of every weight, gradient and optimizer state, and gathers a layer
     for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or `sft`."""
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: Free[float] = Field(1e-6, gt=0)
     """Peak learning rate."""
-    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    lr_scheduler: Free[Literal["constant", "linear", "cosine"]] = "constant"
     """Learning rate schedule after the warm-up. `linear` and `cosine` fall to learning_rate × min_lr_ratio at
     max_steps."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: Free[int] = Field(0, ge=0)
     """Steps of the linear rise of the learning rate from 0 to `learning_rate`."""
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    min_lr_ratio: Free[float] = Field(0.0, ge=0, le=1)
     """Final learning rate relative to `learning_rate`, for schedules `linear` and `cosine`."""
     optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and its parameters. A map without `type` is AdamW."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: Free[float] = Field(1.0, gt=0)
     """Maximum global norm of the gradients over all ranks; larger gradients are scaled down."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Interval and number of checkpoints."""
-    gang_timeout: float = Field(20.0, gt=0)
+    gang_timeout: Free[float] = Field(20.0, gt=0)
     """Seconds for all ranks to find each other at a start. After that the gang of ranks starts over (protocol rule
     P19)."""
     mismatch: MismatchConfig = MismatchConfig()
@@ -247,16 +248,16 @@ class TrainerConfig(ObjectiveConfig):
 class EmbeddedEngineConfig(Section):
     """Transformers model in the inference actor, served over HTTP. No server to install."""
 
-    type: Literal["embedded"] = "embedded"
-    max_sequences: int = Field(256, ge=1)
+    type: Free[Literal["embedded"]] = "embedded"
+    max_sequences: Free[int] = Field(256, ge=1)
     """Maximum number of completions decoded at once, at least `rollout.group_size`. Further requests wait."""
-    max_sequence_len: int = Field(2048, ge=2)
+    max_sequence_len: Free[int] = Field(2048, ge=2)
     """Maximum number of tokens of a prompt and its completion; above `rollout.max_tokens`."""
-    max_prefill_tokens: int = Field(16384, ge=1)
+    max_prefill_tokens: Free[int] = Field(16384, ge=1)
     """Maximum number of prompt tokens computed between two tokens of the running completions (a single prompt may be
     longer). A larger value admits waiting requests sooner; a smaller one delays running completions less and needs less
     memory."""
-    deterministic: bool = False
+    deterministic: Free[bool] = False
     """Bitwise reproducible requests: the same tokens and logprobs whatever other requests run, and after a restart,
     given the same weights, number of threads and kind of machine. Requests then run one at a time, without the speed of
     batching, and weights switch between two requests, as with `weights.update_mode: drain`."""
@@ -265,10 +266,10 @@ class EmbeddedEngineConfig(Section):
 class FakeEngineConfig(Section):
     """Engine for tests and dry runs: tokens are a hash of seed, position and policy. No model is loaded."""
 
-    type: Literal["fake"] = "fake"
-    vocab_size: int = Field(64, ge=4)
+    type: Free[Literal["fake"]] = "fake"
+    vocab_size: Free[int] = Field(64, ge=4)
     """Number of token ids to draw from."""
-    token_seconds: float = Field(0.0, ge=0)
+    token_seconds: Free[float] = Field(0.0, ge=0)
     """Seconds of pause per decoded token."""
 
 
@@ -282,24 +283,24 @@ class InferenceConfig(Section):
 
     engine: EngineConfig = EmbeddedEngineConfig()
     """Engine that serves the policy."""
-    pool: EnginePoolConfig | None = None
+    pool: Free[EnginePoolConfig | None] = None
     """Pool of vLLM or SGLang servers that join and leave during the run, with an inference actor for each. Empty:
     none."""
-    noise: NoiseConfig | None = None
+    noise: Free[NoiseConfig | None] = None
     """Noise on the norms of the served policy (QeRL), with engines `embedded` and `vllm`. Empty: none."""
-    host: str = "127.0.0.1"
+    host: Free[str] = "127.0.0.1"
     """Address that the HTTP server of an inference actor binds to. Beyond loopback, also set `api_key_env`."""
-    advertise_host: str | None = None
+    advertise_host: Free[str | None] = None
     """Name or address under which other machines reach the HTTP server. Empty: `host`."""
-    port: int = Field(0, ge=0, le=65535)
+    port: Free[int] = Field(0, ge=0, le=65535)
     """Port of inference-0; inference-1 takes the next port, and so on. 0: any free port; required with `pool`."""
-    request_timeout: float = Field(300.0, gt=0)
+    request_timeout: Free[float] = Field(300.0, gt=0)
     """Seconds until a request to an engine must be answered, all its completions included."""
-    api_key_env: str = ""
+    api_key_env: Free[str] = ""
     """Name of the environment variable with the API key of requests. Empty: requests need no key."""
-    tls_cert: str = ""
+    tls_cert: Free[str] = ""
     """File of the TLS certificate (PEM) of the HTTP server; clients trust this certificate. Empty: plain HTTP."""
-    tls_key: str = ""
+    tls_key: Free[str] = ""
     """File of the private key of `tls_cert`, read by inference actors only. Set both or none."""
 
     @model_validator(mode="after")
@@ -312,15 +313,15 @@ class InferenceConfig(Section):
 class UpConfig(Section):
     """Processes that `actors up` starts on this machine, and its limit of restarts."""
 
-    rollout: int = Field(1, ge=1)
+    rollout: Free[int] = Field(1, ge=1)
     """Number of rollout actors."""
-    reward: int = Field(1, ge=1)
+    reward: Free[int] = Field(1, ge=1)
     """Number of reward actors."""
-    inference: int = Field(1, ge=1)
+    inference: Free[int] = Field(1, ge=1)
     """Number of inference actors, one engine each."""
-    torch_threads: dict[Literal["trainer", "inference"], int] = {}
+    torch_threads: Free[dict[Literal["trainer", "inference"], int]] = {}
     """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
-    max_restarts: int = Field(5, ge=0)
+    max_restarts: Free[int] = Field(5, ge=0)
     """Restarts of one actor in a row before the run fails. A life of more than 60 s resets the count."""
 
     @model_validator(mode="after")

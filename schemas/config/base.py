@@ -9,7 +9,8 @@ class Section(BaseModel):
     """Base of every configuration section: immutable, and strict about keys and types.
 
     Unknown keys are errors, values are not converted (`"1"` is no integer), and defaults pass the same checks as given
-    values. The docstring below a key is its documentation: in the JSON schema, in editors and in the tables of docs/.
+    values. The docstring below a key is its documentation: in the JSON schema, in editors and in docs/. The annotation
+    of a key marks what a change means for a resumed run: `Free[int]`, `Repack[int]` or `Identity[int]`.
     """
 
     model_config = ConfigDict(

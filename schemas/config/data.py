@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from schemas.config.base import FunctionPath, Section
+from schemas.config.resume_classes import Free
 
 Split = Literal["train", "eval"]
 
@@ -124,18 +125,18 @@ class StepRewardConfig(Section):
 class EvalConfig(Section):
     """Evaluation on held-out prompts: before training, every `every_steps` steps, and after training."""
 
-    every_steps: int = Field(0, ge=0)
+    every_steps: Free[int] = Field(0, ge=0)
     """Steps between two evaluations. 0: only `at_start` and `at_end`."""
-    at_start: bool = True
+    at_start: Free[bool] = True
     """Evaluation of the initial model."""
-    at_end: bool = True
+    at_end: Free[bool] = True
     """Evaluation of the final policy."""
-    num_prompts: int = Field(200, ge=0)
+    num_prompts: Free[int] = Field(200, ge=0)
     """Prompts per environment. An environment with fewer held-out prompts gives all of them. 0: no evaluation."""
-    completions_per_prompt: int = Field(1, ge=1)
+    completions_per_prompt: Free[int] = Field(1, ge=1)
     """Completions of each prompt."""
-    temperature: float = Field(0.0, ge=0)
+    temperature: Free[float] = Field(0.0, ge=0)
     """Sampling temperature of evaluations. 0: greedy."""
-    exact_match: str | None = Field("exact_match", min_length=1)
+    exact_match: Free[str | None] = Field("exact_match", min_length=1)
     """Reward function whose value 1.0 counts as an exact match, named as `reward.functions[].path` is. Empty (null):
     not measured."""

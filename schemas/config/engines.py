@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from schemas.config.base import Section
+from schemas.config.resume_classes import Free
 
 SET_BY_US = (
     "--host",
@@ -27,42 +28,42 @@ SET_BY_US = (
 class VllmEngineConfig(Section):
     """vLLM server behind each inference actor, started by the actor or an existing one (`urls`)."""
 
-    type: Literal["vllm"] = "vllm"
-    max_model_len: int | None = Field(None, ge=2)
+    type: Free[Literal["vllm"]] = "vllm"
+    max_model_len: Free[int | None] = Field(None, ge=2)
     """Maximum number of tokens of a prompt and its completion, above `rollout.max_tokens`. Empty: the model's
     maximum."""
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: Free[int] = Field(1, ge=1)
     """Number of GPUs over which one copy of the model is split."""
-    data_parallel_size: int = Field(1, ge=1)
+    data_parallel_size: Free[int] = Field(1, ge=1)
     """Number of copies of the model behind one server."""
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    gpu_memory_utilization: Free[float] = Field(0.9, gt=0, le=1)
     """Share of each GPU's memory that vLLM may use. Set less if the trainer uses the same GPU."""
-    max_lora_rank: int | None = Field(None, ge=1)
+    max_lora_rank: Free[int | None] = Field(None, ge=1)
     """Maximum rank of adapters, at least `model.lora.rank`, rounded up to a rank that vLLM has kernels for. Empty: the
     rank of `model.lora`. Adapters are served if and only if `model.lora` is set."""
-    max_loras: int = Field(2, ge=2)
+    max_loras: Free[int] = Field(2, ge=2)
     """Number of adapter versions served at once, so that running requests finish with the version of their start."""
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: Free[bool] = True
     """Reuse of the KV cache of prompts by later requests of the same policy version."""
-    enforce_eager: bool = False
+    enforce_eager: Free[bool] = False
     """Decoding without CUDA graphs: a faster start and slower decoding."""
-    quantization: str | None = None
+    quantization: Free[str | None] = None
     """Quantisation of the base model, by vLLM's name (`fp8`, `bitsandbytes`, …). Empty: none."""
-    reasoning_parser: str | None = None
+    reasoning_parser: Free[str | None] = None
     """Parser of reasoning, by vLLM's name, for your own requests to the vLLM server. Rollouts do not use it. Empty:
     none."""
-    tool_call_parser: str | None = None
+    tool_call_parser: Free[str | None] = None
     """Parser of tool calls, by vLLM's name, for your own requests to the vLLM server. Rollouts do not use it. Empty:
     none."""
-    api_key_env: str = ""
+    api_key_env: Free[str] = ""
     """Name of the environment variable with the vLLM server's API key. Empty: the server needs none."""
-    extra_args: list[str] = []
+    extra_args: Free[list[str]] = []
     """Further command line arguments of `vllm serve`, passed on unchanged."""
-    python: str = ""
+    python: Free[str] = ""
     """Path to the Python interpreter of the environment with vLLM. Empty: the actor's own interpreter."""
-    startup_timeout: float = Field(600.0, gt=0)
+    startup_timeout: Free[float] = Field(600.0, gt=0)
     """Seconds until a started server must answer. Loading a large model takes minutes."""
-    urls: list[str] = []
+    urls: Free[list[str]] = []
     """Existing servers (http://host:port), the first for inference-0 and so on; no server is started then. Empty: each
     actor starts its own. Each server needs `VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out --logprobs-mode
     processed_logprobs`, with `model.lora` also `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True --enable-lora`, the model of

@@ -3,6 +3,7 @@
 from pydantic import Field, model_validator
 
 from schemas.config.base import Section
+from schemas.config.resume_classes import Free
 
 
 class MismatchConfig(Section):
@@ -12,9 +13,9 @@ class MismatchConfig(Section):
     policy to compare with.
     """
 
-    warn: float = Field(0.1, gt=0)
+    warn: Free[float] = Field(0.1, gt=0)
     """Nats above which the log names the likely cause, once per cause."""
-    stop: float | None = Field(0.7, gt=0)
+    stop: Free[float | None] = Field(0.7, gt=0)
     """Nats above which the step is not applied and the run fails with the same message. Empty (null): never."""
 
     @model_validator(mode="after")

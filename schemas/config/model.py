@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from schemas.config.base import Section
+from schemas.config.resume_classes import Free, Identity
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -42,33 +43,33 @@ class QuantizationConfig(Section):
 class ModelConfig(Section):
     """The policy model, a Hugging Face causal language model."""
 
-    path: str = Field(min_length=1)
+    path: Identity[str] = Field(min_length=1)
     """Name on the Hugging Face hub, or directory. A relative directory is looked up next to the configuration file
     first, then in the current directory."""
-    dtype: Dtype = "bfloat16"
+    dtype: Identity[Dtype] = "bfloat16"
     """Precision of the computation in trainer and engine, and of published weights. Trained weights and optimizer state
     are float32 in either case; a frozen base model under `lora` is kept in this precision."""
-    trust_remote_code: bool = False
+    trust_remote_code: Free[bool] = False
     """Permission to run Python code shipped with the model (transformers and vLLM)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Free[Literal["auto", "cpu", "cuda"]] = "auto"
     """Device of the trainer and of engine `embedded`. `auto`: the GPU if the machine has one, else the CPU."""
-    lora: LoraConfig | None = None
+    lora: Identity[LoraConfig | None] = None
     """Adapters (LoRA) to train instead of all weights. Empty: all weights are trained."""
-    attention: Literal["auto", "padded", "flash", "flex"] = "auto"
+    attention: Free[Literal["auto", "padded", "flash", "flex"]] = "auto"
     """Attention of the trainer within packed rows, where no sample may see another. `padded` (any device): samples of
     similar length are gathered into padded blocks. `flash` (GPU, bfloat16, package flash-attn): FlashAttention's kernel
     for sequences of different lengths. `flex` (GPU): torch's FlexAttention over the whole row. `auto`: flash if it can
     run, else flex on a GPU and padded on a CPU."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Free[bool] = False
     """Recomputation of each policy layer in the backward pass from the layer's input: up to a third more computation,
     and much less memory for long rows (transformers' non-reentrant variant)."""
-    compile: bool = False
+    compile: Free[bool] = False
     """Compilation of the policy's layers in the trainer with torch.compile: minutes at the start, faster steps on GPUs.
     A step trained again, in a replay or after a crash, may then differ in its last bits."""
-    dropout: bool = False
+    dropout: Free[bool] = False
     """Dropout as in the model's own config.json (GPT-2: 0.1), in the trainer. With dropout the trainer's logprobs
     differ from the engine's on the same weights. The adapter's dropout is `lora.dropout`."""
-    quantization: QuantizationConfig | None = None
+    quantization: Identity[QuantizationConfig | None] = None
     """Quantisation of the base model in the trainer and in engine `embedded`. Needs `lora`. For vLLM also set
     `inference.engine.quantization`. Empty: none."""
 

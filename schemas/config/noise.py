@@ -3,6 +3,7 @@
 from pydantic import Field, model_validator
 
 from schemas.config.base import Section
+from schemas.config.resume_classes import Free
 
 
 class NoiseConfig(Section):
@@ -12,11 +13,11 @@ class NoiseConfig(Section):
     standard deviation falls by equal factors. Trainer weights stay clean; evaluations are sampled with noise too.
     """
 
-    sigma_start: float = Field(5e-2, gt=0)
+    sigma_start: Free[float] = Field(5e-2, gt=0)
     """Standard deviation in the second stage. The first stage has none."""
-    sigma_end: float = Field(5e-4, gt=0)
+    sigma_end: Free[float] = Field(5e-4, gt=0)
     """Standard deviation in the last stage; at most sigma_start."""
-    num_stages: int = Field(10, ge=1)
+    num_stages: Free[int] = Field(10, ge=1)
     """Number of stages, each of trainer.max_steps ÷ num_stages steps. With 1 or 2 the first half of the run has no
     noise and the second half has sigma_start."""
 

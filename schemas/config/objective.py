@@ -14,6 +14,7 @@ from schemas.config.losses import (
     RefKlLossConfig,
     VespoLossConfig,
 )
+from schemas.config.resume_classes import Identity
 from schemas.config.sft import SftConfig
 
 SWITCHES = (
@@ -114,33 +115,33 @@ class AdaptiveEntropyConfig(Section):
 class ObjectiveConfig(Section):
     """Training objective. All keys here are keys of the section `trainer`."""
 
-    loss: LossConfig = DapoLossConfig(old_logprobs="inference")
+    loss: Identity[LossConfig] = DapoLossConfig(old_logprobs="inference")
     """Policy loss. Default: as in TRL's AsyncGRPOTrainer."""
-    correction: CorrectionConfig | None = None
+    correction: Identity[CorrectionConfig | None] = None
     """Importance weights for the gap between engine and trainer. Refused with losses whose ratio is to the engine
     already, such as the default. Empty: none."""
-    reference: ReferenceConfig | None = None
+    reference: Identity[ReferenceConfig | None] = None
     """KL penalty towards a frozen reference. Empty: none."""
-    off_policy_mask_threshold: float | None = Field(None, gt=0)
+    off_policy_mask_threshold: Identity[float | None] = Field(None, gt=0)
     """Off-policy mask (DeepSeek-V3.2): tokens with a negative advantage are dropped if engine logprob minus trainer
     logprob, averaged over the completion, is above this threshold in nats. Empty: no mask."""
-    off_policy_tokens: Literal["count", "leave"] = "count"
+    off_policy_tokens: Identity[Literal["count", "leave"]] = "count"
     """Treatment of tokens dropped by the off-policy mask. `count`: counted in the loss's denominator (TRL). `leave`:
     not counted (ms-swift). Only loss `bnpo` is affected: others divide by completions or by the tokens of the whole
     step."""
-    top_entropy_quantile: float = Field(1.0, gt=0, le=1)
+    top_entropy_quantile: Identity[float] = Field(1.0, gt=0, le=1)
     """Share of the tokens, the highest in entropy, that carry the policy loss (0.2 in the paper). The quantile is of
     each micro-batch. 1: all tokens."""
-    entropy_coef: float = Field(0.0, ge=0)
+    entropy_coef: Identity[float] = Field(0.0, ge=0)
     """Factor of the entropy bonus: the mean entropy per token (nats) times this factor is subtracted from the loss.
     With `top_entropy_quantile` the mean is over the kept tokens (TRL). 0: no bonus."""
-    entropy_average: Literal["step_tokens", "micro_batch_tokens"] = "step_tokens"
+    entropy_average: Identity[Literal["step_tokens", "micro_batch_tokens"]] = "step_tokens"
     """Average of the entropy bonus: over all tokens of the step, or over micro-batches of their token means (TRL)."""
-    adaptive_entropy: AdaptiveEntropyConfig | None = None
+    adaptive_entropy: Identity[AdaptiveEntropyConfig | None] = None
     """Adaptive control of the entropy coefficient, from `entropy_coef` on. Empty: constant coefficient."""
-    distillation: DistillationConfig | None = None
+    distillation: Identity[DistillationConfig | None] = None
     """Distillation from `trainer.teacher` next to the rewards. Empty: none."""
-    sft: SftConfig | None = None
+    sft: Identity[SftConfig | None] = None
     """Supervised examples mixed into training (CHORD). Empty: none."""
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from pydantic import Field, model_validator
 
 from schemas.config.base import Section
+from schemas.config.resume_classes import Free
 
 
 class PoolsConfig(Section):
@@ -12,17 +13,17 @@ class PoolsConfig(Section):
     nothing there.
     """
 
-    easy_threshold: float | None = None
+    easy_threshold: Free[float | None] = None
     """Mean reward from which on an example is easy. Empty: no example is. At least one threshold must be set."""
-    hard_threshold: float | None = None
+    hard_threshold: Free[float | None] = None
     """Mean reward up to which an example is hard; below easy_threshold. Empty: no example is."""
-    easy_fraction: float = Field(0.0, ge=0, le=1)
+    easy_fraction: Free[float] = Field(0.0, ge=0, le=1)
     """Share of the easy examples returned to sampling when the run is started again (unless 0, at least one
     example)."""
-    hard_fraction: float = Field(0.0, ge=0, le=1)
+    hard_fraction: Free[float] = Field(0.0, ge=0, le=1)
     """Share of the hard examples returned to sampling when the run is started again (unless 0, at least one
     example)."""
-    hash_keys: list[str] = Field(["task", "prompt"], min_length=1)
+    hash_keys: Free[list[str]] = Field(["task", "prompt"], min_length=1)
     """Parts of an example that identify it: `task` (the environment's name), `prompt`, or columns of the data. A change
     of this list empties all pools."""
 

@@ -1,16 +1,16 @@
 """Translation of pydantic's errors to lines `path.to.key: problem, allowed values`, with the paths of the YAML file."""
 
 import difflib
-from collections.abc import Iterator, Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
+from schemas.config.keys import Sections, keys_in, paths, type_of
 from schemas.config.run import RunConfig
 from schemas.config.words import TRL_WORDS
 
 Location = Sequence[str | int]
-Models = list[type[BaseModel]]
 
 
 def describe(problem: Any) -> str:
@@ -37,18 +37,18 @@ def describe(problem: Any) -> str:
     return f"{'.'.join(map(str, keys))}: {words}" if keys else words
 
 
-def _wrong_tag(problem: Any, members: Models) -> str:
+def _wrong_tag(problem: Any, members: Sections) -> str:
     if problem["type"] == "union_tag_not_found":
         return "is required"
-    tags, given = [_tag(model) for model in members], problem["ctx"]["tag"]
+    tags, given = [type_of(model) for model in members], problem["ctx"]["tag"]
     close = difflib.get_close_matches(str(given), tags, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
     return f"{given!r} is not one of {', '.join(map(repr, tags))}{hint}"
 
 
-def _as_map(given: Any, members: Models) -> str:
+def _as_map(given: Any, members: Sections) -> str:
     """Return what to write instead of a value given for a section: `{type: zscore}` for `zscore`, a common slip."""
-    close = difflib.get_close_matches(str(given), [_tag(model) for model in members], n=1)
+    close = difflib.get_close_matches(str(given), [type_of(model) for model in members], n=1)
     return f"write {{type: {close[0]}}}" if close else f"got {given!r}"
 
 
@@ -60,14 +60,14 @@ def _unknown_key(location: Location) -> str:
     """
     name = str(location[-1])
     keys, members, chosen = _at(location[:-1])
-    types = [_tag(model) for model in members if name in model.model_fields]
+    types = [type_of(model) for model in members if name in model.model_fields]
     if types:
-        return f"is a key of type {' or '.join(types)}, not of {_tag(chosen[0])}"
+        return f"is a key of type {' or '.join(types)}, not of {type_of(chosen[0])}"
     allowed = sorted({key for model in chosen for key in model.model_fields})
     # A near miss of a key here is a typo, even if TRL has the word too.
     if name in TRL_WORDS and not difflib.get_close_matches(name, allowed, n=1, cutoff=0.9):
         return f"no such key; TRL's {name} is {' and '.join(TRL_WORDS[name])} here (docs/algorithms.md)"
-    elsewhere = [path for path in dict.fromkeys(_paths(RunConfig)) if path.rpartition(".")[2] == name]
+    elsewhere = [path for path in dict(paths([RunConfig])) if path.rpartition(".")[2] == name]
     # A name used by many sections is no hint, except at the top level, where the user has forgotten the section.
     meant = elsewhere if len(elsewhere) == 1 or not keys else []
     meant = meant or difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
@@ -75,41 +75,21 @@ def _unknown_key(location: Location) -> str:
     return f"no such key, {hint}"
 
 
-def _at(location: Location) -> tuple[list[str | int], Models, Models]:
+def _at(location: Location) -> tuple[list[str | int], Sections, Sections]:
     """Return a pydantic location as keys of the file, section classes allowed there, and classes chosen there.
 
     Besides keys, a location has the tag of a discriminated union between key and field, and the member of a plain
     union, such as `list[str]`. Both are skipped.
     """
     keys: list[str | int] = []
-    members: Models = [RunConfig]
+    members: Sections = [RunConfig]
     chosen = members
     for part in location:
-        tagged = [model for model in members if _tag(model) == part]
+        tagged = [model for model in members if type_of(model) == part]
         if chosen is members and len(members) > 1 and tagged:
             chosen = tagged
         elif not str(part).endswith("]"):  # `list[str]`, a member of a plain union, is no key
             keys.append(part)
             if isinstance(part, str):
-                fields = [model.model_fields[part] for model in chosen if part in model.model_fields]
-                members = chosen = [model for field in fields for model in _models_in(field.annotation)]
+                members = chosen = [section for key in keys_in(chosen, part) for section in key.sections]
     return keys, members, chosen
-
-
-def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted paths of all keys of a section, `environments[].name` for keys of list items."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        item = "[]" if get_origin(field.annotation) is list else ""
-        for section in _models_in(field.annotation):
-            yield from _paths(section, f"{prefix}{name}{item}.")
-
-
-def _tag(model: type[BaseModel]) -> str:
-    return str(model.model_fields["type"].default) if "type" in model.model_fields else ""
-
-
-def _models_in(annotation: Any) -> Models:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]

@@ -1,64 +1,22 @@
-"""Classes of configuration keys by what may change when a run is resumed (protocol rule P23).
+"""Comparison of a configuration with that of the run so far, key by key (protocol rule P23).
 
-free      execution only (paths, timeouts, numbers of processes, learning rate): may change
-repack    packing of committed groups: may change; steps not yet trained are packed again
-identity  meaning of the groups in the ledger: a change makes another run, refused without `--fork`
-
-A fork keeps the steps up to the newest checkpoint. Later groups are dropped as `forked`, and their examples are issued
-again.
+What a difference means is the key's class: free, repack or identity (`schemas.config.resume_classes`). A fork keeps the
+steps up to the newest checkpoint. Later groups are dropped as `forked`, and their examples are issued again.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
+from pydantic import BaseModel
+
+from schemas.config.keys import Key, Sections, keys_in
+from schemas.config.resume_classes import KeyClass, ResumeMark
 from schemas.config.run import RunConfig
 
-KeyClass = Literal["free", "repack", "identity"]
-
-REPACK = ("packer.sequence_len", "trainer.num_ranks")
-IDENTITY = (
-    # what is sampled
-    "seed",
-    "model.path",
-    "model.dtype",
-    "model.lora",
-    "model.quantization",
-    "environments",
-    "rollout.group_size",
-    # rewards, advantages and masks
-    "reward.functions",
-    "reward.shaping",
-    "reward.none_as_zero",
-    "reward.steps",
-    "reward.advantage",
-    "reward.adv_norm",
-    "reward.filters",
-    "reward.mask_truncated_completions",
-    "reward.mask_no_eos_with_zero",
-    # which groups and tokens make a step, so that a replayed step is the step that was trained
-    "packer.filter_zero_advantages",
-    "packer.groups_per_step",
-    "packer.order",
-    # what a step minimises, and by how many updates
-    "trainer.loss",
-    "trainer.correction",
-    "trainer.off_policy_mask_threshold",
-    "trainer.off_policy_tokens",
-    "trainer.top_entropy_quantile",
-    "trainer.entropy_coef",
-    "trainer.entropy_average",
-    "trainer.adaptive_entropy",
-    "trainer.reference",
-    "trainer.teacher",
-    "trainer.distillation",
-    "trainer.sft",
-    "trainer.num_iterations",
-    "trainer.num_minibatches",
-    "trainer.loss_normalizer",
-    "trainer.optimizer.type",  # its state is in the checkpoints; its other keys are free
-)
+STRICTEST: tuple[KeyClass, ...] = ("identity", "repack", "free")
 
 
 @dataclass(frozen=True)
@@ -90,20 +48,58 @@ def differences(before: Mapping[str, Any], config: RunConfig) -> list[Difference
 
 
 def class_of(key: str) -> KeyClass:
-    """Return the class of a dotted key. A key in neither IDENTITY nor REPACK is free."""
-    if _is_under(key, IDENTITY):
-        return "identity"
-    return "repack" if _is_under(key, REPACK) else "free"
+    """Return the class of a dotted key, with or without numbers of list items (`environments.0.path`).
+
+    A section that is always there has the strictest class of its keys. A key inside a plain value, such as a keyword
+    argument of a reward function, has the class of the value.
+
+    Raises:
+        KeyError: there is no such key.
+    """
+    classes = key_classes()
+    path = ".".join(part for part in key.split(".") if not part.isdigit())
+    while path not in classes:
+        path = path.rpartition(".")[0]
+        if not path:
+            raise KeyError(key)
+    return classes[path]
+
+
+@functools.cache
+def key_classes(root: type[BaseModel] = RunConfig) -> dict[str, KeyClass]:
+    """Return the class of every key below a section class by its dotted path, without numbers of list items.
+
+    Raises:
+        TypeError: a key has no class, or two types of a section disagree about it.
+    """
+    return _classes_in([root], "", covered=False)
+
+
+def _classes_in(sections: Sections, prefix: str, *, covered: bool) -> dict[str, KeyClass]:
+    """Return the classes of all keys below section classes; `covered`: a section above is marked Identity."""
+    found: dict[str, KeyClass] = {}
+    for key in keys_in(sections):
+        path = f"{prefix}{key.name}"
+        mark = "identity" if covered else _mark(key)
+        below = _classes_in(key.sections, f"{path}.", covered=mark == "identity")
+        if mark is None and not key.is_container:
+            raise TypeError(f"{path} has no resume class; mark its field as Free, Repack or Identity")
+        own = mark or min(below.values(), key=STRICTEST.index)
+        for name, key_class in {path: own, **below}.items():
+            if found.setdefault(name, key_class) != key_class:
+                raise TypeError(f"{name} has two resume classes; mark it alike in all types of its section")
+    return found
+
+
+def _mark(key: Key) -> KeyClass | None:
+    marks = [mark.key_class for mark in key.field.metadata if isinstance(mark, ResumeMark)]
+    return marks[0] if marks else None
 
 
 def refusal(found: list[Difference]) -> list[str]:
     """Return error lines for differences of class identity; empty if the run may be resumed."""
     identity = [difference for difference in found if difference.key_class == "identity"]
     return [f"{difference}; this makes another run (--fork, or another output_dir)" for difference in identity]
-
-
-def _is_under(key: str, prefixes: tuple[str, ...]) -> bool:
-    return any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def _changed(path: str, before: Any, now: Any) -> dict[str, tuple[Any, Any]]:

@@ -8,6 +8,7 @@ from schemas.config.actors import InferenceConfig, PackerConfig, RewardConfig, R
 from schemas.config.base import Section
 from schemas.config.data import EnvironmentConfig, EvalConfig
 from schemas.config.model import ModelConfig
+from schemas.config.resume_classes import Free, Identity
 from schemas.config.rules import problems_of
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
 
@@ -15,16 +16,16 @@ from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, We
 class RunConfig(Section):
     """Configuration of one run, in one YAML file."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9_.-]+$")
+    name: Free[str] = Field("run", pattern=r"^[A-Za-z0-9_.-]+$")
     """Name of the run in logs and metrics: letters, digits, `_`, `.` and `-`."""
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: Identity[int] = Field(0, ge=0, lt=2**31)
     """Seed of every random choice of the run."""
-    output_dir: str = "outputs/run"
+    output_dir: Free[str] = "outputs/run"
     """Directory of everything that the run writes, relative to the current directory. If an earlier run is there, the
     run resumes it. Other files are left alone; a foreign file with the name of a run's file is refused."""
     model: ModelConfig
     """Policy model: path, precision, adapters."""
-    environments: list[EnvironmentConfig] = Field(min_length=1)
+    environments: Identity[list[EnvironmentConfig]] = Field(min_length=1)
     """Environments, the sources of prompts. Train groups are drawn from them by `weight`."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling: group size, lengths, temperature."""

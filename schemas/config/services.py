@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from schemas.config.base import Section
+from schemas.config.resume_classes import Free
 
 UpdateMode = Literal["drain", "interrupt", "inflight"]
 
@@ -13,51 +14,51 @@ UpdateMode = Literal["drain", "interrupt", "inflight"]
 class LedgerConfig(Section):
     """The packer's SQLite ledger: the record of every group of the run."""
 
-    path: str = ""
+    path: Free[str] = ""
     """File of the ledger. Empty: `output_dir/ledger.sqlite`. The file must be on a local disk, since SQLite's WAL does
     not work on NFS or Lustre. An existing file of another kind is refused."""
-    sync: Literal["process", "node"] = "process"
+    sync: Free[Literal["process", "node"]] = "process"
     """Faults that commits survive. `process`: kill -9 of the packer; a power loss costs the newest commits. `node`: a
     power loss too, by an fsync at each commit."""
-    keep_steps: int = Field(0, ge=0)
+    keep_steps: Free[int] = Field(0, ge=0)
     """Newest steps whose groups are kept for `actors replay`, if more than the steps since the oldest kept checkpoint,
     whose groups are always kept."""
-    commit_timeout: float = Field(60.0, gt=0)
+    commit_timeout: Free[float] = Field(60.0, gt=0)
     """Seconds of retries while a commit fails (disk full, file locked). After that the run fails."""
 
 
 class BusConfig(Section):
     """Addresses, timeouts and keys of the ZeroMQ sockets between actors."""
 
-    control: str = "ipc"
+    control: Free[str] = "ipc"
     """The packer's control address: `ipc` (one machine) or `tcp://host:port`. No other address needs to be configured:
     peers learn all others from the packer (protocol rule P0)."""
-    host: str = "127.0.0.1"
+    host: Free[str] = "127.0.0.1"
     """Address that data sockets bind to if `control` is tcp: IPv4, IPv6, or `0.0.0.0` or `::` with `advertise_host`."""
-    advertise_host: str | None = None
+    advertise_host: Free[str | None] = None
     """Name or address under which other machines reach this one. A name must resolve to an IPv4 address. Empty:
     `host`."""
-    data_ports: str = ""
+    data_ports: Free[str] = ""
     """Port range of data sockets if `control` is tcp, for firewalls, e.g. `40000-40100`. Empty: any free ports."""
-    high_water_mark: int = Field(64, ge=1)
+    high_water_mark: Free[int] = Field(64, ge=1)
     """Messages queued at each end of a data connection. A bound of memory; staleness is bounded by `packer`."""
-    socket_buffer_bytes: int | None = Field(None, ge=1)
+    socket_buffer_bytes: Free[int | None] = Field(None, ge=1)
     """Bytes of each kernel buffer (send, receive) of a data socket. Empty: the system's default."""
-    beat_interval: float = Field(1.0, gt=0)
+    beat_interval: Free[float] = Field(1.0, gt=0)
     """Seconds between two beats of an actor, its reports to the packer. Changes are reported at once, in at most 10
     beats per second."""
-    lease: float = Field(3.0, gt=0)
+    lease: Free[float] = Field(3.0, gt=0)
     """Seconds without a beat until a peer counts as gone and its work is given to others; at least 2 ×
     `beat_interval`."""
-    resend_after: float = Field(30.0, gt=0)
+    resend_after: Free[float] = Field(30.0, gt=0)
     """Seconds until a sampled group is sent again if no live reward actor has reported it. The time doubles with each
     resend (protocol rule P13)."""
-    peer_timeout: float = Field(1800.0, gt=0)
+    peer_timeout: Free[float] = Field(1800.0, gt=0)
     """Seconds without an answer of the packer until an actor gives up and exits."""
-    keys: str = ""
+    keys: Free[str] = ""
     """Directory of CURVE keys that encrypt every tcp socket and shut out peers without a listed key. `actors keys new
     DIR` creates one (docs/security.md). Empty: no encryption, and tcp only on loopback."""
-    allow_plaintext: bool = False
+    allow_plaintext: Free[bool] = False
     """Permission for unencrypted tcp beyond loopback. Only for a network that nobody else can reach."""
 
     @field_validator("host", "advertise_host")
@@ -113,23 +114,23 @@ def is_loopback(host: str) -> bool:
 class WeightsConfig(Section):
     """Transfer of new weights from trainer to engines."""
 
-    channel: Literal["filesystem", "rendezvous"] = "filesystem"
+    channel: Free[Literal["filesystem", "rendezvous"]] = "filesystem"
     """Way of the weights. `filesystem`: one directory per version, published atomically. `rendezvous`: the trainer
     broadcasts to all engines at once and writes nothing (gloo, through host memory, where each engine keeps a copy);
     not with engine `sglang`."""
-    directory: str = ""
+    directory: Free[str] = ""
     """Parent of the run's weights folder `grpo-actors-UID-TAG`, which holds versions and the files that engines write
     for their servers. Several runs may share the parent; other files in it are left alone. Empty: /dev/shm on one
     machine, else `output_dir/weights`; files for a server started by its engine are always in /dev/shm."""
-    keep: int = Field(3, ge=2)
+    keep: Free[int] = Field(3, ge=2)
     """Newest versions kept, in the weights folder (`filesystem`) or in the trainer's memory (`rendezvous`)."""
-    bucket_bytes: int = Field(8 << 20, ge=1)
+    bucket_bytes: Free[int] = Field(8 << 20, ge=1)
     """Bytes of one broadcast in channel `rendezvous`. Engines check one bucket while the next ones are on the wire."""
-    update_mode: UpdateMode = "interrupt"
+    update_mode: Free[UpdateMode] = "interrupt"
     """Fate of running completions at an update. `drain`: finish under the old weights first. `interrupt`: continue
     under the new weights with a recomputed KV cache. `inflight`: continue under the new weights with the old KV
     cache."""
-    timeout: float = Field(120.0, gt=0)
+    timeout: Free[float] = Field(120.0, gt=0)
     """Seconds until an update is given up: while its members meet, between two buckets received, and while an engine
     switches. The trainer also retries for this long to write a version to a full disk."""
 
@@ -137,15 +138,15 @@ class WeightsConfig(Section):
 class TelemetryConfig(Section):
     """Logs, metrics, samples of completions."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Free[Literal["debug", "info", "warning", "error"]] = "info"
     """Lowest level of log lines written."""
-    log_format: Literal["auto", "console", "json"] = "auto"
+    log_format: Free[Literal["auto", "console", "json"]] = "auto"
     """Format of log lines. `auto`: console on a terminal, JSON elsewhere."""
-    metrics_host: str = "127.0.0.1"
+    metrics_host: Free[str] = "127.0.0.1"
     """Address that the HTTP server of /metrics (Prometheus) binds to, in each actor."""
-    metrics_port: int = Field(0, ge=0, le=65535)
+    metrics_port: Free[int] = Field(0, ge=0, le=65535)
     """Port of /metrics. `actors up` gives it to the first actor and the next ports to the others, in the order packer,
     trainer, inference, reward, rollout; under `actors run` each actor takes exactly this port. 0: any free port, listed
     in `output_dir/metrics_targets.json`."""
-    sample_groups_per_step: int = Field(1, ge=0)
+    sample_groups_per_step: Free[int] = Field(1, ge=0)
     """Groups per step written to `output_dir/samples.jsonl`. 0: none, also of evaluations."""

@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from schemas.config.keys import Sections, keys_in, type_of
 from schemas.config.run import RunConfig
 
 MARKED = re.compile(r"(<!-- keys ([\w.]+)(?:: ([\w, ]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
-Sections = list[type[BaseModel]]
 
 
 def with_tables(page: str) -> str:
@@ -55,7 +55,7 @@ def keys_table(path: str, names: list[str] | None = None) -> str:
     types: dict[tuple[str, str, str], list[str]] = {}
     for section in sections:
         for row in _rows(section, names):
-            types.setdefault(row, []).append(_type(section))
+            types.setdefault(row, []).append(type_of(section))
     several = len(sections) > 1
     head = ["Key", "Default", *(["Of"] if several else []), "Meaning"]
     lines = [head, ["---"] * len(head)]
@@ -89,7 +89,7 @@ def _value(value: Any) -> str:
             return "see there"
         other = value.model_dump(exclude_defaults=True)  # keys that differ from the type's defaults
         keys = "".join(f", {key}: {of:g}" if isinstance(of, float) else f", {key}: {of}" for key, of in other.items())
-        return f"`{{type: {_type(type(value))}{keys}}}`"
+        return f"`{{type: {type_of(type(value))}{keys}}}`"
     if isinstance(value, float):
         return f"`{value:g}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
@@ -103,22 +103,11 @@ def _sections_at(path: str) -> Sections:
     """
     sections: Sections = [RunConfig]  # several after a union: the classes of all its types
     for name in path.split("."):
-        fields = [section.model_fields[name] for section in sections if name in section.model_fields]
-        sections = list(dict.fromkeys(found for field in fields for found in _sections_in(field.annotation)))
+        sections = list(dict.fromkeys(found for key in keys_in(sections, name) for found in key.sections))
     if not sections:
         raise KeyError(path)
     return sections
 
 
-def _sections_in(annotation: Any) -> Sections:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [section for argument in get_args(annotation) for section in _sections_in(argument)]
-
-
 def _is_literal(annotation: Any) -> bool:
     return str(get_origin(annotation)) == "typing.Literal"
-
-
-def _type(section: type[BaseModel]) -> str:
-    return str(section.model_fields["type"].default) if "type" in section.model_fields else ""

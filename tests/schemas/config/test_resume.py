@@ -1,12 +1,16 @@
 """Which keys may change between two starts of a run (P23)."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from schemas.config import RunConfig
+from schemas.config.base import Section
+from schemas.config.keys import paths
 from schemas.config.objective import ObjectiveConfig
-from schemas.config.resume import IDENTITY, REPACK, as_tree, class_of, differences, refusal
+from schemas.config.resume import as_tree, class_of, differences, key_classes, refusal
+from schemas.config.resume_classes import Free, Identity
 
 
 def config(**sections: Any) -> RunConfig:
@@ -101,20 +105,62 @@ def test_what_is_the_same_differs_in_nothing() -> None:
     assert differences(older, config()) == []
 
 
-def test_every_classified_key_exists() -> None:
-    """A key that is renamed is renamed here too: each leads somewhere in a configuration that has all sections."""
-    tree = as_tree(config(model={"path": "m", "lora": {"rank": 4}}))
-    for key in (*REPACK, *IDENTITY):
-        node: Any = tree
-        for part in key.split("."):
-            assert part in node, key
-            node = node[part]
+def test_every_key_has_a_class() -> None:
+    """Every field of the whole tree: one that is declared without a class ends the first comparison."""
+    keys = {path.replace("[]", "") for path, _ in paths([RunConfig])}
+    assert keys == set(key_classes())
+    assert len(keys) > 300
 
 
-def test_a_prefix_ends_at_a_dot() -> None:
-    """`model.lora.rank` is under `model.lora`; `model.lora_b` would not be."""
-    assert class_of("model.lora.rank") == "identity"
-    assert class_of("seeds") == "free"
+def test_a_key_without_a_mark_is_refused_and_named() -> None:
+    """A forgotten key is never free by accident, not even in a section that is."""
+
+    class Inner(Section):
+        known: Free[int] = 0
+        forgotten: int = 0
+
+    class Outer(Section):
+        inner: Free[Inner | None] = None
+
+    with pytest.raises(TypeError, match=r"inner.forgotten has no resume class; mark its field as Free, Repack or Id"):
+        key_classes(Outer)
+
+
+def test_a_section_of_the_runs_identity_covers_its_keys() -> None:
+    """Nothing inside needs a mark, and nothing inside can be free."""
+
+    class Inner(Section):
+        unmarked: int = 0
+        marked: Free[int] = 0
+
+    class Outer(Section):
+        inner: Identity[Inner | None] = None
+
+    assert set(key_classes(Outer).values()) == {"identity"}
+
+
+def test_types_of_one_section_agree_about_the_class_of_a_key() -> None:
+    """The path of a key does not tell the type."""
+
+    class One(Section):
+        type: Free[Literal["one"]] = "one"
+
+    class Two(Section):
+        type: Identity[Literal["two"]] = "two"
+
+    class Outer(Section):
+        either: Annotated[One | Two, Field(discriminator="type")] = One()
+
+    with pytest.raises(TypeError, match=r"either.type has two resume classes"):
+        key_classes(Outer)
+
+
+def test_a_key_of_the_user_has_the_class_of_the_value_around_it() -> None:
+    """Keyword arguments may have any names."""
+    assert class_of("reward.functions.0.kwargs.a.1.b") == "identity"
+    assert class_of("up.torch_threads.trainer") == "free"
+    with pytest.raises(KeyError, match="seeds"):
+        class_of("seeds")
 
 
 @pytest.mark.parametrize("key", ObjectiveConfig.model_fields)

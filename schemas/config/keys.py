@@ -1,0 +1,68 @@
+"""The tree of configuration keys, read from the section classes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+Sections = Sequence[type[BaseModel]]
+"""Section classes allowed in one place: several after a union, one for each `type`."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of one section class."""
+
+    name: str
+    field: FieldInfo
+
+    @property
+    def sections(self) -> list[type[BaseModel]]:
+        """Section classes allowed as value, in the order of the union; empty for a plain value."""
+        return sections_in(self.field.annotation)
+
+    @property
+    def is_list(self) -> bool:
+        """True if the value is a list."""
+        return get_origin(self.field.annotation) is list
+
+    @property
+    def is_container(self) -> bool:
+        """True if the value is always a section, so that only the keys in the section have values of their own."""
+        return bool(self.sections) and not self.is_list and NoneType not in get_args(self.field.annotation)
+
+
+def keys_in(sections: Sections, name: str | None = None) -> list[Key]:
+    """Return the keys of section classes, or of each class the key with this name."""
+    return [
+        Key(key, field)
+        for section in sections
+        for key, field in section.model_fields.items()
+        if name is None or key == name
+    ]
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the section classes in an annotation, in the order of its union. A class may occur twice."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in sections_in(argument)]
+
+
+def type_of(section: type[BaseModel]) -> str:
+    """Return the value of the key `type` that selects a section class; empty for classes outside unions."""
+    return str(section.model_fields["type"].default) if "type" in section.model_fields else ""
+
+
+def paths(sections: Sections, prefix: str = "") -> Iterator[tuple[str, Key]]:
+    """Yield all keys below section classes by dotted path, `environments[].name` for keys of list items.
+
+    A key that several classes of a union have occurs once for each of the classes.
+    """
+    for key in keys_in(sections):
+        path = f"{prefix}{key.name}"
+        yield path, key
+        yield from paths(key.sections, f"{path}[]." if key.is_list else f"{path}.")
