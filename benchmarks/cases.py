@@ -90,7 +90,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "entropy_bonus": ("trainer.entropy_coef=0.01",),
     "several_updates": _loss("grpo", TWO_UPDATES, "trainer.num_iterations=2"),
     "filter_zero_advantages": _loss("dppo", "packer.filter_zero_advantages=true"),
-    "loss_normalizer": _loss("dapo", TWO_UPDATES, "trainer.loss_normalizer=step_mean"),
+    "loss_normalizer": _loss("dapo", TWO_UPDATES, "trainer.loss.compat.loss_normalizer=step_mean"),
     "mask_no_eos_with_zero": _advantage("norm", "reward.mask_no_eos_with_zero=true"),
     "reference_reward_discounted": (
         *_advantage("gae", "reward.advantage.gae_lambda=0.9", "reward.advantage.reward_norm=zscore"),

@@ -153,8 +153,11 @@ def test_the_defaults_are_those_of_trls_async_trainer(tmp_path: Path) -> None:
     config = loaded(tmp_path, [])
     loss, advantage = config.trainer.loss, config.reward.advantage
     assert loss.model_dump() == {
-        "type": "dapo", "old_logprobs": "inference", "importance_sampling_level": "token", "advantage_level": "token",
-        "epsilon": 0.2, "epsilon_high": None, "delta": None, "dual_clip": None,
+        "type": "dapo", "old_logprobs": "inference", "importance_sampling_level": "token",
+        "epsilon": 0.2, "epsilon_high": None, "delta": None, "dual_clip": None, "compat": {
+            "loss_normalizer": "minibatch", "entropy_average": "step_tokens", "off_policy_tokens": "count",
+            "advantage_level": "token",
+        },
     }  # fmt: skip
     assert advantage.model_dump() == {"type": "zscore", "std": "population", "eps": 1e-8}
     assert (config.trainer.reference, config.trainer.correction) == (None, None)

@@ -322,7 +322,7 @@ class TorchLearner:
         """Return the loss of the objective, with the environments' weights if they have any."""
         if all((one.rl_weight, one.ref_kl_weight) == (1.0, 0.0) for one in self._config.environments):
             return compute_loss(inputs, objective, self._custom_loss)
-        tokens = token_normaliser(batch.ref_kl_tokens, minibatch, self._config.trainer.loss_normalizer)
+        tokens = token_normaliser(batch.ref_kl_tokens, minibatch, self._config.trainer.loss.compat.loss_normalizer)
         distilled = Component(micro.ref_kl_weights_T, tokens) if inputs.teacher_logprobs_T is not None else None
         return mixed_loss(inputs, objective, Component(micro.rl_weights_T, inputs.loss_tokens), ref_kl=distilled)
 
@@ -368,7 +368,9 @@ class TorchLearner:
             loss_mask_T=micro.loss_mask_T,
             completion_of_T=micro.completion_of_T,
             num_completions=micro.num_completions,
-            loss_tokens=token_normaliser(batch.loss_tokens, minibatch, self._config.trainer.loss_normalizer),
+            loss_tokens=token_normaliser(
+                batch.loss_tokens, minibatch, self._config.trainer.loss.compat.loss_normalizer
+            ),
             step_completions=int(batch.num_completions[minibatch]),
             num_micro_batches=num_micro_batches * batch.num_ranks,
             max_completion_length=self._config.rollout.max_tokens,

@@ -210,9 +210,6 @@ class TrainerConfig(ObjectiveConfig):
     """Parts of a step's batch, each with an optimizer update of its own. Parts are whole groups if num_minibatches
     divides `packer.groups_per_step`, else whole completions. A step has num_iterations × num_minibatches updates, all
     at the step's learning rate."""
-    loss_normalizer: Identity[Literal["minibatch", "step_mean"]] = "minibatch"
-    """Divisor of losses averaged over step tokens. `minibatch`: the loss tokens of the minibatch. `step_mean`: the mean
-    number of loss tokens of the step's minibatches (TRL's num_items_in_batch)."""
     teacher: Identity[TeacherConfig | None] = None
     """Teacher model, for loss `ref_kl`, `teacher_tau`, `distillation` and `environments[].ref_kl_weight`. Empty:
     none."""

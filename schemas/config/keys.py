@@ -54,7 +54,29 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
 
 def type_of(section: type[BaseModel]) -> str:
     """Return the value of the key `type` that selects a section class; empty for classes outside unions."""
-    return str(section.model_fields["type"].default) if "type" in section.model_fields else ""
+    default = section.model_fields["type"].default if "type" in section.model_fields else None
+    return default if isinstance(default, str) else ""
+
+
+def sections_at(path: str, root: type[BaseModel]) -> dict[type[BaseModel], list[str]]:
+    """Return the section classes allowed at a dotted path, in the order of the union.
+
+    The value lists the types for which a class is allowed: its own type, or the types of the sections around it.
+
+    Raises:
+        KeyError: no section is allowed there.
+    """
+    found: dict[type[BaseModel], list[str]] = {root: []}
+    for name in path.split("."):
+        below: dict[type[BaseModel], list[str]] = {}
+        for section, types in found.items():
+            for inner in (inner for key in keys_in([section], name) for inner in key.sections):
+                own = [type_of(inner)] if type_of(inner) else types
+                below[inner] = list(dict.fromkeys([*below.get(inner, []), *own]))
+        found = below
+    if not found:
+        raise KeyError(path)
+    return found
 
 
 def paths(sections: Sections, prefix: str = "") -> Iterator[tuple[str, Key]]:

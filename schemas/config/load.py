@@ -10,7 +10,9 @@ from pydantic import ValidationError
 from schemas.config.actors import TrainerConfig
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.losses import CustomLossConfig
+from schemas.config.moved import with_keys_moved
 from schemas.config.problems import describe
+from schemas.config.resolved import RESOLVED
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
 
@@ -33,6 +35,8 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     """
     path = Path(path)
     tree = _read(path)
+    if path.name == RESOLVED and isinstance(tree, dict):  # written by this release or an earlier one
+        tree = with_keys_moved(tree)
     for override in overrides or []:
         _apply(tree, override)
     config = check_tree(tree)
@@ -52,11 +56,6 @@ def check_tree(tree: Any) -> RunConfig:
     except ValidationError as error:  # `from None`: pydantic's own text would repeat the problems with class names
         problems = [describe(problem) for problem in error.errors(include_url=False)]
         raise ConfigError(*[line for problem in problems for line in problem.splitlines()]) from None
-
-
-def dump_config(config: RunConfig) -> str:
-    """Return the whole configuration as YAML, defaults included. Loading the text gives an equal configuration."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 class _Loader(yaml.SafeLoader):

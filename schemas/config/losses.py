@@ -8,6 +8,58 @@ from pydantic import Field, model_validator
 from schemas.config.base import FunctionPath, Section
 
 
+class CompatConfig(Section):
+    """Details of the loss in which other systems differ, for a run that has to reproduce the numbers of one of them.
+
+    The defaults suit all other runs.
+    """
+
+    loss_normalizer: Literal["minibatch", "step_mean"] = "minibatch"
+    """Divisor of losses averaged over step tokens, with `trainer.num_minibatches` above 1. `minibatch`: the loss tokens
+    of the minibatch. `step_mean`: the mean number of loss tokens of the step's minibatches (TRL's
+    num_items_in_batch)."""
+    entropy_average: Literal["step_tokens", "micro_batch_tokens"] = "step_tokens"
+    """Average of the entropy bonus (`trainer.entropy_coef`). `step_tokens`: over all tokens of the step.
+    `micro_batch_tokens`: over micro-batches of their token means (TRL)."""
+    off_policy_tokens: Literal["count", "leave"] = "count"
+    """Treatment of tokens dropped by the off-policy mask (`trainer.off_policy_mask_threshold`). `count`: counted in the
+    loss's denominator (TRL). `leave`: not counted (ms-swift). Affects loss `bnpo`, and losses averaged over completion
+    means if the tokens of a completion have different advantages."""
+
+
+class LevelCompatConfig(CompatConfig):
+    """Compatibility of losses with a ratio per token or per completion."""
+
+    advantage_level: Literal["token", "completion"] = "token"
+    """Advantage of a token: its own, or the mean over its completion (AReaL at importance_sampling_level sequence). The
+    two differ only if the tokens of a completion have different advantages."""
+
+
+class SurogateCompatConfig(CompatConfig):
+    """Compatibility of loss surogate."""
+
+    sequence_normalizer: Literal["step_tokens", "micro_batches"] = "step_tokens"
+    """Second divisor, with ratio_type `sequence`: a completion's sum is divided by its tokens, then by the loss tokens
+    of the step (Surogate) or by the number of micro-batches (prime-rl)."""
+
+
+class AipoCompatConfig(CompatConfig):
+    """Compatibility of loss aipo."""
+
+    above_cap: Literal["stop", "weigh"] = "stop"
+    """Gradient of tokens above the cap of the ratio. `stop`: none, as of a minimum (prime-rl). `weigh`: the gradient
+    with the cap as the token's weight (LlamaRL)."""
+
+
+class RefKlCompatConfig(CompatConfig):
+    """Compatibility of loss ref_kl."""
+
+    trust_region: Literal["low", "advantage"] = "low"
+    """Rule for dropping tokens. `low`: a fall of the probability by more than 0.2 from engine to trainer. `advantage`:
+    as in loss dppo with bounds 0.2, by the sign of the advantage, although the objective does not read advantages
+    (prime-rl's first version)."""
+
+
 class PolicyLossConfig(Section):
     """Base of all losses: their relation to the switches of the objective. Class variables are not keys of the file."""
 
@@ -15,6 +67,8 @@ class PolicyLossConfig(Section):
     """Switches without effect on this loss; `actors check` warns of them."""
     takes_inside: ClassVar[frozenset[str]] = frozenset()
     """Switches inside this loss's own formula, not applied to its result."""
+    compat: CompatConfig = CompatConfig()
+    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
 
     @property
     def weighs_from_engine(self) -> bool:
@@ -59,14 +113,14 @@ class SurogateLossConfig(EngineRatioLossConfig):
     teacher_tau: float = Field(0.0, ge=0)
     """Factor of the pull towards `trainer.teacher`: teacher_tau × (teacher − logp) is added to the advantage
     (Surogate)."""
-    sequence_normalizer: Literal["step_tokens", "micro_batches"] = "step_tokens"
-    """Second divisor, with ratio_type `sequence`: a completion's sum is divided by its tokens, then by the loss tokens
-    of the step (Surogate) or by the number of micro-batches (prime-rl)."""
+    compat: SurogateCompatConfig = SurogateCompatConfig()
+    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
 
     @model_validator(mode="after")
     def _normalizer_is_of_sequences(self) -> "SurogateLossConfig":
-        if self.ratio_type == "token" and self.sequence_normalizer != "step_tokens":
-            raise ValueError(f"sequence_normalizer {self.sequence_normalizer} needs ratio_type sequence, not token")
+        divisor = self.compat.sequence_normalizer
+        if self.ratio_type == "token" and divisor != "step_tokens":
+            raise ValueError(f"compat.sequence_normalizer {divisor} needs ratio_type sequence, not token")
         return self
 
     @model_validator(mode="after")
@@ -99,9 +153,8 @@ class LevelLossConfig(RatioLossConfig):
     importance_sampling_level: Literal["token", "sequence", "sequence_token"] = "token"
     """Unit of the ratio. `token`: one per token. `sequence`: one per completion, exp of the mean log ratio (GSPO).
     `sequence_token`: the value of `sequence` with the gradient of each token (GSPO-token)."""
-    advantage_level: Literal["token", "completion"] = "token"
-    """Advantage of a token: its own, or the mean over its completion (AReaL at level sequence). The two differ only if
-    the tokens of a completion have different advantages."""
+    compat: LevelCompatConfig = LevelCompatConfig()
+    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
 
 
 class ClipRangeConfig(RatioLossConfig):
@@ -118,7 +171,7 @@ class ClipRangeConfig(RatioLossConfig):
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
 
-class ClippedLossConfig(ClipRangeConfig, LevelLossConfig):
+class ClippedLossConfig(LevelLossConfig, ClipRangeConfig):
     """Base of losses with PPO's clipped surrogate objective, −min(ρA, clip(ρ)·A)."""
 
     delta: float | None = Field(None, gt=1)
@@ -295,21 +348,18 @@ class AipoLossConfig(EngineRatioLossConfig):
     type: Literal["aipo"] = "aipo"
     token_mask_high: float = Field(8.0, gt=0)
     """Cap of the importance ratio."""
-    above_cap: Literal["stop", "weigh"] = "stop"
-    """Gradient of tokens above the cap. `stop`: none, as of a minimum (prime-rl). `weigh`: the gradient with the cap as
-    the token's weight (LlamaRL)."""
+    compat: AipoCompatConfig = AipoCompatConfig()
+    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
 
 
 class RefKlLossConfig(EngineRatioLossConfig):
     """On-policy distillation towards `trainer.teacher` (prime-rl's ref_kl): the reverse KL instead of the advantage."""
 
     type: Literal["ref_kl"] = "ref_kl"
-    trust_region: Literal["low", "advantage"] = "low"
-    """Rule for dropping tokens. `low`: a fall of the probability by more than 0.2 from engine to trainer. `advantage`:
-    as in loss dppo with bounds 0.2, by the sign of the advantage, although the objective does not read advantages
-    (prime-rl's first version)."""
     kl_tau: float = Field(1e-3, ge=0)
     """Factor of the squared log ratio of trainer to engine, added to the loss of kept and dropped tokens."""
+    compat: RefKlCompatConfig = RefKlCompatConfig()
+    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
 
 
 class RejectionConfig(Section):

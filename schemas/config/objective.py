@@ -125,18 +125,12 @@ class ObjectiveConfig(Section):
     off_policy_mask_threshold: Identity[float | None] = Field(None, gt=0)
     """Off-policy mask (DeepSeek-V3.2): tokens with a negative advantage are dropped if engine logprob minus trainer
     logprob, averaged over the completion, is above this threshold in nats. Empty: no mask."""
-    off_policy_tokens: Identity[Literal["count", "leave"]] = "count"
-    """Treatment of tokens dropped by the off-policy mask. `count`: counted in the loss's denominator (TRL). `leave`:
-    not counted (ms-swift). Only loss `bnpo` is affected: others divide by completions or by the tokens of the whole
-    step."""
     top_entropy_quantile: Identity[float] = Field(1.0, gt=0, le=1)
     """Share of the tokens, the highest in entropy, that carry the policy loss (0.2 in the paper). The quantile is of
     each micro-batch. 1: all tokens."""
     entropy_coef: Identity[float] = Field(0.0, ge=0)
     """Factor of the entropy bonus: the mean entropy per token (nats) times this factor is subtracted from the loss.
     With `top_entropy_quantile` the mean is over the kept tokens (TRL). 0: no bonus."""
-    entropy_average: Identity[Literal["step_tokens", "micro_batch_tokens"]] = "step_tokens"
-    """Average of the entropy bonus: over all tokens of the step, or over micro-batches of their token means (TRL)."""
     adaptive_entropy: Identity[AdaptiveEntropyConfig | None] = None
     """Adaptive control of the entropy coefficient, from `entropy_coef` on. Empty: constant coefficient."""
     distillation: Identity[DistillationConfig | None] = None

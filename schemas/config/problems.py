@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from schemas.config.keys import Sections, keys_in, paths, type_of
+from schemas.config.moved import new_place
 from schemas.config.run import RunConfig
 from schemas.config.words import TRL_WORDS
 
@@ -55,11 +56,14 @@ def _as_map(given: Any, members: Sections) -> str:
 def _unknown_key(location: Location) -> str:
     """Return a hint for an unknown key.
 
-    The first that applies: the key belongs to another `type` of this section; it is TRL's name of a key; it exists in
-    one other section; a key here has a similar name; else all keys allowed here.
+    The first that applies: the key has moved since an earlier release; it belongs to another `type` of this section; it
+    is TRL's name of a key; it exists in one other section; a key here has a similar name; else all keys allowed here.
     """
     name = str(location[-1])
     keys, members, chosen = _at(location[:-1])
+    here = ".".join(map(str, [*keys, name]))
+    if moved := new_place(here):
+        return f"has moved to {moved}"
     types = [type_of(model) for model in members if name in model.model_fields]
     if types:
         return f"is a key of type {' or '.join(types)}, not of {type_of(chosen[0])}"
@@ -67,7 +71,8 @@ def _unknown_key(location: Location) -> str:
     # A near miss of a key here is a typo, even if TRL has the word too.
     if name in TRL_WORDS and not difflib.get_close_matches(name, allowed, n=1, cutoff=0.9):
         return f"no such key; TRL's {name} is {' and '.join(TRL_WORDS[name])} here (docs/algorithms.md)"
-    elsewhere = [path for path in dict(paths([RunConfig])) if path.rpartition(".")[2] == name]
+    # A path is known and still unknown here if only another type of a section above has it.
+    elsewhere = [path for path in dict(paths([RunConfig])) if path.rpartition(".")[2] == name and path != here]
     # A name used by many sections is no hint, except at the top level, where the user has forgotten the section.
     meant = elsewhere if len(elsewhere) == 1 or not keys else []
     meant = meant or difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)

@@ -3,10 +3,16 @@
 import os
 from pathlib import Path
 
-from schemas.config.load import dump_config
+import yaml
+
 from schemas.config.run import RunConfig
 
 RESOLVED = "config.resolved.yaml"
+
+
+def dump_config(config: RunConfig) -> str:
+    """Return the whole configuration as YAML, defaults included. Loading the text gives an equal configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def write_resolved(config: RunConfig) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from schemas.config.keys import Key, Sections, keys_in
+from schemas.config.moved import with_keys_moved
 from schemas.config.resume_classes import KeyClass, ResumeMark
 from schemas.config.run import RunConfig
 
@@ -40,11 +41,11 @@ def as_tree(config: RunConfig) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], config: RunConfig) -> list[Difference]:
     """Return the differences to the stored tree of the run so far, in the order of the keys.
 
-    A key missing in the stored tree, new in this release, is no difference.
+    A key missing in the stored tree, new in this release, is no difference. The tree may be of an earlier release: its
+    keys are compared in their current places.
     """
-    return [
-        Difference(key, *values, class_of(key)) for key, values in _changed("", dict(before), as_tree(config)).items()
-    ]
+    changed = _changed("", with_keys_moved(before), as_tree(config))
+    return [Difference(key, *values, class_of(key)) for key, values in changed.items()]
 
 
 def class_of(key: str) -> KeyClass:

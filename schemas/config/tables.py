@@ -11,17 +11,18 @@ and one row for each combination of default and meaning.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from schemas.config.keys import Sections, keys_in, type_of
+from schemas.config.keys import Key, keys_in, sections_at, type_of
 from schemas.config.run import RunConfig
 
 MARKED = re.compile(r"(<!-- keys ([\w.]+)(?:: ([\w, ]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+Column = tuple[str, Callable[[Key], str]]
+"""Heading of a column, and its cell for a key."""
 
 
 def with_tables(page: str) -> str:
@@ -48,44 +49,72 @@ def keys_table(path: str, names: list[str] | None = None) -> str:
     Raises:
         KeyError: the path or a name does not exist.
     """
-    sections = _sections_at(path)
-    missing = [name for name in names or () if not any(name in section.model_fields for section in sections)]
+    sections = sections_at(path, RunConfig)
+    known = [key.name for key in keys_in(list(sections))]
+    missing = [name for name in names or () if name not in known]
     if missing:
         raise KeyError(f"{path}.{missing[0]}")
-    types: dict[tuple[str, str, str], list[str]] = {}
-    for section in sections:
-        for row in _rows(section, names):
-            types.setdefault(row, []).append(type_of(section))
+    return table_of(sections, [("Default", default_or_others)], names)
+
+
+def table_of(
+    sections: dict[type[BaseModel], list[str]], columns: Sequence[Column], names: list[str] | None = None
+) -> str:
+    """Return a Markdown table of keys: name, the given columns, types that have the key if there are several, meaning.
+
+    Args:
+        sections: section classes with their types, as of `sections_at`.
+        columns: columns between name and meaning.
+        names: keys to show; None: all.
+    """
+    types: dict[tuple[str, ...], list[str]] = {}
+    for section, its_types in sections.items():
+        for key in keys_in([section]):
+            # in a table of several types, `type` is the column "Of"
+            if (names is None or key.name in names) and not (key.name == "type" and type_of(section)):
+                row = (f"`{key.name}`", *(cell(key) for _, cell in columns), meaning(key))
+                types.setdefault(row, []).extend(its_types)
+    every = {kind for its_types in sections.values() for kind in its_types}
     several = len(sections) > 1
-    head = ["Key", "Default", *(["Of"] if several else []), "Meaning"]
+    head = ["Key", *(heading for heading, _ in columns), *(["Of"] if several else []), "Meaning"]
     lines = [head, ["---"] * len(head)]
-    lines += [[key, default, *([", ".join(of)] if several else []), text] for (key, default, text), of in types.items()]
+    for (*cells, text), of in types.items():
+        owners = "all" if set(of) == every else ", ".join(of)
+        lines.append([*cells, *([owners] if several else []), text])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _rows(section: type[BaseModel], names: list[str] | None) -> Iterator[tuple[str, str, str]]:
-    for name, field in section.model_fields.items():
-        if (names is None or name in names) and name != "type":  # types are the column "Of"
-            meaning = " ".join((field.description or "").split()).replace("|", "\\|")  # `|` ends a cell
-            yield f"`{name}`", _default(field), meaning
+def meaning(key: Key) -> str:
+    """Return the document of a key as the text of a table's cell."""
+    return in_cell(key.field.description or "")
 
 
-def _default(field: FieldInfo) -> str:
+def in_cell(text: str) -> str:
+    """Return a text in one line, with `|` escaped, which would end the cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def default_or_others(key: Key) -> str:
     """Return the default, and after it the other allowed values: `token` (or `sequence`)."""
-    choices = [str(choice) for choice in get_args(field.annotation)] if _is_literal(field.annotation) else []
-    default = "required" if field.default is PydanticUndefined else _value(field.default)
-    others = [f"`{choice}`" for choice in choices if f"`{choice}`" != default]
+    default = default_of(key)
+    others = [f"`{choice}`" for choice in choices(key.field.annotation) if f"`{choice}`" != default]
     if default == "required" and others:
         return f"required: {', '.join(others)}"
     return f"{default} (or {', '.join(others)})" if others else default
 
 
-def _value(value: Any) -> str:
+def default_of(key: Key) -> str:
+    """Return the default of a key as written in YAML; `required` if there is none."""
+    default = key.field.default
+    return "required" if default is PydanticUndefined else value_text(default)
+
+
+def value_text(value: Any) -> str:
     """Return a value as written in YAML; for a section its type and the keys that differ from the type's defaults."""
-    if value is None:
+    if value is None or value == "":
         return "empty"
     if isinstance(value, BaseModel):
-        if "type" not in type(value).model_fields:
+        if not type_of(type(value)):
             return "see there"
         other = value.model_dump(exclude_defaults=True)  # keys that differ from the type's defaults
         keys = "".join(f", {key}: {of:g}" if isinstance(of, float) else f", {key}: {of}" for key, of in other.items())
@@ -95,19 +124,6 @@ def _value(value: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _sections_at(path: str) -> Sections:
-    """Return the section classes allowed at a dotted path, in the order of the union.
-
-    Raises:
-        KeyError: no section is allowed there.
-    """
-    sections: Sections = [RunConfig]  # several after a union: the classes of all its types
-    for name in path.split("."):
-        sections = list(dict.fromkeys(found for key in keys_in(sections, name) for found in key.sections))
-    if not sections:
-        raise KeyError(path)
-    return sections
-
-
-def _is_literal(annotation: Any) -> bool:
-    return str(get_origin(annotation)) == "typing.Literal"
+def choices(annotation: Any) -> list[Any]:
+    """Return the values of a Literal; empty for any other annotation."""
+    return list(get_args(annotation)) if str(get_origin(annotation)) == "typing.Literal" else []

@@ -137,7 +137,7 @@ def test_reference_and_teacher_stay_and_the_policy_moves(
 OF_THE_STEP = {
     "advantages normalised over tokens": (
         {"reward": {"advantage": {"type": "norm"}, "adv_norm": {}, "mask_no_eos_with_zero": True}},
-        {"loss": {"type": "dapo"}, "num_minibatches": 2, "loss_normalizer": "step_mean"},
+        {"loss": {"type": "dapo", "compat": {"loss_normalizer": "step_mean"}}, "num_minibatches": 2},
     ),
     "without zero advantages": ({"packer": {"filter_zero_advantages": True}}, {"loss": {"type": "dppo"}}),
     "normalised after the KL": (

@@ -120,7 +120,7 @@ def switched(
     if threshold is not None and "off_policy_mask_threshold" not in elsewhere:
         dropped_T = off_policy(inputs, threshold, sums)
         values_T = values_T.masked_fill(dropped_T, 0.0)
-        if objective.off_policy_tokens == "leave":  # leave the denominator too, not only the numerator
+        if objective.loss.compat.off_policy_tokens == "leave":  # leave the denominator too, not only the numerator
             counted = replace(inputs, loss_mask_T=inputs.loss_mask_T & ~dropped_T)
     if kl_T is not None and kl_escapes:  # TRL's order: no switch above has an effect on the KL
         values_T = values_T + kl_T

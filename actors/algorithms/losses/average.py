@@ -50,6 +50,6 @@ def token_normaliser(loss_tokens_U: NDArray[np.int64], minibatch: int, kind: str
     Args:
         loss_tokens_U: loss tokens of each minibatch of the step, over all ranks.
         minibatch: index of the minibatch.
-        kind: `minibatch` or `step_mean` (`trainer.loss_normalizer`).
+        kind: `minibatch` or `step_mean` (`trainer.loss.compat.loss_normalizer`).
     """
     return float(np.mean(loss_tokens_U) if kind == "step_mean" else loss_tokens_U[minibatch])

@@ -41,7 +41,7 @@ def ratio_at_level(inputs: LossInputs, config: LevelLossConfig) -> Tensor:
 
 
 def advantages_at_level(inputs: LossInputs, config: LevelLossConfig) -> Tensor:
-    """Return each token's own advantage, or the mean over its completion (`config.advantage_level`), (T,)."""
-    if config.advantage_level == "token":
+    """Return each token's own advantage, or the mean over its completion (`compat.advantage_level`), (T,)."""
+    if config.compat.advantage_level == "token":
         return inputs.advantages_T
     return inputs.per_token(inputs.mean_per_completion(inputs.advantages_T))

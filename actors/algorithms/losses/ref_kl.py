@@ -13,10 +13,10 @@ def ref_kl(inputs: LossInputs, config: RefKlLossConfig) -> TokenLoss:
     """Return −sg[teacher − logp]·r inside the trust region + kl_tau·(log r)² on all tokens, (T,).
 
     r = exp(logp − inference); sg[x] is x without gradient, so the gradient is that of the reverse KL. Dropped: a fall
-    of the probability above 0.2, or with `trust_region: advantage` the rule of loss dppo. Mean over the step's tokens.
-    Source: prime-rl (on-policy distillation).
+    of the probability above 0.2, or with `compat.trust_region: advantage` the rule of loss dppo. Mean over the step's
+    tokens. Source: prime-rl (on-policy distillation).
     """
-    if config.trust_region == "advantage":
+    if config.compat.trust_region == "advantage":
         causes = beyond(inputs, MAX_CHANGE, MAX_CHANGE)
     else:
         causes = {"low": probability_change(inputs) < -MAX_CHANGE}

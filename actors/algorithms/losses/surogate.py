@@ -50,7 +50,7 @@ def surogate(inputs: LossInputs, config: SurogateLossConfig) -> TokenLoss:
     values_T = -coeff_T.masked_fill(~keep_T, 0.0) * inputs.logprobs_T.masked_fill(~keep_T, 0.0)
     if config.ratio_type == "sequence":
         values_T = values_T / inputs.per_token(inputs.num_tokens_B)
-    if config.sequence_normalizer == "micro_batches":  # undoes the average over the tokens of the step
+    if config.compat.sequence_normalizer == "micro_batches":  # undoes the average over the tokens of the step
         values_T = values_T * (max(inputs.loss_tokens, 1) / max(inputs.num_micro_batches, 1))
     causes = {"low": low_T, "high": high_T, "geo": geo_T, "sequence": sequence_T}
     sums = kept_and_dropped(inputs, keep_T, causes) | teacher_sums(inputs)

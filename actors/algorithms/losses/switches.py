@@ -157,8 +157,8 @@ def discounted_sums(values_T: Tensor, completion_of_T: Tensor, discount: float) 
 def entropy_bonus(inputs: LossInputs, objective: ObjectiveConfig, sums: Sums) -> Tensor | None:
     """Return this micro-batch's share of entropy_coef × mean entropy, a scalar with gradient; None without a bonus.
 
-    With top_entropy_quantile the mean is over the kept tokens. `entropy_average` chooses the average over the step: of
-    micro-batch means, weighted equally or by loss-mask tokens. Source: TRL.
+    With top_entropy_quantile the mean is over the kept tokens. `loss.compat.entropy_average` chooses the average over
+    the step: of micro-batch means, weighted equally or by loss-mask tokens. Source: TRL.
 
     Raises:
         ValueError: inputs.entropy_T is missing.
@@ -172,6 +172,6 @@ def entropy_bonus(inputs: LossInputs, objective: ObjectiveConfig, sums: Sums) ->
     sums |= {"entropy_regularised": total.detach(), "regularised_tokens": count}
     mean = total / count.clamp(min=1)
     # both averages weigh micro-batch means, so that top_entropy_quantile does not shrink the bonus
-    if objective.entropy_average == "micro_batch_tokens":
+    if objective.loss.compat.entropy_average == "micro_batch_tokens":
         return objective.entropy_coef * mean / max(inputs.num_micro_batches, 1)
     return objective.entropy_coef * mean * inputs.loss_mask_T.sum() / max(inputs.loss_tokens, 1)

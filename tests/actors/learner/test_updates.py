@@ -126,7 +126,8 @@ def test_a_minibatch_is_divided_by_its_own_tokens_or_by_their_mean_over_the_step
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch, kind: str, expected: list[int]
 ) -> None:
     """Minibatches of 44 and 22 tokens: TRL divides both by the 66 of the generation ÷ 2 updates."""
-    learner = TorchLearner(run_config(model_folder(), num_minibatches=2, loss_normalizer=kind, loss=CLIPPED))
+    loss = CLIPPED | {"compat": {"loss_normalizer": kind}}
+    learner = TorchLearner(run_config(model_folder(), num_minibatches=2, loss=loss))
     seen = seen_inputs(monkeypatch)
     (batch,) = batches_of([scored_group(0), scored_group(1), scored_group(2, (11,)), scored_group(3, (11,))], 1, 2)
     learner.step(batch)

@@ -12,6 +12,8 @@ from schemas.config.objective import ObjectiveConfig
 from schemas.config.resume import as_tree, class_of, differences, key_classes, refusal
 from schemas.config.resume_classes import Free, Identity
 
+DEFAULT_LOSS = {"type": "dapo", "old_logprobs": "inference"}
+
 
 def config(**sections: Any) -> RunConfig:
     """A run, with sections replaced."""
@@ -52,8 +54,8 @@ def _rewarded(**keys: Any) -> dict[str, Any]:
         ),
         ({"packer": {"filter_zero_advantages": True}}, "packer.filter_zero_advantages", "identity"),
         (
-            {"trainer": {"max_steps": 10, "loss_normalizer": "step_mean"}},
-            "trainer.loss_normalizer",
+            {"trainer": {"max_steps": 10, "loss": DEFAULT_LOSS | {"compat": {"loss_normalizer": "step_mean"}}}},
+            "trainer.loss.compat.loss_normalizer",
             "identity",
         ),
         ({"packer": {"sequence_len": 4096}}, "packer.sequence_len", "repack"),

@@ -133,7 +133,7 @@ def test_advantages_of_a_completion_may_be_averaged() -> None:
     inputs = rows([[LN2, LN2]], [[3.0, -1.0]])
     loss = {"type": "dapo", "importance_sampling_level": "sequence"}
     assert of(loss, inputs)[0].loss.item() == pytest.approx((-1.2 * 3 + 2) / 2)
-    assert of(loss | {"advantage_level": "completion"}, inputs)[0].loss.item() == pytest.approx(-1.2)
+    assert of(loss | {"compat": {"advantage_level": "completion"}}, inputs)[0].loss.item() == pytest.approx(-1.2)
 
 
 def test_the_ratio_may_be_to_the_engine() -> None:

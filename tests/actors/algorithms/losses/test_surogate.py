@@ -29,7 +29,7 @@ def hand_example() -> LossInputs:
 @pytest.mark.parametrize(("normalizer", "divisor"), [("step_tokens", 2 * 10), ("micro_batches", 2 * 4)])
 def test_sums_of_a_completion_are_divided_twice(normalizer: str, divisor: int) -> None:
     """By its two tokens, then by the step's ten (Surogate) or by its four micro-batches (prime-rl)."""
-    config = SurogateLossConfig(ratio_type="sequence", sequence_normalizer=normalizer)
+    config = SurogateLossConfig(ratio_type="sequence", compat={"sequence_normalizer": normalizer})
     output, grad = computed(hand_example(), config)
     assert output.loss.item() == pytest.approx(math.exp(0.5) * (0.3 * 0.2 + 1.1 * 0.7) / divisor)
     assert grad == pytest.approx([-math.exp(0.5) * 0.3 / divisor, -math.exp(0.5) * 1.1 / divisor])
@@ -43,8 +43,8 @@ def test_tokens_of_their_own_are_divided_by_those_of_the_step_alone() -> None:
 
 def test_micro_batches_need_ratios_of_completions() -> None:
     """Otherwise the key would say nothing."""
-    with pytest.raises(ValueError, match="sequence_normalizer micro_batches needs ratio_type sequence, not token"):
-        SurogateLossConfig(sequence_normalizer="micro_batches")
+    with pytest.raises(ValueError, match=r"compat.sequence_normalizer micro_batches needs ratio_type sequence"):
+        SurogateLossConfig(compat={"sequence_normalizer": "micro_batches"})
 
 
 def test_the_teacher_is_measured_even_where_it_does_not_pull() -> None:

@@ -119,7 +119,7 @@ def test_the_off_policy_mask_drops_what_the_engine_found_likelier_and_was_bad() 
 @pytest.mark.parametrize(("tokens", "divisor"), [("count", 3), ("leave", 2)])
 def test_dropped_completions_may_leave_the_normaliser_of_bnpo(tokens: str, divisor: int) -> None:
     """TRL counts them, ms-swift does not."""
-    _, grads = computed(OFF, {"type": "bnpo"}, off_policy_mask_threshold=0.5, off_policy_tokens=tokens)
+    _, grads = computed(OFF, {"type": "bnpo", "compat": {"off_policy_tokens": tokens}}, off_policy_mask_threshold=0.5)
     assert grads == pytest.approx([-1 / divisor, -1 / divisor, 0])
 
 
@@ -141,31 +141,37 @@ def test_gmpo_takes_its_mean_over_tokens_of_high_entropy() -> None:
     assert grads == pytest.approx([0, -math.exp(0.2) / 2, 0.5])
 
 
-def entropy_gradient(**keys: Any) -> tuple[float, list[float], LossOutput]:
+MICRO_BATCHES = {"entropy_average": "micro_batch_tokens"}
+
+
+def entropy_gradient(compat: dict[str, str], **keys: Any) -> tuple[float, list[float], LossOutput]:
     """Loss, gradient by token's entropy, and output, where nothing but the entropy makes a loss."""
     inputs = inputs_of(advantages=(0.0, 0.0), entropy=(0.1, 0.5, 0.9), num_micro_batches=2, loss_tokens=12)
     assert inputs.entropy_T is not None
     inputs.entropy_T.requires_grad_()
-    output = compute_loss(inputs, ObjectiveConfig(loss={"type": "luspo"}, entropy_coef=0.6, **keys))
+    objective = ObjectiveConfig(loss={"type": "luspo", "compat": compat}, entropy_coef=0.6, **keys)
+    output = compute_loss(inputs, objective)
     (grad_T,) = torch.autograd.grad(output.loss, inputs.entropy_T)
     return output.loss.item(), grad_T.tolist(), output
 
 
 @pytest.mark.parametrize(
-    ("keys", "loss", "grads"),
+    ("compat", "keys", "loss", "grads"),
     [
         # three of the step's twelve tokens, whatever the average of the policy loss is
-        ({}, -0.6 * 1.5 / 12, [-0.05, -0.05, -0.05]),
+        ({}, {}, -0.6 * 1.5 / 12, [-0.05, -0.05, -0.05]),
         # a mean of 0.5 in one of two micro-batches
-        ({"entropy_average": "micro_batch_tokens"}, -0.6 * 0.5 / 2, [-0.1, -0.1, -0.1]),
+        (MICRO_BATCHES, {}, -0.6 * 0.5 / 2, [-0.1, -0.1, -0.1]),
         # the mean of the two that are kept, 0.7
-        ({"top_entropy_quantile": 0.5}, -0.6 * 0.7 * 3 / 12, [0, -0.075, -0.075]),
-        ({"top_entropy_quantile": 0.5, "entropy_average": "micro_batch_tokens"}, -0.6 * 0.7 / 2, [0, -0.15, -0.15]),
+        ({}, {"top_entropy_quantile": 0.5}, -0.6 * 0.7 * 3 / 12, [0, -0.075, -0.075]),
+        (MICRO_BATCHES, {"top_entropy_quantile": 0.5}, -0.6 * 0.7 / 2, [0, -0.15, -0.15]),
     ],
 )
-def test_the_entropy_bonus_is_a_mean_over_tokens(keys: dict[str, Any], loss: float, grads: list[float]) -> None:
+def test_the_entropy_bonus_is_a_mean_over_tokens(
+    compat: dict[str, str], keys: dict[str, Any], loss: float, grads: list[float]
+) -> None:
     """−coefficient × mean entropy."""
-    found, gradient, output = entropy_gradient(**keys)
+    found, gradient, output = entropy_gradient(compat, **keys)
     assert found == pytest.approx(loss)
     assert gradient == pytest.approx(grads)
     assert metric(output, "entropy_regularised") == pytest.approx(0.7 if "top_entropy_quantile" in keys else 0.5)

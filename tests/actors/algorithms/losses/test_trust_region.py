@@ -94,7 +94,7 @@ def test_ref_kl_pulls_towards_the_teacher_whatever_the_advantage() -> None:
 
 def test_the_first_ref_kl_of_prime_rl_drops_by_the_sign_of_the_advantage() -> None:
     """With positive ones token 1, which rose by 0.3, is dropped, and token 2 learns: −ln 2 · 0.25 ÷ 4."""
-    config = RefKlLossConfig(kl_tau=0, trust_region="advantage")
+    config = RefKlLossConfig(kl_tau=0, compat={"trust_region": "advantage"})
     _, grad = computed(inputs_of(P, Q, [9, 9, 9, 9], teacher_logprobs_T=TEACHER), config)
     assert grad == pytest.approx([0, 0, -math.log(2) * 0.25 / 4, math.log(2) / 4])
 
@@ -113,7 +113,9 @@ def test_a_missing_teacher_is_an_error(config: Any) -> None:
         computed(inputs_of(P, Q, [1, 1, 1, 1]), config)
 
 
-@pytest.mark.parametrize("config", [IpoLossConfig(), DppoLossConfig(), RefKlLossConfig(trust_region="advantage")])
+@pytest.mark.parametrize(
+    "config", [IpoLossConfig(), DppoLossConfig(), RefKlLossConfig(compat={"trust_region": "advantage"})]
+)
 def test_a_dropped_token_whose_ratio_overflows_costs_its_squared_log_ratio_alone(config: Any) -> None:
     """e^999 is infinite in any precision; 1e-3 · 999² is not."""
     inputs = inputs_of([1.0, 0.5], [1.0, 0.5], [1, 1], teacher_logprobs_T=torch.zeros(2, dtype=torch.float64))
@@ -139,7 +141,7 @@ def step_of(config: Any) -> Step:
         if isinstance(config, DppoLossConfig):
             outside = p - q > config.dppo_mask_high if a > 0 else p - q < -config.dppo_mask_low
             return outside, config.adv_tau * a + config.teacher_tau * gap, r
-        if config.trust_region == "advantage" and a > 0:
+        if config.compat.trust_region == "advantage" and a > 0:
             return p - q > 0.2, gap, r
         return p - q < -0.2, gap, r
 
@@ -167,7 +169,7 @@ CONFIGS = [
     DppoLossConfig(),
     DppoLossConfig(dppo_mask_low=0.05, dppo_mask_high=0.3, adv_tau=0.7, kl_tau=0.3, teacher_tau=0.2),
     RefKlLossConfig(),
-    RefKlLossConfig(trust_region="advantage", kl_tau=0.05),
+    RefKlLossConfig(compat={"trust_region": "advantage"}, kl_tau=0.05),
 ]
 
 

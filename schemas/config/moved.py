@@ -1,0 +1,49 @@
+"""Keys with another place than in earlier releases."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+MOVED = {
+    "trainer.loss_normalizer": "trainer.loss.compat.loss_normalizer",
+    "trainer.entropy_average": "trainer.loss.compat.entropy_average",
+    "trainer.off_policy_tokens": "trainer.loss.compat.off_policy_tokens",
+    "trainer.loss.advantage_level": "trainer.loss.compat.advantage_level",
+    "trainer.loss.sequence_normalizer": "trainer.loss.compat.sequence_normalizer",
+    "trainer.loss.above_cap": "trainer.loss.compat.above_cap",
+    "trainer.loss.trust_region": "trainer.loss.compat.trust_region",
+}
+"""New place of each key by its old one. A run.yaml with an old place is refused, and the error names the new one."""
+
+DEFAULT_LOSS = "{type: dapo, old_logprobs: inference}"
+"""Default of `trainer.loss`, to write out when the section gets a key: a map without `type` is refused."""
+
+
+def new_place(path: str) -> str | None:
+    """Return where a key has moved to, for an error text; None if it has not moved."""
+    new = MOVED.get(path)
+    if new is None or path.startswith("trainer.loss."):
+        return new
+    return f"{new}; if trainer.loss is not set, set it to its default {DEFAULT_LOSS} first"
+
+
+def with_keys_moved(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the complete configuration that an earlier release stored with a run, each key in its current place.
+
+    Values stay as they are, so that a run of an earlier release resumes with the meaning that it was started with.
+    """
+    tree = copy.deepcopy(dict(stored))
+    for old, new in MOVED.items():
+        (*parents, name), (*new_parents, new_name) = old.split("."), new.split(".")
+        section = _section(tree, parents)
+        if name in section:
+            _section(tree, new_parents).setdefault(new_name, section.pop(name))
+    return tree
+
+
+def _section(tree: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    """Return the section at a path, made if it is missing; an empty map if something else is there."""
+    for name in path:
+        found = tree.setdefault(name, {})
+        tree = found if isinstance(found, dict) else {}  # a file edited by hand; its check reports the value
+    return tree
