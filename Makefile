@@ -43,6 +43,7 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 docs: .venv/run.stamp
+	$(BIN)/python -c "from schemas.config.reference import configuration_page; print(configuration_page(), end='')" > docs/reference/configuration.md
 	$(BIN)/python -c "from actors.telemetry.metrics import document; print(document(), end='')" > docs/metrics.md
 	$(BIN)/python -c "from pathlib import Path; from schemas.config.tables import with_tables; [p.write_text(with_tables(p.read_text())) for p in map(Path, ('docs/algorithms.md', 'docs/training.md'))]"
 

@@ -21,13 +21,13 @@ from schemas.config.sglang import EnginePoolConfig, SglangEngineConfig
 
 
 class TemperatureScheduleConfig(Section):
-    """Course of the sampling temperature over the steps, from `rollout.temperature` to `end`.
+    """Schedule of the sampling temperature over the steps, from `rollout.temperature` to `end`.
 
-    Each token carries the temperature of its sampling, and its logprobs are of the distribution at that temperature.
+    Each token keeps the temperature that it was sampled at; logprobs are of the distribution at that temperature.
     """
 
     type: Free[Literal["linear", "cosine"]]
-    """Shape of the course: straight line or half a cosine (Surogate: temp_scheduler.type)."""
+    """Shape of the schedule: a straight line or half a cosine (Surogate: temp_scheduler.type)."""
     end: Free[float] = Field(gt=0)
     """Temperature at the last step of the schedule and at all later steps."""
     steps: Free[int | None] = Field(None, ge=1)
@@ -58,10 +58,12 @@ class RolloutConfig(Section):
     max_concurrent_groups: Free[int] = Field(16, ge=1)
     """Groups sampled at once by each rollout actor."""
     group_timeout: Free[float] = Field(300.0, gt=0)
-    """Seconds from the acceptance of a ticket until its group is sampled and a reward actor has it. After that the
-    attempt fails as `timeout`. A group gets three attempts (protocol rules P11, P12, P13)."""
+    """Seconds from the acceptance of a ticket (the order to sample one group) until the group is sampled and a reward
+    actor has it. After that the attempt fails as `timeout` and the group is sampled again. After three failed attempts
+    the group is dropped (protocol rules P11 and P12)."""
     completion_retries: Free[int] = Field(2, ge=0)
-    """Retries of a failed request to an engine, before the whole attempt at the group fails (protocol rule P11)."""
+    """Number of times that a failed request to an engine is repeated before the attempt at the whole group fails
+    (protocol rule P11)."""
 
 
 class RewardConfig(Section):
@@ -71,13 +73,14 @@ class RewardConfig(Section):
     """Reward functions. A completion's reward is their weighted sum; a function that returns None for a completion is
     left out of its sum."""
     shaping: Identity[ShapingConfig] = ShapingConfig()
-    """Shaping of the weighted sum. Advantage `gdpo` is computed from each function's rewards and is not affected."""
+    """Shaping of the weighted sum of rewards. Has no effect on advantage `gdpo`, which is computed from the rewards of
+    each function."""
     none_as_zero: Identity[bool] = False
     """Reward of a completion for which every function returned None. `true`: 0 (ms-swift). `false`: unscorable, with
     advantage 0 and left out of every mean (TRL)."""
     steps: Identity[StepRewardConfig | None] = None
-    """Function that rewards steps inside a completion. Required for advantage `process`, possible for `gae`, refused
-    for all others. Empty: none."""
+    """Function that rewards steps inside a completion (process rewards). Required for advantage `process`, possible for
+    `gae`, refused for all others. Empty: none."""
     advantage: Identity[AdvantageConfig] = ZScoreAdvantageConfig(std="population", eps=1e-8)
     """Formula from rewards to advantages. Default: as in TRL's AsyncGRPOTrainer."""
     adv_norm: Identity[NormConfig | None] = None
@@ -93,14 +96,13 @@ class RewardConfig(Section):
     advantage is then 0, except for what `adv_norm` and a KL in the reward add; their tokens stay in the loss. Not with
     advantage `process`."""
     timeout: Free[float] = Field(300.0, gt=0)
-    """Seconds for all reward functions on one group. The functions of `steps` and of advantage `custom` get the same
-    time again, each. Late functions are called again `timeout_retries` times."""
+    """Time limit in seconds for all reward functions on one group. The functions of `steps` and of advantage `custom`
+    have the same limit, each for itself. A late function is called again `timeout_retries` times."""
     timeout_retries: Free[int] = Field(1, ge=0)
-    """Further calls of a late function, each with `timeout` seconds."""
+    """Number of further calls of a late function, each with the full `timeout`."""
     on_timeout: Free[Literal["none", "zero", "fail"]] = "none"
-    """Result of a function that is late after all retries, in training. `none`: None for each completion. `zero`:
-    reward 0. `fail`: the attempt fails as `reward_timeout` and the group is sampled again. Evaluations always use
-    `fail`."""
+    """Result of a function that is late in all calls, in training. `none`: None for each completion. `zero`: reward 0.
+    `fail`: the attempt fails as `reward_timeout` and the group is sampled again. Evaluations always use `fail`."""
     on_error: Free[Literal["retry", "fail"]] = "retry"
     """Reaction to a function that raises, or that returns anything but a number or None per completion. `retry`: the
     attempt fails and the group is sampled again; after three failed attempts it is dropped as `poison`. `fail`: the run
@@ -108,7 +110,8 @@ class RewardConfig(Section):
     max_concurrent_groups: Free[int] = Field(8, ge=1)
     """Groups scored at once by each reward actor."""
     max_groups_per_process: Free[int] = Field(0, ge=0)
-    """Groups after which a reward actor is replaced by a new process, for functions that leak memory. 0: never."""
+    """Number of groups after which a reward actor is replaced by a new process, for functions that leak memory. 0:
+    never."""
 
     @property
     def longest_seconds(self) -> float:
@@ -128,7 +131,7 @@ class RewardConfig(Section):
 
 
 class PackerConfig(Section):
-    """Admission of groups, their order, and packing into steps and micro-batches."""
+    """Choice of the groups that are sampled and trained, and their packing into steps and micro-batches."""
 
     groups_per_step: Identity[int] = Field(8, ge=1, le=limits.LIST_ITEMS)
     """Groups in every training step; a step has groups_per_step × `rollout.group_size` completions."""
@@ -141,27 +144,28 @@ class PackerConfig(Section):
     """Steps that sampling may run ahead of training (AReaL: max_head_offpolicyness). 0: sampling and training
     alternate, and every token is sampled by the weights that its step starts from."""
     max_off_policy_steps: Free[int] = Field(8, ge=0)
-    """Maximum lag of a group in steps, at least `max_async_level`. A group older than that when its step is composed is
-    dropped as `stale`, and its example is sampled again (protocol rule P17)."""
+    """Maximum lag of a group, at least `max_async_level`. The lag is the number of steps trained between the weights
+    that sampled the group's oldest token and the step that trains the group. A group with a larger lag is dropped as
+    `stale`, and its example is sampled again (protocol rule P17)."""
     oversampling_factor: Free[float] = Field(1.0, ge=1)
-    """Factor on the groups issued per step, with order `arrival` only: ceil(groups_per_step × factor) are issued, as
-    far as `max_off_policy_steps` lets all be trained. The first to arrive are trained; the surplus trains in later
-    steps."""
+    """Factor on the groups sampled per step, with order `arrival` only: up to ceil(groups_per_step × factor) groups are
+    ordered for each step. The first to arrive are trained; the surplus trains in later steps, so `max_off_policy_steps`
+    also limits the surplus."""
     dynamic_sampling: Free[bool] = False
-    """Dropping of groups with all rewards equal, as `zero_variance`; another example is sampled in the group's place
-    (DAPO; ms-swift: dynamic_sample)."""
+    """Dropping of groups in which all rewards are equal, as `zero_variance`. Another example is sampled in the group's
+    place (DAPO; ms-swift: dynamic_sample)."""
     online_difficulty_filtering: Free[bool] = False
-    """Dropping of groups with a mean reward of exactly 1 (`too_easy`) or exactly 0 (`too_hard`); another example is
+    """Dropping of groups with a mean reward of exactly 1 (`too_easy`) or exactly 0 (`too_hard`). Another example is
     sampled in the group's place (prime-rl)."""
     filter_zero_advantages: Identity[bool] = False
-    """Exclusion of tokens with advantage 0 from the loss and its denominator, hence of whole groups with equal rewards.
-    Such groups are not replaced (prime-rl, by default there)."""
+    """Exclusion of tokens with advantage 0 from the loss and its denominator, and so of whole groups with equal
+    rewards. No other groups are sampled in their place (prime-rl's default)."""
     max_resample_times: Free[int] = Field(3, ge=0)
-    """Maximum number of groups dropped by `dynamic_sampling` and `online_difficulty_filtering` in one place of a step.
-    The next group in this place is trained whatever its rewards are (protocol rule P15)."""
+    """Maximum number of groups that `dynamic_sampling` and `online_difficulty_filtering` drop one after the other for
+    the same place in a step. The next group is trained whatever its rewards are (protocol rule P15)."""
     max_drop_fraction: Free[float] = Field(0.5, gt=0, le=1)
-    """Share of the last 100 groups dropped as `poison` (three failed attempts each) above which the run fails, since
-    the remaining groups are no fair sample of the data. 1: never."""
+    """Limit of the share of groups dropped as `poison` (three failed attempts each) among the last 100. Above the limit
+    the run fails, since the other groups are no fair sample of the data. 1: never."""
     pools: Free[PoolsConfig | None] = None
     """Difficulty pools: easy and hard examples are set aside. Empty: none."""
 
@@ -181,12 +185,12 @@ class CheckpointConfig(Section):
     interval: Free[int] = Field(50, ge=1)
     """Steps between two checkpoints. The last step is always saved."""
     keep_last: Free[int] = Field(3, ge=2)
-    """Number of newest checkpoints kept. A run can resume from each."""
+    """Number of newest checkpoints kept. A run can resume from each of these."""
     keep_interval: Free[int | None] = Field(None, ge=1)
     """Steps between two checkpoints kept for good, besides `keep_last`. A run can resume from the newest `keep_last`
     checkpoints only, since the ledger has no groups for older ones. Empty: none."""
     timeout: Free[float] = Field(300.0, gt=0)
-    """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be taken over at a
+    """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be claimed at a
     start (full disk). After that the run fails."""
 
 
@@ -205,7 +209,7 @@ class TrainerConfig(ObjectiveConfig):
     max_steps: Free[int] = Field(ge=1)
     """Number of training steps of the run."""
     num_iterations: Identity[int] = Field(1, ge=1)
-    """Passes of a step over its batch (GRPO's μ, as in TRL and ms-swift)."""
+    """Number of passes over the batch of a step (GRPO's μ, as in TRL and ms-swift)."""
     num_minibatches: Identity[int] = Field(1, ge=1)
     """Parts of a step's batch, each with an optimizer update of its own. Parts are whole groups if num_minibatches
     divides `packer.groups_per_step`, else whole completions. A step has num_iterations × num_minibatches updates, all
@@ -236,8 +240,7 @@ class TrainerConfig(ObjectiveConfig):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Interval and number of checkpoints."""
     gang_timeout: Free[float] = Field(20.0, gt=0)
-    """Seconds for all ranks to find each other at a start. After that the gang of ranks starts over (protocol rule
-    P19)."""
+    """Seconds for all ranks to find each other at a start. After that all ranks start over (protocol rule P19)."""
     mismatch: MismatchConfig = MismatchConfig()
     """Limits of the difference between the logprobs of trainer and engine."""
 

@@ -14,16 +14,16 @@ class EnvironmentBase(Section):
     """Base of all environments: name and weights."""
 
     name: str = Field("", pattern=r"^[A-Za-z0-9_.-]*$")
-    """Name in metrics and files, unique within the run. Empty: the type."""
+    """Name in metrics and files, unique within the run: letters, digits, `_`, `.` and `-`. Empty: the type."""
     weight: float | None = Field(None, gt=0)
-    """Share of the train groups, relative to the other environments (prime-rl, Surogate: env_ratios). Set it for all
-    environments or for none. Empty: by number of examples; a generated environment counts as the largest file."""
+    """Relative share of the training prompts (prime-rl, Surogate: env_ratios). Set it for all environments or for none.
+    Empty: in proportion to the number of examples; a generated environment counts as much as the largest file."""
     rl_weight: float = Field(1.0, ge=0)
     """Factor of the policy loss on tokens of this environment. 0: these tokens are also left out of the loss's
     denominator (prime-rl)."""
     ref_kl_weight: float = Field(0.0, ge=0)
-    """Factor of distillation towards `trainer.teacher` on tokens of this environment (prime-rl's ref_kl). The term is
-    added to the policy loss and divided by the step's tokens with a factor above 0."""
+    """Factor of distillation towards `trainer.teacher` on tokens of this environment (prime-rl's ref_kl). The
+    distillation loss is averaged over the step's tokens with a factor above 0, and added to the policy loss."""
 
     @property
     def label(self) -> str:
@@ -32,7 +32,10 @@ class EnvironmentBase(Section):
 
 
 class ReverseTextConfig(EnvironmentBase):
-    """Task: reverse a random word, letter by letter. Generated without end; eval words never occur in training."""
+    """Task: reverse a random word, letter by letter.
+
+    Words are generated without end. Words for evaluation never occur in training.
+    """
 
     type: Literal["reverse_text"] = "reverse_text"
     min_letters: int = Field(4, ge=1)
@@ -48,7 +51,10 @@ class ReverseTextConfig(EnvironmentBase):
 
 
 class ArithmeticConfig(EnvironmentBase):
-    """Task: integer sums, differences and products. Generated without end; eval problems never occur in training."""
+    """Task: integer sums, differences and products.
+
+    Problems are generated without end. Problems for evaluation never occur in training.
+    """
 
     type: Literal["arithmetic"] = "arithmetic"
     operations: list[Literal["+", "-", "*"]] = Field(["+", "-"], min_length=1)
@@ -62,10 +68,11 @@ class JsonlConfig(EnvironmentBase):
 
     type: Literal["jsonl"] = "jsonl"
     path: str = Field(min_length=1)
-    """File of the train rows. A relative path is looked up next to the configuration file first, then in the current
-    directory."""
+    """File with one training example per row. A relative path is looked up next to the configuration file first, then
+    in the current directory."""
     eval_path: str | None = None
-    """File of the held-out rows for evaluation, looked up like `path`. Empty: no evaluation of this environment."""
+    """File with one held-out example per row, for evaluation; looked up like `path`. Empty: no evaluation of this
+    environment."""
     prompt_column: str = "prompt"
     """Column of the prompt, e.g. `question` for GSM8K."""
     system_prompt: str | None = None
@@ -85,7 +92,7 @@ class ShapingConfig(Section):
     scale: float = 1.0
     """Factor applied after the bias (AReaL: reward_scaling)."""
     clip: float | None = Field(None, gt=0)
-    """Bound of the result, between −clip and clip (AReaL: reward_clip, 20). Empty: no clipping."""
+    """Bound of the result: values are clipped to −clip and clip (AReaL: reward_clip, 20). Empty: no clipping."""
 
 
 class RewardFunctionConfig(ShapingConfig):
@@ -99,10 +106,10 @@ class RewardFunctionConfig(ShapingConfig):
     """
 
     path: str = Field(min_length=1)
-    """Built-in name, `package.module:function`, or `path/to/file.py:function`. A relative file is looked up next to the
-    configuration file first, then in the current directory."""
+    """Name of a built-in function (docs/algorithms.md), `package.module:function`, or `path/to/file.py:function`. A
+    relative file is looked up next to the configuration file first, then in the current directory."""
     weight: float = 1.0
-    """Factor in the sum of rewards. 0: the function is measured and does not count."""
+    """Factor in the weighted sum of rewards. 0: the function's values are only logged."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of each call. They take precedence over columns of the same name."""
 

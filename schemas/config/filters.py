@@ -11,12 +11,12 @@ class FilterBase(Section):
     """Base of all completion filters."""
 
     enforce: bool = False
-    """Masking of the completions found: their tokens leave the loss, their rewards stay in the baseline. `false`: only
-    count (metric `grpo_reward_filtered_completions_total`)."""
+    """Masking of the completions found: their tokens leave the loss, their rewards stay in the baseline. `false`: such
+    completions are only counted (metric `grpo_reward_filtered_completions_total`)."""
 
 
 class GibberishFilterConfig(FilterBase):
-    """Gibberish: a rare token less likely than chance under the policy (arXiv 2510.02387, §5.2)."""
+    """Gibberish: completions with a rare token less likely than chance under the policy (arXiv 2510.02387, §5.2)."""
 
     type: Literal["gibberish"] = "gibberish"
     token_id_threshold: int = Field(100_000, ge=0)
@@ -26,14 +26,14 @@ class GibberishFilterConfig(FilterBase):
 
 
 class RepetitionFilterConfig(FilterBase):
-    """Repetition: many tokens in a row of which the policy was sure (arXiv 2506.13585, §3.2)."""
+    """Repetition: completions with many almost certain tokens in a row (arXiv 2506.13585, §3.2)."""
 
     type: Literal["repetition"] = "repetition"
     window: int = Field(3000, ge=1)
-    """Number of tokens in a row, all above prob_threshold, for a completion to count. Tokens not sampled by the policy
-    (masked) are skipped and do not interrupt a row."""
+    """Number of tokens in a row, each more probable than prob_threshold, from which on a completion counts. Tokens not
+    sampled by the policy (masked) are skipped and do not interrupt a row."""
     prob_threshold: float = Field(0.99, gt=0, lt=1)
-    """Probability above which the policy counts as sure of a token."""
+    """Probability above which a token counts as almost certain."""
 
 
 CompletionFilterConfig = Annotated[GibberishFilterConfig | RepetitionFilterConfig, Field(discriminator="type")]

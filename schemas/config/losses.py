@@ -175,8 +175,8 @@ class ClippedLossConfig(LevelLossConfig, ClipRangeConfig):
     """Base of losses with PPO's clipped surrogate objective, −min(ρA, clip(ρ)·A)."""
 
     delta: float | None = Field(None, gt=1)
-    """Cap of the ratio where the objective does not clip it (INTELLECT-2's two-sided clip), above 1 + epsilon_high.
-    Empty: none."""
+    """Cap of the ratio for negative advantages, where the clip has no effect on large ratios (INTELLECT-2's two-sided
+    clip); above 1 + epsilon_high. Empty: none."""
     dual_clip: float | None = Field(None, gt=1)
     """Bound of a token's loss at negative advantage, dual_clip × |advantage| (dual-clip PPO; AReaL: c_clip). Empty:
     none."""
@@ -246,7 +246,7 @@ class CispoLossConfig(LevelLossConfig):
 
 
 class SapoLossConfig(LevelLossConfig):
-    """SAPO: a sigmoid of the ratio instead of the clip."""
+    """SAPO: a sigmoid of the ratio instead of the clip; mean as `average` says."""
 
     type: Literal["sapo"] = "sapo"
     temperature_pos: float = Field(1.0, gt=0)
@@ -294,8 +294,9 @@ class VespoLossConfig(RatioLossConfig):
 class CustomLossConfig(PolicyLossConfig):
     """Your own loss: a function `(LossInputs) -> LossOutput`, types of actors.algorithms.losses.
 
-    The function returns this micro-batch's share of the step's loss. Switches would not act on the result, so none may
-    be set. With `trainer.reference` the function finds the reference's logprobs in its inputs.
+    The function returns this micro-batch's share of the step's loss. Corrections, masks, entropy terms and distillation
+    do not act on the result, so none of their keys may be set. With `trainer.reference` the function finds the
+    reference's logprobs in its inputs.
     """
 
     type: Literal["custom"] = "custom"
@@ -324,7 +325,7 @@ class IpoLossConfig(EngineRatioLossConfig):
 
 
 class DppoLossConfig(EngineRatioLossConfig):
-    """DPPO (prime-rl's default): tokens are dropped if their probability moved too far the way the advantage points."""
+    """DPPO (prime-rl's default): tokens are dropped if their probability moved too far in the advantage's direction."""
 
     type: Literal["dppo"] = "dppo"
     dppo_mask_low: float = Field(0.2, ge=0)
@@ -363,10 +364,10 @@ class RefKlLossConfig(EngineRatioLossConfig):
 
 
 class RejectionConfig(Section):
-    """Rejection sampling (AReaL): a metric of proximal policy against engine, and its bounds."""
+    """Rejection sampling (AReaL): bounds of a metric between the proximal policy and the engine."""
 
     level: Literal["token", "sequence"] = "token"
-    """Unit of judgement: each token, or each completion (`sequence`)."""
+    """Unit that is kept or rejected: each token, or each completion (`sequence`)."""
     action: Literal["mask", "clamp"] = "mask"
     """Treatment of tokens outside the bounds. `mask`: dropped. `clamp`: their weight is clamped into the bounds (metric
     `ratio` only)."""
@@ -428,7 +429,7 @@ class ProximalLossConfig(EngineRatioLossConfig):
 
 
 class DecoupledLossConfig(ProximalLossConfig):
-    """Decoupled PPO (AReaL); rejected tokens stay in the loss's denominator."""
+    """Decoupled PPO (AReaL): clipped around a proximal policy; rejected tokens stay in the loss's denominator."""
 
     type: Literal["decoupled"] = "decoupled"
 
@@ -436,8 +437,8 @@ class DecoupledLossConfig(ProximalLossConfig):
 class M2poLossConfig(ProximalLossConfig):
     """M2PO: decoupled PPO without the tokens of largest (q − prox)².
 
-    As few tokens are dropped as bring the mean over the others below m2_threshold, in each micro-batch by itself.
-    Dropped tokens leave the loss's denominator.
+    As few tokens are dropped as needed for a mean of (q − prox)² below m2_threshold over the others, separately in each
+    micro-batch. q is the engine's logprob, prox the proximal policy's. Dropped tokens leave the loss's denominator.
     """
 
     type: Literal["m2po"] = "m2po"

@@ -9,8 +9,8 @@ from schemas.config.resume_classes import Free
 class MismatchConfig(Section):
     """Limits of the mean |logp − q| per token in nats: logp by the trainer, q by the engine.
 
-    Tokens of current weights and of older weights are averaged apart; the larger mean counts. Engine `fake` has no
-    policy to compare with.
+    Tokens of current weights and of older weights are averaged apart; the larger mean counts. Engine `fake` is not
+    compared.
     """
 
     warn: Free[float] = Field(0.1, gt=0)

@@ -47,8 +47,8 @@ class ModelConfig(Section):
     """Name on the Hugging Face hub, or directory. A relative directory is looked up next to the configuration file
     first, then in the current directory."""
     dtype: Identity[Dtype] = "bfloat16"
-    """Precision of the computation in trainer and engine, and of published weights. Trained weights and optimizer state
-    are float32 in either case; a frozen base model under `lora` is kept in this precision."""
+    """Precision of the computation in trainer and engine, and of the weights that engines receive. The trained weights
+    and the optimizer state are float32 in either case; the frozen base model under `lora` is kept in this precision."""
     trust_remote_code: Free[bool] = False
     """Permission to run Python code shipped with the model (transformers and vLLM)."""
     device: Free[Literal["auto", "cpu", "cuda"]] = "auto"
@@ -56,13 +56,13 @@ class ModelConfig(Section):
     lora: Identity[LoraConfig | None] = None
     """Adapters (LoRA) to train instead of all weights. Empty: all weights are trained."""
     attention: Free[Literal["auto", "padded", "flash", "flex"]] = "auto"
-    """Attention of the trainer within packed rows, where no sample may see another. `padded` (any device): samples of
-    similar length are gathered into padded blocks. `flash` (GPU, bfloat16, package flash-attn): FlashAttention's kernel
-    for sequences of different lengths. `flex` (GPU): torch's FlexAttention over the whole row. `auto`: flash if it can
-    run, else flex on a GPU and padded on a CPU."""
+    """Attention implementation of the trainer. A packed row holds several samples, and no sample attends to another.
+    `padded` (any device): samples of similar length are gathered into padded blocks. `flash` (GPU, bfloat16, package
+    flash-attn): FlashAttention's kernel for sequences of different lengths. `flex` (GPU): torch's FlexAttention over
+    the whole row. `auto`: flash if it can run, else flex on a GPU and padded on a CPU."""
     gradient_checkpointing: Free[bool] = False
-    """Recomputation of each policy layer in the backward pass from the layer's input: up to a third more computation,
-    and much less memory for long rows (transformers' non-reentrant variant)."""
+    """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
+    computation, and much less memory for long rows (transformers' non-reentrant variant)."""
     compile: Free[bool] = False
     """Compilation of the policy's layers in the trainer with torch.compile: minutes at the start, faster steps on GPUs.
     A step trained again, in a replay or after a crash, may then differ in its last bits."""

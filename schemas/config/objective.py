@@ -84,8 +84,8 @@ class ReferenceConfig(Section):
     """Bound of a token's KL estimate: values beyond ± max_kl are cut and have no gradient (ms-swift, AReaL: 10). Empty:
     no bound."""
     switches: Literal["escape", "apply"] = "escape"
-    """Effect of `correction` and the off-policy mask on the KL in the loss. `escape`: none (TRL). `apply`: the same as
-    on the policy loss (ms-swift)."""
+    """Effect of `correction` and of the off-policy mask on the KL in the loss. `escape`: none (TRL). `apply`: the same
+    as on the policy loss (ms-swift)."""
 
 
 class AdaptiveEntropyConfig(Section):
@@ -126,8 +126,8 @@ class ObjectiveConfig(Section):
     """Off-policy mask (DeepSeek-V3.2): tokens with a negative advantage are dropped if engine logprob minus trainer
     logprob, averaged over the completion, is above this threshold in nats. Empty: no mask."""
     top_entropy_quantile: Identity[float] = Field(1.0, gt=0, le=1)
-    """Share of the tokens, the highest in entropy, that carry the policy loss (0.2 in the paper). The quantile is of
-    each micro-batch. 1: all tokens."""
+    """Share of the tokens that carry the policy loss: the tokens with the highest entropy of each micro-batch (0.2 in
+    the paper). 1: all tokens."""
     entropy_coef: Identity[float] = Field(0.0, ge=0)
     """Factor of the entropy bonus: the mean entropy per token (nats) times this factor is subtracted from the loss.
     With `top_entropy_quantile` the mean is over the kept tokens (TRL). 0: no bonus."""

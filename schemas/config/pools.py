@@ -14,15 +14,14 @@ class PoolsConfig(Section):
     """
 
     easy_threshold: Free[float | None] = None
-    """Mean reward from which on an example is easy. Empty: no example is. At least one threshold must be set."""
+    """Mean reward at and above which an example is easy. Empty: no example is. At least one of the two thresholds must
+    be set."""
     hard_threshold: Free[float | None] = None
-    """Mean reward up to which an example is hard; below easy_threshold. Empty: no example is."""
+    """Mean reward at and below which an example is hard; must be below easy_threshold. Empty: no example is."""
     easy_fraction: Free[float] = Field(0.0, ge=0, le=1)
-    """Share of the easy examples returned to sampling when the run is started again (unless 0, at least one
-    example)."""
+    """Share of the easy examples that a restart of the run returns to sampling, at least one example unless 0."""
     hard_fraction: Free[float] = Field(0.0, ge=0, le=1)
-    """Share of the hard examples returned to sampling when the run is started again (unless 0, at least one
-    example)."""
+    """Share of the hard examples that a restart of the run returns to sampling, at least one example unless 0."""
     hash_keys: Free[list[str]] = Field(["task", "prompt"], min_length=1)
     """Parts of an example that identify it: `task` (the environment's name), `prompt`, or columns of the data. A change
     of this list empties all pools."""

@@ -21,18 +21,19 @@ class RunConfig(Section):
     seed: Identity[int] = Field(0, ge=0, lt=2**31)
     """Seed of every random choice of the run."""
     output_dir: Free[str] = "outputs/run"
-    """Directory of everything that the run writes, relative to the current directory. If an earlier run is there, the
-    run resumes it. Other files are left alone; a foreign file with the name of a run's file is refused."""
+    """Directory of everything that the run writes, relative to the current directory. If an earlier run is there, that
+    run is resumed. Other files in the directory are left alone; a file that is in the way and was not written by a run
+    is an error."""
     model: ModelConfig
     """Policy model: path, precision, adapters."""
     environments: Identity[list[EnvironmentConfig]] = Field(min_length=1)
-    """Environments, the sources of prompts. Train groups are drawn from them by `weight`."""
+    """Sources of prompts. Each training prompt is drawn from one of them, in proportion to its `weight`."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling: group size, lengths, temperature."""
     reward: RewardConfig
     """Scoring: reward functions and advantages."""
     packer: PackerConfig = PackerConfig()
-    """Packing: groups per step, their order, and how far sampling may run ahead."""
+    """Batches: groups per training step, their order, and how far sampling may run ahead of training."""
     trainer: TrainerConfig
     """Training: steps, loss, optimizer, checkpoints."""
     inference: InferenceConfig = InferenceConfig()
@@ -42,13 +43,13 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     """Evaluation of the policy on held-out prompts."""
     ledger: LedgerConfig = LedgerConfig()
-    """Ledger, the record of all groups: path and durability."""
+    """Ledger, the packer's record of all groups: path and durability."""
     bus: BusConfig = BusConfig()
-    """Bus between the actors: addresses, timeouts, encryption."""
+    """Network between the processes: addresses, timeouts, encryption."""
     telemetry: TelemetryConfig = TelemetryConfig()
-    """Telemetry: level and format of logs, address of metrics, samples."""
+    """Logs, metrics and samples of completions."""
     up: UpConfig = UpConfig()
-    """Processes that `actors up` starts on this machine."""
+    """Number of processes that `actors up` starts on this machine."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":

@@ -18,11 +18,11 @@ class LedgerConfig(Section):
     """File of the ledger. Empty: `output_dir/ledger.sqlite`. The file must be on a local disk, since SQLite's WAL does
     not work on NFS or Lustre. An existing file of another kind is refused."""
     sync: Free[Literal["process", "node"]] = "process"
-    """Faults that commits survive. `process`: kill -9 of the packer; a power loss costs the newest commits. `node`: a
-    power loss too, by an fsync at each commit."""
+    """Faults that commits survive. `process`: kill -9 of the packer; a power loss may cost the newest commits. `node`:
+    also a power loss, by an fsync at each commit."""
     keep_steps: Free[int] = Field(0, ge=0)
-    """Newest steps whose groups are kept for `actors replay`, if more than the steps since the oldest kept checkpoint,
-    whose groups are always kept."""
+    """Number of newest steps whose groups are kept for `actors replay`. Groups since the oldest kept checkpoint are
+    always kept."""
     commit_timeout: Free[float] = Field(60.0, gt=0)
     """Seconds of retries while a commit fails (disk full, file locked). After that the run fails."""
 
@@ -41,7 +41,8 @@ class BusConfig(Section):
     data_ports: Free[str] = ""
     """Port range of data sockets if `control` is tcp, for firewalls, e.g. `40000-40100`. Empty: any free ports."""
     high_water_mark: Free[int] = Field(64, ge=1)
-    """Messages queued at each end of a data connection. A bound of memory; staleness is bounded by `packer`."""
+    """Maximum number of messages queued at each end of a data connection. This limits memory only; `packer` limits how
+    old groups may be."""
     socket_buffer_bytes: Free[int | None] = Field(None, ge=1)
     """Bytes of each kernel buffer (send, receive) of a data socket. Empty: the system's default."""
     beat_interval: Free[float] = Field(1.0, gt=0)
@@ -59,7 +60,7 @@ class BusConfig(Section):
     """Directory of CURVE keys that encrypt every tcp socket and shut out peers without a listed key. `actors keys new
     DIR` creates one (docs/security.md). Empty: no encryption, and tcp only on loopback."""
     allow_plaintext: Free[bool] = False
-    """Permission for unencrypted tcp beyond loopback. Only for a network that nobody else can reach."""
+    """Permission for unencrypted tcp beyond loopback, for a network that nobody else can reach."""
 
     @field_validator("host", "advertise_host")
     @classmethod
@@ -115,24 +116,26 @@ class WeightsConfig(Section):
     """Transfer of new weights from trainer to engines."""
 
     channel: Free[Literal["filesystem", "rendezvous"]] = "filesystem"
-    """Way of the weights. `filesystem`: one directory per version, published atomically. `rendezvous`: the trainer
-    broadcasts to all engines at once and writes nothing (gloo, through host memory, where each engine keeps a copy);
-    not with engine `sglang`."""
+    """Transport of the weights. `filesystem`: one directory per version, published atomically. `rendezvous`: the
+    trainer broadcasts to all engines at once and writes no files (gloo, through host memory, where each engine keeps a
+    copy); not with engine `sglang`."""
     directory: Free[str] = ""
     """Parent of the run's weights folder `grpo-actors-UID-TAG`, which holds versions and the files that engines write
     for their servers. Several runs may share the parent; other files in it are left alone. Empty: /dev/shm on one
     machine, else `output_dir/weights`; files for a server started by its engine are always in /dev/shm."""
     keep: Free[int] = Field(3, ge=2)
-    """Newest versions kept, in the weights folder (`filesystem`) or in the trainer's memory (`rendezvous`)."""
+    """Number of newest versions kept, in the weights folder (`filesystem`) or in the trainer's memory
+    (`rendezvous`)."""
     bucket_bytes: Free[int] = Field(8 << 20, ge=1)
     """Bytes of one broadcast in channel `rendezvous`. Engines check one bucket while the next ones are on the wire."""
     update_mode: Free[UpdateMode] = "interrupt"
-    """Fate of running completions at an update. `drain`: finish under the old weights first. `interrupt`: continue
-    under the new weights with a recomputed KV cache. `inflight`: continue under the new weights with the old KV
-    cache."""
+    """Treatment of running completions at an update. `drain`: finished under the old weights first. `interrupt`:
+    continued under the new weights with a recomputed KV cache. `inflight`: continued under the new weights with the old
+    KV cache."""
     timeout: Free[float] = Field(120.0, gt=0)
-    """Seconds until an update is given up: while its members meet, between two buckets received, and while an engine
-    switches. The trainer also retries for this long to write a version to a full disk."""
+    """Time limit in seconds for each part of an update: until all members have connected, until the next bucket
+    arrives, and until an engine has switched. The trainer also retries for this long to write a version to a full
+    disk."""
 
 
 class TelemetryConfig(Section):

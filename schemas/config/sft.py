@@ -8,8 +8,8 @@ from schemas.config.base import Section
 class SftConfig(Section):
     """Supervised loss mixed in: (1 − μ) · policy + μ · supervised, with μ on a schedule (CHORD, as in ms-swift).
 
-    μ is 0 in the first step, rises linearly to mu_peak, falls along half a cosine to mu_valley, and stays there. None
-    of the μ keys has a default in ms-swift. Its example is a constant μ: equal peak and valley, 0 steps.
+    μ is 0 in the first step, rises linearly to mu_peak, falls along half a cosine to mu_valley, and stays there. For a
+    constant μ, as in ms-swift's example, set equal peak and valley and 0 steps.
     """
 
     path: str = Field(min_length=1)

@@ -67,19 +67,20 @@ def table_of(
         columns: columns between name and meaning.
         names: keys to show; None: all.
     """
-    types: dict[tuple[str, ...], list[str]] = {}
-    for section, its_types in sections.items():
+    rows: dict[str, dict[tuple[str, ...], list[str]]] = {}
+    for section, types in sections.items():
         for key in keys_in([section]):
             # in a table of several types, `type` is the column "Of"
             if (names is None or key.name in names) and not (key.name == "type" and type_of(section)):
                 row = (f"`{key.name}`", *(cell(key) for _, cell in columns), meaning(key))
-                types.setdefault(row, []).extend(its_types)
-    every = {kind for its_types in sections.values() for kind in its_types}
+                rows.setdefault(key.name, {}).setdefault(row, []).extend(types)
     several = len(sections) > 1
     head = ["Key", *(heading for heading, _ in columns), *(["Of"] if several else []), "Meaning"]
     lines = [head, ["---"] * len(head)]
-    for (*cells, text), of in types.items():
-        owners = "all" if set(of) == every else ", ".join(of)
+    every = {kind for types in sections.values() for kind in types}
+    # the rows of one name stand together, whatever types they are of
+    for (*cells, text), types in (found for of_name in rows.values() for found in of_name.items()):
+        owners = "all" if set(types) == every else ", ".join(types)
         lines.append([*cells, *([owners] if several else []), text])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
