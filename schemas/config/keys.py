@@ -31,7 +31,7 @@ class Key:
 
     @property
     def is_container(self) -> bool:
-        """True if the value is always a section, so that only the keys in the section have values of their own."""
+        """True if the value is always a section, never empty: only keys in the section have a value to compare."""
         return bool(self.sections) and not self.is_list and NoneType not in get_args(self.field.annotation)
 
 
@@ -70,6 +70,7 @@ def sections_at(path: str, root: type[BaseModel]) -> dict[type[BaseModel], list[
     for name in path.split("."):
         below: dict[type[BaseModel], list[str]] = {}
         for section, types in found.items():
+            # A section without a type, such as `compat`, belongs to the types of the section around it.
             for inner in (inner for key in keys_in([section], name) for inner in key.sections):
                 own = [type_of(inner)] if type_of(inner) else types
                 below[inner] = list(dict.fromkeys([*below.get(inner, []), *own]))
@@ -86,5 +87,5 @@ def paths(sections: Sections, prefix: str = "") -> Iterator[tuple[str, Key]]:
     """
     for key in keys_in(sections):
         path = f"{prefix}{key.name}"
-        yield path, key
+        yield path, key  # a section before its keys, as in the file
         yield from paths(key.sections, f"{path}[]." if key.is_list else f"{path}.")

@@ -9,10 +9,7 @@ from schemas.config.base import FunctionPath, Section
 
 
 class CompatConfig(Section):
-    """Details of the loss in which other systems differ, for a run that has to reproduce the numbers of one of them.
-
-    The defaults suit all other runs.
-    """
+    """Details to reproduce the numbers of another system. The defaults suit all other runs."""
 
     loss_normalizer: Literal["minibatch", "step_mean"] = "minibatch"
     """Divisor of losses averaged over step tokens, with `trainer.num_minibatches` above 1. `minibatch`: the loss tokens
@@ -31,8 +28,8 @@ class LevelCompatConfig(CompatConfig):
     """Compatibility of losses with a ratio per token or per completion."""
 
     advantage_level: Literal["token", "completion"] = "token"
-    """Advantage of a token: its own, or the mean over its completion (AReaL at importance_sampling_level sequence). The
-    two differ only if the tokens of a completion have different advantages."""
+    """Advantage of a token. `token`: of the token itself. `completion`: the mean over the completion (AReaL at
+    importance_sampling_level sequence). Both are equal unless tokens of a completion have different advantages."""
 
 
 class SurogateCompatConfig(CompatConfig):
@@ -68,7 +65,7 @@ class PolicyLossConfig(Section):
     takes_inside: ClassVar[frozenset[str]] = frozenset()
     """Switches inside this loss's own formula, not applied to its result."""
     compat: CompatConfig = CompatConfig()
-    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
+    """Details to reproduce the numbers of another system. The defaults suit all other runs."""
 
     @property
     def weighs_from_engine(self) -> bool:
@@ -114,7 +111,7 @@ class SurogateLossConfig(EngineRatioLossConfig):
     """Factor of the pull towards `trainer.teacher`: teacher_tau × (teacher − logp) is added to the advantage
     (Surogate)."""
     compat: SurogateCompatConfig = SurogateCompatConfig()
-    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
+    """Details to reproduce the numbers of another system. The defaults suit all other runs."""
 
     @model_validator(mode="after")
     def _normalizer_is_of_sequences(self) -> "SurogateLossConfig":
@@ -154,7 +151,7 @@ class LevelLossConfig(RatioLossConfig):
     """Unit of the ratio. `token`: one per token. `sequence`: one per completion, exp of the mean log ratio (GSPO).
     `sequence_token`: the value of `sequence` with the gradient of each token (GSPO-token)."""
     compat: LevelCompatConfig = LevelCompatConfig()
-    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
+    """Details to reproduce the numbers of another system. The defaults suit all other runs."""
 
 
 class ClipRangeConfig(RatioLossConfig):
@@ -350,7 +347,7 @@ class AipoLossConfig(EngineRatioLossConfig):
     token_mask_high: float = Field(8.0, gt=0)
     """Cap of the importance ratio."""
     compat: AipoCompatConfig = AipoCompatConfig()
-    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
+    """Details to reproduce the numbers of another system. The defaults suit all other runs."""
 
 
 class RefKlLossConfig(EngineRatioLossConfig):
@@ -360,7 +357,7 @@ class RefKlLossConfig(EngineRatioLossConfig):
     kl_tau: float = Field(1e-3, ge=0)
     """Factor of the squared log ratio of trainer to engine, added to the loss of kept and dropped tokens."""
     compat: RefKlCompatConfig = RefKlCompatConfig()
-    """Details in which other systems differ, for runs that reproduce the numbers of one of them."""
+    """Details to reproduce the numbers of another system. The defaults suit all other runs."""
 
 
 class RejectionConfig(Section):

@@ -13,14 +13,14 @@ MOVED = {
     "trainer.loss.above_cap": "trainer.loss.compat.above_cap",
     "trainer.loss.trust_region": "trainer.loss.compat.trust_region",
 }
-"""New place of each key by its old one. A run.yaml with an old place is refused, and the error names the new one."""
+"""New place of each key by the old place. In a run.yaml an old place is an error, which names the new place."""
 
 DEFAULT_LOSS = "{type: dapo, old_logprobs: inference}"
 """Default of `trainer.loss`, to write out when the section gets a key: a map without `type` is refused."""
 
 
 def new_place(path: str) -> str | None:
-    """Return where a key has moved to, for an error text; None if it has not moved."""
+    """Return the new place of a key, as an error text; None if the key has not moved."""
     new = MOVED.get(path)
     if new is None or path.startswith("trainer.loss."):
         return new
@@ -28,21 +28,22 @@ def new_place(path: str) -> str | None:
 
 
 def with_keys_moved(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the complete configuration that an earlier release stored with a run, each key in its current place.
+    """Return a stored configuration of an earlier release with each key in the current place.
 
-    Values stay as they are, so that a run of an earlier release resumes with the meaning that it was started with.
+    Values stay as stored: the run resumes with the meaning of its first start.
     """
-    tree = copy.deepcopy(dict(stored))
+    tree = copy.deepcopy(dict(stored))  # the caller's tree may be shown or compared again
     for old, new in MOVED.items():
         (*parents, name), (*new_parents, new_name) = old.split("."), new.split(".")
         section = _section(tree, parents)
         if name in section:
+            # a value in the new place was written by this release, and counts
             _section(tree, new_parents).setdefault(new_name, section.pop(name))
     return tree
 
 
 def _section(tree: dict[str, Any], path: list[str]) -> dict[str, Any]:
-    """Return the section at a path, made if it is missing; an empty map if something else is there."""
+    """Return the section at a path, made if it is missing; an empty map if there is a plain value."""
     for name in path:
         found = tree.setdefault(name, {})
         tree = found if isinstance(found, dict) else {}  # a file edited by hand; its check reports the value

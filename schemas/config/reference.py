@@ -83,6 +83,7 @@ def anchor(path: str) -> str:
 
 def _section_paths(sections: Sections, prefix: str) -> Iterator[str]:
     """Yield the dotted paths of all sections in the order of the keys, `reward.functions[]` for a list of sections."""
+    # by name, not by key: several types of a section may have the same section inside
     for name in dict.fromkeys(key.name for key in keys_in(sections)):
         keys = keys_in(sections, name)
         inner = [section for key in keys for section in key.sections]
@@ -93,7 +94,7 @@ def _section_paths(sections: Sections, prefix: str) -> Iterator[str]:
 
 
 def _introduction(sections: dict[type[BaseModel], list[str]], path: str) -> str:
-    """Return what a section is: its class's docstring, or a table of its types."""
+    """Return the docstring of a section's class, or a table of the section's types."""
     if len(sections) > 1 and all(type_of(section) for section in sections):
         optional = [type_of(section) for section in sections if section.__name__ in TYPE_IS_OPTIONAL]
         required = f"Without the key `type` it is `{optional[0]}`." if optional else "The key `type` is required."
@@ -101,6 +102,7 @@ def _introduction(sections: dict[type[BaseModel], list[str]], path: str) -> str:
         rows += [[f"`{type_of(section)}`", in_cell(_docstring(section))] for section in sections]
         table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
         return f"{required} Resume: {_resume(f'{path}.type')}.\n\n{table}"
+    # The nearest base of all classes: of the compat sections, the class without the keys of single losses.
     shared = next(base for base in next(iter(sections)).__mro__ if all(issubclass(one, base) for one in sections))
     return f"{_docstring(shared)}\n"
 
@@ -108,6 +110,7 @@ def _introduction(sections: dict[type[BaseModel], list[str]], path: str) -> str:
 def _resume(path: str) -> str:
     """Return the resume class of a key; `see there` for a section whose keys have several classes."""
     path = path.replace("[]", "")
+    # The whole section, so that a section of one class needs no look at its table.
     classes = {key_class for name, key_class in key_classes().items() if f"{name}.".startswith(f"{path}.")}
     return key_classes()[path] if len(classes) == 1 else "see there"
 
@@ -147,6 +150,7 @@ def type_text(key: Key, path: str) -> str:
         text = f"[{'list of sections' if key.is_list else 'section'}](#{anchor(target)})"
     else:
         text = _plain_type(annotation)
+    # in front of the noun: "non-empty list", where "≥ 1" would read as a bound of the items
     if any(getattr(mark, "min_length", None) == 1 for mark in marks):
         text = f"non-empty {text}"
     bounds = ", ".join(bound for mark in marks for bound in _bounds(mark))
@@ -158,7 +162,7 @@ def _plain_type(annotation: Any) -> str:
     if annotation in NAMES:
         return NAMES[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
+    if origin is Annotated:  # an item of a list, with bounds that the document of the key tells
         return _plain_type(arguments[0])
     if values := choices(annotation):
         return ", ".join(f"`{value}`" for value in values)

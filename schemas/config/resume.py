@@ -60,7 +60,7 @@ def class_of(key: str) -> KeyClass:
     classes = key_classes()
     path = ".".join(part for part in key.split(".") if not part.isdigit())
     while path not in classes:
-        path = path.rpartition(".")[0]
+        path = path.rpartition(".")[0]  # inside a plain map the names are the user's
         if not path:
             raise KeyError(key)
     return classes[path]
@@ -85,8 +85,10 @@ def _classes_in(sections: Sections, prefix: str, *, covered: bool) -> dict[str, 
         below = _classes_in(key.sections, f"{path}.", covered=mark == "identity")
         if mark is None and not key.is_container:
             raise TypeError(f"{path} has no resume class; mark its field as Free, Repack or Identity")
+        # A section that is always there never differs as a whole; its class is for callers that ask all the same.
         own = mark or min(below.values(), key=STRICTEST.index)
         for name, key_class in {path: own, **below}.items():
+            # the other types of a union were here before, with the same path
             if found.setdefault(name, key_class) != key_class:
                 raise TypeError(f"{name} has two resume classes; mark it alike in all types of its section")
     return found

@@ -1,7 +1,7 @@
 """Marks of configuration keys by what may change when a run is resumed (protocol rule P23).
 
-Each key is marked where it is declared, for example `seed: Identity[int] = 0`. Identity on a section covers all keys in
-it. Free and Repack cover one key only, so that a new key of a free section needs a mark of its own.
+Each key is marked at the declaration, for example `seed: Identity[int] = 0`. Identity on a section covers all keys of
+the section. Free and Repack cover one key only: a new key in a free section needs another mark.
 """
 
 from dataclasses import dataclass
@@ -24,5 +24,5 @@ Free = Annotated[T, ResumeMark("free")]
 Repack = Annotated[T, ResumeMark("repack")]
 """Mark of a key that affects the packing of committed groups: may change; steps not yet trained are packed again."""
 Identity = Annotated[T, ResumeMark("identity")]
-"""Mark of a key that gives the groups in the ledger their meaning: a change makes another run, refused without
-`--fork`."""
+"""Mark of a key without which the groups in the ledger would mean something else: a change makes another run, which
+needs `--fork`."""

@@ -77,6 +77,7 @@ def table_of(
     several = len(sections) > 1
     head = ["Key", *(heading for heading, _ in columns), *(["Of"] if several else []), "Meaning"]
     lines = [head, ["---"] * len(head)]
+    # "all" is shorter, and stays true when a type is added
     every = {kind for types in sections.values() for kind in types}
     # the rows of one name stand together, whatever types they are of
     for (*cells, text), types in (found for of_name in rows.values() for found in of_name.items()):
