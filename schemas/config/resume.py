@@ -81,7 +81,7 @@ def _classes_in(sections: Sections, prefix: str, *, covered: bool) -> dict[str, 
     found: dict[str, KeyClass] = {}
     for key in keys_in(sections):
         path = f"{prefix}{key.name}"
-        mark = "identity" if covered else _mark(key)
+        mark: KeyClass | None = "identity" if covered else _mark(key)
         below = _classes_in(key.sections, f"{path}.", covered=mark == "identity")
         if mark is None and not key.is_container:
             raise TypeError(f"{path} has no resume class; mark its field as Free, Repack or Identity")
