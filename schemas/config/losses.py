@@ -9,7 +9,10 @@ from schemas.config.base import FunctionPath, Section
 
 
 class CompatConfig(Section):
-    """Details to reproduce the numbers of another system. The defaults suit all other runs."""
+    """Details of the loss in which other systems differ, for runs that reproduce the numbers of another system.
+
+    The defaults suit all other runs.
+    """
 
     loss_normalizer: Literal["minibatch", "step_mean"] = "minibatch"
     """Divisor of losses averaged over step tokens, with `trainer.num_minibatches` above 1. `minibatch`: the loss tokens

@@ -83,11 +83,13 @@ def _classes_in(sections: Sections, prefix: str, *, covered: bool) -> dict[str, 
         path = f"{prefix}{key.name}"
         mark: KeyClass | None = "identity" if covered else _mark(key)
         below = _classes_in(key.sections, f"{path}.", covered=mark == "identity")
-        if mark is None and not key.is_container:
-            raise TypeError(f"{path} has no resume class; mark its field as Free, Repack or Identity")
-        # A section that is always there never differs as a whole; its class is for callers that ask all the same.
-        own = mark or min(below.values(), key=STRICTEST.index)
-        for name, key_class in {path: own, **below}.items():
+        if mark is None:
+            if not key.is_container:
+                raise TypeError(f"{path} has no resume class; mark its field as Free, Repack or Identity")
+            # a section that is always there never differs as a whole; its class is for callers that ask all the same
+            strictest = min(below.values(), key=STRICTEST.index)
+            mark = strictest
+        for name, key_class in {path: mark, **below}.items():
             # the other types of a union were here before, with the same path
             if found.setdefault(name, key_class) != key_class:
                 raise TypeError(f"{name} has two resume classes; mark it alike in all types of its section")

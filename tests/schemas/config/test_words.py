@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.config import check_tree
-from schemas.config.problems import _paths
+from schemas.config.keys import paths
 from schemas.config.run import RunConfig
 from schemas.config.words import TRL_WORDS
 from schemas.errors import ConfigError
@@ -42,9 +42,9 @@ def test_a_word_of_trl_is_answered_with_the_key_here(section: str, word: str, ou
 
 def test_every_key_that_is_named_exists() -> None:
     """A renamed one would be advised in vain; no word is a key of ours at the same place."""
-    paths = set(_paths(RunConfig))
-    assert [key for keys in TRL_WORDS.values() for key in keys if key not in paths] == []
-    assert [word for word in TRL_WORDS if word in paths] == []
+    known = {path for path, _ in paths([RunConfig])}
+    assert [key for keys in TRL_WORDS.values() for key in keys if key not in known] == []
+    assert [word for word in TRL_WORDS if word in known] == []
 
 
 def test_a_slip_is_still_answered_with_the_nearest_key() -> None:
