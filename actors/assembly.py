@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from actors.process.output_dir import take
 from actors.telemetry.metrics import Metrics
-from bus.control import Lossy
 from bus.counts import EdgeCounts
 from bus.run_folder import scratch_of, weights_directory, weights_folder
 from schemas.config import RunConfig
@@ -57,7 +56,7 @@ class Actor(Protocol):
 # all makers take **_, since the runtime passes the same arguments to each
 
 
-def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RolloutActor":
+def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RolloutActor":
     """Make the rollout actor, with HTTP client, data sets and tokenizer."""
     from actors.datasets import make_environment
     from actors.engines.http.access import api_key, client_tls
@@ -84,10 +83,10 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | N
         slots = config.rollout.max_concurrent_groups
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
-    return RolloutActor(config, name, metrics, environments, encode, client, lose)
+    return RolloutActor(config, name, metrics, environments, encode, client)
 
 
-def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any) -> "RewardActor":
+def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RewardActor":
     """Make the reward actor, with the user's functions. No other process imports reward functions."""
     from actors.reward.builtin import unmeasured
     from actors.reward.functions import NamedReward, load_advantage, load_function, load_rewards, load_steps
@@ -99,7 +98,7 @@ def make_reward(config: RunConfig, name: str, metrics: Metrics, lose: Lossy | No
     functions = load_rewards(config.reward.functions)
     steps = load_steps(config.reward.steps) if config.reward.steps else None
     custom = load_advantage(advantage) if isinstance(advantage, CustomAdvantageConfig) else None
-    return RewardActor(config, name, metrics, functions, exact_match, lose, _vocab_size(config), steps, custom)
+    return RewardActor(config, name, metrics, functions, exact_match, _vocab_size(config), steps, custom)
 
 
 def _vocab_size(config: RunConfig) -> int:
@@ -121,7 +120,6 @@ def make_packer(
     name: str,
     metrics: Metrics,
     started_at: float | None = None,
-    lose: Lossy | None = None,
     fork: bool = False,
     **_: Any,
 ) -> "PackerActor":
@@ -161,7 +159,6 @@ def make_packer(
             Reporter(config.output),
             lambda step: lacks_checkpoint(config, store, step),
             started_at,
-            lose,
             fork,
         )
     except BaseException:
@@ -249,7 +246,6 @@ def make_trainer(
     config: RunConfig,
     name: str,
     metrics: Metrics,
-    lose: Lossy | None = None,
     learner: "Callable[[], Learner] | None" = None,
     **_: Any,
 ) -> "TrainerActor":
@@ -279,7 +275,6 @@ def make_trainer(
         # ranks share the folder: all read their checkpoint there, and one writes
         CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint, writes=rank == 0),
         rank,
-        lose,
     )
 
 
@@ -314,9 +309,7 @@ def reachable_host(config: RunConfig) -> str:
     return bus.advertise_host or (socket.gethostname() if is_wildcard(bus.host) else bus.host)
 
 
-def make_inference(
-    config: RunConfig, name: str, metrics: Metrics, lose: Lossy | None = None, **_: Any
-) -> "InferenceActor":
+def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "InferenceActor":
     """Make the inference actor, with its engine. Torch is imported after the first beat."""
     from actors.inference.loop import InferenceActor
     from schemas.config.actors import FakeEngineConfig
@@ -347,7 +340,7 @@ def make_inference(
 
     # actors on one machine can't share the configured port: each adds its ordinal
     port = config.inference.port and config.inference.port + ordinal_of(name)
-    return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port, lose)
+    return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port)
 
 
 def norm_noise(config: RunConfig) -> "NormNoise | None":

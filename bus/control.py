@@ -59,13 +59,6 @@ PLAIN = BusConfig()
 AT_ONCE = 1000
 """Messages read in a row before the thread does anything else."""
 
-Lossy = Callable[[str], bool]
-"""A function for tests: takes the kind of a message about to be sent, returns True to lose the message."""
-
-
-def _never(kind: str) -> bool:
-    return False
-
 
 _BELL_NUMBERS = itertools.count()
 
@@ -112,7 +105,6 @@ class ControlClient:
         boot_id: id of this process, new at each start (P3: a peer is its name and boot id).
         on_state: called with each admitted State, in the client's thread; must return quickly.
         interval: seconds between two beats.
-        lose: for tests; drops beats.
         bus: keys and limits of the run's bus.
 
     Raises:
@@ -127,13 +119,12 @@ class ControlClient:
         boot_id: str,
         on_state: Callable[[State], None],
         interval: float = 1.0,
-        lose: Lossy = _never,
         bus: BusConfig = PLAIN,
     ) -> None:
         self.counts = EdgeCounts("control")
         self._ring = keys_for(address, bus)
         self._beat_type, self._name, self._boot_id = beat_type, name, boot_id
-        self._on_state, self._interval, self._lose = on_state, interval, lose
+        self._on_state, self._interval = on_state, interval
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         prepare(self._socket, CONTROL_HWM, None, limits.CONTROL_FRAME_BYTES)
         # before connecting: the ROUTER addresses States by it
@@ -264,8 +255,6 @@ class ControlClient:
             fingerprint=None if self._fence.run else fingerprint(),  # the packer checks it at the first contact
             **fields,
         )
-        if self._lose(beat.kind):
-            return
         try:
             send_frames(self._socket, codec.encode(beat))
         except zmq.Again:
@@ -322,7 +311,6 @@ class ControlServer:
     Args:
         address: address to bind; a tcp address may have the port `*`.
         on_beat: called with the identity of the peer and each Beat, in the server's thread; must return quickly.
-        lose: for tests; drops States.
         bus: keys and limits of the run's bus.
         on_lost: called with the identity of a probed peer without a connection; must return quickly.
         stale_after: seconds since the end of a round after which beats get no answer. A packer that hangs in a commit
@@ -336,13 +324,12 @@ class ControlServer:
         self,
         address: str,
         on_beat: Callable[[bytes, Beat], None],
-        lose: Lossy = _never,
         bus: BusConfig = PLAIN,
         on_lost: Callable[[bytes], None] = lambda identity: None,
         stale_after: float = float("inf"),
     ) -> None:
         self.counts = EdgeCounts("control")
-        self._on_beat, self._on_lost, self._lose = on_beat, on_lost, lose
+        self._on_beat, self._on_lost = on_beat, on_lost
         self._address, self._ring, self._secret = address, keys_for(address, bus), b""
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         prepare(self._socket, CONTROL_HWM, None, limits.CONTROL_FRAME_BYTES)
@@ -379,8 +366,8 @@ class ControlServer:
         self._unread = 0
         """Messages read since the socket was last known to be read to the end."""
         self._probes: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._latest: dict[bytes, tuple[str, list[bytes]]] = {}
-        """Kind and frames of the newest State, by identity."""
+        self._latest: dict[bytes, list[bytes]] = {}
+        """Frames of the newest State, by identity."""
         self._last_push: dict[bytes, float] = {}
         self._to_push: set[bytes] = set()
         """Identities with a changed State, not sent yet."""
@@ -541,8 +528,8 @@ class ControlServer:
             except MessageTooLargeError as error:
                 self._say_too_large(identity, error)
                 continue
-            if self._latest.get(identity, ("", []))[1] != frames:  # an equal State is not pushed; beats get it anyway
-                self._latest[identity] = (state.kind, frames)
+            if self._latest.get(identity) != frames:  # an equal State is not pushed; beats get it anyway
+                self._latest[identity] = frames
                 self._to_push.add(identity)
 
     def _say_too_large(self, identity: bytes, error: MessageTooLargeError) -> None:
@@ -589,12 +576,12 @@ class ControlServer:
         """Send a peer its newest State. Return False if no connection of this peer is left."""
         latest = self._latest.get(identity)
         self._to_push.discard(identity)  # an answer to a beat makes the push superfluous
-        if latest is None or self._lose(latest[0]):
+        if latest is None:
             return True
         if time.monotonic() - self._told_at.get(identity, self._round_ended_at) > self._stale_after:
             return True  # stale: the peer hears nothing until the round ends
         try:
-            send_frames(self._socket, [identity, *latest[1]])
+            send_frames(self._socket, [identity, *latest])
         except zmq.ZMQError as error:
             return error.errno != zmq.EHOSTUNREACH  # any other error: the queue is full, the next State repeats it
         return True

@@ -50,7 +50,6 @@ class InferenceActor:
         make_engine: maker of the engine; called after the first beat, since loading takes long.
         make_receiver: function from a boot id to the receiving end of the weight channel.
         port: HTTP port; 0: any free port.
-        lose: for tests; returns True for each kind of message to be lost on the control plane.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class InferenceActor:
         make_engine: Callable[[], Engine],
         make_receiver: Callable[[str], WeightReceiver],
         port: int = 0,
-        lose: Callable[[str], bool] | None = None,
     ) -> None:
         self._config, self._metrics = config, metrics
         self._make_engine, self._port = make_engine, port
@@ -79,7 +77,7 @@ class InferenceActor:
         """Versions in a row that could not be loaded, rendezvous channel and file alike."""
         self._error = ""
         metrics.set("grpo_inference_policy_version", -1)  # no version yet; 0 is the model as configured
-        self.membership = Membership(config, InferenceBeat, name, lose=lose)
+        self.membership = Membership(config, InferenceBeat, name)
         self._receiver = make_receiver(self.membership.boot_id)
 
     @property

@@ -96,7 +96,6 @@ class PackerActor:
         reporter: writer of the run's files.
         lacks_checkpoint: function of a step; returns True if this process finds no good checkpoint of the step.
         started_at: wall-clock time of the `actors up` command, for summary.json; None without `actors up`.
-        lose: for tests; returns True for each kind of message to be lost on the control plane.
         fork: True to fork the run from the newest checkpoint, also with other identity keys (P23: a configuration with
             another identity is refused without `--fork`).
 
@@ -116,7 +115,6 @@ class PackerActor:
         reporter: Reporter,
         lacks_checkpoint: Callable[[int], bool],
         started_at: float | None = None,
-        lose: Callable[[str], bool] | None = None,
         fork: bool = False,
     ) -> None:
         self._config, self._name, self._metrics, self._store = config, name, metrics, store
@@ -131,9 +129,8 @@ class PackerActor:
         """Function called at the end of each round."""
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
-        extra: dict[str, Any] = {"lose": lose} if lose else {}
         self._control = ControlServer(
-            addresses.control, self._heard, bus=config.bus, on_lost=self._lost, stale_after=config.bus.lease, **extra
+            addresses.control, self._heard, bus=config.bus, on_lost=self._lost, stale_after=config.bus.lease
         )
         self._outboxes: dict[str, Outbox] = {}
         """Sockets to trainer ranks, by identity."""

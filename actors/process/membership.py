@@ -85,7 +85,6 @@ class Membership:
         beat_type: the actor's kind of beat.
         name: name in the run.
         on_state: called with each State, in the control thread; must return quickly.
-        lose: for tests; returns True for each kind of message to be lost.
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class Membership:
         beat_type: type[Beat],
         name: str,
         on_state: Callable[[State], None] = lambda state: None,
-        lose: Callable[[str], bool] | None = None,
     ) -> None:
         self.name, self.boot_id = name, new_boot_id()
         self.addresses = Addresses(config)
@@ -105,8 +103,6 @@ class Membership:
         self._state: State | None = None
         self._news = threading.Event()
         self._said_silent_at = 0.0
-        # left out rather than None: the client has a default of its own
-        extra: dict[str, Any] = {"lose": lose} if lose else {}
         self._client = ControlClient(
             self.addresses.control,
             beat_type,
@@ -115,7 +111,6 @@ class Membership:
             self._take,
             config.bus.beat_interval,
             bus=config.bus,
-            **extra,
         )
 
     def start(self, **fields: Any) -> None:

@@ -10,7 +10,6 @@ functions have taken all threads, a new process takes over.
 import math
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +66,6 @@ class RewardActor:
         metrics: destination of the `grpo_reward_*` metrics.
         rewards: functions whose weighted sum is the reward.
         exact_match: function measured on groups of evaluations, in addition.
-        lose: for tests; returns True for each kind of message to be lost on the control plane.
         vocab_size: size of the policy's vocabulary, for the gibberish filter; 0 if the filter is not configured.
         steps: function of `reward.steps`; None if not configured.
         custom: function of `reward.advantage`; None for the built-in advantages.
@@ -80,7 +78,6 @@ class RewardActor:
         metrics: Metrics,
         rewards: list[NamedReward],
         exact_match: NamedReward,
-        lose: Callable[[str], bool] | None = None,
         vocab_size: int = 0,
         steps: StepReward | None = None,
         custom: AdvantageFunction | None = None,
@@ -112,7 +109,7 @@ class RewardActor:
         self._term, self._fence = -1, Fence()
         self._drain, self._hand_over = Drain(), Drain(seconds=math.inf)
         """Order to leave soon, and wish to hand over to a new process once all groups are finished."""
-        self.membership = Membership(config, RewardBeat, name, lose=lose)
+        self.membership = Membership(config, RewardBeat, name)
         self._inbox = Inbox("groups", self.membership.addresses, config.bus, name, self.membership.boot_id)
 
     @property

@@ -124,7 +124,6 @@ class RolloutActor:
         environments: data sets by purpose and label.
         encode: function from a prompt to token ids.
         make_client: maker of the client to the engines; called inside the event loop.
-        lose: for tests; returns True for each kind of message to be lost on the control plane.
     """
 
     def __init__(
@@ -135,7 +134,6 @@ class RolloutActor:
         environments: Mapping[tuple[Purpose, str], Environment],
         encode: Callable[[Prompt], list[int]],
         make_client: Callable[[], Client],
-        lose: Callable[[str], bool] | None = None,
     ) -> None:
         self._config, self._metrics = config, metrics
         self._environments, self._encode, self._make_client = environments, encode, make_client
@@ -160,7 +158,7 @@ class RolloutActor:
         self._wake = asyncio.Event()
         self._slots_said = -1  # below any number of slots: the first report counts as an increase
         self._run = ""
-        self.membership = Membership(config, RolloutBeat, name, on_state=lambda _: self._ring(), lose=lose)
+        self.membership = Membership(config, RolloutBeat, name, on_state=lambda _: self._ring())
 
     @property
     def edges(self) -> list[EdgeCounts]:

@@ -161,7 +161,6 @@ class TrainerActor:
         publisher: publisher of weights; None on ranks that publish nothing.
         checkpoints: folder with the run's checkpoints.
         rank: rank of this process, from 0.
-        lose: for tests; returns True for each kind of message to be lost on the control plane.
     """
 
     def __init__(
@@ -174,11 +173,10 @@ class TrainerActor:
         publisher: WeightPublisher | None,
         checkpoints: CheckpointFolder,
         rank: int = 0,
-        lose: Callable[[str], bool] | None = None,
     ) -> None:
         self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
-        self.membership = Membership(config, TrainerBeat, name, self._pass_update_on, lose=lose)
+        self.membership = Membership(config, TrainerBeat, name, self._pass_update_on)
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
         self._batches = _Batches(self._inbox, rank, self._say_received)
         # P19: while the packer is silent for a lease nothing is moved; a successor may write the checkpoints already

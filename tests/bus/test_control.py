@@ -1,7 +1,6 @@
 """The control channel on every transport: beats and States may be lost, late or doubled, and all still agree."""
 
 import queue
-import random
 import re
 import threading
 import time
@@ -23,6 +22,7 @@ from bus.topology import Addresses
 from schemas.errors import ConfigError
 from schemas.messages import BEAT_KINDS, STATE_KINDS, Beat, ObserverBeat, ObserverState, RolloutBeat, State
 from tests.bus.conftest import MakeConfig, Place, connect
+from tests.dropping import DroppingTransport
 from tests.ports import free_port
 from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
 
@@ -243,17 +243,17 @@ def test_forgotten_and_unknown_peers_get_no_answer_and_do_no_harm(address: Place
 
 @pytest.mark.parametrize(("beat_type", "state_type"), list(zip(BEAT_KINDS, STATE_KINDS, strict=True)))
 def test_both_sides_agree_though_half_of_all_messages_are_lost(
-    beat_type: type[Beat], state_type: type[State], address: Place, closing: ExitStack
+    beat_type: type[Beat],
+    state_type: type[State],
+    address: Place,
+    closing: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With every second Beat and State lost, the newest report and the newest State get through."""
-    rng = random.Random(1)
-
-    def lose(kind: str) -> bool:
-        assert kind in (beat_type.kind, state_type.kind)
-        return rng.random() < 0.5
-
-    packer = Packer(closing, address, lose=lose)
-    actor = Actor(closing, address, beat_type, interval=0.02, lose=lose)
+    transport = DroppingTransport(0.5, seed=1)
+    transport.replace_sending(monkeypatch)
+    packer = Packer(closing, address)
+    actor = Actor(closing, address, beat_type, interval=0.02)
     example = dict(EXAMPLES[beat_type.kind])
     fields = {name: example[name] for name in set(beat_type.model_fields) - {"run", "name", "boot_id", "sequence"}}
     del fields["fingerprint"], fields["term"]
@@ -266,6 +266,25 @@ def test_both_sides_agree_though_half_of_all_messages_are_lost(
     _until(lambda: actor.step == 9 and packer.heard[-1][2].metrics_url == "http://9")
     final = EXAMPLES[state_type.kind].model_copy(update={"step": 9})
     assert actor.states[-1].equals(final)
+    _until(lambda: set(transport.lost) == set(transport.sent) == {beat_type.kind, state_type.kind})
+
+
+def test_dropping_transport_loses_what_it_counts_and_delivers_the_rest(
+    address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beats are numbered by their sender: all counted as sent arrive once, and the numbers of others are missing."""
+    transport = DroppingTransport(0.5, seed=1)
+    transport.replace_sending(monkeypatch)
+    packer = Packer(closing, address)
+    actor = _started(closing, address, interval=0.01)
+    _until(lambda: len(packer.heard) >= 20)
+    actor.client.close()
+    sent, lost = (counted["observer_beat"] for counted in (transport.sent, transport.lost))
+    _until(lambda: len(packer.heard) == sent)
+    numbers = [beat.sequence for _, _, beat in packer.heard]
+    assert len(set(numbers)) == sent
+    assert lost > 0
+    assert numbers[-1] > sent
 
 
 def test_bad_frames_are_named_and_good_beats_still_answered(address: Place, closing: ExitStack) -> None:

@@ -136,15 +136,15 @@ class Running:
 class Ring:
     """A run whose actors are threads of this process."""
 
-    def __init__(self, config: RunConfig, lose: Callable[[str], bool] | None = None) -> None:
-        self.config, self._lose = config, lose
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
         self.actors: dict[str, Running] = {}
 
     def start(self, *names: str, **collaborators: Any) -> "Ring":
         """Start actors by name (`rollout-1`); without names one of each kind."""
         for name in names or tuple(f"{kind}-0" for kind in ALL):
             kind, metrics = name.partition("-")[0], Metrics(name.partition("-")[0])  # type: ignore[arg-type]
-            actor = MAKERS[kind](self.config, name, metrics, lose=self._lose, **collaborators)
+            actor = MAKERS[kind](self.config, name, metrics, **collaborators)
             self.actors[name] = Running(actor, metrics, name)
         return self
 
@@ -175,9 +175,9 @@ class Ring:
 
 
 @contextlib.contextmanager
-def ring(config: RunConfig, lose: Callable[[str], bool] | None = None) -> Iterator[Ring]:
+def ring(config: RunConfig) -> Iterator[Ring]:
     """A Ring whose threads end with the block."""
-    made = Ring(config, lose)
+    made = Ring(config)
     try:
         yield made
     finally:

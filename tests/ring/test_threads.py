@@ -1,12 +1,9 @@
 """The whole ring as threads, on every transport."""
 
-import random
-import threading
-from collections import Counter
-
 import pytest
 
 from schemas.messages import BEAT_KINDS, STATE_KINDS
+from tests.dropping import DroppingTransport
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     TRANSPORTS,
@@ -87,20 +84,13 @@ def test_peer_that_crashes_and_starts_again_costs_nothing_but_time(tmp_path, tra
 
 
 @pytest.mark.slow
-def test_half_of_all_beats_and_states_may_be_lost(tmp_path, transport):
+def test_half_of_all_beats_and_states_may_be_lost(tmp_path, transport, monkeypatch):
     """Every kind of Beat and State is dropped with probability 0.5 for a whole run, which ends as it should."""
-    lost: Counter[str] = Counter()
-    rng, lock = random.Random(7), threading.Lock()
-
-    def lose(kind: str) -> bool:
-        with lock:
-            drop = rng.random() < 0.5
-            lost[kind] += drop
-        return drop
-
+    control = DroppingTransport(0.5, seed=7)
+    control.replace_sending(monkeypatch)
     config = ring_config(tmp_path, transport, trainer={"max_steps": 3}, bus={"beat_interval": 0.1, "lease": 3.0})
-    with ring(config, lose) as run, watching(config):
+    with ring(config) as run, watching(config):
         run.start().wait(PATIENCE_SECONDS)
-    expected = {kind.kind for kind in (*BEAT_KINDS, *STATE_KINDS)} - {"observer_beat"}  # the watcher loses nothing
-    assert expected <= {kind for kind, count in lost.items() if count}
+    kinds = {kind.kind for kind in (*BEAT_KINDS, *STATE_KINDS)}
+    assert kinds == set(control.lost) == set(control.sent)
     assert check_promise(config).dropped == {}
