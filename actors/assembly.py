@@ -7,11 +7,11 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from actors.process.actor import Actor
 from actors.process.output_dir import take
 from actors.telemetry.metrics import Metrics
-from bus.counts import EdgeCounts
 from bus.run_folder import scratch_of, weights_directory, weights_folder
 from schemas.config import RunConfig
 from schemas.config.services import is_wildcard
@@ -34,23 +34,6 @@ if TYPE_CHECKING:
 
 LEDGER_PATIENCE_SECONDS = 5.0
 """Time to wait for the ledger's lock: a just killed packer may hold the lock for some milliseconds."""
-
-
-class Actor(Protocol):
-    """Interface of an actor to the runtime."""
-
-    def run(self, metrics_url: str = "") -> None:
-        """Work until the run is done or the actor has drained."""
-        ...
-
-    def drain(self) -> None:
-        """Finish soon and exit, losing nothing. Thread-safe."""
-        ...
-
-    @property
-    def edges(self) -> list[EdgeCounts]:
-        """Counts of the actor's sockets."""
-        ...
 
 
 # all makers take **_, since the runtime passes the same arguments to each

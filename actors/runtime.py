@@ -20,13 +20,14 @@ from wsgiref.simple_server import WSGIServer
 
 import structlog
 
-from actors.assembly import MAKERS, Actor
+from actors.assembly import MAKERS
 from actors.ops.up.server_pool import Directory, Pool
 from actors.process import fault_points
+from actors.process.actor import Actor
 from actors.process.descriptors import raise_limits
 from actors.process.hangup import let_go_of_terminal, stop_at_hangup
-from actors.process.liveness import Liveness
 from actors.process.membership import PackerSilentError, StartOverError
+from actors.process.systemd import Systemd
 from actors.telemetry.http import serve_metrics
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import ACTORS, Metrics
@@ -66,17 +67,16 @@ def run_actor(
     _begin(config, kind, name, parent)
 
     def run() -> None:
-        metrics, liveness = Metrics(next(actor for actor in ACTORS if actor == kind)), Liveness()
+        # systemd's variables are taken before the actor is made: user code may start children, which inherit the rest
+        metrics, systemd = Metrics(next(actor for actor in ACTORS if actor == kind)), Systemd()
         actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
-        # all actors but the packer look at State once per iteration; the packer calls `on_turn` itself
-        going_round: Any = getattr(actor, "membership", actor)
-        going_round.on_turn = liveness.turn
-        _drain_on_signals(actor.drain, liveness)
-        server, url = _serve_metrics(config, metrics, actor, liveness)
+        actor.liveness.on_turn = systemd.turn
+        _drain_on_signals(actor.drain, systemd)
+        server, url = _serve_metrics(config, metrics, actor)
         try:
             actor.run(url)
         finally:
-            liveness.leave()
+            systemd.leave()
             server.shutdown()
 
     return _exit_code(run)
@@ -188,7 +188,7 @@ def _end_with_thread(failure: threading.ExceptHookArgs) -> None:
         leave(EXIT_ERROR)
 
 
-def _drain_on_signals(drain: Callable[[], None], liveness: Liveness | None = None) -> None:
+def _drain_on_signals(drain: Callable[[], None], systemd: Systemd | None = None) -> None:
     """Drain at the first SIGTERM, SIGINT or SIGHUP. At a second SIGTERM or SIGINT exit at once."""
     seen = threading.Event()
 
@@ -200,8 +200,8 @@ def _drain_on_signals(drain: Callable[[], None], liveness: Liveness | None = Non
         if seen.is_set():
             leave(128 + number)  # as a shell reports a process killed by the signal
         seen.set()
-        if liveness is not None:
-            liveness.leave()
+        if systemd is not None:
+            systemd.leave()
         drain()
 
     signal.signal(signal.SIGTERM, on_signal)
@@ -209,9 +209,9 @@ def _drain_on_signals(drain: Callable[[], None], liveness: Liveness | None = Non
     stop_at_hangup(on_signal)
 
 
-def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor, liveness: Liveness) -> tuple[WSGIServer, str]:
-    membership = getattr(actor, "membership", None)
-    metrics.watch_bus(lambda: actor.edges, (lambda: float(membership.silent_seconds)) if membership else None)
+def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[WSGIServer, str]:
+    membership = actor.membership
+    metrics.watch_bus(lambda: actor.edges, (lambda: membership.silent_seconds) if membership else None)
     host = without_brackets(config.telemetry.metrics_host)
     try:
         server = serve_metrics(config.telemetry.metrics_port, host, metrics.registry)
@@ -222,7 +222,7 @@ def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor, liveness: 
         ) from error
     app = server.get_app()
     assert app is not None
-    server.set_app(liveness.beside(app))
+    server.set_app(actor.liveness.beside(app))
     reached_at = (config.bus.advertise_host or socket.gethostname()) if is_wildcard(host) else host
     return server, f"http://{bracketed(reached_at)}:{server.server_port}/metrics"
 

@@ -78,6 +78,7 @@ class InferenceActor:
         self._error = ""
         metrics.set("grpo_inference_policy_version", -1)  # no version yet; 0 is the model as configured
         self.membership = Membership(config, InferenceBeat, name)
+        self.name, self.liveness = name, self.membership.liveness
         self._receiver = make_receiver(self.membership.boot_id)
 
     @property

@@ -30,6 +30,7 @@ from actors.ledger import Changes, ExampleRef, GroupFacts, GroupState, Machine, 
 from actors.ledger.backup import Backups
 from actors.packer.record import RunRecord
 from actors.process.fault_points import point
+from actors.process.liveness import Liveness
 from actors.process.membership import new_boot_id
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
@@ -117,7 +118,8 @@ class PackerActor:
         started_at: float | None = None,
         fork: bool = False,
     ) -> None:
-        self._config, self._name, self._metrics, self._store = config, name, metrics, store
+        self.name = name
+        self._config, self._metrics, self.store = config, metrics, store
         self._train, self._evaluation = train, evaluation
         self._labels, self._curriculum = list(train), curriculum
         self._lacks_checkpoint = lacks_checkpoint
@@ -125,8 +127,8 @@ class PackerActor:
         self._shown: dict[str, Any] = {}
         """Values shown on screens last."""
         self._draining = self._reading = False
-        self.on_turn: Callable[[], None] = lambda: None
-        """Function called at the end of each round."""
+        self.liveness = Liveness()
+        self.membership = None  # States come from here: this actor is no member of the run, but its packer
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
         self._control = ControlServer(
@@ -141,7 +143,7 @@ class PackerActor:
         """Groups in memory, by ordinal; a cache of the ledger's payloads."""
         self._built: dict[tuple[int, int], list[StepBatch]] = {}
         """Batches of all ranks, by (step, incarnation)."""
-        self._machine = Machine(
+        self.machine = Machine(
             settings_of(config),
             store.run,
             store.term,
@@ -154,7 +156,7 @@ class PackerActor:
         keep_last = config.trainer.checkpoint.keep_last
         self._backups = Backups(Path(store.path), keep_last) if store.path != ":memory:" else None
         self._restore(fork, started_at)
-        self.record = RunRecord(config, store, self._machine, metrics, reporter, self._payload, started_at)
+        self.record = RunRecord(config, store, self.machine, metrics, reporter, self._payload, started_at)
 
     @property
     def edges(self) -> list[EdgeCounts]:
@@ -169,8 +171,8 @@ class PackerActor:
             ProtocolError: a beat contradicts the ledger.
         """
         self._reading = True
-        self._store.on_wait = self._tell_waiting
-        self.record.metrics_target = ("packer", self._name, metrics_url)
+        self.store.on_wait = self._tell_waiting
+        self.record.metrics_target = ("packer", self.name, metrics_url)
         self._control.start()
         reader = threads.start("scored", self._read)
         try:
@@ -184,7 +186,7 @@ class PackerActor:
                 outbox.close()
             if self._backups is not None:
                 self._backups.close()
-            self._store.close()
+            self.store.close()
 
     def drain(self) -> None:
         """Stop after this round. Everything that matters is committed by then. Thread-safe."""
@@ -204,7 +206,7 @@ class PackerActor:
         while self._reading:
             threads.pass_by("packer.inbox")
             message = self._inbox.receive(0.2)
-            if message is not None and message.run != self._machine.run:
+            if message is not None and message.run != self.machine.run:
                 self._inbox.drop(message, "foreign_run")
             elif message is not None:
                 self._inflow.events.put(("group", message))
@@ -223,12 +225,12 @@ class PackerActor:
         except (ProtocolError, RunFailedError) as error:
             self._refuse_everybody(str(error))
             raise
-        if self._machine.failure:
-            raise RunFailedError(self._machine.failure)
+        if self.machine.failure:
+            raise RunFailedError(self.machine.failure)
 
     @property
     def _over(self) -> bool:
-        return self._machine.phase in ("done", "failed")
+        return self.machine.phase in ("done", "failed")
 
     def _see_off(self, at_least: float) -> None:
         """Go on with rounds until all peers know how the run has ended and have left (P27: the packer leaves last).
@@ -243,7 +245,7 @@ class PackerActor:
         stay_until, leave_at = now + at_least, now + LINGER_SECONDS
         self._round(0.0)
         while not self._draining and self._over and now < leave_at:
-            if now >= stay_until and self._machine.everybody_left:
+            if now >= stay_until and self.machine.everybody_left:
                 return
             self._round(ROUND_SECONDS)
             now = time.monotonic()
@@ -254,11 +256,11 @@ class PackerActor:
         The machine is not used any more, since it and the other processes disagree.
         """
         refusal = ObserverState(
-            run=self._machine.run,
-            term=self._machine.term,
+            run=self.machine.run,
+            term=self.machine.term,
             phase="failed",
-            step=self._machine.trained_step,
-            max_steps=self._machine.settings.max_steps,
+            step=self.machine.trained_step,
+            max_steps=self.machine.settings.max_steps,
             refusal=reason,
             progress={},
         )
@@ -278,32 +280,32 @@ class PackerActor:
         for kind, event in events:
             if kind == "beat":
                 identity, beat, arrived = event
-                self._machine.heard(now, identity, beat, arrived)
-                counts = self._machine.peers.beat_of(identity) is beat  # False: late, refused, or of another run
+                self.machine.heard(now, identity, beat, arrived)
+                counts = self.machine.peers.beat_of(identity) is beat  # False: late, refused, or of another run
                 if counts:
                     self.record.heard(identity, beat)
             elif kind == "lost":
-                self._machine.lost(now, event)
+                self.machine.lost(now, event)
             else:
                 self._take(event, settled)
         point("packer.taken")
-        self._machine.decide(now, listened)
+        self.machine.decide(now, listened)
         self._note_return()
         self.record.follow([self._eval_groups(version) for version in self._take_finished_evals()])
-        self._machine.note_evaluated(self.record.take_evaluated())
+        self.machine.note_evaluated(self.record.take_evaluated())
         self._commit(settled)
         if self._backups is not None:
-            self._backups.follow(self._machine.durable_step)
+            self._backups.follow(self.machine.durable_step)
         point("packer.committed")
         self.record.conclude()
         self._send_batches(now)
-        self._control.publish(replies.states(self._machine, self._progress))
+        self._control.publish(replies.states(self.machine, self._progress))
         # names claimed by a second process: if the first one's connection is gone, `_lost` tells so at once
-        for identity in self._machine.peers.take_contested():
+        for identity in self.machine.peers.take_contested():
             self._control.probe(identity.encode())
         point("packer.told")
         self._forget_trained()
-        self.on_turn()  # last: a round that hangs anywhere is no sign of life
+        self.liveness.turn()  # last: a round that hangs anywhere is no sign of life
 
     def _progress(self) -> dict[str, Any]:
         self._shown = self.record.progress()
@@ -321,20 +323,20 @@ class PackerActor:
         came = {event[0] for kind, event in waiting if kind == "beat" and isinstance(event[1], ObserverBeat)}
         progress = (self._shown or self._progress()) | {"unwritten": [problem]}
         state = ObserverState(
-            run=self._machine.run,
-            term=self._machine.term,
+            run=self.machine.run,
+            term=self.machine.term,
             phase=progress["phase"],
             step=progress["step"],
             max_steps=progress["max_steps"],
             refusal="",
             progress=progress,
         )
-        screens = came.union(self._machine.peers.all(ObserverBeat))
+        screens = came.union(self.machine.peers.all(ObserverBeat))
         self._control.publish({identity.encode(): state for identity in screens}, round_ended=False)
 
     def _note_return(self) -> None:
         """Drop batches of later steps after the gang went back to an older checkpoint."""
-        went_back, self._machine.went_back = self._machine.went_back, None
+        went_back, self.machine.went_back = self.machine.went_back, None
         if went_back is None:
             return
         # with the same groups the batches are the same too, and stay
@@ -349,13 +351,13 @@ class PackerActor:
 
     def _take(self, message: Message, settled: dict[int, tuple[str, list[bytes]]]) -> None:
         """Give a scored group to the machine. The payload goes into the same commit as the machine's verdict."""
-        if not isinstance(message, ScoredGroup) or message.run != self._machine.run:
+        if not isinstance(message, ScoredGroup) or message.run != self.machine.run:
             log.warning("message of another run or kind", kind=message.kind, run=message.run)
             return
         frames = [bytes(frame) for frame in codec.encode(message)]
         digest = hashlib.sha256(b"".join(frames)).hexdigest()
         facts = facts_of(message, digest, rejected_as(message.rewards_G, self._config.packer))
-        verdict = self._machine.scored(facts)
+        verdict = self.machine.scored(facts)
         self._metrics.count(
             "grpo_packer_completion_tokens_total",
             message.token_ids.size,
@@ -373,19 +375,19 @@ class PackerActor:
         """Record how difficult an example is, by the group's mean reward; part of the verdict's commit."""
         scores = group.rewards_G[~np.isnan(group.rewards_G)]
         if self._curriculum.pools is not None and group.purpose == "train" and scores.size:
-            example = self._machine.groups.rows[group.ordinal].example
+            example = self.machine.groups.rows[group.ordinal].example
             self._curriculum.pools.note(self._labels.index(example.environment), example.index, float(scores.mean()))
 
     def _commit(self, settled: dict[int, tuple[str, list[bytes]]]) -> None:
-        changes: Changes = self._machine.take_changes()
+        changes: Changes = self.machine.take_changes()
         changes.values.update(self.record.take_values(is_last=self._draining or self._over))
         changes.pools = self._moved_in_pools()
-        if changes or settled or self._store.unswept:
+        if changes or settled or self.store.unswept:
             # the curriculum's state and the tickets drawn from it in the same commit: no example is skipped or doubled
             if "num_issued" in changes.values:
                 changes.values["curriculum"] = list(self._curriculum.counts)
             started = time.monotonic()
-            self._store.commit_patiently(changes, settled)
+            self.store.commit_patiently(changes, settled)
             self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
 
     def _moved_in_pools(self) -> dict[str, str]:
@@ -398,7 +400,7 @@ class PackerActor:
 
     def _send_batches(self, now: float) -> None:
         """Offer each rank its batches. A batch without room in the socket is offered again in the next round."""
-        wanted, pending = self._machine.batches_wanted(), 0
+        wanted, pending = self.machine.batches_wanted(), 0
         still = {(identity, step.step) for identity, _, step in wanted}
         self._sent = {key: at for key, at in self._sent.items() if key in still}
         for identity, beat, step in wanted:
@@ -420,7 +422,7 @@ class PackerActor:
         A bad address is the rank's fault, so the error is logged and the packer goes on.
         """
         if identity not in self._outboxes:
-            for gone in [i for i in self._outboxes if i not in self._machine.gang.members.values()]:
+            for gone in [i for i in self._outboxes if i not in self.machine.gang.members.values()]:
                 self._outboxes.pop(gone).close()
             try:
                 self._outboxes[identity] = Outbox("steps", beat.address, self._config.bus, "packer")
@@ -432,7 +434,7 @@ class PackerActor:
 
     def _batch(self, step: Step, rank: int) -> StepBatch:
         """Return the batch of a rank (P18: batches are a pure function of payloads, ordinals, ranks and settings)."""
-        key = (step.step, self._machine.gang.incarnation)
+        key = (step.step, self.machine.gang.incarnation)
         if key not in self._built:
             # a rank may still ask for the step before; older batches are built again if ever needed
             self._built = {k: v for k, v in self._built.items() if k[0] >= step.step - 1 and k[1] == key[1]}
@@ -440,9 +442,9 @@ class PackerActor:
             self._built[key] = batches_of_step(
                 payloads,
                 self._config,
-                run=self._machine.run,
-                term=self._machine.term,
-                incarnation=self._machine.gang.incarnation,
+                run=self.machine.run,
+                term=self.machine.term,
+                incarnation=self.machine.gang.incarnation,
                 step=step.step,
                 **drop_fields(step.dropped),
                 digests=list(step.digests),
@@ -451,7 +453,7 @@ class PackerActor:
 
     def _payload(self, ordinal: int) -> ScoredGroup:
         if ordinal not in self._payloads:
-            message = codec.decode(self._store.payloads([ordinal])[0])
+            message = codec.decode(self.store.payloads([ordinal])[0])
             if not isinstance(message, ScoredGroup):
                 raise ProtocolError(f"the ledger's payload of ordinal {ordinal} is a {message.kind}")
             self._payloads[ordinal] = message
@@ -461,11 +463,11 @@ class PackerActor:
         """Drop payloads of trained groups from memory, once there are many. The ledger has all payloads."""
         if len(self._payloads) <= 4 * self._config.packer.groups_per_step:
             return
-        rows = self._machine.groups.rows
+        rows = self.machine.groups.rows
         for ordinal in list(self._payloads):
             row = rows.get(ordinal)
             # ordinals below 0 are those of evaluations
-            if ordinal < 0 or row is None or (row.step or self._machine.trained_step + 1) <= self._machine.trained_step:
+            if ordinal < 0 or row is None or (row.step or self.machine.trained_step + 1) <= self.machine.trained_step:
                 del self._payloads[ordinal]
 
     # --- examples ------------------------------------------------------------------------------------------------
@@ -498,11 +500,11 @@ class PackerActor:
         return examples
 
     def _take_finished_evals(self) -> list[int]:
-        finished, self._machine.finished_evals = self._machine.finished_evals, []
+        finished, self.machine.finished_evals = self.machine.finished_evals, []
         return finished
 
     def _eval_groups(self, version: int) -> tuple[int, list[ScoredGroup]]:
-        rows = self._machine.groups.rows.values()
+        rows = self.machine.groups.rows.values()
         settled = [g for g in rows if g.policy and g.policy.version == version and g.state is GroupState.SETTLED]
         return version, [self._payload(group.ordinal) for group in sorted(settled, key=lambda g: -g.ordinal)]
 
@@ -512,7 +514,7 @@ class PackerActor:
         Raises:
             ConfigError: identity keys or the data differ, and `fork` is not set.
         """
-        values, machine = self._store.values(), self._machine
+        values, machine = self.store.values(), self.machine
         found = differences(values.get("config", {}), self._config)
         other_data, more_data = data_changes(values.get("data", {}), self._train)
         refused = refusal(found) + other_data  # a fork may change anything
@@ -521,10 +523,10 @@ class PackerActor:
         for text in more_data:
             log.warning("data has changed", detail=text)
         # in term 1 the ledger is new
-        if self._store.term > 1:
-            stored = (self._store.groups(), self._store.steps(), values, self._store.settled_digests())
+        if self.store.term > 1:
+            stored = (self.store.groups(), self.store.steps(), values, self.store.settled_digests())
             machine.restore(time.monotonic(), *stored, self._control.listened)
-            log.info("ledger restored", steps=machine.steps.last, term=self._store.term, changed=list(map(str, found)))
+            log.info("ledger restored", steps=machine.steps.last, term=self.store.term, changed=list(map(str, found)))
         changes: dict[str, Any] = {"config": as_tree(self._config), "data": identities(self._train)}
         if fork:
             changes |= self._begin_fork(bool(refused), started_at, values.get("forked_at"))
@@ -533,7 +535,7 @@ class PackerActor:
             machine.go_back(sample_anew=False)
         changes |= self._begin_pools_again(values, started_at)
         taken = replace(machine.take_changes(), pools=self._moved_in_pools())
-        self._store.commit_patiently(replace(taken, values=taken.values | changes), {})
+        self.store.commit_patiently(replace(taken, values=taken.values | changes), {})
         try:
             write_resolved(self._config)
         except OSError as error:  # the file is for people only; the run goes on without it
@@ -546,12 +548,12 @@ class PackerActor:
         the `actors up` command is stored and compared. Without this time (systemd, Kubernetes) a packer forks only if
         the configuration has another identity; the next start then finds the new identity stored.
         """
-        if self._store.term == 1:  # a new run has nothing to give up, but has once this packer is restarted
+        if self.store.term == 1:  # a new run has nothing to give up, but has once this packer is restarted
             return {"forked_at": started_at}
         if not is_needed and started_at is None:
             log.warning("not forked: no identity key differs, and this may be a restart; use actors rewind")
         elif is_needed or started_at != forked_at:
-            self._machine.go_back()
+            self.machine.go_back()
             return {"forked_at": started_at}
         return {}
 
@@ -564,7 +566,7 @@ class PackerActor:
         pools = self._curriculum.pools
         if pools is None or (started_at is not None and values.get("pools_begun") == started_at):
             return {}
-        num_examples = pools.begin_again(f"{self._config.seed} {self._store.term}")
+        num_examples = pools.begin_again(f"{self._config.seed} {self.store.term}")
         log.info("pools", given_back=num_examples, **{pool: pools.sizes[pool] for pool in ASIDE})
         return {"pools_begun": started_at}
 

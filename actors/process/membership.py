@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from actors.process.liveness import Liveness
 from bus.control import ControlClient
 from bus.counts import EdgeCounts
 from bus.topology import Addresses
@@ -98,8 +99,8 @@ class Membership:
         self.addresses = Addresses(config)
         self._timeout, self._lease = config.bus.peer_timeout, config.bus.lease
         self._on_state = on_state
-        self.on_turn: Callable[[], None] = lambda: None
-        """Function called by `latest`, so once per iteration of the owner's main loop."""
+        self.liveness = Liveness()
+        """Liveness of the owner's main loop, which calls `latest` once per iteration."""
         self._state: State | None = None
         self._news = threading.Event()
         self._said_silent_at = 0.0
@@ -137,7 +138,7 @@ class Membership:
                 packer (P1: a process belongs to the run of the first State taken).
             PackerSilentError: no State for `bus.peer_timeout`.
         """
-        self.on_turn()
+        self.liveness.turn()
         # before State is looked at: an old State must not hide that its packer is gone
         self._check_silence()
         self._check_run()

@@ -110,6 +110,7 @@ class RewardActor:
         self._drain, self._hand_over = Drain(), Drain(seconds=math.inf)
         """Order to leave soon, and wish to hand over to a new process once all groups are finished."""
         self.membership = Membership(config, RewardBeat, name)
+        self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("groups", self.membership.addresses, config.bus, name, self.membership.boot_id)
 
     @property

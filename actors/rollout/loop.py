@@ -159,6 +159,7 @@ class RolloutActor:
         self._slots_said = -1  # below any number of slots: the first report counts as an increase
         self._run = ""
         self.membership = Membership(config, RolloutBeat, name, on_state=lambda _: self._ring())
+        self.name, self.liveness = name, self.membership.liveness
 
     @property
     def edges(self) -> list[EdgeCounts]:

@@ -177,6 +177,7 @@ class TrainerActor:
         self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
         self.membership = Membership(config, TrainerBeat, name, self._pass_update_on)
+        self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
         self._batches = _Batches(self._inbox, rank, self._say_received)
         # P19: while the packer is silent for a lease nothing is moved; a successor may write the checkpoints already

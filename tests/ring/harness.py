@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.assembly import MAKERS, Actor
+from actors.assembly import MAKERS
+from actors.packer.loop import PackerActor
+from actors.process.actor import Actor
 from actors.process.membership import Membership
-from actors.telemetry.metrics import Metrics
+from actors.telemetry.metrics import ACTORS, Metrics
 from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config
 from schemas.config.load import check_tree
@@ -85,16 +87,22 @@ class CrashError(Exception):
 
 
 class Running:
-    """An actor in a thread. `turns` counts how often its main loop has come round."""
+    """An actor in a thread."""
 
-    def __init__(self, actor: Actor, metrics: Metrics, name: str) -> None:
-        self.actor, self.metrics, self.name = actor, metrics, name
-        self.turns = 0
+    def __init__(self, actor: Actor, metrics: Metrics) -> None:
+        self.actor, self.metrics, self.name = actor, metrics, actor.name
         self.error: Exception | None = None
         self._crash_when: Callable[[], bool] = lambda: False
-        self._count_turns()
-        self.thread = threading.Thread(target=self._run, name=f"actor-{name}", daemon=True)
+        actor.liveness.on_turn = self._crash_if_asked
+        if isinstance(actor, PackerActor):
+            self._crash_inside_rounds(actor)
+        self.thread = threading.Thread(target=self._run, name=f"actor-{self.name}", daemon=True)
         self.thread.start()
+
+    @property
+    def turns(self) -> int:
+        """Number of iterations of the main loop so far."""
+        return self.actor.liveness.turns
 
     def value(self, metric: str, **labels: str) -> float:
         """A metric's value."""
@@ -118,19 +126,20 @@ class Running:
         except Exception as error:
             self.error = error
 
-    def _count_turns(self) -> None:
-        """Each turn of a peer looks at its State, each of the packer follows the record."""
-        owner: Any = getattr(self.actor, "membership", None) or self.actor.record  # type: ignore[attr-defined]
-        method = "latest" if isinstance(owner, Membership) else "follow"
-        original = getattr(owner, method)
+    def _crash_if_asked(self) -> None:
+        if self._crash_when():
+            raise CrashError(self.name)
 
-        def counted(*arguments: Any) -> Any:
-            self.turns += 1
-            if self._crash_when():
-                raise CrashError(self.name)
-            return original(*arguments)
+    def _crash_inside_rounds(self, packer: PackerActor) -> None:
+        """Crash a packer before the commit of its round: a crash after the commit would cost the run nothing."""
+        record, method = packer.record, "follow"
+        follow = getattr(record, method)
 
-        setattr(owner, method, counted)
+        def follow_or_crash(finished: Any) -> None:
+            self._crash_if_asked()
+            follow(finished)
+
+        setattr(record, method, follow_or_crash)
 
 
 class Ring:
@@ -143,17 +152,24 @@ class Ring:
     def start(self, *names: str, **collaborators: Any) -> "Ring":
         """Start actors by name (`rollout-1`); without names one of each kind."""
         for name in names or tuple(f"{kind}-0" for kind in ALL):
-            kind, metrics = name.partition("-")[0], Metrics(name.partition("-")[0])  # type: ignore[arg-type]
-            actor = MAKERS[kind](self.config, name, metrics, **collaborators)
-            self.actors[name] = Running(actor, metrics, name)
+            kind = next(kind for kind in ACTORS if kind == name.partition("-")[0])
+            metrics = Metrics(kind)
+            self.actors[name] = Running(MAKERS[kind](self.config, name, metrics, **collaborators), metrics)
         return self
 
     def __getitem__(self, name: str) -> Running:
         return self.actors[name]
 
+    @property
+    def packer(self) -> PackerActor:
+        """The newest packer."""
+        actor = self["packer-0"].actor
+        assert isinstance(actor, PackerActor)
+        return actor
+
     def crash(self, name: str, step: int) -> None:
         """Crash an actor at its first turn after the packer has heard of a step; such a turn comes before its end."""
-        self[name].crash(lambda: self["packer-0"].actor._machine.trained_step >= step)  # type: ignore[attr-defined]
+        self[name].crash(lambda: self.packer.machine.trained_step >= step)
 
     def wait(self, timeout: float = PATIENCE_SECONDS) -> None:
         """Until all actors have ended; none may have failed."""
