@@ -48,9 +48,9 @@ def config(folder: Path, checkpoint_step: int) -> RunConfig:
 
 def turn(ring: LonePacker) -> tuple[float, bool]:
     """Let the packer go one round; return its seconds, and whether payloads were deleted in it."""
-    before, unswept = ring.packer_seconds, ring.packer._store.unswept
+    before, unswept = ring.packer_seconds, ring.packer.store.unswept
     ring.turn()
-    return ring.packer_seconds - before, ring.packer._store.unswept < unswept
+    return ring.packer_seconds - before, ring.packer.store.unswept < unswept
 
 
 def measure(folder: Path, checkpoint_step: int) -> dict[str, Any]:
@@ -61,16 +61,16 @@ def measure(folder: Path, checkpoint_step: int) -> dict[str, Any]:
         large = ring._template
         small = template(run.model_copy(update={"rollout": run.rollout.model_copy(update={"max_tokens": SMALL})}), "")
         small = small.model_copy(update={"run": large.run})
-        while ring.packer._machine.trained_step < checkpoint_step:
+        while ring.packer.machine.trained_step < checkpoint_step:
             ring.turn()
         large_bytes = ring.num_trained * codec.num_bytes([bytes(frame) for frame in codec.encode(large)])
         ring._template = small
-        while ring.packer._machine.trained_step < 2 * checkpoint_step - 1:
+        while ring.packer.machine.trained_step < 2 * checkpoint_step - 1:
             ring.turn()
         started = time.perf_counter()
         while not ring.over:
             rounds.append(turn(ring))
-        seconds, unswept = time.perf_counter() - started, ring.packer._store.unswept
+        seconds, unswept = time.perf_counter() - started, ring.packer.store.unswept
     sweeping = [took for took, swept in rounds if swept]
     return {
         "checkpoint_step": checkpoint_step,

@@ -17,6 +17,7 @@ import numpy as np
 
 from actors.assembly import make_packer
 from actors.ledger.witness import START, next_chain
+from actors.packer.inflow import BeatHeard, GroupArrived, PeerLost
 from actors.telemetry.metrics import Metrics
 from bus import codec
 from schemas.config import RunConfig
@@ -242,7 +243,7 @@ class LonePacker:
         self.config, self.metrics = config, Metrics("packer")
         self.packer = make_packer(config, "packer-0", self.metrics)
         self.packer_seconds = self.packer_cpu_seconds = 0.0
-        run, trainer = str(self.packer._store.run), config.trainer
+        run, trainer = str(self.packer.store.run), config.trainer
         slots = 2 * config.packer.groups_per_step
         self.rollouts = [Rollout(run, f"rollout-{i}", slots) for i in range(num_rollouts)]
         self.rewards = [Reward(run, f"reward-{i}") for i in range(num_rewards)]
@@ -256,7 +257,7 @@ class LonePacker:
 
     def _divert(self) -> None:
         """Take States and batches where the packer would give them to its sockets, which are closed."""
-        control, outboxes = self.packer._control, self.packer._outboxes
+        control, outboxes = self.packer._control, self.packer.batches.outboxes
         control.close()
         control.publish = self._states.update  # type: ignore[method-assign]
         outboxes[self.trainer.identity] = self.trainer  # type: ignore[assignment]
@@ -264,23 +265,23 @@ class LonePacker:
     @property
     def num_trained(self) -> int:
         """Groups trained so far."""
-        return self.packer._machine.trained_step * self.config.packer.groups_per_step
+        return self.packer.machine.trained_step * self.config.packer.groups_per_step
 
     @property
     def over(self) -> bool:
         """Whether the run has ended."""
-        return self.packer._over
+        return self.packer.over
 
     def turn(self) -> None:
         """The peers work and beat; the packer goes round; they obey."""
         self.trainer.work()
         self.packer._control._clock.listened()  # its thread does not run: leases end by the wall clock here
-        for event in self._groups():
-            self.packer._inflow.events.put(event)
+        for group in self._groups():
+            self.packer.inflow.put(GroupArrived(group))
         for peer in self.peers:
-            self.packer._inflow.events.put(("beat", (peer.identity, peer.beat(), time.monotonic())))
+            self.packer.inflow.put(BeatHeard(peer.identity, peer.beat(), time.monotonic()))
         started, cpu_started = time.perf_counter(), time.thread_time()
-        self.packer._round(0.0)
+        self.packer.run_round(0.0)
         self.packer_seconds += time.perf_counter() - started
         self.packer_cpu_seconds += time.thread_time() - cpu_started
         for peer in self.peers:
@@ -289,19 +290,19 @@ class LonePacker:
                 peer.hear(state)
         self._states.clear()
 
-    def _groups(self) -> Iterator[tuple[str, ScoredGroup]]:
+    def _groups(self) -> Iterator[ScoredGroup]:
         """What all rollouts have sampled, through the reward actors; some arrive twice."""
         for number, rollout in enumerate(self.rollouts):
             reward = self.rewards[number % len(self.rewards)]
             if rollout.dies:
-                self.packer._inflow.events.put(("lost", rollout.identity))  # as the control server's probe finds
+                self.packer.inflow.put(PeerLost(rollout.identity))  # as the control server's probe finds
                 rollout.restart()
             for ticket in rollout.to_send:
                 reward.held.add((ticket.ordinal, ticket.attempt))
                 group = self._stamp(rollout.identity, reward.name, ticket)
-                yield "group", group
+                yield group
                 if ticket.ordinal % EVERY_COPY == 0:
-                    yield "group", group
+                    yield group
             self.engine.tokens += self._template.token_ids.size * len(rollout.to_send)
             rollout.to_send = []
 
@@ -320,7 +321,7 @@ class LonePacker:
     def close(self) -> None:
         """Close the ledger."""
         self.packer._inbox.close()
-        self.packer._store.close()
+        self.packer.store.close()
 
 
 def template(config: RunConfig, run: str) -> ScoredGroup:

@@ -56,7 +56,7 @@ def sample(ring: LonePacker, seconds: float, before: dict[str, float]) -> dict[s
     groups, busy = ring.num_trained, ring.packer_seconds
     num_groups, since = groups - before.get("groups", 0), busy - before.get("packer_seconds", 0.0)
     (rows,), (pages,) = (
-        ring.packer._store._db.execute(query).fetchone()
+        ring.packer.store.database.execute(query).fetchone()
         for query in ("SELECT COUNT(*) FROM groups", "PRAGMA page_count")
     )
     return {

@@ -104,7 +104,7 @@ class Machine:
         """Versions with a finished, not yet recorded evaluation."""
         self.failure = ""
         """Reason of the run's failure; empty: none."""
-        self._digests: dict[int, str] = {}
+        self.digests: dict[int, str] = {}
         """Payload digests of settled groups not yet in a step, by ordinal."""
         self._reissue_after = self._listened = now
         """End of the pause in which nothing is issued again, and the time of the newest round; clock of leases."""
@@ -165,7 +165,7 @@ class Machine:
             return
         # rollout actors connect to engines and reward actors by States: a change must not wait for their next beat
         if _shown_to_others(beat) != _shown_to_others(before):
-            self._everybody = True
+            self.tell_everybody()
         if isinstance(beat, RolloutBeat):
             self._heard_rollout(now, identity, beat)
         elif isinstance(beat, RewardBeat):
@@ -181,7 +181,7 @@ class Machine:
         """
         verdict = self.groups.settle(facts)
         if verdict is Verdict.SETTLED and facts.ordinal >= 0:
-            self._digests[facts.ordinal] = facts.digest
+            self.digests[facts.ordinal] = facts.digest
         if verdict is Verdict.FILTERED:
             self._replace_filtered(self.groups.rows[facts.ordinal], 1)
         return verdict
@@ -252,6 +252,10 @@ class Machine:
         self._changes.groups, self._changes.steps, self._changes.values = {}, [], {}
         self._changes.gone_groups, self._changes.gone_steps = [], []
         return taken
+
+    def tell_everybody(self) -> None:
+        """Answer all peers in the next round, also peers for which nothing has changed."""
+        self._everybody = True
 
     def take_concerned(self) -> set[str]:
         """Return the peers, gone ones included, for which something may have changed since the last call (P6)."""
@@ -344,7 +348,7 @@ class Machine:
             if g.policy and g.state is GroupState.SETTLED and str(g.policy.version) not in values.get("evals", {})
         }
         self.finished_evals = [version for version in self.evaluations.done if version in unwritten]
-        self._digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
+        self.digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
         self._reissue_after = (now if listened is None else listened) + self.settings.lease
         self._expected_holders = set(self.groups.held_by)
         if values.get("going_back"):
@@ -424,7 +428,7 @@ class Machine:
                 self.groups.scorer_gone(ordinal, attempt, now)
         self._ask(identity, 0)
         self._touched.add(identity)
-        self._everybody = True
+        self.tell_everybody()
 
     def _ask(self, identity: str, free_slots: int) -> None:
         self._asking.pop(identity, None)
@@ -435,7 +439,7 @@ class Machine:
         beats = self.peers.all(TrainerBeat)
         event = self.gang.update(beats, self._chains_to_start_from())
         if event:
-            self._everybody = True
+            self.tell_everybody()
         if event == "formed":
             if self.durable_step:  # before the first checkpoint, a rank that sees none is no error
                 self.failure = self.failure or self.gang.blind_rank(beats)
@@ -496,7 +500,7 @@ class Machine:
         rows = [self.groups.rows[ordinal] for ordinal in sorted(self.groups.rows) if ordinal >= 0]
         given_up = [g for g in rows if g.state is not GroupState.DROPPED and (g.step is None or g.step > base)]
         for group in given_up:
-            self._digests.pop(group.ordinal, None)
+            self.digests.pop(group.ordinal, None)
             self.groups.drop(group, "forked")
             if self._still_there(group.example):
                 self._returning.append((group.example, group.ordinal))
@@ -557,17 +561,17 @@ class Machine:
             target = self.engines.target
         held = target if target in published else None  # a dead trainer's versions are gone
         if self.updates.decide(now, held, engines, trainers.get(self.gang.members.get(0, ""))):
-            self._everybody = True
+            self.tell_everybody()
 
     def _compose(self) -> None:
         """Compose steps up to two ahead of the newest trained step: the trainer's next step and another in advance."""
         while self.steps.last <= self.trained_step + 1 and not self.going_back:
-            step, stale = self.steps.compose_next(self.groups, self._digests)
+            step, stale = self.steps.compose_next(self.groups, self.digests)
             for group in stale:  # the example comes back under a new ordinal (P17)
                 self._new_train_group(group.example, group.ordinal, group.resamples)
             # digests are kept for settled groups alone: a step has its own, a dropped group needs none
             for ordinal in step.ordinals if step else (group.ordinal for group in stale):
-                del self._digests[ordinal]
+                del self.digests[ordinal]
             if step is None and not stale:
                 return
 

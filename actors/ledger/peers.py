@@ -48,6 +48,11 @@ class Peers:
         self._contested: set[str] = set()
         """Holders of names with a visitor since the last `take_contested`."""
 
+    @property
+    def num_names(self) -> int:
+        """Number of names with a remembered process, names of dead processes included."""
+        return len(self._boot_of)
+
     def heard(self, now: float, identity: str, beat: Beat) -> tuple[bool, str | None]:
         """Record a beat.
 

@@ -73,7 +73,8 @@ class LedgerReader:
     """Reader of a ledger file; a packer may write to the file at the same time."""
 
     def __init__(self, database: sqlite3.Connection, path: Path | str) -> None:
-        self._db, self.path = database, path
+        self.database, self.path = database, path
+        """Connection to the file, and the file's path."""
 
     @classmethod
     def of(cls, path: Path) -> "LedgerReader":
@@ -92,31 +93,31 @@ class LedgerReader:
 
     def value(self, key: str) -> Any:
         """Return a stored value; None if the key is absent."""
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        row = self.database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
 
     def values(self) -> dict[str, Any]:
         """Return all stored values by key."""
-        return {key: json.loads(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
+        return {key: json.loads(value) for key, value in self.database.execute("SELECT key, value FROM meta")}
 
     def groups(self) -> list[Group]:
         """Return all rows, by ascending ordinal."""
-        return [_group_of(row) for row in self._db.execute("SELECT * FROM groups ORDER BY ordinal")]
+        return [_group_of(row) for row in self.database.execute("SELECT * FROM groups ORDER BY ordinal")]
 
     def steps(self) -> list[Step]:
         """Return all composed steps in order, without folded ones."""
-        return [_step_of(record) for (record,) in self._db.execute("SELECT record FROM steps ORDER BY step")]
+        return [_step_of(record) for (record,) in self.database.execute("SELECT record FROM steps ORDER BY step")]
 
     def digests(self) -> dict[int, str]:
         """Return the payload digests by ordinal, without payloads to be deleted."""
         query = "SELECT ordinal, digest FROM payloads WHERE ordinal NOT IN (SELECT ordinal FROM unswept)"
-        return dict(self._db.execute(query))
+        return dict(self.database.execute(query))
 
     def settled_digests(self) -> dict[int, str]:
         """Return the payload digests of settled groups not yet in a step, by ordinal."""
         # CROSS JOIN: few rows are settled, so SQLite must start from `groups`
         query = "SELECT ordinal, digest FROM groups CROSS JOIN payloads USING (ordinal) WHERE state = 'settled'"
-        return dict(self._db.execute(query))
+        return dict(self.database.execute(query))
 
     def payloads(self, ordinals: Iterable[int]) -> list[list[bytes]]:
         """Return the stored frames of groups, in the given order.
@@ -128,7 +129,7 @@ class LedgerReader:
         found = []
         for ordinal in ordinals:
             query = "SELECT digest, frames FROM payloads WHERE ordinal = ?"
-            row = self._db.execute(query, (ordinal,)).fetchone()
+            row = self.database.execute(query, (ordinal,)).fetchone()
             if row is None:
                 raise ProtocolError(f"the ledger {self.path} has no payload of ordinal {ordinal}")
             digest, packed = row
@@ -140,7 +141,7 @@ class LedgerReader:
 
     def pools(self) -> dict[str, str]:
         """Return the difficulty pool of each example set aside, by key."""
-        return dict(self._db.execute("SELECT key, pool FROM pools"))
+        return dict(self.database.execute("SELECT key, pool FROM pools"))
 
     def counts(self) -> dict[tuple[str, str, str | None], int]:
         """Return the number of ordinals by (purpose, state, reason), rows and folded ordinals together."""
@@ -149,7 +150,9 @@ class LedgerReader:
             FROM groups GROUP BY 1, 2, 3
         """
         counts = Counter(Folded.of(self.value("folded")).counts())
-        counts.update({(purpose, state, reason): count for purpose, state, reason, count in self._db.execute(query)})
+        counts.update(
+            {(purpose, state, reason): count for purpose, state, reason, count in self.database.execute(query)}
+        )
         return dict(counts)
 
     def trained_twice(self) -> int:
@@ -163,7 +166,7 @@ class LedgerReader:
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self.database.close()
 
 
 class Store(LedgerReader):
@@ -211,20 +214,20 @@ class Store(LedgerReader):
             raise
 
     def _open(self, sync: str) -> None:
-        if tables := foreign_tables(self._db):  # `problem_of` does not see tables that are only in the WAL
+        if tables := foreign_tables(self.database):  # `problem_of` does not see tables that are only in the WAL
             raise ConfigError(says_foreign(self.path, tables))
         # a payload of some kilobytes then fits into one page; a small commit costs hardly more
-        self._db.execute("PRAGMA page_size=8192")
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'NORMAL'}")
-        self._db.execute("PRAGMA secure_delete=OFF")  # else SQLite writes zeros over each deleted page
-        self._db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
-        self._db.executescript(SCHEMA)
-        there = {name for (_, name, *_) in self._db.execute("PRAGMA table_info(groups)")}
+        self.database.execute("PRAGMA page_size=8192")
+        self.database.execute("PRAGMA journal_mode=WAL")
+        self.database.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'NORMAL'}")
+        self.database.execute("PRAGMA secure_delete=OFF")  # else SQLite writes zeros over each deleted page
+        self.database.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
+        self.database.executescript(SCHEMA)
+        there = {name for (_, name, *_) in self.database.execute("PRAGMA table_info(groups)")}
         for column in (column for column in LATER_COLUMNS if column not in there):
-            self._db.execute(f"ALTER TABLE groups ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+            self.database.execute(f"ALTER TABLE groups ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
         self._check()
-        (self.unswept,) = self._db.execute("SELECT COUNT(*) FROM unswept").fetchone()
+        (self.unswept,) = self.database.execute("SELECT COUNT(*) FROM unswept").fetchone()
         self.run = self.value("run")
         if self.run is None:
             self.run = uuid.uuid4().hex[:16]
@@ -240,10 +243,12 @@ class Store(LedgerReader):
         Raises:
             sqlite3.DatabaseError: the file is damaged.
         """
-        pages, page_bytes = (self._db.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size"))
+        pages, page_bytes = (
+            self.database.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size")
+        )
         whole = pages * page_bytes <= WHOLE_CHECK_BYTES
         for argument in ("1",) if whole else SMALL_TABLES:
-            (found,) = self._db.execute(f"PRAGMA quick_check({argument})").fetchone()
+            (found,) = self.database.execute(f"PRAGMA quick_check({argument})").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(found.replace("\n", " "))
 
@@ -268,35 +273,37 @@ class Store(LedgerReader):
         Raises:
             sqlite3.Error: nothing of the round has been written.
         """
-        self._db.execute("BEGIN IMMEDIATE")
+        self.database.execute("BEGIN IMMEDIATE")
         try:
             gone = [(ordinal,) for ordinal in changes.gone_groups]
-            self._db.executemany("DELETE FROM groups WHERE ordinal = ?", gone)
+            self.database.executemany("DELETE FROM groups WHERE ordinal = ?", gone)
             # payloads of folded groups are deleted later, slice by slice
-            self._db.executemany("INSERT INTO unswept VALUES (?)", gone)
-            self._db.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
-            self._db.executemany(
+            self.database.executemany("INSERT INTO unswept VALUES (?)", gone)
+            self.database.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
+            self.database.executemany(
                 "INSERT OR REPLACE INTO groups VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 [_group_row(group) for group in changes.groups.values()],
             )
-            self._db.executemany(
+            self.database.executemany(
                 "INSERT OR REPLACE INTO payloads VALUES (?,?,?)",
                 [(ordinal, digest, msgpack.packb(frames)) for ordinal, (digest, frames) in payloads.items()],
             )
             # after the payloads: an evaluation's last payload may be written and folded in the same round
             swept = self._sweep() if self.unswept or gone else 0
-            self._db.executemany("INSERT INTO steps VALUES (?,?)", [(s.step, _step_record(s)) for s in changes.steps])
-            self._db.executemany(
+            self.database.executemany(
+                "INSERT INTO steps VALUES (?,?)", [(s.step, _step_record(s)) for s in changes.steps]
+            )
+            self.database.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?,?)",
                 [(key, json.dumps(value)) for key, value in changes.values.items()],
             )
             normal = [(key,) for key, pool in changes.pools.items() if pool == NORMAL]
-            self._db.executemany("DELETE FROM pools WHERE key = ?", normal)
+            self.database.executemany("DELETE FROM pools WHERE key = ?", normal)
             aside = [(key, pool) for key, pool in changes.pools.items() if pool != NORMAL]
-            self._db.executemany("INSERT OR REPLACE INTO pools VALUES (?,?)", aside)
-            self._db.execute("COMMIT")
+            self.database.executemany("INSERT OR REPLACE INTO pools VALUES (?,?)", aside)
+            self.database.execute("COMMIT")
         except BaseException:
-            self._db.rollback()
+            self.database.rollback()
             raise
         self.unswept += len(gone) - swept
 
@@ -308,13 +315,13 @@ class Store(LedgerReader):
         """
         taken: list[tuple[int]] = []
         num_bytes = 0
-        for ordinal, size in self._db.execute(query, (SLICE_ROWS,)):
+        for ordinal, size in self.database.execute(query, (SLICE_ROWS,)):
             num_bytes += size
             if taken and num_bytes > SLICE_BYTES:  # `taken`: a payload above the limit still goes, alone
                 break
             taken.append((ordinal,))
-        self._db.executemany("DELETE FROM payloads WHERE ordinal = ?", taken)
-        self._db.executemany("DELETE FROM unswept WHERE ordinal = ?", taken)
+        self.database.executemany("DELETE FROM payloads WHERE ordinal = ?", taken)
+        self.database.executemany("DELETE FROM unswept WHERE ordinal = ?", taken)
         return len(taken)
 
     def commit_patiently(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:

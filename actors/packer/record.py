@@ -6,24 +6,24 @@ thread (`actors.telemetry.writer`): what a full or hanging disk does not take wa
 with nothing else left to do waits for its files, for RECORD_PATIENCE_SECONDS.
 """
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import structlog
 
 from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.lag import lag_of
 from actors.ledger import GroupState, Machine, Store, WentBack
 from actors.ledger.replies import beats_by_role
-from actors.packer.gauges import REWARD_COLUMN, Gauges
+from actors.packer.gauges import Gauges
 from actors.packer.progress import Progress, ProgressFile
+from actors.packer.results import EvalResults, evaluate, step_values
+from actors.packer.summary import summarise
 from actors.telemetry.attempts import RETRY_SECONDS, Attempts
-from actors.telemetry.clock import RunClock, per_second
+from actors.telemetry.clock import RunClock
 from actors.telemetry.engines import EngineTotals
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
@@ -51,8 +51,6 @@ BEST_EFFORT = ("samples.jsonl", "metrics_targets.json", "progress.json")
 """Files for which a run does not wait at its end."""
 EvalGroups = tuple[int, list[ScoredGroup]]
 """Version, and the settled groups of its evaluation."""
-EvalResults = dict[str, dict[str, float | None]]
-"""Results by environment and measure; None: nothing could be scored."""
 
 
 class RunRecord:
@@ -109,8 +107,9 @@ class RunRecord:
         self._dirty = set(self._values)
         """Keys of `_values` to be stored with the next commit."""
         # starts after every recorded time, even if the machine's clock was set back between two packers
-        self._clock = RunClock([*self._values["times"].values(), started_at or 0.0])
-        self._values["times"].setdefault("started", started_at or self._clock.now())
+        self.clock = RunClock([*self._values["times"].values(), started_at or 0.0])
+        """Clock of all recorded times."""
+        self._values["times"].setdefault("started", started_at or self.clock.now())
         self._engines = EngineTotals(self._values["engine_tokens"])
         self.metrics_target: Target = ("packer", "", "")
         """The packer's own metrics target; targets of other actors come with their beats."""
@@ -163,7 +162,7 @@ class RunRecord:
         if isinstance(beat, TrainerBeat) and beat.rank == 0 and beat.incarnation == self._machine.gang.incarnation:
             for report in beat.reports:
                 if report.step > self._machine.recorded_step:
-                    first_heard, _ = self._reports.get(report.step, (self._clock.now(), None))
+                    first_heard, _ = self._reports.get(report.step, (self.clock.now(), None))
                     # each beat repeats the reports until they are recorded: the time of the first counts
                     self._reports[report.step] = first_heard, report
         elif isinstance(beat, InferenceBeat):
@@ -187,7 +186,7 @@ class RunRecord:
         num_samples = EVAL_SAMPLES if self._config.telemetry.sample_groups_per_step else 0
         self._evals.extend((version, evaluate(groups), groups[:num_samples]) for version, groups in finished_evals)
         if self._machine.groups.num_issued["train"] and "first_ticket" not in self._values["times"]:
-            self._stamp("first_ticket", self._clock.now())
+            self._stamp("first_ticket", self.clock.now())
         self._forget_dead_history()
         if not self._reopens:  # else the files still have the later lines of the old history
             self._write()
@@ -200,6 +199,11 @@ class RunRecord:
     def evaluated(self) -> list[int]:
         """Versions whose evaluation is written to evals.jsonl."""
         return [int(version) for version in self._values["evals"]]
+
+    @property
+    def reported(self) -> list[int]:
+        """Steps reported by the trainer and not recorded yet."""
+        return sorted(self._reports)
 
     def take_evaluated(self) -> list[int]:
         """Return versions evaluated since the last call. The first call returns all of them."""
@@ -252,7 +256,7 @@ class RunRecord:
             return None
         # recorded without figures rather than never: later steps wait for this one
         if step not in self._reports and self._is_lost(step):
-            return self._clock.now(), StepReport(step=step, values={})
+            return self.clock.now(), StepReport(step=step, values={})
         return self._reports.get(step)
 
     def _is_lost(self, step: int) -> bool:
@@ -324,36 +328,8 @@ class RunRecord:
             )
 
     def summary(self) -> dict[str, Any]:
-        """Return the values of summary.json. Medians are of recent steps (`actors.telemetry.totals`)."""
-        values, totals, times = self._values, self._totals, self._values["times"]
-        train_seconds = times["last_step"] - times["first_ticket"]
-        evals, tokens = values["evals"], values["tokens"]
-        trained = int(totals["tokens"].sum)
-        # engines report their tokens once a second, so at the end the settled groups may be ahead of the reports
-        generated = max(values["generated"] - tokens.get("eval", 0), tokens.get("train", 0))
-        between = times["last_step"] - times["first_step"]
-        return {
-            "steps": self._machine.trained_step,
-            "reward_first": totals.reward_first,
-            "reward_last": totals.reward_last,
-            "eval_before": evals.get("0"),  # version 0 is the model as configured
-            "eval_after": evals.get(str(self._machine.settings.max_steps)),
-            "wall_seconds": self._clock.now() - times["started"],
-            "train_seconds": train_seconds,
-            "time_to_first_step_seconds": times["first_step"] - times["started"],
-            "completions_per_second": per_second(totals["num_completions"].sum, train_seconds),
-            "generated_tokens": generated + tokens.get("eval", 0),
-            "trained_tokens": trained,
-            "goodput": trained / generated if generated else None,
-            "tokens_per_second": per_second(trained, train_seconds),
-            "trainer_idle_ratio": per_second(totals.idle.sum, between),
-            "lag_mean": totals["lag_mean"].mean,
-            "lag_max": totals["lag_max"].maximum,
-            "mismatch_kl": totals["mismatch_kl"].mean,
-            "ledger": self._ledger("train"),
-            "eval_ledger": self._ledger("eval"),
-            "weight_update_seconds": self._weight_update_seconds(),
-        }
+        """Return the values of summary.json."""
+        return summarise(self._values, self._totals, self._engines, self._machine, self._store, self.clock.now())
 
     def progress(self) -> dict[str, Any]:
         """Return the newest values for screens, all plain."""
@@ -389,7 +365,7 @@ class RunRecord:
             "checkpoint": machine.gang.checkpoint if machine.gang.members else None,
             "went_back": self._went_back,
             "packer": self.metrics_target[1],
-            "seconds": self._clock.now() - self._values["times"]["started"],
+            "seconds": self.clock.now() - self._values["times"]["started"],
         } | self._progress.values(time.monotonic())
 
     def _first_and_last_eval(self) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -402,32 +378,6 @@ class RunRecord:
                 for label, values in evals[str(version)].items()
             }
             for version in shown
-        }
-
-    def _ledger(self, purpose: str) -> dict[str, Any]:
-        """Return the ledger's balance for a purpose, counted by the database. Evaluated groups count as trained."""
-        finished = ("trained", "durable") if purpose == "train" else ("settled",)
-        rows = {(state, reason): n for (p, state, reason), n in self._store.counts().items() if p == purpose}
-        counters = self._machine.groups.counters
-        return {
-            "issued": self._machine.groups.num_issued[purpose],
-            "trained": sum(n for (state, _), n in rows.items() if state in finished),
-            "in_flight": sum(n for (state, _), n in rows.items() if state not in (*finished, "dropped")),
-            "dropped": {reason: n for (state, reason), n in rows.items() if state == "dropped"},
-            "copies_dropped": counters["copies_dropped"],
-            "reissued": counters["reissued"],
-            "trained_twice": self._store.trained_twice(),
-        }
-
-    def _weight_update_seconds(self) -> dict[str, float | None]:
-        received = self._engines.recent_median("wire")
-        written = self._totals["seconds_publish"].recent_median
-        return {
-            "pause": self._engines.recent_median("pause"),
-            "gather": self._totals["seconds_gather"].recent_median,
-            # both are on the wire: the trainer's writing and the engine's reading
-            "wire": None if received is None or written is None else received + written,
-            "load": self._engines.recent_median("load"),
         }
 
     def _show(self) -> None:
@@ -451,79 +401,6 @@ class RunRecord:
     def _stamp(self, what: str, at: float) -> None:
         self._values["times"][what] = at
         self._dirty.add("times")
-
-
-def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Return the packer's values of a step: rewards, advantages (per token, if they are), lengths in tokens, lag."""
-    rewards = np.concatenate([group.rewards_G for group in groups])
-    lengths = np.concatenate([group.lengths_G for group in groups])
-    advantages = np.concatenate([group.advantages for group in groups]).astype(np.float64)
-    lags = [lag_of(step, group.oldest_version) for group in groups]
-    scored = rewards[~np.isnan(rewards)]
-    values = {
-        "reward_mean": float(scored.mean()) if scored.size else math.nan,
-        "reward_std": float(scored.std()) if scored.size else math.nan,
-        "reward_unscorable": float(np.isnan(rewards).mean()),
-        "groups_without_variance": float(np.mean([np.ptp(group.advantages) == 0 for group in groups])),
-        "advantage_mean": float(advantages.mean()),
-        "advantage_std": float(advantages.std()),
-        "completion_tokens_mean": float(lengths.mean()),
-        "completion_tokens_max": float(lengths.max()),
-        "truncated_fraction": float(
-            np.mean([reason == "length" for group in groups for reason in group.finish_reasons])
-        ),
-        "lag_mean": float(np.mean(lags)),
-        "lag_max": float(max(lags)),
-        "num_completions": float(rewards.size),
-    }
-    for f, name in enumerate(groups[0].reward_names):
-        scores = np.concatenate([group.rewards_FG[f] for group in groups])
-        values[REWARD_COLUMN + name] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
-    return values
-
-
-def pass_at(k: int, num_completions: int, num_correct: int) -> float:
-    """Return the probability that k of a prompt's completions, drawn without replacement, include a correct one.
-
-    Unbiased: 1 − C(n − c, k) ÷ C(n, k) (Chen et al. 2021). Example: with 1 correct of 4, pass@2 = 1 − 3/6.
-    """
-    return 1.0 - math.comb(num_completions - num_correct, k) / math.comb(num_completions, k)
-
-
-def _passes(groups: Sequence[ScoredGroup]) -> dict[str, float | None]:
-    """Return pass@k for k = 2, 4, 8 … and the number of completions per prompt, as far as there are enough."""
-    size = min(group.num_completions for group in groups)
-    counts = [(group.num_completions, int((group.rewards_FG[-1] == 1.0).sum())) for group in groups]
-    # powers of two, and the number of completions itself
-    ks = sorted({*(1 << i for i in range(1, size.bit_length()) if 1 << i <= size), *([size] if size > 1 else [])})
-    return {f"pass@{k}": float(np.mean([pass_at(k, n, c) for n, c in counts])) for k in ks}
-
-
-def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
-    """Return the results of an evaluation by environment.
-
-    An unscorable completion counts as no match, and is left out of the mean reward. A value is None, not 0, if no
-    completion could be scored. The last function of each group is `eval.exact_match` (see `actors.reward.loop`).
-    """
-    results: EvalResults = {}
-    for label in dict.fromkeys(group.environment for group in groups):
-        mine = [group for group in groups if group.environment == label]
-        matches = np.concatenate([group.rewards_FG[-1] for group in mine])
-        rewards = np.concatenate([group.rewards_G for group in mine])
-        scored = rewards[~np.isnan(rewards)]
-        results[label] = {
-            "exact_match": None if np.isnan(matches).all() else float((matches == 1.0).mean()),
-            "mean_reward": float(scored.mean()) if scored.size else None,
-            "reward_std": float(scored.std()) if scored.size else None,
-            "num_prompts": len(mine),
-            "num_completions": len(rewards),
-        }
-        for f, name in enumerate(mine[0].reward_names[:-1]):  # the last one is exact_match, set above
-            scores = np.concatenate([group.rewards_FG[f] for group in mine])
-            results[label][REWARD_COLUMN + name] = None if np.isnan(scores).all() else float(np.nanmean(scores))
-        if not np.isnan(matches).all():
-            results[label] |= _passes(mine)
-    return results
 
 
 def missing_actors(machine: Machine) -> list[str]:

@@ -260,7 +260,7 @@ def test_groups_that_no_function_scores_are_trained_with_nothing_and_counted(tmp
 
 def last_failure(run: Ring) -> str:
     """What the packer would say if the run failed now."""
-    return run["packer-0"].actor._machine.groups.last_failure
+    return run.packer.machine.groups.last_failure
 
 
 def empty_completion(engine: FakeEngine, request: SampleRequest) -> "Future[list[Completion]]":

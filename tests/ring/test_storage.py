@@ -185,7 +185,7 @@ def test_a_ledger_without_room_waits_for_it(tmp_path):
     with ring(config) as run:
         run.start()
         wait_until(lambda: steps_recorded(config) >= 2, "step 2")
-        database = run["packer-0"].actor._store._db
+        database = run.packer.store.database
         with watching(config) as before:
             wait_until(before.progress, "a screen")
             database.execute("PRAGMA max_page_count=1")  # SQLite takes the present size where it is more

@@ -145,8 +145,8 @@ def test_a_file_stays_small(tmp_path: Path) -> None:
     ring = Ring(settings(max_steps=300), store=store, fold=True)
     ring.add(Rollout("a"), Reward("r"), Engine("e"), Trainer("t", last_step=300))
     run_to(ring, 60)
-    at_60 = store._db.execute("PRAGMA page_count").fetchone()
+    at_60 = store.database.execute("PRAGMA page_count").fetchone()
     run_to(ring, 300)
-    assert store._db.execute("PRAGMA page_count").fetchone() == at_60
+    assert store.database.execute("PRAGMA page_count").fetchone() == at_60
     assert len(store.groups()) < 24
     store.close()

@@ -280,7 +280,7 @@ def memory_of(machine: Machine) -> dict[str, Any]:
         "held": groups.held_by,
         "waiting": set(groups.waiting),
         "settled": list(groups.settled),
-        "digests": machine._digests,
+        "digests": machine.digests,
         "steps": (machine.steps.composed, machine.steps.chains, machine.steps.last),
         "progress": (machine.trained_step, machine.durable_step, machine.recorded_step),
         "gang": (machine.gang.incarnation, machine.gang.checkpoint),
@@ -291,7 +291,7 @@ def memory_of(machine: Machine) -> dict[str, Any]:
 
 def words(machine: Machine, identities: Iterable[str]) -> dict[str, Any]:
     """The States of these peers; who was heard first does not matter."""
-    machine._everybody = True
+    machine.tell_everybody()
     states, said = replies.states(machine), {}
     for identity in identities:
         state = states[identity.encode()]

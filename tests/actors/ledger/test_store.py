@@ -128,8 +128,8 @@ def test_sync_node_flushes_each_commit_and_sync_process_can_not_damage_the_file(
 ) -> None:
     """SQLite's `synchronous` is NORMAL or FULL, in WAL mode: after OFF an OS crash may leave a corrupt file."""
     store = Store(path, sync)
-    assert store._db.execute("PRAGMA synchronous").fetchone() == (level,)
-    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store.database.execute("PRAGMA synchronous").fetchone() == (level,)
+    assert store.database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     store.close()
 
 
@@ -176,7 +176,7 @@ def test_a_ledger_from_before_a_column_existed_is_taken_over(path: Path) -> None
     store = Store(path)
     store.commit(Changes(groups={0: a_group(0, origin=5, resamples=1, position=3)}), {})
     for column in LATER_COLUMNS:
-        store._db.execute(f"ALTER TABLE groups DROP COLUMN {column}")
+        store.database.execute(f"ALTER TABLE groups DROP COLUMN {column}")
     store.close()
     assert LedgerReader.of(path).groups() == [a_group(0, origin=5)]
     store = Store(path)
@@ -229,8 +229,8 @@ def test_the_start_of_a_large_ledger_reads_its_small_tables_alone(path: Path, mo
     store = Store(path)
     frames = [bytes(100_000)]
     store.commit(Changes(groups={o: a_group(o) for o in range(500)}), {0: (digest_of(frames), frames)})
-    (groups_root,) = store._db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'groups'").fetchone()
-    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (groups_root,) = store.database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'groups'").fetchone()
+    store.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.close()
     whole = path.read_bytes()
     last_page = len(whole) - 8192
@@ -252,13 +252,13 @@ def test_folded_payloads_are_deleted_in_slices_bounded_in_bytes_and_rows(path: P
     store = Store(path)
     large, small = {o: ("d", [bytes(3_000)]) for o in range(12)}, {o: ("d", [b"x"]) for o in range(12, 40)}
     store.commit(Changes(groups={o: a_group(o) for o in range(41)}), large | small | {40: ("d", [bytes(50_000)])})
-    sizes = dict(store._db.execute("SELECT ordinal, LENGTH(frames) FROM payloads"))
+    sizes = dict(store.database.execute("SELECT ordinal, LENGTH(frames) FROM payloads"))
     before, slices = set(sizes), []
     store.commit(Changes(gone_groups=list(range(41))), {})
     assert store.groups() == []
     assert store.digests() == {}, "folded ones are not counted among those that are kept"
     while store.unswept:
-        left = {ordinal for (ordinal,) in store._db.execute("SELECT ordinal FROM payloads")}
+        left = {ordinal for (ordinal,) in store.database.execute("SELECT ordinal FROM payloads")}
         slices.append(before - left)
         before = left
         if len(slices) == 3:
@@ -268,7 +268,7 @@ def test_folded_payloads_are_deleted_in_slices_bounded_in_bytes_and_rows(path: P
             store.commit(Changes(), {})
     assert all(sum(sizes[ordinal] for ordinal in part) <= 10_000 or len(part) == 1 for part in slices)
     assert max(map(len, slices)) <= 8
-    assert store._db.execute("SELECT COUNT(*) FROM payloads").fetchone() == (0,)
+    assert store.database.execute("SELECT COUNT(*) FROM payloads").fetchone() == (0,)
     store.close()
 
 
@@ -278,7 +278,7 @@ def test_a_payload_that_comes_and_folds_in_one_commit_does_not_stay(path: Path) 
     store.commit(Changes(gone_groups=[-1]), {-1: ("d", [b"x"])})
     while store.unswept:
         store.commit(Changes(), {})
-    assert store._db.execute("SELECT COUNT(*) FROM payloads").fetchone() == (0,)
+    assert store.database.execute("SELECT COUNT(*) FROM payloads").fetchone() == (0,)
     store.close()
 
 
@@ -288,7 +288,7 @@ def test_deleting_folded_payloads_does_not_write_them_through_the_wal(path: Path
     blob = os.urandom(400_000)
     for first in range(0, 60, 10):
         store.commit(Changes(), {ordinal: ("d", [blob]) for ordinal in range(first, first + 10)})
-    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.commit(Changes(gone_groups=list(range(60))), {})
     while store.unswept:
         store.commit(Changes(), {})

@@ -7,12 +7,12 @@ import pytest
 
 from actors.ledger import Machine, Store
 from actors.packer.gauges import engine_states
-from actors.packer.loop import settings_of
 from actors.packer.record import RunRecord
+from actors.packer.settings import settings_of
 from actors.telemetry.metrics import ENGINE_STATES, Metrics
 from actors.telemetry.reporter import Reporter
-from schemas.messages import InferenceBeat, Policy
-from tests.actors.packer.test_record import Told, scored
+from schemas.messages import InferenceBeat, Manifest, Policy, UpdateFailure
+from tests.actors.packer.test_record import Told, scored, trainer
 from tests.ring.harness import ring, ring_config, summary_of
 
 
@@ -69,7 +69,7 @@ def test_totals_of_the_ledger_are_there_before_anybody_scrapes(tmp_path):
 def test_what_could_not_be_measured_is_no_number_and_not_0(told):
     """No completion of the step or of the evaluation could be scored."""
     nothing = scored([math.nan, math.nan], [0, 0])
-    told.record._load = lambda ordinal: nothing
+    told.groups[1] = nothing
     told.train(1)
     told.turn([(0, [nothing])])
     assert math.isnan(value(told, "reward_mean"))
@@ -98,6 +98,16 @@ def engine(name, state, policy=None):
     )  # fmt: skip
 
 
+def fail_updates(updates, beat, number):
+    """Name so many updates with one engine alone, each of which rank 0 reports as missed by the engine."""
+    engines, policy = {f"{beat.name}/{beat.boot_id}": beat}, Policy(lineage=1, version=0)
+    target = Manifest(policy=policy, channel="rendezvous", content="full", uri="", digest="d", num_bytes=1)
+    for _ in range(number):
+        assert updates.decide(0.0, target, engines, trainer(1, []))
+        failure = UpdateFailure(update=updates.current.update, missed=[beat.boot_id], detail="")
+        updates.decide(0.0, None, engines, trainer(1, []).model_copy(update={"failed_update": failure}))
+
+
 def test_engines_are_counted_by_state_and_who_is_left_out_as_quarantined(tmp_path):
     """One that is clean and has failed three updates in a row is named no more; another says itself that it is not."""
     machine = Machine(settings_of(ring_config(tmp_path, "inproc")), "r", 1, 0.0, draw=lambda: None)
@@ -105,7 +115,7 @@ def test_engines_are_counted_by_state_and_who_is_left_out_as_quarantined(tmp_pat
     for beat in [*beats, engine("d", "starting")]:
         machine.peers.heard(0.0, f"{beat.name}/{beat.name}", beat)
     assert engine_states(machine) == {"clean": 2, "quarantined": 1, "starting": 1}
-    machine.updates._failures["b"] = 3
+    fail_updates(machine.updates, engine("b", "clean"), number=3)
     assert engine_states(machine) == {"clean": 1, "quarantined": 2, "starting": 1}
 
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.assembly import make_packer
-from actors.packer.loop import facts_of
+from actors.packer.settings import facts_of
 from actors.process.membership import Membership
 from actors.telemetry.metrics import Metrics
 from benchmarks.peers import lone_packer
@@ -61,7 +61,7 @@ def test_configuration_of_a_run_without_up_lies_in_its_folder(tmp_path):
 
 def test_folder_that_can_not_be_written_to_is_said_and_the_run_begins(tmp_path, monkeypatch):
     """The file is for people who look on; the ledger beside it waits for room by itself."""
-    monkeypatch.setattr("actors.packer.loop.write_resolved", failing)
+    monkeypatch.setattr("actors.packer.restore.write_resolved", failing)
     config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
     with capture_logs() as lines, ring(config) as run:
         run.start().wait()
@@ -138,7 +138,7 @@ def test_ledger_that_has_lost_commits_fails_the_run_for_everybody(tmp_path):
 def test_the_record_takes_no_figures_from_beats_that_the_machine_refuses(tmp_path):
     """A trainer and an engine of another run, and a late beat: only the engine of this run counts."""
     packer = make_packer(ring_config(tmp_path, "inproc"), "packer-0", Metrics("packer"))
-    own = engine(100).model_copy(update={"run": packer._machine.run, "sequence": 5})
+    own = engine(100).model_copy(update={"run": packer.machine.run, "sequence": 5})
     beats = [
         engine(10_000, "other"),
         trainer(0, [StepReport(step=1, values={"loss": 666.0}, weights="")]),
@@ -146,10 +146,10 @@ def test_the_record_takes_no_figures_from_beats_that_the_machine_refuses(tmp_pat
         own.model_copy(update={"sequence": 4, "generated_tokens": 900}),
     ]
     for beat in beats:
-        packer._heard(f"{beat.name}/{beat.boot_id}".encode(), beat)
-    packer._round(0.0)
-    assert packer.record._reports == {}
-    assert packer._store.value("generated") == 100
+        packer.heard(f"{beat.name}/{beat.boot_id}".encode(), beat)
+    packer.run_round(0.0)
+    assert packer.record.reported == []
+    assert packer.store.value("generated") == 100
     packer.drain()
     packer.run()
 
@@ -159,12 +159,12 @@ def test_batches_of_a_gang_that_is_gone_go_when_the_next_gang_has_its_first(tmp_
     sections = {"trainer": {"max_steps": 1000, "checkpoint": {"interval": 500}}, "eval": {"num_prompts": 0}}
     config = ring_config(tmp_path, "inproc", **sections)
     with ring(config) as run:
-        packer = run.start()["packer-0"].actor
+        batches = run.start().packer.batches
         wait_until(lambda: steps_recorded(config) >= 20, "20 steps")
         run["trainer-0"].crash()
         run.start("trainer-0")
         keys = wait_until(
-            lambda: [key for key in [list(packer._built)] if any(incarnation > 1 for _, incarnation in key)],
+            lambda: [key for key in [batches.built] if any(incarnation > 1 for _, incarnation in key)],
             "the next gang has a batch",
         )[0]
     assert {incarnation for _, incarnation in keys} == {2}, "it begins at step 1: those of the first gang are later"
@@ -174,13 +174,13 @@ def test_batches_of_a_gang_that_is_gone_go_when_the_next_gang_has_its_first(tmp_
 def test_a_trainer_with_an_address_that_can_not_be_used_gets_no_batches_and_ends_no_packer(tmp_path, bad):
     """It is that trainer's fault: it is said, the packer goes on, and batches flow once the address is good."""
     with lone_packer(config(tmp_path, num_steps=2, eval={"num_prompts": 0})) as ring, capture_logs() as logs:
-        ring.packer._outboxes.clear()
+        ring.packer.batches.outboxes.clear()
         said = ring.trainer.fields
         ring.trainer.fields = lambda: said() | {"address": bad}
         said_of = lambda: [line["peer"] for line in logs if line["event"] == "trainer gets no batches"]  # noqa: E731
         wait_until(lambda: ring.turn() or said_of(), "it is said")
         assert ring.num_trained == 0
-        ring.packer._outboxes[ring.trainer.identity] = ring.trainer
+        ring.packer.batches.outboxes[ring.trainer.identity] = ring.trainer
         wait_until(lambda: ring.turn() or ring.over, "the run ends")
     assert said_of() == [ring.trainer.identity]
 

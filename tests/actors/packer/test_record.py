@@ -13,8 +13,9 @@ import pytest
 
 from actors.ledger import Changes, Machine, Step, Store
 from actors.packer import record as record_module
-from actors.packer.loop import settings_of
-from actors.packer.record import RunRecord, evaluate, pass_at, step_values
+from actors.packer.record import RunRecord
+from actors.packer.results import evaluate, pass_at, step_values
+from actors.packer.settings import settings_of
 from actors.process.output_dir import take
 from actors.telemetry import attempts
 from actors.telemetry.metrics import Metrics
@@ -132,8 +133,14 @@ class Told:
         values = self.store.values()
         self.machine.recorded_step = values.get("recorded_step", 0)
         self.metrics = Metrics("packer")
-        reporter, load = Reporter(self.output), lambda ordinal: scored([0.0, float(ordinal)], [-1, 1])
-        self.record = RunRecord(config, self.store, self.machine, self.metrics, reporter, load, 0.0)
+        self.groups = {}
+        """Groups other than those of `load`, by ordinal."""
+        reporter = Reporter(self.output)
+        self.record = RunRecord(config, self.store, self.machine, self.metrics, reporter, self.load, 0.0)
+
+    def load(self, ordinal):
+        """A group whose rewards are 0 and the ordinal."""
+        return self.groups.get(ordinal) or scored([0.0, float(ordinal)], [-1, 1])
 
     def train(self, *steps, **values):
         """Rank 0 has trained and reported these steps."""
@@ -219,11 +226,11 @@ def test_step_that_can_t_be_written_is_written_later_once(told):
 
 def test_line_carries_the_time_at_which_its_step_was_reported(told):
     """Not that at which there was room: the times of an hour without room would all be the same."""
-    told.record._clock = Clock(1000.0)
+    told.record.clock = Clock(1000.0)
     with told.full("metrics.jsonl"):
         told.train(1)
         told.turn()
-    told.record._clock = Clock(5000.0)
+    told.record.clock = Clock(5000.0)
     told.train(1)
     told.turn()
     assert told.lines()[0]["time"] == 1000.0
@@ -272,7 +279,7 @@ def test_a_packer_that_starts_after_the_clock_went_back_goes_on_from_the_time_of
 
 def test_a_run_of_one_moment_has_no_rate(told):
     """All stamps are the same: the summary is written, without the rates that can't be told."""
-    told.record._clock = Clock(1000.0)
+    told.record.clock = Clock(1000.0)
     told.train(1, 2, 3)
     told.finish()
     told.turn()
@@ -339,14 +346,14 @@ def test_samples_without_room_hold_nothing_up_and_come_later(told):
     assert [line["step"] for line in told.lines("samples.jsonl")] == [1, 2, 3]
 
 
-def test_addresses_of_metrics_without_room_hold_nothing_up(told):
+def test_addresses_of_metrics_without_room_hold_nothing_up(told, monkeypatch):
     """metrics_targets.json is for Prometheus, and is written when there is room."""
+    monkeypatch.setattr(record_module, "GAUGE_SECONDS", 0.0)
     told.record.metrics_target = ("packer", "packer-0", "http://127.0.0.1:9100/metrics")
     with told.full(".metrics_targets.json"):
         told.train(1)
         told.turn()
         assert told.num_failures == 1
-    told.record._next_gauges = 0.0
     told.turn()
     assert json.loads((told.output / "metrics_targets.json").read_text())[0]["labels"]["name"] == "packer-0"
 
@@ -422,7 +429,7 @@ def test_reports_of_recorded_steps_are_not_kept(told):
     told.turn()
     told.train(1)
     told.train(1)
-    assert told.record._reports == {}
+    assert told.record.reported == []
 
 
 def test_reports_of_a_dead_history_are_not_taken_for_those_of_the_next(told):
@@ -453,7 +460,7 @@ def test_step_whose_report_died_with_packer_and_trainer_is_recorded_without(told
     told.machine.trained_step = 2
     told.turn()
     assert told.machine.recorded_step == 2
-    assert told.record._totals["tokens"].sum == 3.0
+    assert told.record.summary()["trained_tokens"] == 3
 
 
 def test_reports_that_a_beat_has_no_room_for_are_waited_for(told):

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import actors.process.membership
-from actors.packer.loop import settings_of
+from actors.packer.settings import settings_of
 from actors.process.membership import StartOverError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
 from actors.reward.loop import RewardActor, _Held

@@ -1,0 +1,108 @@
+"""Examples of a run: the next one to train on, those of an evaluation, and how difficult each has turned out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import structlog
+
+from actors.algorithms.curriculum import Curriculum
+from actors.algorithms.pools import ASIDE
+from actors.datasets import Environment
+from actors.ledger import ExampleRef
+from actors.telemetry.metrics import Metrics
+from schemas.messages import ScoredGroup
+
+log = structlog.get_logger("packer")
+
+
+class Examples:
+    """Examples of all data sets.
+
+    Args:
+        train, evaluation: data sets by label.
+        curriculum: draws the next train example; its state is saved with each commit that issues a ticket.
+        num_eval_prompts: greatest number of prompts of an evaluation, per data set.
+        metrics: destination of the pools' sizes.
+    """
+
+    def __init__(
+        self,
+        train: Mapping[str, Environment],
+        evaluation: Mapping[str, Environment],
+        curriculum: Curriculum,
+        num_eval_prompts: int,
+        metrics: Metrics,
+    ) -> None:
+        self.train = train
+        self._evaluation, self._num_eval_prompts = evaluation, num_eval_prompts
+        self._labels, self._curriculum, self._metrics = list(train), curriculum, metrics
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of examples drawn from each data set: the state of the curriculum."""
+        return list(self._curriculum.counts)
+
+    def draw(self) -> ExampleRef:
+        """Return the example of the next train ordinal."""
+        environment, index = self._curriculum.draw()
+        label = self._labels[environment]
+        for number, num_examples in self._curriculum.take_given_back():
+            log.warning(
+                "all examples of an environment were easy or hard; they are drawn again (packer.pools)",
+                environment=self._labels[number],
+                examples=num_examples,
+            )
+        return ExampleRef(label, index, self.train[label].example(index).key(label))
+
+    def is_still_there(self, example: ExampleRef) -> bool:
+        """Return whether an example drawn earlier is still in the data, unchanged."""
+        environment = self.train.get(example.environment)
+        # a data set without end (num_examples None) has every index
+        if environment is None or (environment.num_examples or example.index + 1) <= example.index:
+            return False
+        return environment.example(example.index).key(example.environment) == example.key
+
+    def of_evaluation(self) -> list[ExampleRef]:
+        """Return the examples of each evaluation: the first ones of each data set."""
+        asked = self._num_eval_prompts
+        examples = []
+        for label, environment in self._evaluation.items():
+            # num_examples is None for a generated data set, which has no end
+            size = asked if environment.num_examples is None else min(asked, environment.num_examples)
+            examples += [ExampleRef(label, index, environment.example(index).key(label)) for index in range(size)]
+        return examples
+
+    def note_difficulty(self, example: ExampleRef, group: ScoredGroup) -> None:
+        """Record how difficult a train example is, by its group's mean reward."""
+        scores = group.rewards_G[~np.isnan(group.rewards_G)]
+        # a group that no function could score says nothing about its example
+        if self._curriculum.pools is not None and group.purpose == "train" and scores.size:
+            self._curriculum.pools.note(self._labels.index(example.environment), example.index, float(scores.mean()))
+
+    def take_moved(self) -> dict[str, str]:
+        """Return the examples that have changed their pool since the last call, for the next commit."""
+        pools = self._curriculum.pools
+        if pools is None:
+            return {}
+        for pool in ASIDE:
+            self._metrics.set("grpo_packer_pool_examples", pools.sizes[pool], pool=pool)
+        return pools.take_changes()
+
+    def give_back(self, values: Mapping[str, Any], started_at: float | None, seed: str) -> dict[str, Any]:
+        """Move examples back to the normal difficulty pool when the run is started again. Return values to store.
+
+        A restart after a crash changes nothing: the time of the `actors up` command is the same. Without this time
+        each start of the packer counts as a start of the run.
+
+        Args:
+            values: values stored by earlier packers.
+            started_at: wall-clock time of the `actors up` command; None without `actors up`.
+            seed: seed of the choice of examples.
+        """
+        pools = self._curriculum.pools
+        if pools is None or (started_at is not None and values.get("pools_begun") == started_at):
+            return {}
+        num_examples = pools.begin_again(seed)
+        log.info("pools", given_back=num_examples, **{pool: pools.sizes[pool] for pool in ASIDE})
+        return {"pools_begun": started_at}

@@ -1,0 +1,65 @@
+"""Events on their way from the packer's other threads to the round, which handles them in the main thread."""
+
+import queue
+from dataclasses import dataclass
+
+from schemas.messages import Beat, Message
+
+
+@dataclass(frozen=True)
+class BeatHeard:
+    """A beat, as read by the control server's thread."""
+
+    identity: str
+    """Sender, `NAME/BOOT_ID`."""
+    beat: Beat
+    arrived: float
+    """Seconds on the clock of leases at which the beat was read."""
+
+
+@dataclass(frozen=True)
+class PeerLost:
+    """A peer without a connection, as found by a probe of the control server."""
+
+    identity: str
+
+
+@dataclass(frozen=True)
+class GroupArrived:
+    """A message of this run in the inbox for scored groups. Its kind is not checked yet."""
+
+    message: Message
+
+
+Event = BeatHeard | PeerLost | GroupArrived
+
+
+class Inflow:
+    """Queue of events. `put` is for any thread; `take` and `look` are for the main thread."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        """Queue an event. Never blocks."""
+        self._events.put(event)
+
+    def take(self, timeout: float) -> list[Event]:
+        """Return all events in the queue; wait up to `timeout` seconds for the first."""
+        try:
+            taken = [self._events.get(timeout=timeout)]
+        except queue.Empty:
+            return []
+        while True:
+            try:
+                taken.append(self._events.get_nowait())
+            except queue.Empty:
+                return taken
+
+    def look(self) -> list[Event]:
+        """Return all events in the queue without taking any."""
+        events = self.take(0.0)
+        # behind events that have come meanwhile: order between peers does not count, and a peer's beats are numbered
+        for event in events:
+            self._events.put(event)
+        return events

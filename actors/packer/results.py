@@ -1,0 +1,86 @@
+"""Figures of groups: a step's line in metrics.jsonl, and an evaluation's in evals.jsonl. Pure functions."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from actors.algorithms.lag import lag_of
+from actors.packer.gauges import REWARD_COLUMN
+from schemas.messages import ScoredGroup
+
+EvalResults = dict[str, dict[str, float | None]]
+"""Results by environment and measure; None: nothing could be scored."""
+
+
+def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the packer's values of a step: rewards, advantages (per token, if they are), lengths in tokens, lag."""
+    rewards = np.concatenate([group.rewards_G for group in groups])
+    lengths = np.concatenate([group.lengths_G for group in groups])
+    advantages = np.concatenate([group.advantages for group in groups]).astype(np.float64)
+    lags = [lag_of(step, group.oldest_version) for group in groups]
+    scored = rewards[~np.isnan(rewards)]
+    values = {
+        "reward_mean": float(scored.mean()) if scored.size else math.nan,
+        "reward_std": float(scored.std()) if scored.size else math.nan,
+        "reward_unscorable": float(np.isnan(rewards).mean()),
+        "groups_without_variance": float(np.mean([np.ptp(group.advantages) == 0 for group in groups])),
+        "advantage_mean": float(advantages.mean()),
+        "advantage_std": float(advantages.std()),
+        "completion_tokens_mean": float(lengths.mean()),
+        "completion_tokens_max": float(lengths.max()),
+        "truncated_fraction": float(
+            np.mean([reason == "length" for group in groups for reason in group.finish_reasons])
+        ),
+        "lag_mean": float(np.mean(lags)),
+        "lag_max": float(max(lags)),
+        "num_completions": float(rewards.size),
+    }
+    for f, name in enumerate(groups[0].reward_names):
+        scores = np.concatenate([group.rewards_FG[f] for group in groups])
+        values[REWARD_COLUMN + name] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
+    return values
+
+
+def pass_at(k: int, num_completions: int, num_correct: int) -> float:
+    """Return the probability that k of a prompt's completions, drawn without replacement, include a correct one.
+
+    Unbiased: 1 − C(n − c, k) ÷ C(n, k) (Chen et al. 2021). Example: with 1 correct of 4, pass@2 = 1 − 3/6.
+    """
+    return 1.0 - math.comb(num_completions - num_correct, k) / math.comb(num_completions, k)
+
+
+def _passes(groups: Sequence[ScoredGroup]) -> dict[str, float | None]:
+    """Return pass@k for k = 2, 4, 8 … and the number of completions per prompt, as far as there are enough."""
+    size = min(group.num_completions for group in groups)
+    counts = [(group.num_completions, int((group.rewards_FG[-1] == 1.0).sum())) for group in groups]
+    # powers of two, and the number of completions itself
+    ks = sorted({*(1 << i for i in range(1, size.bit_length()) if 1 << i <= size), *([size] if size > 1 else [])})
+    return {f"pass@{k}": float(np.mean([pass_at(k, n, c) for n, c in counts])) for k in ks}
+
+
+def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
+    """Return the results of an evaluation by environment.
+
+    An unscorable completion counts as no match, and is left out of the mean reward. A value is None, not 0, if no
+    completion could be scored. The last function of each group is `eval.exact_match` (see `actors.reward.loop`).
+    """
+    results: EvalResults = {}
+    for label in dict.fromkeys(group.environment for group in groups):
+        mine = [group for group in groups if group.environment == label]
+        matches = np.concatenate([group.rewards_FG[-1] for group in mine])
+        rewards = np.concatenate([group.rewards_G for group in mine])
+        scored = rewards[~np.isnan(rewards)]
+        results[label] = {
+            "exact_match": None if np.isnan(matches).all() else float((matches == 1.0).mean()),
+            "mean_reward": float(scored.mean()) if scored.size else None,
+            "reward_std": float(scored.std()) if scored.size else None,
+            "num_prompts": len(mine),
+            "num_completions": len(rewards),
+        }
+        for f, name in enumerate(mine[0].reward_names[:-1]):  # the last one is exact_match, set above
+            scores = np.concatenate([group.rewards_FG[f] for group in mine])
+            results[label][REWARD_COLUMN + name] = None if np.isnan(scores).all() else float(np.nanmean(scores))
+        if not np.isnan(matches).all():
+            results[label] |= _passes(mine)
+    return results

@@ -1,0 +1,68 @@
+"""The part of the configuration, and of a scored group, by which the ledger's machine judges."""
+
+from actors.algorithms.lag import surplus_groups
+from actors.ledger import GroupFacts, Settings
+from schemas.config import RunConfig
+from schemas.messages import Policy, ScoredGroup
+
+
+def settings_of(config: RunConfig) -> Settings:
+    """Return the protocol's part of the configuration."""
+    return Settings(
+        groups_per_step=config.packer.groups_per_step,
+        max_steps=config.trainer.max_steps,
+        group_size=config.rollout.group_size,
+        sequence_len=config.packer.sequence_len,
+        num_ranks=config.trainer.num_ranks,
+        order=config.packer.order,
+        max_async_level=config.packer.max_async_level,
+        max_off_policy_steps=config.packer.max_off_policy_steps,
+        surplus=surplus_groups(
+            config.packer.groups_per_step,
+            config.packer.oversampling_factor,
+            config.packer.max_async_level,
+            config.packer.max_off_policy_steps,
+        ),
+        max_resample_times=config.packer.max_resample_times,
+        max_drop_fraction=config.packer.max_drop_fraction,
+        fails_on_reward_error=config.reward.on_error == "fail",
+        lease=config.bus.lease,
+        group_timeout=config.rollout.group_timeout,
+        reward_timeout=config.reward.longest_seconds,
+        weights_timeout=config.weights.timeout,
+        temperature=config.rollout.temperature,
+        temperature_schedule=config.rollout.temperature_schedule,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        min_p=config.rollout.min_p,
+        max_tokens=config.rollout.max_tokens,
+        seed=config.seed,
+        eval_every_steps=config.eval.every_steps,
+        eval_at_start=config.eval.at_start,
+        eval_at_end=config.eval.at_end,
+        eval_completions=config.eval.completions_per_prompt,
+        eval_temperature=config.eval.temperature,
+        keep_steps=config.ledger.keep_steps,
+    )
+
+
+def facts_of(group: ScoredGroup, digest: str, rejected: str = "") -> GroupFacts:
+    """Return the facts by which the machine judges a scored group.
+
+    Args:
+        group: the scored group.
+        digest: SHA-256 of the payload, hex.
+        rejected: name of the filter that rejects the group; empty: none.
+    """
+    pairs = {(lineage, version) for _, lineage, version in group.segments.tolist()}
+    return GroupFacts(
+        ordinal=group.ordinal,
+        attempt=group.attempt,
+        example_key=group.example_key,
+        num_completions=group.num_completions,
+        oldest_version=min(version for _, version in pairs),
+        policies=frozenset(Policy(lineage=a, version=b) for a, b in pairs),
+        longest_sample=group.prompt_ids.size + max(group.lengths_G.tolist()),
+        digest=digest,
+        rejected_as=rejected,
+    )
