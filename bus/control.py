@@ -13,7 +13,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -151,6 +151,12 @@ class ControlClient:
     def silent_seconds(self) -> float:
         """Seconds since the last admitted State; before the first State, since the client was made."""
         return time.monotonic() - self._last_heard
+
+    @property
+    def reported(self) -> Mapping[str, Any]:
+        """Newest fields of the beat, as reported so far."""
+        with self._lock:
+            return dict(self._fields)
 
     def start(self) -> None:
         """Start the thread that sends beats. Every field of the beat must have been reported before."""

@@ -7,7 +7,7 @@ timeout.
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -127,6 +127,11 @@ class Membership:
             fields: new values by name.
         """
         self._client.report(urgent=urgent, **fields)
+
+    @property
+    def reported(self) -> Mapping[str, Any]:
+        """Newest fields of the beat, as reported so far."""
+        return self._client.reported
 
     def latest(self) -> State | None:
         """Return the newest State; None before the first.

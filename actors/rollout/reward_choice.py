@@ -29,6 +29,11 @@ class Arrivals:
         self._until: dict[str, float] = {}
         """End of the pause, by identity."""
 
+    @property
+    def avoided(self) -> list[str]:
+        """Identities of the reward actors with a loss and no arrival since."""
+        return list(self._lost)
+
     def lost(self, identity: str, now: float) -> float:
         """Record a loss: a peer has not reported a group in time. Return the seconds of pause left for the peer.
 

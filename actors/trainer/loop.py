@@ -8,28 +8,27 @@ exit order, a drain or `bus.peer_timeout` ends each wait. Only rank 0 publishes,
 """
 
 import contextlib
-import json
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 
-from actors.learner.checkpoints import CheckpointFolder, FolderTakenError, Writer
+from actors.learner.checkpoints import CheckpointFolder, FolderTakenError
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, PackerSilentError, StartOverError
 from actors.telemetry.logs import bind_everywhere
 from actors.telemetry.metrics import Metrics
 from actors.trainer.checkpoint_saver import CheckpointSaver, Witness
+from actors.trainer.figures import show_step
+from actors.trainer.inbox import BatchInbox
+from actors.trainer.joining import POLL_SECONDS, newest_order, take_folder, wait_for_order
+from actors.trainer.reports import REPORTS, Reports
 from actors.trainer.weight_broadcaster import WeightSender
-from bus import threads
 from bus.counts import EdgeCounts
 from bus.data import Inbox
-from bus.fence import Fence
 from bus.weights import BroadcastPublisher, WeightPublisher, Weights
-from schemas import limits
 from schemas.config import RunConfig
 from schemas.errors import PeerRefusedError, RunFailedError
 from schemas.messages import (
@@ -49,104 +48,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("trainer")
 
-POLL_SECONDS = 0.5
-"""Longest wait for a batch or an order before State is looked at again."""
-REPORTS = "trainer/reports.json"
-"""File in a checkpoint with reports that the packer has not recorded yet."""
-REPORT_BYTES, VALUE_BYTES = 64, 14
-"""Bytes of a report in a message, and of each value in the report, both without texts; rounded up."""
 SAVE_POLL_SECONDS = 0.02
 """Seconds between two looks whether a save has ended."""
 SAVE_RETRY_SECONDS = 5.0
 """Pause before a failed last save is tried again."""
 PUBLISH_RETRY_SECONDS = 1.0
 """Pause before a failed publication is tried again."""
-
-
-def oldest(reports: Sequence[StepReport]) -> list[StepReport]:
-    """Return the reports for a beat: the oldest, at least one, within the limits of `schemas.limits`.
-
-    Later reports stay here and in checkpoints until the packer has recorded the earlier ones, without a time limit.
-    """
-    told: list[StepReport] = []
-    room = limits.BEAT_REPORT_BYTES
-    for report in reports[: limits.BEAT_REPORTS]:
-        room -= REPORT_BYTES + len(report.weights) + sum(len(key.encode()) + VALUE_BYTES for key in report.values)
-        if told and room < 0:
-            break
-        told.append(report)
-    return told
-
-
-class _Batches:
-    """Batches for this rank, read by a thread of its own.
-
-    Only batches of the live incarnation are kept. Batches of another run, or of an older packer term than State's, are
-    dropped (P2: a term fences State and StepBatch): the packer of the newer term sends its own.
-
-    Args:
-        inbox: socket for StepBatches.
-        rank: rank of this process.
-        on_arrival: called with the steps whose batch is here, in the reading thread.
-    """
-
-    def __init__(self, inbox: Inbox, rank: int, on_arrival: Callable[[list[int]], None]) -> None:
-        self._inbox, self._rank, self._on_arrival = inbox, rank, on_arrival
-        self._by_step: dict[int, StepBatch] = {}
-        self._arrived = threading.Condition()
-        self._incarnation, self._fence = -1, Fence()
-        self._stopping = False
-        self._thread = threads.make("batches", self._read)
-
-    def start(self) -> None:
-        """Start the thread that reads batches."""
-        self._thread.start()
-
-    def accept(self, run: str, incarnation: int) -> None:
-        """Keep batches of this incarnation from now on; drop all batches kept so far."""
-        with self._arrived:
-            self._incarnation = incarnation
-            self._fence.follow(run, self._fence.term)  # the term as State has told it, which comes by `follow`
-            self._by_step.clear()
-
-    def follow(self, run: str, term: int) -> None:
-        """Drop batches of older packer terms from now on. Thread-safe."""
-        self._fence.follow(run, term)
-
-    def take(self, step: int, timeout: float) -> StepBatch | None:
-        """Return the batch of a step; None after `timeout` seconds without it. Drops batches of earlier steps."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: step in self._by_step or self._stopping, timeout)
-            for old in [number for number in self._by_step if number < step]:
-                del self._by_step[old]
-            return self._by_step.get(step)
-
-    @property
-    def steps(self) -> list[int]:
-        """Steps whose batch is here, in order."""
-        with self._arrived:
-            return sorted(self._by_step)
-
-    def close(self) -> None:
-        """Stop the thread and close the socket."""
-        self._stopping = True
-        if self._thread.is_alive():
-            self._thread.join(2.0)
-        self._inbox.close()
-
-    def _read(self) -> None:
-        while not self._stopping:
-            threads.pass_by("trainer.inbox")
-            message = self._inbox.receive(0.2)
-            if isinstance(message, StepBatch) and (reason := self._fence.refuses(message.run, message.term)):
-                self._inbox.drop(message, reason)
-            elif isinstance(message, StepBatch) and message.rank == self._rank:
-                with self._arrived:
-                    if message.incarnation != self._incarnation:  # packed for an older gang; the packer sends again
-                        continue
-                    self._by_step[message.step] = message
-                    self._arrived.notify_all()
-                self._on_arrival(self.steps)
 
 
 class TrainerActor:
@@ -179,12 +86,11 @@ class TrainerActor:
         self.membership = Membership(config, TrainerBeat, name, self._pass_update_on)
         self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
-        self._batches = _Batches(self._inbox, rank, self._say_received)
+        self._batches = BatchInbox(self._inbox, rank, self._say_received)
         # P19: while the packer is silent for a lease nothing is moved; a successor may write the checkpoints already
         checkpoints.is_current = lambda: self.membership.silent_seconds < config.bus.lease
         self._drain = Drain()
-        self._reports: list[StepReport] = []
-        """Reports that the packer has not recorded yet, oldest first."""
+        self._reports = Reports()
         self._stalled = 0.0
         """Seconds for which training stood still for the newest save."""
         self._told_to_leave = False
@@ -341,77 +247,33 @@ class TrainerActor:
         Returns:
             Step of the checkpoint, 0 without one. None: drained while waiting.
         """
-        state = self._wait_for_order(lambda state: bool(state.run))  # checkpoints of another run don't count
+        state = wait_for_order(
+            self.membership, self._drain, lambda state: bool(state.run)
+        )  # checkpoints of another run don't count
         if state is None:
             return None
         self._run = state.run
         # P19: the packer picks the newest checkpoint that all ranks see, so each rank says what it sees
         self.membership.report(checkpoints=self._checkpoints.good(state.run), phase="running")
-        state = self._wait_for_order(lambda state: state.order in ("run", "finish") and state.incarnation > 0)
+        may_run = lambda state: state.order in ("run", "finish") and state.incarnation > 0  # noqa: E731
+        state = wait_for_order(self.membership, self._drain, may_run)
         if state is None:
             return None
-        if self._rank == 0 and not self._take_folder(state):
+        timeout = self._config.trainer.checkpoint.timeout
+        if self._rank == 0 and not take_folder(self.membership, self._drain, self._checkpoints, state, timeout):
             return None
         if state.checkpoint:
             learner.restore(self._checkpoints.path(state.checkpoint))
             self._witness = Witness(state.checkpoint, self._checkpoints.witness(state.checkpoint)["chain"])
-            reports = (self._checkpoints.path(state.checkpoint) / REPORTS).read_text(encoding="utf-8")
-            self._reports = [StepReport(**report) for report in json.loads(reports)] if self._rank == 0 else []
+            if self._rank == 0:
+                self._reports = Reports.read(self._checkpoints.path(state.checkpoint))
         self._incarnation, self._lineage = state.incarnation, state.lineage
         self._batches.accept(state.run, state.incarnation)
         self.membership.report(
-            incarnation=state.incarnation, next_step=state.checkpoint + 1, reports=oldest(self._reports)
+            incarnation=state.incarnation, next_step=state.checkpoint + 1, reports=self._reports.oldest()
         )
         log.info("gang runs", incarnation=state.incarnation, checkpoint=state.checkpoint)
         return state.checkpoint
-
-    def _take_folder(self, state: TrainerState) -> bool:
-        """Become the only process that writes checkpoints, and move away checkpoints later than the gang's start.
-
-        A disk error is tried again for `checkpoint.timeout`.
-
-        Returns:
-            True when done, False when drained.
-
-        Raises:
-            StartOverError: a later incarnation writes the checkpoints already, so this process was cut off.
-            RunFailedError: the disk error has lasted for `checkpoint.timeout`.
-        """
-        timeout = self._config.trainer.checkpoint.timeout
-        deadline, problem = 0.0, ""
-        while not self._drain:
-            self._follow()
-            try:
-                # not current: the order may be outdated, since loading the model takes long
-                if self._checkpoints.is_current():
-                    self._checkpoints.take(Writer(state.run, state.incarnation, self.membership.boot_id))
-                    self._checkpoints.begin_at(state.checkpoint)
-                    self.membership.report(checkpoints=self._checkpoints.good(state.run))
-                    return True
-            except FolderTakenError as error:
-                raise StartOverError(str(error)) from error
-            except OSError as error:
-                deadline = deadline or time.monotonic() + timeout
-                if time.monotonic() > deadline:
-                    raise RunFailedError(
-                        f"checkpoints can't be taken over, tried for {timeout:g} s (trainer.checkpoint.timeout): "
-                        f"{error}. Free space or mend the disk, and start the same command again: nothing is lost"
-                    ) from error
-                if str(error) != problem:
-                    log.error("checkpoints not taken over; trying again", detail=str(error))
-                problem = str(error)
-            self.membership.wait(POLL_SECONDS)
-        return False
-
-    def _wait_for_order(self, good: Callable[[TrainerState], bool]) -> TrainerState | None:
-        """Wait for a State with the wanted order and return it; None when drained."""
-        state = self._follow()
-        while state is None or not good(state):
-            if self._drain:
-                return None
-            self.membership.wait(POLL_SECONDS)
-            state = self._follow()
-        return state
 
     def _wait_for(self, step: int) -> tuple[StepBatch | None, float]:
         """Return the batch of a step and the seconds waited; None and 0 when drained."""
@@ -444,12 +306,12 @@ class TrainerActor:
             values["seconds_checkpoint"], self._stalled = self._stalled, 0.0
             # empty if the trainer is about to leave and there was no room to publish this step
             weights = next((one.digest for one in self._published() if one.policy.version == batch.step), "")
-            self._reports.append(StepReport(step=batch.step, values=values, weights=weights))
-            self.membership.report(reports=oldest(self._reports))
+            self._reports.add(StepReport(step=batch.step, values=values, weights=weights))
+            self.membership.report(reports=self._reports.oldest())
             if batch.step % self._config.trainer.checkpoint.interval == 0:
                 self._save(learner)
         self._end_of_assistance(learner)
-        self._show(batch, values)
+        show_step(self._metrics, batch, values)
 
     def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
         """Publish the current weights as this version. Return the seconds of gathering and of publishing."""
@@ -503,8 +365,7 @@ class TrainerActor:
         while self._saver.busy:  # one save at a time: a snapshot is a copy of all weights and optimizer states
             self._follow()
             time.sleep(SAVE_POLL_SECONDS)
-        reports = json.dumps([report.model_dump() for report in self._reports])
-        snapshot = learner.snapshot().with_text(REPORTS, reports)
+        snapshot = learner.snapshot().with_text(REPORTS, self._reports.text)
         self._saver.begin(self._witness, self._run, snapshot)
         self._stalled = time.monotonic() - started
         self._metrics.count("grpo_trainer_step_seconds_total", self._stalled, phase="checkpoint")
@@ -543,39 +404,11 @@ class TrainerActor:
         if saved is not None:
             self._witness.saved(saved)
             self.membership.report(checkpoints=self._checkpoints.good(self._run))
-        state = self.membership.latest()
-        if not isinstance(state, TrainerState):
-            return None
-        if state.order == "exit":
-            raise StartOverError("another rank of the gang is gone, so this rank starts over with the new gang")
-        # a report is kept until the packer has its step on disk
-        confirmed = [report for report in self._reports if report.step > state.recorded_step]
-        if len(confirmed) < len(self._reports):
-            self._reports = confirmed
-            self.membership.report(urgent=False, reports=oldest(confirmed))
+        state = newest_order(self.membership)
+        if state is not None and self._reports.drop_recorded(state.recorded_step):
+            self.membership.report(urgent=False, reports=self._reports.oldest())
         return state
 
     def _done(self) -> bool:
         state = self._follow()
         return state is not None and state.phase == "done"
-
-    def _show(self, batch: StepBatch, values: dict[str, float]) -> None:
-        m = self._metrics
-        m.count("grpo_trainer_steps_total")
-        m.count("grpo_trainer_tokens_total", values["tokens"])
-        for phase in ("forward_backward", "optimizer"):
-            m.count("grpo_trainer_step_seconds_total", values.get(f"seconds_{phase}", 0.0), phase=phase)
-        for name in ("loss", "grad_norm", "learning_rate", "mismatch_kl", "entropy"):
-            m.set(f"grpo_trainer_{name}", values.get(name, 0.0))
-        for age in ("current", "older"):
-            m.set("grpo_trainer_mismatch_abs", values.get(f"mismatch_abs_{age}", 0.0), weights=age)
-        m.set("grpo_trainer_masked_fraction", values.get("masked_fraction", 0.0), cause="any")
-        for cause in ("low", "high", "geo", "sequence"):
-            m.set("grpo_trainer_masked_fraction", values.get(f"masked_fraction_{cause}", 0.0), cause=cause)
-        log.info(
-            "step trained",
-            loss=round(values["loss"], 5),
-            grad_norm=round(values["grad_norm"], 4),
-            mismatch_kl=round(values.get("mismatch_kl", 0.0), 6),
-            groups=len(batch.ordinals),
-        )

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from actors.trainer.loop import _Batches, oldest
+from actors.trainer.inbox import BatchInbox
+from actors.trainer.reports import oldest
 from bus import codec
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
@@ -33,7 +34,7 @@ def edge(tmp_path):
     config = ring_config(tmp_path, "inproc")
     inbox = Inbox("steps", Addresses(config), config.bus, "trainer-0", "0123456789abcdef")
     said: list[list[int]] = []
-    batches = _Batches(inbox, 0, said.append)
+    batches = BatchInbox(inbox, 0, said.append)
     batches.accept("r", 1)
     batches.follow("r", 1)
     batches.start()
@@ -64,8 +65,8 @@ def test_batches_of_another_run_or_an_older_term_are_not_taken(edge):
         taken = batches.take(term, 5.0)
         assert (taken.run, taken.term) == ("r", term)
     assert said == [[3], [3, 4]]
-    assert batches._inbox.counts.dropped["foreign_run"] == 2
-    assert batches._inbox.counts.dropped["old_term"] == 2
+    assert batches.counts.dropped["foreign_run"] == 2
+    assert batches.counts.dropped["old_term"] == 2
 
 
 def test_batch_that_came_early_waits_for_its_step(edge):

@@ -1,0 +1,134 @@
+"""Sampling of one group: a ticket's example, its prompt in tokens, the completions of an engine, and their message."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from actors.datasets import Environment, Example
+from actors.datasets.base import why_not_sendable
+from actors.engines.http.client import SampledCompletion
+from actors.rollout.engine_choice import EngineChoice
+from actors.rollout.held import AttemptError
+from schemas.config import RunConfig
+from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.engines import VllmEngineConfig
+from schemas.messages import Prompt, Purpose, RolloutGroup, Ticket
+
+
+class GroupSampler:
+    """Sampler of groups.
+
+    Args:
+        config: configuration of the run.
+        name: name of the actor, the sender of its groups.
+        environments: data sets by purpose and label.
+        encode: function from a prompt to token ids.
+        engines: asker of engines.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        environments: Mapping[tuple[Purpose, str], Environment],
+        encode: Callable[[Prompt], list[int]],
+        engines: EngineChoice,
+    ) -> None:
+        self._name, self._environments, self._encode, self._engines = name, environments, encode, engines
+        self._limit_key, self._limit = longest_sample(config)
+
+    async def sample(self, run: str, ticket: Ticket) -> RolloutGroup:
+        """Return the sampled group of a ticket.
+
+        Raises:
+            AttemptError: the example can't be sampled, or the engines have failed.
+            ConfigError: no prompt can be encoded with this configuration.
+        """
+        example = self._example(ticket)
+        prompt_ids = self._encode(example.prompt)
+        if len(prompt_ids) + ticket.max_tokens > self._limit:
+            raise AttemptError(
+                "prompt_too_long",
+                f"{len(prompt_ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} exceed "
+                f"{self._limit_key} {self._limit}",
+            )
+        completions = await self._engines.ask(ticket, prompt_ids)
+        return build_group(run, self._name, ticket, example, prompt_ids, completions)
+
+    def _example(self, ticket: Ticket) -> Example:
+        where = f"{ticket.environment} example {ticket.index}"
+        try:
+            example = self._environments[ticket.purpose, ticket.environment].example(ticket.index)
+        except Exception as error:  # user code: whatever it raises costs this attempt alone
+            raise AttemptError("environment", f"{where}: {type(error).__name__}: {error}") from error
+        if example.key(ticket.environment) != ticket.example_key:
+            raise AttemptError(
+                "environment", f"{where} has another key here than at the packer: do both read the same file?"
+            )
+        # before an engine is asked: the group could never be sent, however well it is sampled
+        if why := why_not_sendable(example):
+            raise AttemptError(
+                "environment",
+                f"{where} can't be sent: {why} (integers have 64 bits; keep what is large in a file and name the file "
+                "in a column)",
+            )
+        return example
+
+
+def longest_sample(config: RunConfig) -> tuple[str, int]:
+    """Return the key with the limit of prompt and completion together, and the limit in tokens.
+
+    The limit of the model itself is known to the engine alone, which refuses longer requests.
+    """
+    limits = {"packer.sequence_len": config.packer.sequence_len}
+    engine = config.inference.engine
+    if isinstance(engine, EmbeddedEngineConfig):
+        limits["inference.engine.max_sequence_len"] = engine.max_sequence_len
+    if isinstance(engine, VllmEngineConfig) and engine.max_model_len is not None:
+        limits["inference.engine.max_model_len"] = engine.max_model_len
+    return min(limits.items(), key=lambda item: item[1])
+
+
+def build_group(
+    run: str,
+    sender: str,
+    ticket: Ticket,
+    example: Example,
+    prompt_ids: list[int],
+    completions: list[SampledCompletion],
+) -> RolloutGroup:
+    """Return the message of a sampled group. Offsets and segments count tokens over all completions, joined.
+
+    Example: completions of 3 and 1 tokens, the first one interrupted after 2 by version 4, make offsets [0, 3, 4] and
+    segments that start at 0, 2 and 3.
+    """
+    offsets = np.cumsum([0, *(len(c.token_ids) for c in completions)])
+    segments = [
+        (start + offset, lineage, version)
+        for c, offset in zip(completions, offsets.tolist(), strict=False)
+        for start, lineage, version in c.segments
+        # an engine may name a policy for a position behind the last token, which no token of the group has
+        if start < len(c.token_ids)
+    ]
+    tokens = np.concatenate([np.asarray(c.token_ids, np.int32) for c in completions])
+    return RolloutGroup(
+        run=run,
+        sender=sender,
+        ordinal=ticket.ordinal,
+        attempt=ticket.attempt,
+        purpose=ticket.purpose,
+        environment=ticket.environment,
+        example_key=ticket.example_key,
+        prompt=example.prompt,
+        columns=example.columns,
+        completions=[c.text for c in completions],
+        finish_reasons=[c.finish_reason for c in completions],
+        prompt_ids=np.asarray(prompt_ids, np.int32),
+        completion_offsets=offsets,
+        token_ids=tokens,
+        # every sampled token may be trained; shaping masks tokens later, in the reward actor
+        loss_mask=np.ones(tokens.size, np.uint8),
+        logprobs=np.concatenate([np.asarray(c.logprobs, np.float32) for c in completions]),
+        segments=np.array(segments, np.int64).reshape(-1, 3),
+        segment_temperatures=np.full(len(segments), ticket.temperature, np.float32),
+    )

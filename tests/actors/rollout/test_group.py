@@ -1,0 +1,80 @@
+"""One group: its example, its prompt, its message."""
+
+import pytest
+
+from actors.datasets import Example
+from actors.rollout.engine_choice import EngineChoice
+from actors.rollout.group import GroupSampler, build_group
+from actors.rollout.held import AttemptError
+from actors.telemetry.metrics import Metrics
+from schemas import limits
+from schemas.config.actors import EmbeddedEngineConfig, FakeEngineConfig
+from schemas.config.engines import VllmEngineConfig
+from tests.actors.rollout.doubles import EXAMPLE, Client, completion, ticket
+from tests.ring.harness import ring_config
+
+
+@pytest.fixture
+def make_sampler(tmp_path):
+    """Makes a sampler whose data set has this example alone."""
+
+    def make(example=EXAMPLE, encode=lambda prompt: list(map(ord, prompt)), client=None, engine=None):
+        config = ring_config(tmp_path)
+        if engine is not None:
+            config = config.model_copy(update={"inference": config.inference.model_copy(update={"engine": engine})})
+        environments = {("train", "reverse_text"): type("E", (), {"example": lambda self, index: example})()}
+        engines = EngineChoice(config, Metrics("rollout"), lambda: client or Client({}))
+        return GroupSampler(config, "rollout-0", environments, encode, engines)
+
+    return make
+
+
+def test_group_joins_completions_with_offsets_and_segments():
+    """Two completions of 3 and 1 tokens, the first one interrupted after 2: segments start at 0, 2 and 3."""
+    group = build_group(
+        "r",
+        "rollout-0",
+        ticket(),
+        EXAMPLE,
+        [1, 2],
+        [completion([5, 6, 7], [(0, 1, 3), (2, 1, 4)]), completion([8], [(0, 1, 4)])],
+    )
+    assert group.completion_offsets.tolist() == [0, 3, 4]
+    assert group.token_ids.tolist() == [5, 6, 7, 8]
+    assert group.segments.tolist() == [[0, 1, 3], [2, 1, 4], [3, 1, 4]]
+    assert group.segment_temperatures.tolist() == [0.5, 0.5, 0.5]
+    assert group.oldest_version == 3
+    assert group.loss_mask.tolist() == [1, 1, 1, 1]
+
+
+async def test_example_that_differs_from_the_packers_fails_the_attempt(make_sampler):
+    """Another file on this machine: the key tells, before anything is sampled."""
+    with pytest.raises(AttemptError, match="do both read the same file"):
+        await make_sampler().sample("r", ticket(example_key="0123456789abcdef"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (FakeEngineConfig(), "packer.sequence_len 64"),
+        (EmbeddedEngineConfig(max_sequence_len=50), "inference.engine.max_sequence_len 50"),
+        (VllmEngineConfig(max_model_len=50), "inference.engine.max_model_len 50"),
+    ],
+)
+async def test_prompt_that_leaves_no_room_fails_the_attempt_by_name(make_sampler, engine, words):
+    """60 prompt tokens and 8 new ones exceed packer.sequence_len, or what the engine takes where that is less."""
+    sampler = make_sampler(encode=lambda prompt: [1] * 60, engine=engine)
+    with pytest.raises(AttemptError, match=f"60 prompt tokens and rollout.max_tokens 8 exceed {words}") as caught:
+        await sampler.sample("r", ticket())
+    assert caught.value.reason == "prompt_too_long"
+
+
+async def test_columns_that_no_reward_actor_would_take_fail_the_attempt_before_it_is_sampled(make_sampler):
+    """A list longer than a header may have: an engine is not even asked."""
+    example = Example(prompt="abc=", columns={"numbers": [0] * (limits.LIST_ITEMS + 1)})
+    client = Client({})
+    sampler = make_sampler(example, client=client)
+    with pytest.raises(AttemptError, match="keep what is large in a file") as caught:
+        await sampler.sample("r", ticket())
+    assert caught.value.reason == "environment"
+    assert client.asked == []
