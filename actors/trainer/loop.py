@@ -247,9 +247,8 @@ class TrainerActor:
         Returns:
             Step of the checkpoint, 0 without one. None: drained while waiting.
         """
-        state = wait_for_order(
-            self.membership, self._drain, lambda state: bool(state.run)
-        )  # checkpoints of another run don't count
+        # only once the run is known: checkpoints of another run don't count
+        state = wait_for_order(self.membership, self._drain, lambda state: bool(state.run))
         if state is None:
             return None
         self._run = state.run
