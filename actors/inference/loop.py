@@ -62,7 +62,7 @@ class InferenceActor:
         port: int = 0,
     ) -> None:
         self._config, self._metrics = config, metrics
-        self._make_engine, self._port = make_engine, port
+        self._make_engine, self.port = make_engine, port
         self._drain = Drain()
         self._counted_tokens, self._counted_seconds = 0, 0.0
         self._retry_at = 0.0
@@ -126,7 +126,7 @@ class InferenceActor:
         self.membership.report(phase="running", url=url, holds_two_versions=engine.holds_two_versions)
         log.info("engine serves", url=url)
         try:
-            while not self._follow(engine):
+            while not self.follow(engine):
                 self.membership.wait(POLL_SECONDS)
         finally:
             self.membership.report(engine_state="starting")  # closing takes seconds with some engines; beats go on
@@ -149,7 +149,7 @@ class InferenceActor:
                 self._config.model.path,
                 self.membership.boot_id,
                 without_brackets(settings.host),
-                self._port,
+                self.port,
                 settings.request_timeout,
                 registry=self._metrics.registry,
                 api_key=api_key(settings),
@@ -158,19 +158,24 @@ class InferenceActor:
             )
         except OSError as error:
             raise ConfigError(
-                f"inference.host, inference.port: {settings.host}:{self._port} can't be bound: "
+                f"inference.host, inference.port: {settings.host}:{self.port} can't be bound: "
                 f"{error.strerror}; port 0 takes any free one"
             ) from error
 
-    def _follow(self, engine: Engine) -> bool:
-        """Follow the newest State. Return True when the actor shall exit."""
+    def follow(self, engine: Engine) -> bool:
+        """Follow the newest State: one iteration of the main loop. Return True when the actor shall exit.
+
+        Raises:
+            EngineStoppedError: the engine has stopped, or can't load new versions any more.
+            PeerRefusedError, StartOverError, PackerSilentError: as `Membership.latest`.
+        """
         state = self.membership.latest()
         # a State that arrives late names an old version
         if isinstance(state, InferenceState) and state.update_id >= self._update_id:
             self._update_id = state.update_id
             manifest = state.manifest
             if manifest is not None and manifest.policy != engine.status().policy and self._may_enter(state):
-                self._update(engine, manifest, state.update)
+                self.update(engine, manifest, state.update)
         self._report(engine)
         status = engine.status()
         done = state is not None and state.phase == "done"
@@ -188,7 +193,12 @@ class InferenceActor:
         named = update is not None and update.names(self.membership.boot_id) and update.update != self._entered
         return named and state.manifest is not None and update is not None and update.policy == state.manifest.policy
 
-    def _update(self, engine: Engine, manifest: Manifest, update: WeightUpdate | None) -> None:
+    def update(self, engine: Engine, manifest: Manifest, update: WeightUpdate | None) -> None:
+        """Load a version into the engine. After an error the old version keeps serving, and the beat names the error.
+
+        Raises:
+            EngineStoppedError: the engine has failed, or the packer has excluded this engine from updates.
+        """
         started = time.monotonic()
         self._entered, self._given_up = update.update if update else "", (math.inf, "")
         try:

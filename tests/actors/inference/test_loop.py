@@ -42,14 +42,15 @@ def test_weights_that_cannot_be_had_leave_the_old_version_serving(tmp_path):
     actor = InferenceActor(config, "inference-0", metrics, lambda: engine, lambda boot_id: receiver)
     value = metrics.registry.get_sample_value
     assert value("grpo_inference_policy_version") == -1
-    actor._update(engine, manifest(1), None)
+    actor.update(engine, manifest(1), None)
     receiver.error = OSError("pruned meanwhile")
-    actor._update(engine, manifest(2), None)
+    actor.update(engine, manifest(2), None)
     assert engine.status().policy == Policy(lineage=1, version=1)
     assert value("grpo_inference_policy_version") == 1
     assert value("grpo_inference_weight_updates_total", {"outcome": "loaded"}) == 1
     assert value("grpo_inference_weight_updates_total", {"outcome": "failed"}) == 1
-    assert actor._error == "pruned meanwhile"
+    actor.follow(engine)
+    assert actor.membership.reported["error"] == "pruned meanwhile"
     engine.close()
 
 
@@ -68,6 +69,6 @@ def test_port_that_is_taken_is_a_configuration_error_by_name(tmp_path):
 def test_each_inference_actor_takes_the_next_port(tmp_path):
     """Port 9000 is that of inference-0, 9002 that of inference-2; 0 stays 0, any free one."""
     config = ring_config(tmp_path, "inproc", inference={"engine": {"type": "fake"}, "port": 9000})
-    assert make_inference(config, "inference-2", Metrics("inference"))._port == 9002
-    assert make_inference(ring_config(tmp_path, "inproc"), "inference-2", Metrics("inference"))._port == 0
+    assert make_inference(config, "inference-2", Metrics("inference")).port == 9002
+    assert make_inference(ring_config(tmp_path, "inproc"), "inference-2", Metrics("inference")).port == 0
     assert [ordinal_of(name) for name in ("inference-12", "engine", "a100-3")] == [12, 0, 3]
