@@ -82,13 +82,11 @@ class KeyRing:
             self._asked += 1
             this = self._asked
             self._looks.notify_all()
-            if not self._hangs:  # a check that hangs must not cost every caller PATIENCE_SECONDS
+            since = self._looking_since
+            # a check that hangs must not cost every caller PATIENCE_SECONDS
+            if since is None or time.monotonic() - since < PATIENCE_SECONDS:
                 self._looks.wait_for(lambda: self._done >= this, PATIENCE_SECONDS)
             return self._keys
-
-    @property
-    def _hangs(self) -> bool:
-        return self._looking_since is not None and time.monotonic() - self._looking_since >= PATIENCE_SECONDS
 
     def _run(self) -> None:
         while True:

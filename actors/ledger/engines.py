@@ -42,15 +42,16 @@ class Engines:
         return {
             identity: beat
             for identity, beat in beats.items()
-            if beat.engine_state == "clean" and beat.phase == "running" and self._alive(beat.policy)
+            if beat.engine_state == "clean"
+            and beat.phase == "running"
+            # a lineage ends with a fork: its weights must not sample for the new history
+            and beat.policy is not None
+            and beat.policy.lineage > self.dead_lineage
         }
 
     def served_version(self, beats: Mapping[str, InferenceBeat]) -> int | None:
         """Return the newest version among `serving` engines; None without any."""
         return max((beat.policy.version for beat in self.serving(beats).values() if beat.policy), default=None)
-
-    def _alive(self, policy: Policy | None) -> bool:
-        return policy is not None and policy.lineage > self.dead_lineage
 
     def retarget(self, published: Iterable[Manifest], pinned: Policy | None, due: int | None, served: int) -> bool:
         """Choose the version for the engines to serve; return True for a new choice.

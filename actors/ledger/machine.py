@@ -20,6 +20,7 @@ from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
+from actors.ledger.returning import Returning
 from actors.ledger.rows import (
     Attempt,
     Changes,
@@ -83,8 +84,9 @@ class Machine:
         still_there: Callable[[ExampleRef], bool] = lambda example: True,
     ) -> None:
         self.settings, self.run, self.term, self.packer_address = settings, run, term, packer_address
-        self._draw, self._eval_examples, self._still_there = draw, list(eval_examples), still_there
+        self._eval_examples = list(eval_examples)
         self._changes = Changes()
+        self._examples = Returning(draw, still_there, self._changes)
         self.groups = Groups(settings, self._changes)
         self.steps = Steps(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
@@ -112,10 +114,6 @@ class Machine:
         """Holders named by stored rows, without a beat since the packer's restart."""
         self._asking: dict[str, int] = {}
         """Free slots by rollout actor, less the tickets not yet named by the actor (P9); only numbers above 0."""
-        self._returning: deque[tuple[ExampleRef, int]] = deque()
-        """Examples to issue again, before new ones, with the dropped ordinal of each."""
-        self._num_returned = 0
-        """Examples taken from the front of the stored queue since the queue was written."""
         self.going_back: GoingBack | None = None
         """Return to an older checkpoint, to be carried out when the next gang forms (P23)."""
         self.went_back: WentBack | None = None
@@ -337,9 +335,7 @@ class Machine:
         self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=folded)
         self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=folded)
         self.recorded_step = values.get("recorded_step", 0)
-        self._num_returned = values.get("num_returned", 0)
-        returning = values.get("returning", [])[self._num_returned :]
-        self._returning = deque((ExampleRef(**example), origin) for example, origin in returning)
+        self._examples.restore(values)
         self._dead_chains = set(values.get("dead_chains", []))
         # a finished evaluation may be missing from the record, which follows one commit later
         unwritten = {
@@ -502,9 +498,7 @@ class Machine:
         for group in given_up:
             self.digests.pop(group.ordinal, None)
             self.groups.drop(group, "forked")
-            if self._still_there(group.example):
-                self._returning.append((group.example, group.ordinal))
-        self._store_returning()
+        self._examples.add(given_up)
         return len(given_up)
 
     def _move(self, after: int, last: int, state: GroupState) -> None:
@@ -583,7 +577,10 @@ class Machine:
         served = self.engines.served_version(self.peers.all(InferenceBeat))
         if served is None or not self._asking:
             return
-        rows, allowed = self.groups.rows, self._allowed(served)
+        rows, s, issued = self.groups.rows, self.settings, self.groups.num_issued["train"]
+        dropped = self.groups.num_dropped("train")
+        # new train ordinals allowed now (P15: no ordinal is issued too far ahead of the served version)
+        allowed = tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps, s.surplus)
         again = self._listened >= self._reissue_after
         offers = self.groups.waiting.offers(
             again=again, served=served, min_version=lambda ordinal: rows[ordinal].min_version
@@ -596,7 +593,7 @@ class Machine:
             slots, identity = emptiest[0]
             group = self._next_ready(offers, passed_over, alone=identity not in self.groups.held_by)
             if group is None and allowed:
-                group, allowed = self._new_train_group(*self._next_example()), allowed - 1
+                group, allowed = self._new_train_group(*self._examples.next()), allowed - 1
             if group is None and not passed_over:
                 break
             if group is None:  # all groups left need a rollout actor that holds nothing, and this one holds some
@@ -633,30 +630,9 @@ class Machine:
             passed_over.append(group)
         return None
 
-    def _allowed(self, served: int) -> int:
-        """Return the number of new train ordinals allowed now (P15)."""
-        s, issued, dropped = self.settings, self.groups.num_issued["train"], self.groups.num_dropped("train")
-        return tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps, s.surplus)
-
-    def _next_example(self) -> tuple[ExampleRef, int | None]:
-        """Return the example of the next train ordinal, and the dropped ordinal of the same example (None: new)."""
-        if not self._returning:
-            return self._draw(), None
-        self._num_returned += 1
-        self._changes.values["num_returned"] = self._num_returned
-        example, origin = self._returning.popleft()
-        if not self._returning:
-            self._store_returning()
-        return example, origin
-
-    def _store_returning(self) -> None:
-        """Store the whole queue. A departure is stored as a count alone, or each would write the whole queue again."""
-        self._changes.values["returning"] = [[vars(example), origin] for example, origin in self._returning]
-        self._num_returned = self._changes.values["num_returned"] = 0
-
     def _replace_filtered(self, group: Group, filtered: int) -> None:
         """Issue another example in the place of a dropped group; the number of undropped ordinals stays (P15)."""
-        self._new_train_group(self._draw(), group.ordinal, group.resamples + filtered)
+        self._new_train_group(self._examples.draw(), group.ordinal, group.resamples + filtered)
 
     def _new_train_group(self, example: ExampleRef, origin: int | None = None, resamples: int = 0) -> Group:
         s = self.settings

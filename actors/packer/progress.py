@@ -114,7 +114,13 @@ class Progress:
             "lease": machine.settings.lease,
             "served": machine.engines.served_version(engines),
             "durable": machine.durable_step,
-            "actors": [self._entry(heard, now) for _, heard in sorted(self._shown())],
+            # no more than a State has room for, longest unheard first: these are most likely in trouble
+            "actors": [
+                self._entry(heard, now)
+                for _, heard in sorted(
+                    heapq.nsmallest(limits.ACTORS_SHOWN, self._heard.items(), key=lambda item: item[1].at)
+                )
+            ],
             "actors_left_out": max(0, len(self._heard) - limits.ACTORS_SHOWN),
             "restarts": dict(sorted(self._restarts.items(), key=lambda item: -item[1])[: limits.ACTORS_SHOWN]),
             "queues": self._queues(),
@@ -132,10 +138,6 @@ class Progress:
                 f"{section}.{key}": getattr(getattr(self._config, section), key) for section, key in NAMED_SETTINGS
             },
         }
-
-    def _shown(self) -> list[tuple[str, _Heard]]:
-        """Return as many actors as a State has room for, longest unheard first: most likely to be in trouble."""
-        return heapq.nsmallest(limits.ACTORS_SHOWN, self._heard.items(), key=lambda item: item[1].at)
 
     def _queues(self) -> dict[str, tuple[int, int]]:
         """Return (groups, capacity) of each stage. Groups of evaluations count in the first two stages.

@@ -173,7 +173,9 @@ class RunRecord:
 
     def settled(self, group: ScoredGroup) -> None:
         """Count the tokens of a settled group, by purpose."""
-        self._add_tokens(group.purpose, int(group.token_ids.size))
+        if group.token_ids.size:
+            self._values["tokens"][group.purpose] = self._values["tokens"].get(group.purpose, 0) + group.token_ids.size
+            self._dirty.add("tokens")
 
     def follow(self, finished_evals: Iterable[EvalGroups]) -> None:
         """Write what has become known since the last round, and what could not be written before.
@@ -392,11 +394,6 @@ class RunRecord:
         # a done run has no targets, so that no alert reports its processes as down
         targets = [] if self._summarised else [self.metrics_target, *peers]
         self._attempts.write("metrics_targets.json", partial(self._targets.follow, targets))
-
-    def _add_tokens(self, what: str, amount: int) -> None:
-        if amount > 0:
-            self._values["tokens"][what] = self._values["tokens"].get(what, 0) + amount
-            self._dirty.add("tokens")
 
     def _stamp(self, what: str, at: float) -> None:
         self._values["times"][what] = at

@@ -50,6 +50,11 @@ class Presence:
         self._boot_of: dict[str, str] = {}
         """Boot ids by name: the newest process with each name."""
 
+    @property
+    def num_absent(self) -> int:
+        """Number of absent processes remembered."""
+        return len(self._absent_since)
+
     def note(self, now: float, term: int, live: Iterable[str], named: Iterable[Peer]) -> None:
         """Record a State.
 

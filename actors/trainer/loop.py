@@ -39,7 +39,6 @@ from schemas.messages import (
     StepReport,
     TrainerBeat,
     TrainerState,
-    UpdateFailure,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class TrainerActor:
         self.membership = Membership(config, TrainerBeat, name, self._pass_update_on)
         self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
-        self._batches = BatchInbox(self._inbox, rank, self._say_received)
+        self._batches = BatchInbox(self._inbox, rank, self._report_received)
         # P19: while the packer is silent for a lease nothing is moved; a successor may write the checkpoints already
         checkpoints.is_current = lambda: self.membership.silent_seconds < config.bus.lease
         self._drain = Drain()
@@ -97,7 +96,9 @@ class TrainerActor:
         """True if the newest State orders to exit; read by threads that wait for another rank."""
         self._sender: WeightSender | None = None
         if isinstance(publisher, BroadcastPublisher):
-            self._sender = WeightSender(publisher, metrics, self._say_failed_update)
+            self._sender = WeightSender(
+                publisher, metrics, lambda failure: self.membership.report(failed_update=failure)
+            )
         self._witness, self._saver = Witness(), CheckpointSaver(checkpoints, metrics)
         self._run, self._incarnation, self._lineage = "", 0, 0
 
@@ -145,7 +146,7 @@ class TrainerActor:
         """Exit after the step under way, with a checkpoint. Thread-safe."""
         self._drain.begin()
 
-    def _say_received(self, steps: list[int]) -> None:
+    def _report_received(self, steps: list[int]) -> None:
         """Report the steps whose batch is here: otherwise the packer would resend batches during a long step."""
         self.membership.report(urgent=False, received=np.array(steps, np.int64))
 
@@ -156,9 +157,6 @@ class TrainerActor:
             self._told_to_leave = state.order == "exit" or bool(state.refusal)
             if self._sender is not None:
                 self._sender.follow(state.update)
-
-    def _say_failed_update(self, failure: UpdateFailure) -> None:
-        self.membership.report(failed_update=failure)
 
     def _train(self) -> None:
         learner = self._make_learner()

@@ -329,15 +329,19 @@ class BrokenEnvironment(ReverseText):
         return super().example(index)
 
 
+def broken_for(broken_purpose, config, purpose, seed, **options):
+    """As `make_environment`; the data set of one purpose is broken."""
+    return (BrokenEnvironment if purpose == broken_purpose else ReverseText)(config, purpose, seed)
+
+
 @pytest.mark.parametrize("purpose", ["train", "eval"])
-def test_example_that_the_environment_can_not_give_is_dropped_after_three_attempts(tmp_path, purpose):
+def test_example_that_the_environment_can_not_give_is_dropped_after_three_attempts(tmp_path, monkeypatch, purpose):
     """Its group is poison, by name; training goes on, and an evaluation is of the prompts that there are."""
     config = ring_config(tmp_path, "inproc", trainer={"max_steps": 3})
     with ring(config) as run:
-        run.start("rollout-0")
-        run["rollout-0"].actor._environments[purpose, "reverse_text"] = BrokenEnvironment(
-            config.environments[0], purpose, config.seed
-        )
+        with monkeypatch.context() as rollout_only:
+            rollout_only.setattr("actors.datasets.make_environment", partial(broken_for, purpose))
+            run.start("rollout-0")
         run.start("packer-0", "trainer-0", "inference-0", "reward-0").wait()
         assert "environment: reverse_text example 0: ValueError: row 0 is damaged" in last_failure(run)
     dropped = check_promise(config).dropped

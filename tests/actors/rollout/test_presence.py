@@ -82,4 +82,4 @@ def test_absent_processes_that_are_remembered_are_bounded() -> None:
     there = Presence(3.0)
     for number in range(MAX_REMEMBERED + 5):
         there.note(float(number), 1, [str(number)], [])
-    assert len(there._absent_since) == MAX_REMEMBERED
+    assert there.num_absent == MAX_REMEMBERED
