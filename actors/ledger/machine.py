@@ -86,7 +86,7 @@ class Machine:
         self.settings, self.run, self.term, self.packer_address = settings, run, term, packer_address
         self._eval_examples = list(eval_examples)
         self._changes = Changes()
-        self._examples = Returning(draw, still_there, self._changes)
+        self.examples = Returning(draw, still_there, self._changes)
         self.groups = Groups(settings, self._changes)
         self.steps = Steps(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
@@ -335,7 +335,7 @@ class Machine:
         self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=folded)
         self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=folded)
         self.recorded_step = values.get("recorded_step", 0)
-        self._examples.restore(values)
+        self.examples.restore(values)
         self._dead_chains = set(values.get("dead_chains", []))
         # a finished evaluation may be missing from the record, which follows one commit later
         unwritten = {
@@ -498,7 +498,7 @@ class Machine:
         for group in given_up:
             self.digests.pop(group.ordinal, None)
             self.groups.drop(group, "forked")
-        self._examples.add(given_up)
+        self.examples.add(given_up)
         return len(given_up)
 
     def _move(self, after: int, last: int, state: GroupState) -> None:
@@ -593,7 +593,7 @@ class Machine:
             slots, identity = emptiest[0]
             group = self._next_ready(offers, passed_over, alone=identity not in self.groups.held_by)
             if group is None and allowed:
-                group, allowed = self._new_train_group(*self._examples.next()), allowed - 1
+                group, allowed = self._new_train_group(*self.examples.next()), allowed - 1
             if group is None and not passed_over:
                 break
             if group is None:  # all groups left need a rollout actor that holds nothing, and this one holds some
@@ -632,7 +632,7 @@ class Machine:
 
     def _replace_filtered(self, group: Group, filtered: int) -> None:
         """Issue another example in the place of a dropped group; the number of undropped ordinals stays (P15)."""
-        self._new_train_group(self._examples.draw(), group.ordinal, group.resamples + filtered)
+        self._new_train_group(self.examples.draw(), group.ordinal, group.resamples + filtered)
 
     def _new_train_group(self, example: ExampleRef, origin: int | None = None, resamples: int = 0) -> Group:
         s = self.settings

@@ -223,7 +223,7 @@ class Packer:
         """Write it."""
         changes = self.machine.take_changes()
         if "num_issued" in changes.values:
-            draw = self.machine._draw
+            draw = self.machine.examples.draw
             assert isinstance(draw, Draw)
             changes.values["curriculum"] = draw.number
         if changes or self._settled:
