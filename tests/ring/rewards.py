@@ -34,6 +34,13 @@ def gated(prompts, completions, gate, **_):
     return [1.0 + i / 1000 for i in range(len(completions))]
 
 
+def of_one_run(prompts, completions, label, expected, foreign, **_):
+    """1 for all; a row with another label than the expected one leaves the file `foreign`."""
+    if set(label) != {expected}:
+        Path(foreign).touch()
+    return [1.0] * len(completions)
+
+
 def failing(prompts, completions, **_):
     """Never scores."""
     raise RuntimeError("the judge is out of order")

@@ -1,18 +1,29 @@
 """Two whole runs on one machine, over tcp without keys, whose ports are exchanged by restarts (P1, P2)."""
 
 import hashlib
+import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-import actors.reward.loop
-import actors.trainer.loop
+from actors.learner.fake import FakeLearner
 from bus.topology import Addresses
 from schemas.config import RunConfig
+from schemas.config.data import JsonlConfig
 from tests.ports import free_port, is_free
-from tests.ring.harness import PATIENCE_SECONDS, check_promise, ring, ring_config, steps_recorded, wait_until
+from tests.ring.harness import (
+    PATIENCE_SECONDS,
+    check_promise,
+    own_reward,
+    ring,
+    ring_config,
+    steps_recorded,
+    wait_until,
+)
 
 PLACES = ("packer-0", "reward-0", "trainer-0")
 """Who binds a port for data."""
@@ -43,51 +54,50 @@ class Ports:
             self._ports[first], self._ports[second] = self._ports[second], self._ports[first]
 
 
+def config_of(folder: Path, name: str) -> RunConfig:
+    """A run whose examples bear its name; its reward function leaves a file when it is given any other example."""
+    rows = folder / f"{name}.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"p{i}", "answer": "a", "label": name}) + "\n" for i in range(99)))
+    return ring_config(
+        folder / name, "tcp", trainer={"max_steps": STEPS}, eval={"num_prompts": 0},
+        inference={"engine": {"type": "fake", "token_seconds": 0.03}},
+        reward=own_reward("of_one_run", expected=name, foreign=str(folder / "foreign")),
+    ).model_copy(update={"environments": [JsonlConfig(type="jsonl", path=str(rows))]})  # fmt: skip
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """Two configurations, their ports, and what a process has trained or scored that was not of its run."""
-    configs = [
-        ring_config(
-            tmp_path / name, "tcp", trainer={"max_steps": STEPS}, eval={"num_prompts": 0},
-            inference={"engine": {"type": "fake", "token_seconds": 0.03}},
-        )
-        for name in ("a", "b")
-    ]  # fmt: skip
-    ports, taken = Ports(configs), []
+    """Two configurations, and their ports."""
+    configs = [config_of(tmp_path, name) for name in ("a", "b")]
+    ports = Ports(configs)
     monkeypatch.setattr(
         Addresses, "to_bind", lambda self, actor, boot_id: f"tcp://127.0.0.1:{ports.of(self._tag, actor)}"
     )
-    score, step = actors.reward.loop.RewardActor._score, actors.trainer.loop.TrainerActor._step
+    return configs, ports
 
-    def scored(self, held):
-        taken.extend([held.group.run] * (held.group.run != self.membership._state.run))
-        return score(self, held)
 
-    def trained(self, learner, ranks, batch, waited):
-        taken.extend([batch.run] * (batch.run != self._run))
-        return step(self, learner, ranks, batch, waited)
-
-    monkeypatch.setattr(actors.reward.loop.RewardActor, "_score", scored)
-    monkeypatch.setattr(actors.trainer.loop.TrainerActor, "_step", trained)
-    return configs, ports, taken
+def learner_of(trained: set[str]) -> Callable[[], FakeLearner]:
+    """Makes learners that note the run of each batch."""
+    return lambda: FakeLearner(before_step=lambda batch: trained.add(batch.run))
 
 
 @pytest.mark.slow
-def test_two_runs_whose_ports_are_exchanged_take_nothing_of_each_other(runs):
+def test_two_runs_whose_ports_are_exchanged_take_nothing_of_each_other(runs, tmp_path):
     """Rewards, trainers and packers of both are crashed and come back at each other's ports; both runs end well.
 
     The other run's process is there at once, while this run's peers still send to the address that they know.
     """
-    configs, ports, taken = runs
-    dropped = Counter[str]()
+    configs, ports = runs
+    dropped, trained = Counter[str](), (set[str](), set[str]())
 
     def count(edges):
         for edge in edges:
             dropped[edge.edge] += edge.dropped["foreign_run"]
 
     with ring(configs[0]) as first, ring(configs[1]) as second:
-        for run in (first, second):
-            run.start()
+        learners = [learner_of(batches) for batches in trained]
+        for run, learner in zip((first, second), learners, strict=True):
+            run.start(learner=learner)
         for number, actor in enumerate(PLACES, start=1):
             wait_until(lambda number=number: min(map(steps_recorded, configs)) >= 2 * number, f"step {2 * number}")
             for run in (first, second):
@@ -95,14 +105,15 @@ def test_two_runs_whose_ports_are_exchanged_take_nothing_of_each_other(runs):
                 run[actor].crash()
             wait_until(lambda actor=actor: all(map(is_free, ports.all_of(actor))), "the sockets are closed")
             ports.exchange(actor)
-            first.start(actor)
+            first.start(actor, learner=learners[0])
             time.sleep(0.8)  # in which the second run's peers send to the first one
-            second.start(actor)
+            second.start(actor, learner=learners[1])
         for run in (first, second):
             run.wait(PATIENCE_SECONDS)
             for running in run.actors.values():
                 count(running.actor.edges)
-    assert taken == []
+    assert not (tmp_path / "foreign").exists(), "a group of the other run has been scored"
+    assert trained == ({first.packer.machine.run}, {second.packer.machine.run})
     assert dropped["groups"] + dropped["scored"] + dropped["steps"] > 0, "nothing came to a wrong address"
     for config in configs:
         assert check_promise(config).dropped == {}
