@@ -25,6 +25,7 @@ class EdgeCounts:
     edge: str
     num_messages: int = 0
     num_bytes: int = 0
+    # all reasons are there from the start as 0: a counter that appears with 1 shows no rise in Prometheus
     dropped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(DROP_REASONS, 0)))
     next_drop_log: float = 0.0
     """Earliest time (`time.monotonic`) of the next log line about drops."""

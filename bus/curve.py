@@ -162,6 +162,7 @@ def unlock(socket: "zmq.Socket[bytes]", ring: KeyRing, servers: Sequence[bytes],
         attempt: number of refusals so far. Attempt 0 uses the newest keys; each further attempt uses the next pair, so
             that a peer in the middle of a rotation is reached with the older keys.
     """
+    # two servers' keys and two own keys in a rotation: four pairs, the newest of both first
     pairs = list(itertools.product(servers, ring.current().client_secrets))
     server, secret = pairs[attempt % len(pairs)]
     socket.setsockopt(zmq.CURVE_SERVERKEY, server)
@@ -232,6 +233,7 @@ class _Door:
             self.reason = _reason(event, value)
             self._count(self.reason)
         elif event == zmq.EVENT_DISCONNECTED:
+            # the descriptor may be another connection's from now on
             peer = self.peers.pop(value, "unknown")
             if self.reason:
                 self._say(self.reason, peer)
@@ -289,6 +291,7 @@ def _reason(event: int, value: int) -> str:
         return "unlisted_key"
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         return "incomplete"
+    # codes of protocol errors in libzmq's header zmq.h; all others are bytes that are no ZMTP
     return {_MECHANISM: "plaintext", _CRYPTOGRAPHIC: "wrong_server_key"}.get(value, "malformed")
 
 

@@ -21,6 +21,7 @@ class Fence:
         """
         if self.run and run != self.run:
             return "foreign_run"
+        # groups carry no term: a group sampled under an older term of the packer is as good
         return "old_term" if term is not None and term < self.term else ""
 
     def follow(self, run: str, term: int) -> None:

@@ -62,6 +62,7 @@ class Gate:
         """Note that a whole message has come over the connection of this frame."""
         self._num_taken += 1
         with contextlib.suppress(zmq.ZMQError):
+            # some transports have no descriptor, and a closed connection needs no judgement
             self._taken_from.add(frame.get(zmq.SRCFD))
 
     @contextlib.contextmanager
@@ -78,6 +79,7 @@ class Gate:
         if event == zmq.EVENT_ACCEPT_FAILED:
             self._say_full(value)
             return
+        # the descriptor's old connection is gone either way: closed, or replaced by the accepted one
         self._connections.pop(value, None)
         if event == zmq.EVENT_ACCEPTED:
             with contextlib.suppress(OSError):  # closed already
@@ -128,6 +130,7 @@ class Gate:
         open_ones = {number: one for number, one in list(self._connections.items()) if not one.is_shut}
         beyond = {number for number, one in open_ones.items() if one.unfinished > self.connection_bytes}
         beyond |= _to_make_room(open_ones, self.total_bytes)
+        # below both bounds and yet growing: tiny frames, which take far more memory than bytes on the wire
         if growing and not beyond and open_ones:
             beyond = {_likeliest(open_ones)}
         freed = 0

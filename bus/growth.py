@@ -71,6 +71,7 @@ class Growth:
 
     def faulted(self) -> int | None:
         """Return the bytes of pages new to libzmq's threads since their start; None if the kernel does not count."""
+        # none yet, or none any more: libzmq starts its threads with the first socket of a context
         if not self._stats:
             self._stats = _stats_of_io_threads()
         try:

@@ -25,6 +25,7 @@ class ListeningClock:
     def listened(self) -> None:
         """Note that all waiting messages have been read. Not thread-safe."""
         now, (at, lost) = time.monotonic(), self._marked
+        # one assignment: a reader sees the old pair or the new one, never half of each
         self._marked = now, lost + max(0.0, now - at - self._allowed)
 
     @property

@@ -87,6 +87,7 @@ def drop_fenced(counts: EdgeCounts, reason: str, message: Message, peer: str) ->
 
 def note_drop(counts: EdgeCounts, reason: str, peer: str, detail: str) -> None:
     """Count a drop, with a log line at most every DROP_LOG_INTERVAL_SECONDS: a peer may send nothing but bad frames."""
+    # counted always, logged now and then: the counter is exact, the log readable
     counts.dropped[reason] += 1
     if time.monotonic() >= counts.next_drop_log:
         counts.next_drop_log = time.monotonic() + DROP_LOG_INTERVAL_SECONDS

@@ -39,4 +39,5 @@ class Clock(Generic[KeyT]):
 
     def late(self, now: float) -> list[KeyT]:
         """Return the keys past the deadline, oldest first; a key is late until stopped."""
+        # a start never lies before an earlier one, so the first key in time ends the search
         return list(takewhile(lambda key: now >= self._since[key] + self._seconds, self._since))

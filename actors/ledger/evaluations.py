@@ -78,5 +78,6 @@ class Evaluations:
 
     def _drop(self, is_dead: Callable[[Policy], bool]) -> None:
         for group in [row for row in self._groups.rows.values() if row.policy and is_dead(row.policy)]:
+            # settled groups too: the version is evaluated again, and these groups would count twice
             if group.ordinal < 0 and group.reason is None:
                 self._groups.drop(group, "eval_void")

@@ -22,6 +22,7 @@ class Holds:
         """Replace the attempts of a peer; return the new ones."""
         before, named = self.of(identity), frozenset((ordinal, attempt) for ordinal, attempt in holds)
         new = named - before
+        # nearly all beats name what the last one named; only then the index by ordinal is touched
         if new or len(named) < len(before):
             gone = {ordinal for ordinal, _ in before - named}
             # a peer may name another attempt of the same ordinal still

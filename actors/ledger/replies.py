@@ -59,6 +59,7 @@ class _Replies:
             if not machine.peers.is_visitor(identity):
                 return None
             refusal = machine.peers.refusal_of(identity)
+            # a name may come free again, so the process may wait; any other refusal is final
             taken = machine.peers.is_refused_for_name(identity)
             return ObserverState(
                 **self._common | {"refusal": refusal or machine.failure}, progress={}, name_taken=taken

@@ -29,6 +29,7 @@ class Returning:
 
     def restore(self, values: dict[str, Any]) -> None:
         """Load the stored queue, less the examples taken since."""
+        # both are stored with the tickets drawn from them, in one commit: none is skipped or issued twice
         self._num_taken = values.get("num_returned", 0)
         stored = values.get("returning", [])[self._num_taken :]
         self._examples = deque((ExampleRef(**example), origin) for example, origin in stored)

@@ -91,6 +91,7 @@ class Group:
     """Current state."""
     attempt: int = 0
     """Number of the newest attempt; 0: never given to a holder."""
+    # the outcome is a part of its own, not a state: a failed attempt's group is still issued, and may settle late
     outcome: Attempt = Attempt.OPEN
     """Outcome of the newest attempt."""
     failures: int = 0
@@ -112,6 +113,7 @@ class Group:
     (P23), with another after a group filter (P15)."""
     resamples: int = 0
     """Groups filtered in this place before (P15)."""
+    # not the ordinal: drops leave gaps, and a step takes groups by their place among the others
     position: int = 0
     """Number of undropped train ordinals issued before this one; determines the step, and so the temperature."""
     issued_at: float = 0.0
@@ -186,6 +188,7 @@ class GroupFacts:
     """Completions in the group."""
     oldest_version: int
     """Version of the oldest token."""
+    # several: an engine may take new weights between two tokens of a completion
     policies: frozenset[Policy]
     """Policies of all segments."""
     longest_sample: int
@@ -246,6 +249,7 @@ class Changes:
     """New and changed rows, by ordinal."""
     steps: list[Step] = field(default_factory=list)
     """Composed steps."""
+    # a value replaces the stored one: only what has changed in this round is here
     values: dict[str, Any] = field(default_factory=dict)
     """Single values by key, ready for JSON."""
     gone_groups: list[int] = field(default_factory=list)

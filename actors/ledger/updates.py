@@ -104,6 +104,7 @@ class Updates:
         if late:  # nobody reported a failure, so blame the members that lag behind the others
             missed |= _behind(members, live, update)
         if trainer is None or failed or late or any(boot_id not in live for boot_id in members):
+            # gloo can't go on with a group that has lost a member or a bucket: the next update gets a new one
             self._under_way, self._broken = False, True
             for boot_id in missed:
                 self._failures[boot_id] = self._failures.get(boot_id, 0) + 1

@@ -48,10 +48,12 @@ class Waiting:
             served: version served by the engines.
             min_version: function from an ordinal to the oldest version allowed to sample the group.
         """
+        # waiting groups issued before are held back for a lease after a restart (P8): holders may come back
         keys = [(train, old) for train in (False, True) for old in ((False, True) if again else (False,))]
         return Offers(self, keys, served, min_version)
 
     def _push(self, key: Key, ordinal: int) -> None:
+        # a group that waits again may still have the entry of its last wait
         if (key, ordinal) not in self._in_heaps:
             self._in_heaps.add((key, ordinal))
             heapq.heappush(self._heaps.setdefault(key, []), (abs(ordinal), ordinal))

@@ -51,6 +51,7 @@ class BatchSender:
     def send(self, now: float) -> int:
         """Offer each rank its batches. Return the number of batches without room."""
         wanted, pending = self._machine.batches_wanted(), 0
+        # times of confirmed batches, and of ranks that are gone, are of no more use
         still = {(identity, step.step) for identity, _, step in wanted}
         self._sent = {key: at for key, at in self._sent.items() if key in still}
         for identity, beat, step in wanted:
@@ -81,6 +82,7 @@ class BatchSender:
         A bad address is the rank's fault, so the error is logged and the packer goes on.
         """
         if identity not in self.outboxes:
+            # sockets of ranks that have left go when the first rank of the next gang comes
             for gone in [i for i in self.outboxes if i not in self._machine.gang.members.values()]:
                 self.outboxes.pop(gone).close()
             try:

@@ -46,6 +46,7 @@ class Examples:
     def draw(self) -> ExampleRef:
         """Return the example of the next train ordinal."""
         environment, index = self._curriculum.draw()
+        # the curriculum knows data sets by number, ledger and messages by label
         label = self._labels[environment]
         for number, num_examples in self._curriculum.take_given_back():
             log.warning(

@@ -109,6 +109,7 @@ class Gauges:
     def _count_up(self, name: str, total: float, **labels: str) -> None:
         """Raise a counter to a total counted elsewhere. A smaller total, as after a fork, changes nothing."""
         key = name + str(labels)
+        # Prometheus takes a falling counter for a restart of the process, and would add it all again
         self._metrics.count(name, max(0.0, total - self._counted.get(key, 0.0)), **labels)
         self._counted[key] = total
 

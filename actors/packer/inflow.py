@@ -38,6 +38,7 @@ class Inflow:
     """Queue of events. `put` is for any thread; `take` and `look` are for the main thread."""
 
     def __init__(self) -> None:
+        # unbounded: beats are limited by the number of peers, groups by the tickets given out
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def put(self, event: Event) -> None:

@@ -153,6 +153,7 @@ class RunRecord:
         if self._engines_told and (is_last or now >= self._take_engines_at):
             self._engines_told, self._take_engines_at = False, now + ENGINES_SECONDS
             self._dirty |= {"generated", "engine_tokens"}
+        # emptied here and not after the commit: a commit that fails is tried again with the same values
         taken, self._dirty = {key: self._values[key] for key in self._dirty}, set()
         return taken
 

@@ -19,6 +19,7 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     lengths = np.concatenate([group.lengths_G for group in groups])
     advantages = np.concatenate([group.advantages for group in groups]).astype(np.float64)
     lags = [lag_of(step, group.oldest_version) for group in groups]
+    # NaN: no function applied to the completion, which is not the same as a reward of 0
     scored = rewards[~np.isnan(rewards)]
     values = {
         "reward_mean": float(scored.mean()) if scored.size else math.nan,

@@ -54,6 +54,7 @@ def facts_of(group: ScoredGroup, digest: str, rejected: str = "") -> GroupFacts:
         digest: SHA-256 of the payload, hex.
         rejected: name of the filter that rejects the group; empty: none.
     """
+    # of every segment: weights may have changed between two tokens
     pairs = {(lineage, version) for _, lineage, version in group.segments.tolist()}
     return GroupFacts(
         ordinal=group.ordinal,

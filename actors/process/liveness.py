@@ -53,6 +53,7 @@ class Liveness:
             within = float(parse_qs(query).get("within", [WITHIN_SECONDS])[0])
         except ValueError:
             return "400 Bad Request", f"{PATH}?within=SECONDS: not a number"
+        # read once: the text below must agree with the status
         still = self.still_seconds
         if still <= within:
             return "200 OK", f"the main loop iterated {still:.1f} s ago"

@@ -66,6 +66,7 @@ class Drain:
         if self._began is None:
             return False
         waited = time.monotonic() - self._began
+        # the drain's time is over; the work is issued or sent again elsewhere
         if holds_work and waited > self._seconds:
             log.warning("leaving with work unfinished; others will do it again", after_seconds=self._seconds)
             return True
@@ -103,6 +104,7 @@ class Membership:
         """Liveness of the owner's main loop, which calls `latest` once per iteration."""
         self._state: State | None = None
         self._news = threading.Event()
+        # 0.0 on the monotonic clock is long ago: the first silence is told at once
         self._said_silent_at = 0.0
         self._client = ControlClient(
             self.addresses.control,

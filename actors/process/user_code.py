@@ -83,6 +83,7 @@ def hidden_imports(file: Path) -> Iterator[str]:
             continue
         package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
         for name in (package + alias.name for alias in node.names):
+            # the first part decides: Python looks for `actors` before it looks for `actors.mine`
             beside = _named_like_ours(file.parent, name.partition(".")[0])
             if beside and not _is_ours(name):
                 yield f"{file}, line {node.lineno}: imports {beside}, and {NAME_TAKEN}"

@@ -151,6 +151,7 @@ class Delivery:
         Raises:
             MessageTooLargeError: no reward actor would take a group of this size.
         """
+        # loads in State are about a second old: groups sent since count as well
         on_the_way = Counter(held.sent_to for held in self._held.values() if held.sent_to is not None)
         for identity in self.arrivals.order(rewards, on_the_way, time.monotonic(), avoid):
             outbox = self._outbox_to(identity, rewards[identity])

@@ -171,6 +171,7 @@ def check_answer(engine: EnginePeer, ticket: Ticket, completions: Sequence[Sampl
         EngineError: something is missing; the ticket may be tried again.
     """
     who = f"{engine.name} at {engine.url}"
+    # a group with a gap would be trained with wrong advantages: better none than a part
     if len(completions) != ticket.num_completions or not all(c.token_ids for c in completions):
         raise EngineError(f"{who}: {len(completions)} completions for {ticket.num_completions}, or an empty one")
     if any(len(c.token_ids) != len(c.logprobs) or not c.segments for c in completions):

@@ -29,6 +29,7 @@ class HeldTicket:
     """State of a ticket. All times are monotonic, in seconds; 0.0: not yet."""
 
     ticket: Ticket
+    # kept here also because asyncio itself holds only a weak reference to a running task
     task: "asyncio.Task[None] | None" = None
     """Sampling task; None once the attempt has ended."""
     group: RolloutGroup | None = None
@@ -53,4 +54,5 @@ class HeldTicket:
         ordinal, attempt = self.ticket.ordinal, self.ticket.attempt
         log.warning("attempt failed", ordinal=ordinal, attempt=attempt, reason=reason, detail=detail)
         metrics.count("grpo_rollout_failures_total", reason=reason)
+        # cut, since the text goes into every beat until the release
         self.failure = AttemptFailure(ordinal=ordinal, attempt=attempt, reason=reason, detail=limits.cut(detail))

@@ -42,6 +42,7 @@ class Arrivals:
         if now < self._until.get(identity, now):
             return self._until[identity] - now
         self._lost[identity] = self._lost.get(identity, 0) + 1
+        # doubling: a peer behind a firewall costs one lost group per pause, and is found again when the wall falls
         pause = min(self._pause * 2 ** self._lost[identity], LONGEST_PAUSE_SECONDS)
         self._until[identity] = now + pause
         return float(pause)

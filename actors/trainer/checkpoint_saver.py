@@ -85,6 +85,7 @@ class CheckpointSaver:
         """
         if self._running is None or not self._running.done():
             return None
+        # before the result is read: a failed save must not keep the next one from starting
         ended, self._running = self._running, None
         try:
             step = ended.result()

@@ -16,6 +16,7 @@ def show_step(metrics: Metrics, batch: StepBatch, values: Mapping[str, float]) -
     metrics.count("grpo_trainer_tokens_total", values["tokens"])
     for phase in ("forward_backward", "optimizer"):
         metrics.count("grpo_trainer_step_seconds_total", values.get(f"seconds_{phase}", 0.0), phase=phase)
+    # figures that a loss does not have stay 0, so that every series is there from the first step on
     for name in ("loss", "grad_norm", "learning_rate", "mismatch_kl", "entropy"):
         metrics.set(f"grpo_trainer_{name}", values.get(name, 0.0))
     for age in ("current", "older"):

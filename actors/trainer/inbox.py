@@ -53,6 +53,7 @@ class BatchInbox:
         """Return the batch of a step; None after `timeout` seconds without it. Drops batches of earlier steps."""
         with self._arrived:
             self._arrived.wait_for(lambda: step in self._by_step or self._stopping, timeout)
+            # a batch sent twice may come after its step: it would stay for ever
             for old in [number for number in self._by_step if number < step]:
                 del self._by_step[old]
             return self._by_step.get(step)

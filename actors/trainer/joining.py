@@ -86,6 +86,7 @@ def take_folder(
                     f"checkpoints can't be taken over, tried for {timeout:g} s (trainer.checkpoint.timeout): "
                     f"{error}. Free space or mend the disk, and start the same command again: nothing is lost"
                 ) from error
+            # once for each kind of error, not twice a second
             if str(error) != problem:
                 log.error("checkpoints not taken over; trying again", detail=str(error))
             problem = str(error)

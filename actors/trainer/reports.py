@@ -54,6 +54,7 @@ def oldest(reports: Sequence[StepReport]) -> list[StepReport]:
     room = limits.BEAT_REPORT_BYTES
     for report in reports[: limits.BEAT_REPORTS]:
         room -= REPORT_BYTES + len(report.weights) + sum(len(key.encode()) + VALUE_BYTES for key in report.values)
+        # at least one, however large: a report that is never told would hold up all later ones
         if told and room < 0:
             break
         told.append(report)

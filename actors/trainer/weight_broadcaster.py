@@ -59,6 +59,7 @@ class WeightSender:
         done: WeightUpdate | None = None
         while not self._closing:
             self._news.wait(LOOK_SECONDS)
+            # cleared before the look at `_named`: an update that comes in between sets it again
             self._news.clear()
             threads.pass_by("trainer.weights")
             update = self._named
