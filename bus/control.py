@@ -25,6 +25,7 @@ from bus.curve import Link, keys_for, lock, unlock, watch_link
 from bus.fence import Fence
 from bus.gate import Gate
 from bus.hosts import Route, choose_family, to_bind
+from bus.keys import public_of
 from bus.listening import ListeningClock
 from bus.sockets import drop, drop_fenced, peer_of, send_frames, waiting
 from bus.topology import CONTROL_HWM, milliseconds, prepare
@@ -146,6 +147,11 @@ class ControlClient:
         self._tokens, self._last_beat = BEAT_BURST, time.monotonic()
         self._last_heard = time.monotonic()
         self._thread = threads.make(f"control-{name}", self._loop)
+
+    @property
+    def num_refused(self) -> int:
+        """Attempts to connect that were made after a refusal."""
+        return self._link.attempt
 
     @property
     def silent_seconds(self) -> float:
@@ -384,6 +390,21 @@ class ControlServer:
         """Start the thread that reads beats."""
         self._round_ended_at = time.monotonic()
         self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        """Bound address, with the port that was found."""
+        return self._endpoint
+
+    @property
+    def public_key(self) -> bytes:
+        """Public key of the socket; empty without keys."""
+        return public_of(self._secret) if self._secret else b""
+
+    @property
+    def num_unencoded(self) -> int:
+        """Number of published States that are not encoded yet."""
+        return len(self._published)
 
     @property
     def listened(self) -> float:

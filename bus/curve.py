@@ -320,6 +320,11 @@ class _Doorman:
         self._new: queue.SimpleQueue[tuple[zmq.Socket[bytes], _Door | _Approach]] = queue.SimpleQueue()
         threads.start("doorman", self._loop)
 
+    @property
+    def num_watched(self) -> tuple[int, int]:
+        """Numbers of watched sockets, and of bound ones among them."""
+        return len(self._watched), len(self._doors)
+
     def watch(self, socket: "zmq.Socket[bytes]", watched: _Door | _Approach) -> None:
         """Watch a socket until it is closed. Thread-safe. Call it before the socket binds or connects."""
         if isinstance(watched, _Door):  # at once, not in the thread: a key may be checked right after `bind`
@@ -371,6 +376,11 @@ class _Doorman:
             del self._doors[watched.domain]
             if watched.gate is not None:
                 watched.gate.closed = True
+
+
+def num_watched() -> tuple[int, int]:
+    """Return the numbers of this process's sockets with keys, and of bound ones among them."""
+    return _doorman().num_watched
 
 
 _the_doorman: list[_Doorman] = []

@@ -123,6 +123,16 @@ class Outbox:
         self._lock = threading.Lock()
         self._socket = self._connected()
 
+    @property
+    def has_room(self) -> bool:
+        """True while the peer is connected and the queue is not full."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+
+    @property
+    def num_refused(self) -> int:
+        """Attempts to connect that were made after a refusal."""
+        return self._link.attempt
+
     def try_send(self, message: Message) -> bool:
         """Hand a message to the socket. Return False if the peer is not connected or has no room. Never blocks.
 
@@ -137,7 +147,7 @@ class Outbox:
                 # a dead peer
                 self._socket.close()
                 self._socket = self._connected()
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            if not self.has_room:
                 return False  # asked before encoding, which costs more than the question
         frames = [self._sender, *codec.encode(message)]  # outside of the lock: a large group takes milliseconds
         with self._lock:

@@ -143,6 +143,11 @@ def guard(socket: "zmq.Socket[bytes]", gate: Gate, address: str, *, keys: bool) 
         _the_watch[0].add(gate, receiver)
 
 
+def num_watched() -> int:
+    """Return the number of this process's watched sockets."""
+    return len(_the_watch[0].gates) if _the_watch else 0
+
+
 def port_of(address: str) -> int:
     """Return the port of a tcp address; 0 for any other address."""
     return int(address.rpartition(":")[2]) if address.startswith("tcp://") else 0

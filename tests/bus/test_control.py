@@ -565,11 +565,12 @@ def test_beats_are_read_while_a_huge_batch_of_states_is_encoded(address: Place, 
     packer = Packer(closing, address)
     peer = _dealer(closing, address)
     large = ObserverState(**STATE_FIELDS, progress={"actors": [{"name": str(number)} for number in range(5000)]})
-    packer.server.publish({f"peer-{number}/b".encode(): large for number in range(2000)})
+    identities = [f"peer-{number}/b".encode() for number in range(2000)]
+    packer.server.publish(dict.fromkeys(identities, large))
     peer.send_multipart(example_frames("observer_beat"))
     _until(lambda: packer.heard)
-    assert packer.server._published
-    packer.server.publish(dict.fromkeys(list(packer.server._published)))  # encoding all of them would take long
+    assert packer.server.num_unencoded
+    packer.server.publish(dict.fromkeys(identities))  # encoding all of them would take long
 
 
 def test_of_states_published_for_one_peer_only_the_newest_is_encoded(

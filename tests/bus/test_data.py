@@ -58,7 +58,7 @@ def _outbox(
     outbox = Outbox("groups", address, config.bus, sender)
     stack.callback(outbox.close)
     if connected:
-        _until(lambda: int(outbox._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+        _until(lambda: outbox.has_room)
     return outbox
 
 

@@ -309,7 +309,7 @@ def test_control_plane_ends_a_beat_without_end_and_hears_the_others(
     server = ControlServer(config.bus.control, lambda identity, beat: beats.append(beat), bus=config.bus)
     closing.callback(server.close)
     server.start()
-    peer = Endless(server._endpoint, b"DEALER", large(64 << 10), at_most=2048 * MIB).start()
+    peer = Endless(server.endpoint, b"DEALER", large(64 << 10), at_most=2048 * MIB).start()
     closing.callback(peer.close)
     _until(lambda: server.counts.dropped["unfinished"], lambda: time.sleep(0.01))
     _until(lambda: peer.cut_off, lambda: time.sleep(0.01))
@@ -342,9 +342,9 @@ def test_closed_sockets_are_watched_no_more(make_config: MakeConfig) -> None:
             assert _take(inbox, 1) == [number]
         if number == 0:
             time.sleep(2 * unfinished.SWEEP_SECONDS)
-            before = len(unfinished._the_watch[0].gates)
+            before = unfinished.num_watched()
     time.sleep(2 * unfinished.SWEEP_SECONDS)
-    assert len(unfinished._the_watch[0].gates) <= before
+    assert unfinished.num_watched() <= before
 
 
 def test_process_without_descriptors_says_so_and_counts_whom_it_does_not_take() -> None:
