@@ -25,7 +25,7 @@ from bus import threads
 from bus.counts import REFUSALS, EdgeCounts
 from bus.gate import EVENTS, Gate
 from bus.keys import KeyRing, public_of, ring_of
-from bus.sockets import waiting
+from bus.sockets import AT_ONCE, waiting
 from schemas.config.services import BusConfig, is_loopback
 from schemas.errors import ConfigError
 
@@ -39,8 +39,6 @@ LOOK_MILLISECONDS = 200
 """Milliseconds until the doorman reads the monitor of a new socket. Events wait until then; checks of keys never do."""
 WAITING_EVENTS = 20_000
 """Events held by a monitor before libzmq's network thread waits for the doorman: bounds memory under a flood."""
-AT_ONCE = 1000
-"""Messages read from a socket in a row."""
 KEY_BYTES = 32
 """Bytes of a CURVE key."""
 

@@ -19,6 +19,8 @@ log = structlog.get_logger("bus")
 
 DROP_LOG_INTERVAL_SECONDS = 5.0
 """Seconds between two log lines about dropped frames of an edge."""
+AT_ONCE = 1000
+"""Messages read in a row before a thread does anything else."""
 COPIED_BYTES = 64 << 10
 """Size in bytes from which frames share memory with the socket: sharing costs 10 µs of bookkeeping per frame."""
 

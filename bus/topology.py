@@ -20,7 +20,7 @@ import zmq
 from bus.hosts import choose_family
 from schemas import limits
 from schemas.config import RunConfig
-from schemas.config.services import bracketed
+from schemas.config.services import BusConfig, bracketed
 from schemas.errors import ConfigError
 
 MAX_IPC_PATH = 100
@@ -177,6 +177,10 @@ def describe(config: RunConfig) -> str:
 
 CONTROL_HWM = 8
 """High-water mark of control sockets, in messages. Beats and States are absolute, so a long queue is only stale."""
+LAST_WORDS_MILLISECONDS = 200
+"""Milliseconds for which a closed control socket still tries to deliver the last beat or State."""
+PLAIN = BusConfig()
+"""Configuration of a bus without keys, on this machine alone."""
 
 
 def milliseconds(seconds: float) -> int:

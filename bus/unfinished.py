@@ -25,7 +25,7 @@ from bus import threads
 from bus.connection import LOOK_MILLISECONDS
 from bus.gate import EVENTS, Gate
 from bus.growth import PAGE, Growth
-from bus.sockets import waiting
+from bus.sockets import AT_ONCE, waiting
 
 LOOK_AGAIN_MILLISECONDS = 5
 """Milliseconds between two looks while any connection is beyond a bound."""
@@ -33,8 +33,6 @@ SWEEP_SECONDS = 2.0
 """Seconds between two sweeps of a process without growth."""
 GROWTH_BYTES = 8 << 20
 """Growth of the process in bytes to start a sweep at once: a connection on this machine brings 1 GB/s."""
-AT_ONCE = 1000
-"""Events read from a monitor in a row."""
 WAITING_EVENTS = 20_000
 """Events held by a monitor before libzmq's network thread waits for the watch: bounds memory."""
 
