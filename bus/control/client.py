@@ -162,7 +162,8 @@ class ControlClient:
             if self._link.wants_another_try():
                 self._connect_again()
             self._follow_name()
-            self._beat_when_due()
+            if self._seconds_to_next_beat() <= 0.0:
+                self._beat()
             ready = dict(poller.poll(milliseconds(self._seconds_to_next_beat())))
             if self._waker.receiver in ready:
                 self._waker.clear()
@@ -184,10 +185,6 @@ class ControlClient:
 
     def _refilled(self) -> float:
         return min(BEAT_BURST, self._tokens + (time.monotonic() - self._last_beat) * BEATS_PER_SECOND)
-
-    def _beat_when_due(self) -> None:
-        if self._seconds_to_next_beat() <= 0.0:
-            self._beat()
 
     def _beat(self) -> None:
         with self._lock:  # in one step: a report that comes after the copy makes the next beat urgent

@@ -62,6 +62,21 @@ class RendezvousPublisher:
         """Address of the trainer's store, `tcp://HOST:PORT`."""
         return self._open().address
 
+    @property
+    def process_group(self) -> Group | None:
+        """Newest group; None before the first one, and after it was given up."""
+        return self._group
+
+    @property
+    def num_keys(self) -> tuple[int, int]:
+        """Numbers of keys in the trainer's store and in the newest group's store."""
+        group_store = self._group_store
+        return self._open().server.num_keys(), group_store.server.num_keys() if group_store else 0
+
+    def buckets(self, policy: Policy) -> Sequence[Any]:
+        """Return the buckets of a version held: flat byte tensors, which broadcasts read."""
+        return self._parcels[policy][1].bytes_of
+
     def publish(self, policy: Policy, weights: Weights) -> Manifest:
         """Copy a version into buckets and return its manifest. Engines can ask for the version from now on."""
         store = self._open()
@@ -138,7 +153,7 @@ class RendezvousPublisher:
     def _broadcast(self, update: WeightUpdate, parcel: Parcel, wait: Wait) -> None:
         under_way: deque[Broadcast] = deque()
         try:
-            group = self._group_of(update, wait)
+            group = self.process_group_of(update, wait)
             for flat in parcel.bytes_of:  # at most AHEAD at once: more would only share the wire
                 under_way.append(group.broadcast(flat, wait))
                 if len(under_way) == AHEAD:
@@ -158,7 +173,7 @@ class RendezvousPublisher:
             self._store = Store(self._host)
         return self._store
 
-    def _group_of(self, update: WeightUpdate, wait: Wait) -> Group:
+    def process_group_of(self, update: WeightUpdate, wait: Wait) -> Group:
         """Return the group of an update: the current group if the names agree, else a new group in a new store.
 
         Raises:
@@ -223,9 +238,18 @@ class RendezvousReceiver:
         self._clients: dict[str, Any] = {}
         self._group: Group | None = None
         self._staging: Sequence[Any] = ()
-        """Buckets received last; the next version reuses their memory."""
         self.progress = 0
         """Number of steps done since the start: the header read, the group met, each bucket received."""
+
+    @property
+    def process_group(self) -> Group | None:
+        """Newest group; None before the first one, and after a failure."""
+        return self._group
+
+    @property
+    def staging(self) -> Sequence[Any]:
+        """Buckets received last; the next version reuses their memory."""
+        return self._staging
 
     def receive(self, manifest: Manifest, update: WeightUpdate | None, check: Callable[[], object]) -> Weights:
         """Receive all buckets of a version, check each, and return its weights.
@@ -234,7 +258,7 @@ class RendezvousReceiver:
         """
         assert update is not None  # this channel always comes with an update
         wait, key = Wait(check, self._timeout, self._note_progress), bytes.fromhex(manifest.key)
-        header, codes = self._header(manifest, wait)
+        header, codes = self.header(manifest, wait)
         try:
             group = self._group_of(manifest, update, wait)
             self._staging = staged(header.sizes, self._staging)
@@ -257,7 +281,7 @@ class RendezvousReceiver:
     def _note_progress(self) -> None:
         self.progress += 1
 
-    def _header(self, manifest: Manifest, wait: Wait) -> tuple[Header, list[bytes]]:
+    def header(self, manifest: Manifest, wait: Wait) -> tuple[Header, list[bytes]]:
         """Return the version's header, checked against the manifest, and the code of each bucket.
 
         Raises:
@@ -266,7 +290,7 @@ class RendezvousReceiver:
         """
         what = f"the trainer's store at {manifest.uri} does not answer"
         try:
-            found = in_time(lambda: self._read_header(manifest), wait, what)
+            found = in_time(lambda: self.read_header(manifest), wait, what)
         except BaseException:
             self._clients = {}  # the thread that was left behind may still use the client
             raise
@@ -307,7 +331,8 @@ class RendezvousReceiver:
             self._group.leave()
         self._group = None
 
-    def _read_header(self, manifest: Manifest) -> tuple[bytes, bytes] | None:
+    def read_header(self, manifest: Manifest) -> tuple[bytes, bytes] | None:
+        """Return a version's header and codes from the trainer's store, not checked yet; None: not held there."""
         if manifest.uri not in self._clients:
             self._clients = {manifest.uri: client_of(manifest.uri, self._timeout)}
         store, keys = self._clients[manifest.uri], [_header_key(manifest.policy), _codes_key(manifest.policy)]

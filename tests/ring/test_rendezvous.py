@@ -53,14 +53,14 @@ def test_an_update_that_an_engine_alone_has_given_up_is_followed_by_another_at_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer waits for an engine that never comes: without a word of it, for `weights.timeout`."""
-    read, reads = RendezvousReceiver._read_header, itertools.count(1)
+    read, reads = RendezvousReceiver.read_header, itertools.count(1)
 
     def read_or_not(receiver: RendezvousReceiver, manifest: Manifest) -> Any:
         if next(reads) == 5:
             raise MemoryError("no room")
         return read(receiver, manifest)
 
-    monkeypatch.setattr(RendezvousReceiver, "_read_header", read_or_not)
+    monkeypatch.setattr(RendezvousReceiver, "read_header", read_or_not)
     for_ever = 20 * PATIENCE_SECONDS
     config = broadcast_config(tmp_path, weights={"channel": "rendezvous", "timeout": for_ever})
     with ring(config) as running:
@@ -81,7 +81,7 @@ def test_an_engine_that_is_to_leave_waits_no_longer_for_weights(
         reads.set()
         assert opened.wait(20 * PATIENCE_SECONDS)
 
-    monkeypatch.setattr(RendezvousReceiver, "_read_header", read)
+    monkeypatch.setattr(RendezvousReceiver, "read_header", read)
     config = broadcast_config(tmp_path, weights={"channel": "rendezvous", "timeout": 20 * PATIENCE_SECONDS})
     with ring(config) as running:
         running.start("packer-0", "trainer-0", "inference-0")

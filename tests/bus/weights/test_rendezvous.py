@@ -16,7 +16,7 @@ import torch
 
 from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.buckets import Header, codes_from, pack, unpack, verify
-from bus.weights.groups import Wait
+from bus.weights.groups import Wait, client_of
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver, _count
 from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
 
@@ -213,7 +213,7 @@ def test_a_group_is_kept_while_its_members_stay(publisher: RendezvousPublisher):
         publisher.send(update, never)
         thread.join(30.0)
         assert torch.equal(results[0].tensors["a.weight"], some_weights(version).tensors["a.weight"])
-        groups.append(publisher._group)
+        groups.append(publisher.process_group)
     assert groups[0] is groups[1] is not None
 
 
@@ -228,7 +228,7 @@ def test_a_manifest_of_other_weights_is_noticed_before_anything_is_received(publ
 def test_bytes_that_changed_on_the_wire_are_refused(publisher: RendezvousPublisher):
     """Nothing of such a version is handed over, and its engine never says that it has got it."""
     manifest = publisher.publish(POLICY, some_weights())
-    publisher._parcels[POLICY][1].bytes_of[1][17] ^= 1
+    publisher.buckets(POLICY)[1][17] ^= 1
     update = update_of("A")
     thread, results = in_thread(lambda: RendezvousReceiver("A", HOST, 30.0).receive(manifest, update, never))
     stop = threading.Event()
@@ -349,8 +349,8 @@ def test_a_trainer_that_dies_before_it_hears_got_ends_the_update(publisher: Rend
         if over.is_set():
             raise UpdateAbandonedError("the test is over")
 
-    assert end._group is not None
-    end._group.store = Dead()
+    assert end.process_group is not None
+    end.process_group.store = Dead()
     again = update_of("A", update="2", group="1")
     sender, _ = in_thread(lambda: publisher.send(again, check))
     with pytest.raises(UpdateAbandonedError, match="trainer is gone"):
@@ -371,8 +371,8 @@ def test_memory_is_kept_from_version_to_version(publisher: RendezvousPublisher):
         publisher.send(update, never)
         thread.join(30.0)
         assert torch.equal(results[0].tensors["c.weight"], some_weights(version).tensors["c.weight"])
-        sent.append(publisher._parcels[policy][1].bytes_of)
-        received.append(end._staging)
+        sent.append(publisher.buckets(policy))
+        received.append(end.staging)
     assert all(flats is received[0] for flats in received)
     assert [flats is sent[i] for i, flats in enumerate(sent[3:])] == [True] * 3  # 2 are kept beside the new one
 
@@ -391,14 +391,14 @@ def test_an_engine_that_gives_an_update_up_takes_new_memory(publisher: Rendezvou
         publisher.send(update_of("A"), until_it_has_left)
     thread.join(30.0)
     assert isinstance(results[0], ValueError)
-    assert end._staging == ()
+    assert end.staging == ()
 
 
 @SOMEBODY_IS_MISSING
 def test_memory_of_a_version_that_was_sent_in_vain_is_never_taken_again(publisher: RendezvousPublisher):
     """Gloo may still read it."""
     publisher.publish(POLICY, some_weights())
-    in_vain = publisher._parcels[POLICY][1].bytes_of
+    in_vain = publisher.buckets(POLICY)
 
     def newer_update() -> None:
         raise UpdateAbandonedError("a newer update is named")
@@ -409,7 +409,7 @@ def test_memory_of_a_version_that_was_sent_in_vain_is_never_taken_again(publishe
         policy = Policy(lineage=1, version=version)
         publisher.prune(version)
         publisher.publish(policy, some_weights(version))
-        assert publisher._parcels[policy][1].bytes_of is not in_vain
+        assert publisher.buckets(policy) is not in_vain
     assert POLICY not in [manifest.policy for manifest in publisher.published()]
 
 
@@ -431,7 +431,7 @@ def test_a_version_that_is_being_sent_is_not_pruned(publisher: RendezvousPublish
         publisher.publish(Policy(lineage=1, version=version), some_weights())
     publisher.prune(keep_version=100)
     assert [m.policy.version for m in publisher.published()] == [7, 8, 9]
-    assert RendezvousReceiver("A", HOST, 30.0)._header(manifest, Wait(never, 30.0))[0].digest == manifest.digest
+    assert RendezvousReceiver("A", HOST, 30.0).header(manifest, Wait(never, 30.0))[0].digest == manifest.digest
     over.set()
     sender.join(5.0)
     publisher.prune(keep_version=100)
@@ -453,9 +453,7 @@ def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
         )
         publisher.send(update, never)
         thread.join(30.0)
-        assert publisher._store is not None
-        assert publisher._group_store is not None
-        keys.append((publisher._store.server.num_keys(), publisher._group_store.server.num_keys()))
+        keys.append(publisher.num_keys)
     # two for each of 1 to 3 versions (2 kept, then one published), and the group
     assert [own for own, _ in keys] == [3, 5, 7, 7, 7, 7]
     assert len({of_group for _, of_group in keys}) == 1
@@ -464,12 +462,12 @@ def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
 def test_an_engine_that_stops_early_waits_for_nobody(publisher: RendezvousPublisher):
     """With a bucket under way that never comes; what gloo still holds of it goes when gloo's own timeout is over."""
     manifest, update = publisher.publish(POLICY, some_weights()), update_of("A")
-    flats = publisher._parcels[POLICY][1].bytes_of
+    flats = publisher.buckets(POLICY)
     assert len(flats) == 3
 
     def send_two() -> None:
         wait = Wait(never, 30.0)
-        group = publisher._group_of(update, wait)
+        group = publisher.process_group_of(update, wait)
         for flat in flats[:2]:
             group.broadcast(flat, wait).wait()
 
@@ -497,8 +495,8 @@ def test_an_update_is_given_up_when_nothing_comes_any_more(num_sent: int):
     update, wait, over = update_of("A"), Wait(never, 30.0), threading.Event()
 
     def trickle() -> None:
-        group = publisher._group_of(update, wait)
-        for flat in publisher._parcels[POLICY][1].bytes_of[:num_sent]:
+        group = publisher.process_group_of(update, wait)
+        for flat in publisher.buckets(POLICY)[:num_sent]:
             group.broadcast(flat, wait).wait()
             time.sleep(0.5)
         over.wait(30.0)
@@ -522,9 +520,9 @@ def test_the_first_bucket_has_its_time_from_the_meeting():
     update, wait = update_of("A"), Wait(never, 30.0)
     thread, results = in_thread(lambda: RendezvousReceiver("A", HOST, 3.0).receive(manifest, update, never))
     time.sleep(2.0)
-    group = publisher._group_of(update, wait)
+    group = publisher.process_group_of(update, wait)
     time.sleep(2.0)
-    for flat in publisher._parcels[POLICY][1].bytes_of:
+    for flat in publisher.buckets(POLICY):
         group.broadcast(flat, wait).wait()
     thread.join(30.0)
     assert isinstance(results[0], Weights)
@@ -533,9 +531,9 @@ def test_the_first_bucket_has_its_time_from_the_meeting():
 def test_nonsense_in_the_place_of_a_groups_address_ends_the_update_alone(publisher: RendezvousPublisher):
     """The store is not authenticated: the engine lives, and waits for what the packer names next."""
     manifest = publisher.publish(POLICY, some_weights())
-    assert publisher._store is not None
+    store = client_of(manifest.uri, 5.0)
     for nonsense in ("tcp://nowhere", "\x00", "tcp://[::1:x", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:-5"):
-        publisher._store.server.set("group/1", nonsense)
+        store.set("group/1", nonsense)
         with pytest.raises(UpdateAbandonedError, match="did not meet"):
             RendezvousReceiver("A", HOST, 2.0).receive(manifest, update_of("A", group="1"), never)
 
