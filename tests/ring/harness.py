@@ -312,7 +312,7 @@ def scrape(config: RunConfig, name: str) -> str:
         targets = json.loads((config.output / "metrics_targets.json").read_text(encoding="utf-8"))
         address = next(t["targets"][0] for t in targets if t["labels"]["name"] == name)
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=2.0) as answer:
-            return answer.read().decode()
+            return str(answer.read(), "utf-8")
     except (OSError, StopIteration):
         return ""
 
