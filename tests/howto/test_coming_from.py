@@ -97,18 +97,18 @@ def test_keys_that_are_exact_have_the_same_value_at_both_ends(walk: Walk) -> Non
 
 
 def leaves(tree: Any, path: str = "") -> set[str]:
-    """The dotted paths of all values of a tree; items of lists of maps are `[]`."""
+    """The dotted paths of all values of a tree; items of a list of maps have the path of the list."""
     if isinstance(tree, dict) and tree:
         return {leaf for name, value in tree.items() for leaf in leaves(value, f"{path}.{name}" if path else name)}
     if isinstance(tree, list) and tree and all(isinstance(item, dict) for item in tree):
-        return {leaf for item in tree for leaf in leaves(item, f"{path}[]")}
+        return {leaf for item in tree for leaf in leaves(item, path)}
     return {path}
 
 
 def test_every_key_of_the_other_configuration_has_a_row(walk: Walk) -> None:
     """A row of a section stands for the keys in it."""
     for table, tree in walk.tables_of_keys:
-        named = {name for theirs, _, _ in table.rows for name in CODE.findall(theirs)}
+        named = [name.replace("[]", "") for theirs, _, _ in table.rows for name in CODE.findall(theirs)]
         missing = {leaf for leaf in leaves(tree) if not any(f"{leaf}.".startswith(f"{name}.") for name in named)}
         assert missing <= {"rlhf_type", "model"}  # the latter stands in each of Surogate's files
 

@@ -74,7 +74,7 @@ def prime(completions: Sequence[Completion]) -> float:
 
 
 def surogate(completions: Sequence[Completion]) -> float:
-    """−r·A·logp where r is within 0.125 to 8, its geometric mean in 0.1 to 10, and none of the completion is above 100."""
+    """−r·A·logp where r is in 0.125 to 8, its geometric mean in 0.1 to 10, and none of the completion above 100."""
     total = 0.0
     for completion in completions:
         ratios = [math.exp(token.logp - token.q) for token in completion]
