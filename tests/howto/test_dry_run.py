@@ -1,0 +1,40 @@
+"""The dry run of docs/howto/debugging.md, with the files of each page that walks from another system."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.howto.origins import with_recorders
+from tests.howto.pages import page, printed_by
+
+ONE_PROCESS_EACH = ["trainer.num_ranks=1", "trainer.sharding=none", "up.inference=1", "packer.groups_per_step=2"]
+"""Smaller than on the page, for machines with few cores."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trl", "prime-rl", "surogate", "areal", "ms-swift"])
+def test_data_and_rewards_of_a_page_go_through_a_whole_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a model: rows are sampled, scored by the page's functions, packed and trained; figures have the names."""
+    found = page(name)
+    monkeypatch.chdir(tmp_path)
+    with_recorders(monkeypatch)
+    found.write_files(tmp_path)
+    printed_by(found.block("export.py"), {})
+    (line,) = re.findall(r"^actors (up run\.yaml output_dir=.+)$", page("debugging").text, re.MULTILINE)
+    words = [word.strip('"') for word in re.findall(r'"[^"]+"|\S+', line)]
+    completed = subprocess.run(
+        [sys.executable, "-m", "actors", *words, *ONE_PROCESS_EACH],
+        capture_output=True, text=True, check=False, timeout=150, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    lines = [json.loads(text) for text in (tmp_path / "outputs/dry/metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in lines] == [1, 2, 3]
+    functions = re.findall(r"rewards\.py:(\w+)", found.block("run.yaml"))
+    assert all(lines[-1][f"reward/{function}"] is not None for function in functions)
