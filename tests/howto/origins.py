@@ -9,6 +9,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -63,6 +64,7 @@ def with_recorders(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for name, content in modules.items():
         module = ModuleType(name)
         module.__dict__.update(content)
+        module.__spec__ = ModuleSpec(name, None)  # what asks whether a package is there reads it
         monkeypatch.setitem(sys.modules, name, module)
     return recorded
 

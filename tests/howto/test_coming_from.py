@@ -31,6 +31,8 @@ class Walk:
     trees: dict[str, Any]
     """Configurations of the other system, by the first cell of the head of their table."""
     config: RunConfig
+    written: RunConfig
+    """The same with paths as the page has them."""
 
     @property
     def tables_of_keys(self) -> list[tuple[Table, Any]]:
@@ -52,7 +54,8 @@ def walk(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     with_recorders(monkeypatch)
     found.write_files(tmp_path)
     printed_by(found.block("export.py"), {})
-    return Walk(found, trees_of(found.name, monkeypatch), load_config(tmp_path / "run.yaml"))
+    written = check_tree(yaml.safe_load(found.block("run.yaml")))
+    return Walk(found, trees_of(found.name, monkeypatch), load_config(tmp_path / "run.yaml"), written)
 
 
 def test_the_run_passes_the_checks_without_a_warning(walk: Walk) -> None:
@@ -91,7 +94,7 @@ def test_keys_that_are_exact_have_the_same_value_at_both_ends(walk: Walk) -> Non
         for theirs, here, how in table.rows:
             if how.startswith("exact"):
                 (name,), (key, *_) = CODE.findall(theirs), CODE.findall(here)
-                assert same(value_at(tree, name), value_at(walk.config, key)), (name, key)
+                assert same(value_at(tree, name), value_at(walk.written, key)), (name, key)
                 compared += 1
     assert compared >= 5
 
@@ -261,7 +264,7 @@ def test_keys_that_are_converted_have_the_converted_value(walk: Walk) -> None:
 # --- rewards ---------------------------------------------------------------------------------------------------------
 
 TOY: dict[str, dict[str, list[float]]] = {
-    "trl": {"so #### 6": [1, 1], "#### 7": [0, 1], "6": [0, 0]},
+    "trl": {"so #### 6": [1, 1], "#### 7": [0, 1], "six": [0, 0]},
     "prime-rl": {"<reversed_text>3 cba</reversed_text>": [1], "3 cba": [0], "<reversed_text></reversed_text>": [0]},
     "surogate": {"<reversed_text>3 cba</reversed_text>": [1], "3 cba": [0], "<reversed_text></reversed_text>": [0]},
     "areal": {r"\boxed{5} or \boxed{6}": [1], r"\boxed{7}": [0], "6": [0]},

@@ -75,6 +75,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     (tmp_path / "bare.jsonl").write_text(json.dumps({"question": "ab"}))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    capsys.readouterr()
 
     def tell(command: str, *overrides: str) -> list[str]:
         main([command, "run.yaml", *overrides])

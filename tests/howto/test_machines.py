@@ -65,7 +65,7 @@ def test_a_machine_without_the_packer_needs_the_three_files_that_are_copied(run_
 def test_without_keys_the_address_is_refused(run_yaml: Path) -> None:
     """As the page says of a bus on tcp."""
     with pytest.raises(ValueError, match="is reachable from other machines and the bus is not encrypted"):
-        load_config(run_yaml, ["bus.keys=", "bus.host=10.0.0.5"])
+        load_config(run_yaml, ["bus.keys=''", "bus.host=10.0.0.5"])
 
 
 def test_topology_prints_the_control_address(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
