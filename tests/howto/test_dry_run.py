@@ -16,8 +16,14 @@ ONE_PROCESS_EACH = ["trainer.num_ranks=1", "trainer.sharding=none", "up.inferenc
 """Smaller than on the page, for machines with few cores."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["trl", "prime-rl", "surogate", "areal", "ms-swift"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("trl", marks=pytest.mark.slow),
+        pytest.param("areal", marks=pytest.mark.slow),
+        *[pytest.param(name, marks=pytest.mark.long) for name in ("prime-rl", "surogate", "ms-swift")],
+    ],
+)
 def test_data_and_rewards_of_a_page_go_through_a_whole_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
