@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from actors.datasets.jsonl import Jsonl
 from actors.ops.preflight import preflight
-from actors.reward.scorer import load_rewards
+from actors.reward.functions import load_rewards
 from schemas.config import RunConfig, check_tree, load_config, warnings
 from tests.actors.reward.test_loop import group as sampled_group
 from tests.howto.origins import NUM_ROWS, trees_of, with_recorders
