@@ -64,7 +64,7 @@ def measure() -> dict[str, Any]:
         subprocess.run([sys.executable, MODEL, model], check=True, capture_output=True)
         engines = [make_engine(model, deterministic) for deterministic in (False, True)]
         prompts = [engines[0].tokenize(str(environment.example(i).prompt)) for i in range(8)]
-        requests = [SampleRequest(p, COMPLETIONS, MAX_TOKENS, 1.0, 1.0, 1000 * i) for i, p in enumerate(prompts)]
+        requests = [SampleRequest(p, COMPLETIONS, MAX_TOKENS, 1000 * i) for i, p in enumerate(prompts)]
         results = [compare(engines[0], engines[1], requests[:count]) for count in (1, 8)]
         for engine in engines:
             engine.close()

@@ -135,7 +135,7 @@ class Receiving:
         return {"seconds": timed(path.read_bytes)}
 
     def _busy(self, engine: EmbeddedEngine, manifest: Manifest, weights: Weights) -> float:
-        request = SampleRequest([3] * PROMPT_TOKENS, COMPLETIONS, MAX_TOKENS, 1.0, 1.0, 0, logit_bias=NO_EOS)
+        request = SampleRequest([3] * PROMPT_TOKENS, COMPLETIONS, MAX_TOKENS, 0, logit_bias=NO_EOS)
         before = engine.status().generated_tokens
         future = engine.submit(request)
         while engine.status().generated_tokens < before + COMPLETIONS * WRITTEN:

@@ -19,12 +19,12 @@ from typing import Any
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from schemas import limits
 from schemas.arrays import ArrayLayout
 from schemas.errors import DecodeError, MessageTooLargeError
-from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Frozen, Message
+from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Message
 from schemas.messages.base import ARRAYS_KEY, AXES_AGREE
 
 COPIED_BYTES = 4096
@@ -126,7 +126,7 @@ class _Local(threading.local):
 
 def _fields_of(value: object) -> dict[str, Any]:
     """Return the fields of a model inside a header (a policy, a ticket) as a map for msgpack."""
-    if isinstance(value, Frozen):
+    if isinstance(value, BaseModel):
         return value.__dict__
     raise TypeError(f"a {type(value).__name__} can't be sent: {value!r:.80}")
 

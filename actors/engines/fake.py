@@ -105,12 +105,9 @@ class FakeEngine:
             raise RequestError("prompt: is empty")
         check_token_ids("prompt", request.prompt_ids, self._config.vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._config.vocab_size)
-        for name, value in (
-            ("top_k", request.top_k),
-            ("min_p", request.min_p),
-            ("logit_bias", request.logit_bias),
-            ("logprobs, top_logprobs", request.num_top_logprobs),
-        ):
+        sampling = request.sampling.model_dump(exclude={"temperature", "top_p"}, exclude_defaults=True)
+        others = {"logit_bias": request.logit_bias, "logprobs, top_logprobs": request.num_top_logprobs}
+        for name, value in (sampling | others).items():
             if value:
                 raise RequestError(f"{name}: the fake engine has no distribution, so it can't serve {value!r}")
 

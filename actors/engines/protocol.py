@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bus.weights import Weights
+from schemas.config.sampling import SamplingParams
 from schemas.messages import EngineState, Policy, Prompt
 
 Segment = tuple[int, int, int]
@@ -56,14 +57,8 @@ class SampleRequest:
     num_completions: int
     max_tokens: int | None
     """Limit of new tokens; None allows as many as fit behind the prompt."""
-    temperature: float
-    """0 takes the most probable token, whatever top_k, top_p and min_p are."""
-    top_p: float
     seed: int
-    top_k: int = 0
-    """Number of most probable tokens to draw from; 0 allows all."""
-    min_p: float = 0.0
-    """Least probability of a token, relative to the most probable token; 0 allows all."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Values to add to the logits, by token id."""
     stop: tuple[str, ...] = ()

@@ -179,8 +179,11 @@ class _Replies:
 
 def ticket_of(group: Group, settings: Settings) -> Ticket:
     """Return the ticket for the current attempt of a group; evaluations are sampled with other parameters."""
-    train, step = group.policy is None, step_of(group.position, settings.groups_per_step)
-    heat = sampling_temperature(step, settings.temperature, settings.temperature_schedule, settings.max_steps)
+    sampling = settings.eval_sampling
+    if group.policy is None:  # of a train group
+        step, start = step_of(group.position, settings.groups_per_step), settings.sampling.temperature
+        heat = sampling_temperature(step, start, settings.temperature_schedule, settings.max_steps)
+        sampling = settings.sampling.model_copy(update={"temperature": heat})
     return Ticket(
         ordinal=group.ordinal,
         attempt=group.attempt,
@@ -190,10 +193,7 @@ def ticket_of(group: Group, settings: Settings) -> Ticket:
         example_key=group.example.key,
         seed=group.seed,
         num_completions=group.num_completions,
-        temperature=heat if train else settings.eval_temperature,
-        top_p=settings.top_p if train else 1.0,
-        top_k=settings.top_k if train else 0,
-        min_p=settings.min_p if train else 0.0,
+        sampling=sampling,
         max_tokens=settings.max_tokens,
         min_version=group.min_version,
         policy=group.policy,

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from schemas.config.actors import TemperatureScheduleConfig
+from schemas.config.sampling import SamplingParams
 from schemas.messages import DroppedOrdinal, Policy, Purpose
 
 MAX_FAILURES = 3
@@ -226,18 +227,17 @@ class Settings:
     """Share of poison among the last 100 groups above which the run fails (P11)."""
     fails_on_reward_error: bool = False
     """True: the first error of a reward function ends the run (`reward.on_error: fail`)."""
-    temperature: float = 1.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Sampling parameters of train groups; the schedule changes their temperature."""
     temperature_schedule: TemperatureScheduleConfig | None = None
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
     max_tokens: int = 512
     seed: int = 0
     eval_every_steps: int = 0
     eval_at_start: bool = False
     eval_at_end: bool = False
     eval_completions: int = 1
-    eval_temperature: float = 0.0
+    eval_sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    """Sampling parameters of evaluations."""
     keep_steps: int = 0
 
 

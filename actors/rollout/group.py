@@ -130,5 +130,5 @@ def build_group(
         loss_mask=np.ones(tokens.size, np.uint8),
         logprobs=np.concatenate([np.asarray(c.logprobs, np.float32) for c in completions]),
         segments=np.array(segments, np.int64).reshape(-1, 3),
-        segment_temperatures=np.full(len(segments), ticket.temperature, np.float32),
+        segment_temperatures=np.full(len(segments), ticket.sampling.temperature, np.float32),
     )

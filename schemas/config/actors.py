@@ -17,6 +17,7 @@ from schemas.config.objective import ObjectiveConfig
 from schemas.config.optimizers import AdamWConfig, OptimizerConfig
 from schemas.config.pools import PoolsConfig
 from schemas.config.resume_classes import Free, Identity, Repack
+from schemas.config.sampling import SamplingParams
 from schemas.config.sglang import EnginePoolConfig, SglangEngineConfig
 
 
@@ -34,27 +35,18 @@ class TemperatureScheduleConfig(Section):
     """Number of steps of the schedule. Empty: `trainer.max_steps`."""
 
 
-class RolloutConfig(Section):
+class RolloutConfig(SamplingParams):
     """Sampling: group size, sampling parameters, time limits. A group is all completions sampled for one prompt."""
 
     group_size: Identity[int] = Field(16, ge=1, le=limits.LIST_ITEMS)
     """Completions per prompt (TRL: num_generations; Surogate: rollouts_per_example)."""
     max_tokens: Free[int] = Field(512, ge=1)
     """Maximum number of new tokens per completion; below `packer.sequence_len`, which holds the prompt too."""
-    temperature: Free[float] = Field(1.0, gt=0)
+    temperature: Free[float] = Field(1.0, gt=0)  # greedy groups would be all equal
     """Sampling temperature of train groups. Logprobs are of the distribution at this temperature, in engine and
     trainer. Evaluations have `eval.temperature`."""
     temperature_schedule: Free[TemperatureScheduleConfig | None] = None
     """Course of the temperature over the run. Empty: constant."""
-    top_p: Free[float] = Field(1.0, gt=0, le=1)
-    """Nucleus sampling: only the most probable tokens with this total probability. 1: all. Below 1 the importance ratio
-    is biased, and `actors check` warns."""
-    top_k: Free[int] = Field(0, ge=0)
-    """Number of most probable tokens to sample from. 0: all. Above 0 the importance ratio is biased, and `actors check`
-    warns."""
-    min_p: Free[float] = Field(0.0, ge=0, lt=1)
-    """Least probability of a token, relative to the most probable token. 0: no limit. Above 0 the importance ratio is
-    biased, and `actors check` warns."""
     max_concurrent_groups: Free[int] = Field(16, ge=1)
     """Groups sampled at once by each rollout actor."""
     group_timeout: Free[float] = Field(300.0, gt=0)

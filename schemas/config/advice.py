@@ -7,6 +7,7 @@ from schemas.config.advantages import GaeAdvantageConfig, NormAdvantageConfig, P
 from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.run import RunConfig
+from schemas.config.sampling import SamplingParams
 from schemas.config.services import is_loopback
 
 
@@ -45,13 +46,14 @@ def _nothing_to_compare_with(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _distribution_is_cut(config: RunConfig) -> Iterator[str]:
-    for key, exact in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+def _distribution_is_not_the_trainers(config: RunConfig) -> Iterator[str]:
+    """Warn of every sampling parameter but the temperature, the only one that the trainer's logprobs include."""
+    for key, field in SamplingParams.model_fields.items():
         value = getattr(config.rollout, key)
-        if value != exact:
+        if key != "temperature" and value != field.default:
             yield (
-                f"rollout.{key}: {value} truncates sampling, which biases the importance ratio of trainer.loss; "
-                f"{exact} does not"
+                f"rollout.{key}: {value} samples from another distribution than the trainer computes, which biases the "
+                f"importance ratio of trainer.loss; {field.default} does not"
             )
 
 
@@ -153,7 +155,7 @@ ADVICE = (
     _arrival_drops_the_slow,
     _pools_of_what_never_ends,
     _nothing_to_compare_with,
-    _distribution_is_cut,
+    _distribution_is_not_the_trainers,
     _nothing_to_share_out,
     _ignored_by_the_loss,
     _engine_serves_another_base,

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from schemas.config.base import FunctionPath, Section
 from schemas.config.resume_classes import Free
+from schemas.config.sampling import SamplingParams
 
 Split = Literal["train", "eval"]
 
@@ -147,3 +148,8 @@ class EvalConfig(Section):
     exact_match: Free[str | None] = Field("exact_match", min_length=1)
     """Reward function whose value 1.0 counts as an exact match, named as `reward.functions[].path` is. Empty (null):
     not measured."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling parameters of evaluations: the whole distribution, at their own temperature."""
+        return SamplingParams(temperature=self.temperature)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
 from schemas.messages.base import Frozen, Message
 from schemas.messages.control import (
     ActorPhase,
@@ -63,7 +65,7 @@ def fingerprint() -> str:
 
 def fingerprint_of(message_types: Iterable[type[Message]]) -> str:
     """Return 16 hex digits of a digest over kinds, versions, arrays and fields, including values nested in messages."""
-    lines, todo = set[str](), list[type[Frozen]](message_types)
+    lines, todo = set[str](), list[type[BaseModel]](message_types)
     while todo:
         model = todo.pop()
         name = (
@@ -85,8 +87,8 @@ def _shown(annotation: Any) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(annotation))
 
 
-def _values_in(annotation: Any) -> list[type[Frozen]]:
-    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, Frozen):
+def _values_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
         return [annotation]
     return [inner for argument in get_args(annotation) for inner in _values_in(argument)]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from schemas import arrays, limits
+from schemas.config.sampling import SamplingParams
 from schemas.messages.base import Address, Frozen, Listed, Message, Name, Reason, Words
 from schemas.messages.data import Policy, Purpose
 
@@ -39,18 +40,13 @@ class Ticket(Frozen):
     seed: int
     """Sampling seed of completion 0; completion i has seed + i."""
     num_completions: int
-    temperature: float
-    top_p: float
+    sampling: SamplingParams
     max_tokens: int
     """Maximum number of new tokens per completion."""
     min_version: int
     """Oldest policy version allowed to sample the group (protocol rule P10)."""
     policy: Policy | None = None
     """The only policy allowed to sample the group, in evaluations; None in training."""
-    top_k: int = 0
-    """Number of most probable tokens to sample from; 0: all."""
-    min_p: float = 0.0
-    """Least probability relative to the most probable token; 0: no limit."""
 
 
 class AttemptFailure(Frozen):
@@ -305,6 +301,7 @@ class RolloutState(State):
     """State for a rollout actor: new tickets, engines and reward actors to use, and groups to release."""
 
     kind: ClassVar[str] = "rollout_state"
+    version: ClassVar[int] = 2
 
     tickets: Listed[Ticket]
     """Tickets of this rollout actor that its Beat does not name, at most `limits.STATE_TICKETS`. Further tickets follow

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from actors.engines.embedded.sampling import Distribution, Drawn
 from actors.engines.protocol import Alternatives, Completion, SampleRequest, Segment
 from actors.engines.text import Detokenize, StopWatch
+from schemas.config.sampling import SamplingParams
 
 GREEDY = 1e-5
 """Temperature below which sampling is greedy, as in vLLM: logits divided by less could overflow."""
@@ -97,11 +98,10 @@ class Running:
         self._ends_B[rows] = prompt + asked.max_tokens
         self._seeds_B[rows] = np.arange(asked.seed, asked.seed + n, dtype=np.uint64)
         # a greedy row has no cuts: the most probable token passes them all
-        greedy = asked.temperature < GREEDY
-        self._temperatures_B[rows] = 0 if greedy else asked.temperature
-        self._top_p_B[rows] = 1 if greedy else asked.top_p
-        self._top_k_B[rows] = 0 if greedy else asked.top_k
-        self._min_p_B[rows] = 0 if greedy else asked.min_p
+        greedy = asked.sampling.temperature < GREEDY
+        sampling = SamplingParams(temperature=0.0) if greedy else asked.sampling
+        self._temperatures_B[rows], self._top_p_B[rows] = sampling.temperature, sampling.top_p
+        self._top_k_B[rows], self._min_p_B[rows] = sampling.top_k, sampling.min_p
         self._num_top_logprobs_B[rows] = asked.num_top_logprobs
         self._biased_B[rows] = bool(asked.logit_bias)
         self._watched_B[rows] = bool(asked.stop or asked.stop_token_ids)

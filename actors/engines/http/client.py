@@ -66,13 +66,10 @@ class CompletionClient:
             "prompt": prompt_ids,
             "n": ticket.num_completions,
             "max_tokens": ticket.max_tokens,
-            "temperature": ticket.temperature,
-            "top_p": ticket.top_p,
-            "top_k": ticket.top_k,
-            "min_p": ticket.min_p,
             "seed": ticket.seed,
             "logprobs": 0,  # the logprob of each sampled token, without alternatives
             "return_token_ids": True,
+            **ticket.sampling.model_dump(),
         }
         answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)
         try:

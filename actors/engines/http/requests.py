@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from actors.engines.protocol import Completion, RequestError, SampleRequest
 from schemas import limits
+from schemas.config.sampling import SamplingParams
 from schemas.messages import Prompt
 
 MOST_TOP_LOGPROBS = 20
@@ -34,8 +35,10 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-class Sampling(_Body, ABC):
+class Sampling(_Body, SamplingParams, ABC):
     """Parameters common to both endpoints."""
+
+    model_config = ConfigDict(strict=False)  # a client may send "0.5" for 0.5
 
     max_tokens_by_default: ClassVar[int | None] = None
     """Limit of new tokens without `max_tokens`; None allows as many as fit behind the prompt."""
@@ -44,11 +47,6 @@ class Sampling(_Body, ABC):
     n: int = Field(1, ge=1, le=limits.HTTP_CHOICES)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
-    """Number of most probable tokens to draw from; 0 or −1 allows all."""
-    min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=limits.HTTP_LOGIT_BIAS)
     stop: Annotated[
@@ -61,6 +59,11 @@ class Sampling(_Body, ABC):
     return_token_ids: bool = False
     user: str | None = None
     """Name of the end user; ignored, as it changes no answer of OpenAI either."""
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _zero_for_all(cls, top_k: Any) -> Any:
+        return 0 if top_k == -1 else top_k  # vLLM takes both for all tokens
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -107,12 +110,9 @@ class Sampling(_Body, ABC):
             prompt_ids,
             self.n,
             self.max_tokens or self.max_completion_tokens or self.max_tokens_by_default,
-            self.temperature,
-            self.top_p,
             # 48 random bits, so that seed + n overflows nowhere
             uuid.uuid4().int >> 80 if self.seed is None else self.seed,
-            top_k=max(self.top_k, 0),
-            min_p=self.min_p,
+            self.sampling,
             logit_bias=self.logit_bias,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,

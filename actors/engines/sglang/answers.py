@@ -33,10 +33,8 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
     """
     params: Json = {
         "max_new_tokens": max_tokens,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k or -1,  # SGLang's value for all is −1
-        "min_p": asked.min_p,
+        **asked.sampling.model_dump(),
+        "top_k": asked.sampling.top_k or -1,  # SGLang's value for all is −1
         "sampling_seed": (asked.seed + number) % LARGEST_SEED,
         "stop_token_ids": sorted(eos | set(asked.stop_token_ids)),
     }

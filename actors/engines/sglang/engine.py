@@ -150,7 +150,7 @@ class SglangEngine(ServedEngine):
 
     async def _sample(self, asked: SampleRequest) -> list[Completion]:
         # greedy completions are all equal
-        n = 1 if asked.temperature < GREEDY_BELOW else asked.num_completions
+        n = 1 if asked.sampling.temperature < GREEDY_BELOW else asked.num_completions
         tasks = [asyncio.ensure_future(self._whole(asked, number)) for number in range(n)]
         try:
             return list(await asyncio.gather(*tasks)) * (asked.num_completions // n)

@@ -27,10 +27,7 @@ def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]
     """
     params: dict[str, Any] = {
         "n": asked.num_completions,
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k,
-        "min_p": asked.min_p,
+        **asked.sampling.model_dump(),
         "seed": asked.seed,
         "logit_bias": {str(token): bias for token, bias in asked.logit_bias.items()} or None,
         "stop": list(asked.stop),

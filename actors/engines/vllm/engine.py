@@ -232,7 +232,7 @@ class VllmEngine(ServedEngine):
 
     async def _sample(self, asked: SampleRequest) -> list[Completion]:
         # greedy completions are all equal, and the server refuses n > 1
-        n = 1 if asked.temperature < GREEDY_BELOW else asked.num_completions
+        n = 1 if asked.sampling.temperature < GREEDY_BELOW else asked.num_completions
         begun = await self._ask(replace(asked, num_completions=n))
         completions = await asyncio.gather(*(self._continued(asked, i, c, self._ask_one) for i, c in enumerate(begun)))
         return completions * (asked.num_completions // n)

@@ -9,6 +9,7 @@ from typing import Any
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import Completion, Engine, SampleRequest
 from bus.weights import Weights
+from schemas.config.sampling import SamplingParams
 from schemas.messages import Policy
 
 WAIT = 30.0
@@ -18,9 +19,9 @@ MakeEngine = Callable[..., EmbeddedEngine]
 
 
 def ask(prompt: list[int], n: int = 1, max_tokens: int | None = 8, seed: int = 0, **settings: Any) -> SampleRequest:
-    """A request at temperature 1."""
-    temperature, top_p = settings.pop("temperature", 1.0), settings.pop("top_p", 1.0)
-    return SampleRequest(prompt, n, max_tokens, temperature, top_p, seed, **settings)
+    """A request at temperature 1; `settings` are sampling parameters and other fields."""
+    params = {name: settings.pop(name) for name in SamplingParams.model_fields if name in settings}
+    return SampleRequest(prompt, n, max_tokens, seed, SamplingParams(**params), **settings)
 
 
 def sample(engine: Engine, *requests: SampleRequest) -> list[list[Completion]]:

@@ -104,9 +104,7 @@ def test_the_engine_serves_what_is_trained(dtype: str, folder: Path) -> None:
     engine = EmbeddedEngine(config.model, EmbeddedEngineConfig(max_sequences=16, max_sequence_len=64), "interrupt")
     try:
         engine.load(Policy(lineage=0, version=1), learner.weights(), 60.0)
-        request = SampleRequest(
-            prompt_ids=[1, 10, 11], num_completions=8, max_tokens=6, temperature=1.0, top_p=1.0, seed=0
-        )
+        request = SampleRequest(prompt_ids=[1, 10, 11], num_completions=8, max_tokens=6, seed=0)
         completions = engine.submit(request).result(60.0)
     finally:
         engine.close()

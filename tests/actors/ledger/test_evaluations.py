@@ -6,6 +6,7 @@ import pytest
 
 from actors.ledger import Changes, ExampleRef, GroupState
 from actors.ledger.engines import Engines
+from schemas.config.sampling import SamplingParams
 from schemas.messages import Manifest, Policy
 from tests.actors.ledger.driver import Engine, Ring, Rollout, Trainer, manifest_of, policy, settings
 
@@ -147,12 +148,12 @@ def test_without_examples_nothing_is_evaluated() -> None:
 
 def test_evaluation_tickets_go_first_and_name_exactly_one_policy() -> None:
     """Both prompts, before any train ticket, pinned to the version that the engine serves (P26)."""
-    run = Run(eval_at_start=True, eval_completions=3, eval_temperature=0.5)
+    run = Run(eval_at_start=True, eval_completions=3, eval_sampling=SamplingParams(temperature=0.5))
     run.rollout.slots = 2
     run.go(lambda: run.open == 2, sample_evals=False)
     run.turn()
     tickets = [run.rollout.held[hold] for hold in sorted(run.rollout.held, reverse=True)]
-    assert [(t.ordinal, t.purpose, t.policy, t.num_completions, t.temperature) for t in tickets] == [
+    assert [(t.ordinal, t.purpose, t.policy, t.num_completions, t.sampling.temperature) for t in tickets] == [
         (-1, "eval", policy(0), 3, 0.5),
         (-2, "eval", policy(0), 3, 0.5),
     ]

@@ -8,6 +8,7 @@ import numpy as np
 from actors.datasets import Example
 from actors.engines.http.client import SampledCompletion
 from actors.rollout.group import build_group
+from schemas.config.sampling import SamplingParams
 from schemas.messages import EnginePeer, Policy, RewardPeer, RolloutGroup, RolloutState, Ticket
 
 EXAMPLE = Example(prompt="abc=", columns={"answer": "cba"})
@@ -17,8 +18,8 @@ def ticket(ordinal: int = 0, **changes) -> Ticket:
     """A ticket for two completions of the example."""
     fields = {
         "ordinal": ordinal, "attempt": 1, "purpose": "train", "environment": "reverse_text", "index": 0,
-        "example_key": EXAMPLE.key("reverse_text"), "seed": 7, "num_completions": 2, "temperature": 0.5, "top_p": 1.0,
-        "max_tokens": 8, "min_version": 3,
+        "example_key": EXAMPLE.key("reverse_text"), "seed": 7, "num_completions": 2, "max_tokens": 8, "min_version": 3,
+        "sampling": SamplingParams(temperature=0.5),
     }  # fmt: skip
     return Ticket(**fields | changes)
 

@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 
 from bus import codec
+from schemas.config.sampling import SamplingParams
 from schemas.messages import (
     MESSAGE_TYPES,
     AttemptFailure,
@@ -55,10 +56,7 @@ TICKET = Ticket(
     example_key="abc",
     seed=99,
     num_completions=2,
-    temperature=1.0,
-    top_p=0.9,
-    top_k=40,
-    min_p=0.05,
+    sampling=SamplingParams(top_p=0.9, top_k=40, min_p=0.05),
     max_tokens=16,
     min_version=6,
 )

@@ -9,7 +9,7 @@ from actors.engines.protocol import Completion, SampleRequest
 
 def request(prompt: list[int], n: int = 1, max_tokens: int = 3, seed: int = 0) -> Request:
     """n completions of a prompt."""
-    return Request(SampleRequest(prompt, n, max_tokens, 1.0, 1.0, seed))
+    return Request(SampleRequest(prompt, n, max_tokens, seed))
 
 
 def drawn(tokens: list[int], logprobs: list[float]) -> Drawn:

@@ -2,8 +2,9 @@
 
 from actors.engines.external.continuation import cut_at_stop, joined, rest_of
 from actors.engines.protocol import Completion, SampleRequest
+from schemas.config.sampling import SamplingParams
 
-ASKED = SampleRequest([1, 5], 2, 8, 1.0, 0.9, 40)
+ASKED = SampleRequest([1, 5], 2, 8, 40, SamplingParams(top_p=0.9))
 
 
 def test_the_rest_of_a_completion_goes_on_behind_its_tokens() -> None:

@@ -10,6 +10,7 @@ from actors.engines.fake import FakeEngine
 from actors.engines.http.client import CompletionClient, EngineError, RequestRefusedError
 from actors.engines.http.server import CompletionServer
 from schemas.config.actors import FakeEngineConfig
+from schemas.config.sampling import SamplingParams
 from schemas.messages import EnginePeer, Ticket
 from tests.actors.engines.engines import WAIT, ask, policy, sample
 
@@ -49,7 +50,7 @@ def peer(port: int, boot_id: str = "boot1") -> EnginePeer:
 
 def ticket(max_tokens: int = 6) -> Ticket:
     """Three completions, seed 9."""
-    return Ticket.model_construct(num_completions=3, max_tokens=max_tokens, temperature=1.0, top_p=1.0, seed=9)
+    return Ticket.model_construct(num_completions=3, max_tokens=max_tokens, sampling=SamplingParams(), seed=9)
 
 
 async def test_a_tickets_completions_arrive_as_the_engine_sampled_them(

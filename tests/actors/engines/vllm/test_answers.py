@@ -7,12 +7,13 @@ import pytest
 from actors.engines.external.labels import UnknownWeightsError, Version
 from actors.engines.protocol import Completion, EngineStoppedError, SampleRequest
 from actors.engines.vllm.answers import alternatives, completions_of, sampling_params
+from schemas.config.sampling import SamplingParams
 from schemas.messages import Policy
 
 FOUR, FIVE = Policy(lineage=1, version=4), Policy(lineage=1, version=5)
 LABELS = {"b:base.0": None, "b:1.4.1": FOUR, "b:1.4.2": FOUR, "b:1.5.3": FIVE}
 EOS = frozenset({2})
-ASKED = SampleRequest([1, 5], 2, 8, 1.0, 0.9, 40)
+ASKED = SampleRequest([1, 5], 2, 8, 40, SamplingParams(top_p=0.9))
 
 
 def span(version: str, start: int, end: int) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def test_choices_come_in_their_order_with_what_was_sampled() -> None:
 @pytest.mark.parametrize(("told", "asked_for", "reason"), [(2, (), None), (2, (2,), 2), ("ab", (), "ab"), (9, (9,), 9)])
 def test_the_end_of_sequence_is_no_stop_reason_unless_asked_for(told: Any, asked_for: Any, reason: Any) -> None:
     """We tell the server the end of sequence as a stop token; clients get what other engines say."""
-    asked = SampleRequest([1], 1, 8, 1.0, 1.0, 0, stop_token_ids=asked_for)
+    asked = SampleRequest([1], 1, 8, 0, stop_token_ids=asked_for)
     [completion] = completions_of({"choices": [choice(stop_reason=told)]}, asked, EOS, LABELS)
     assert completion.stop_reason == reason
 
@@ -90,7 +91,7 @@ def test_alternatives_are_the_most_probable_ones() -> None:
 
 def test_a_request_in_the_servers_terms() -> None:
     """The end of sequence is a stop token; of 3 alternatives 4 are asked for; no max_tokens means the server's."""
-    asked = SampleRequest([1], 2, None, 0.7, 0.9, 5, stop=("END",), stop_token_ids=(8,), num_top_logprobs=3)
+    asked = SampleRequest([1], 2, None, 5, stop=("END",), stop_token_ids=(8,), num_top_logprobs=3)
     params = sampling_params(asked, EOS)
     assert (params["stop_token_ids"], params["ignore_eos"]) == ([2, 8], True)
     assert (params["logprobs"], params["stop"], params["detokenize"]) == (4, ["END"], True)

@@ -67,7 +67,7 @@ def test_a_request_becomes_one_call(make_vllm: MakeVllm, stub: StubServer) -> No
 def test_pieces_are_whole_completions(make_vllm: MakeVllm) -> None:
     """Told before the future is done: whose tokens they are is only known at the end."""
     told: list[tuple[int, Completion]] = []
-    request = SampleRequest(PROMPT, 2, 3, 1.0, 1.0, 0, on_piece=lambda number, piece: told.append((number, piece)))
+    request = SampleRequest(PROMPT, 2, 3, 0, on_piece=lambda number, piece: told.append((number, piece)))
     completions = make_vllm().submit(request).result(WAIT)
     assert told == list(enumerate(completions))
 

@@ -210,7 +210,7 @@ def until_it_samples(engine: VllmEngine, submit: Callable[[], T], ended: Callabl
 
 def under_way(engine: VllmEngine, n: int = 2, seed: int = 0) -> "Future[list[Completion]]":
     """A request for LONG tokens each, of which the server has sampled some; `biased_gap` goes with it."""
-    asked = SampleRequest(PROMPT, n, LONG, 1.0, 1.0, seed, logit_bias={models.EOS: -100.0})
+    asked = SampleRequest(PROMPT, n, LONG, seed, logit_bias={models.EOS: -100.0})
     return until_it_samples(engine, lambda: engine.submit(asked), lambda future: future.done())
 
 
@@ -267,8 +267,8 @@ def test_completions_end_as_asked_for(full: VllmEngine) -> None:
     longest = max(completions, key=lambda c: len(c.token_ids))
     seed, (first, second) = 1 + completions.index(longest), longest.token_ids[3:5]
     text = full.detokenize([first, second])
-    by_text = SampleRequest(PROMPT, 1, 60, 1.0, 1.0, seed, stop=(text,))
-    by_token = SampleRequest(PROMPT, 1, 60, 1.0, 1.0, seed, stop_token_ids=(second,))
+    by_text = SampleRequest(PROMPT, 1, 60, seed, stop=(text,))
+    by_token = SampleRequest(PROMPT, 1, 60, seed, stop_token_ids=(second,))
     [told], [told_by_token] = (full.submit(request).result(WAIT) for request in (by_text, by_token))
     assert told.stop_reason == text
     assert full.detokenize(told.token_ids).endswith(text)
@@ -279,7 +279,7 @@ def test_completions_end_as_asked_for(full: VllmEngine) -> None:
 def test_alternatives_are_the_models_most_probable_tokens(full: VllmEngine, servable_model: ServableModel) -> None:
     """Also where a less probable one was sampled."""
     full.load(policy(0), weights(servable_model(0, tied=True)), WAIT)
-    request = SampleRequest(PROMPT, 1, 12, 1.0, 1.0, 3, num_top_logprobs=2)
+    request = SampleRequest(PROMPT, 1, 12, 3, num_top_logprobs=2)
     [completion] = full.submit(request).result(WAIT)
     with torch.no_grad():
         logits = models.plain(servable_model(0, tied=True))(torch.tensor([PROMPT + completion.token_ids])).logits[0]
@@ -293,7 +293,7 @@ def test_a_bad_request_is_an_error_in_vllms_words(full: VllmEngine) -> None:
     """And the server lives."""
     with pytest.raises(RequestError, match="temperature"):
         full.submit(ask(PROMPT, temperature=-1.0)).result(WAIT)
-    assert sample(full, SampleRequest(PROMPT, 1, 3, 1.0, 1.0, 0, logit_bias={7: 100.0}))[0][0].token_ids == [7, 7, 7]
+    assert sample(full, SampleRequest(PROMPT, 1, 3, 0, logit_bias={7: 100.0}))[0][0].token_ids == [7, 7, 7]
 
 
 def test_prompts_that_are_more_than_one_step_are_served(full: VllmEngine) -> None:

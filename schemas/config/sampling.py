@@ -1,0 +1,31 @@
+"""Sampling parameters: the distribution from which an engine draws the next token."""
+
+from pydantic import Field
+
+from schemas.config.base import Section
+from schemas.config.resume_classes import Free
+
+
+class SamplingParams(Section):
+    """Distribution of the next token. One value in configuration, tickets, HTTP requests and engines' requests.
+
+    A new parameter is a field here, with vLLM's name, so that it reaches every engine by itself; only the engines that
+    sample by their own code, or that know it by another name, need a change.
+    """
+
+    temperature: Free[float] = Field(1.0, ge=0)
+    """Divisor of the logits. 0: the most probable token, whatever top_p, top_k and min_p are."""
+    top_p: Free[float] = Field(1.0, gt=0, le=1)
+    """Nucleus sampling: only the most probable tokens with this total probability. 1: all. Below 1 the importance ratio
+    is biased, and `actors check` warns."""
+    top_k: Free[int] = Field(0, ge=0)
+    """Number of most probable tokens to sample from. 0: all. Above 0 the importance ratio is biased, and `actors check`
+    warns."""
+    min_p: Free[float] = Field(0.0, ge=0, le=1)
+    """Least probability of a token, relative to the most probable token. 0: no limit. Above 0 the importance ratio is
+    biased, and `actors check` warns."""
+
+    @property
+    def sampling(self) -> "SamplingParams":
+        """Sampling parameters alone, without the other keys of a derived class."""
+        return SamplingParams(**{name: getattr(self, name) for name in SamplingParams.model_fields})
