@@ -24,6 +24,9 @@ class SamplingParams(Section):
     min_p: Free[float] = Field(0.0, ge=0, le=1)
     """Least probability of a token, relative to the most probable token. 0: no limit. Above 0 the importance ratio is
     biased, and `actors check` warns."""
+    presence_penalty: Free[float] = Field(0.0, ge=-2, le=2)
+    """Number subtracted from the logit of each token that the completion already has, once however often it has the
+    token (OpenAI). Other than 0 the importance ratio is biased, and `actors check` warns."""
 
     @property
     def sampling(self) -> "SamplingParams":

@@ -70,7 +70,8 @@ def test_all_that_is_said_fits_sglangs_types(
     for version in (1, 2, 3):
         engine.load(policy(version), ADAPTER if lora else weights_of_version(version), WAIT)
     settings: Any = {"top_k": 5, "min_p": 0.1, "stop": ("=", "a="), "stop_token_ids": (7,), "logit_bias": {5: -1.0}}
-    sample(engine, ask(PROMPT, n=2, top_p=0.9, num_top_logprobs=3, **settings), ask(PROMPT, max_tokens=None))
+    settings |= {"top_p": 0.9, "presence_penalty": 0.5}
+    sample(engine, ask(PROMPT, n=2, num_top_logprobs=3, **settings), ask(PROMPT, max_tokens=None))
     sample(engine, ask(PROMPT, temperature=0.0), ask(PROMPT, seed=2**63 - 1, n=2))
     stub.holding = True
     future = engine.submit(ask(PROMPT))

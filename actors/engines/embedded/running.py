@@ -68,8 +68,8 @@ class Running:
         self._min_p_B = np.zeros(capacity, np.float32)
         self._num_top_logprobs_B = np.zeros(capacity, np.int64)
         self._biased_B, self._watched_B, self._told_B = (np.zeros(capacity, bool) for _ in range(3))
-        """Rows with a bias, with stop strings or stop tokens, and with a callback. Loops over rows touch only these
-        few."""
+        """Rows with a bias or presence penalty, with stop strings or stop tokens, and with a callback. Loops over rows
+        touch only these few."""
         # `remove` moves the rows of all arrays alike
         self._arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
@@ -103,7 +103,7 @@ class Running:
         self._temperatures_B[rows], self._top_p_B[rows] = sampling.temperature, sampling.top_p
         self._top_k_B[rows], self._min_p_B[rows] = sampling.top_k, sampling.min_p
         self._num_top_logprobs_B[rows] = asked.num_top_logprobs
-        self._biased_B[rows] = bool(asked.logit_bias)
+        self._biased_B[rows] = bool(asked.logit_bias or asked.sampling.presence_penalty)
         self._watched_B[rows] = bool(asked.stop or asked.stop_token_ids)
         self._told_B[rows] = asked.on_piece is not None
 
@@ -137,9 +137,21 @@ class Running:
         biased = np.flatnonzero(self._biased_B[first : len(self)])
         if not biased.size:
             return None
-        entries = [(b, *item) for b in biased for item in self._owners[first + b].request.asked.logit_bias.items()]
+        entries = [(b, *item) for b in biased for item in self._bias_of(first + int(b)).items()]
+        if not entries:  # no token yet that a penalty could be for
+            return None
         rows, tokens, values = zip(*entries, strict=True)
         return np.array(rows), np.array(tokens), np.array(values, np.float32)
+
+    def _bias_of(self, b: int) -> dict[int, float]:
+        """Return the values to add to the logits of row b, by token: the request's bias and its presence penalty."""
+        asked = self._owners[b].request.asked
+        penalty, bias = asked.sampling.presence_penalty, dict(asked.logit_bias)
+        if penalty:
+            # the prompt does not count, as with OpenAI and vLLM
+            for token in set(self._tokens_BL[b, self._prompts_B[b] : self._lengths_B[b]].tolist()):
+                bias[token] = bias.get(token, 0.0) - penalty
+        return bias
 
     def num_top_logprobs(self, first: int) -> int:
         """Return the largest number of alternatives reported by a row from `first` on."""

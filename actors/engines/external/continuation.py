@@ -19,6 +19,8 @@ def rest_of(asked: SampleRequest, number: int, so_far: Completion) -> SampleRequ
 
     The new seed is a hash of the completion's seed and the place. With the old seed, the random numbers of the first
     tokens would be used again, for tokens that depend on these numbers already.
+
+    For the server the tokens so far are part of the prompt, so `presence_penalty` does not see them any more.
     """
     done = len(so_far.token_ids)
     digest = hashlib.sha256(f"{asked.seed + number} {done}".encode()).digest()

@@ -21,7 +21,7 @@ from tests.actors.engines.engines import WAIT
 from tests.ring.harness import ring_config
 from tests.schemas.messages.examples import EXAMPLES
 
-OTHER: dict[str, Any] = {"temperature": 0.5, "top_p": 0.875, "top_k": 7, "min_p": 0.125}
+OTHER: dict[str, Any] = {"temperature": 0.5, "top_p": 0.875, "top_k": 7, "min_p": 0.125, "presence_penalty": 1.5}
 """A value besides the default for each parameter."""
 
 

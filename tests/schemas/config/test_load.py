@@ -384,6 +384,7 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
         ),
         ({"rollout__top_k": 50}, ("rollout.top_k", "trainer.loss")),
         ({"rollout__min_p": 0.05}, ("rollout.min_p", "trainer.loss")),
+        ({"rollout__presence_penalty": -0.5}, ("rollout.presence_penalty", "0.0 does not")),
         ({"packer__pools": {"easy_threshold": 1.0}}, ("packer.pools", "never end")),
         (
             {"packer__groups_per_step": 128, "rollout__group_size": 16, "packer__sequence_len": 8300},

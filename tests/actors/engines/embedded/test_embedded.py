@@ -74,6 +74,29 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
             assert logprob == pytest.approx(float((p_V[token] / min(nucleus, 1.0)).log()), abs=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+@pytest.mark.parametrize("penalty", [1.5, -0.5])
+def test_a_presence_penalty_is_for_tokens_that_the_completion_has_already(
+    model_folder: ModelFolder, make_engine: MakeEngine, temperature: float, penalty: float
+) -> None:
+    """Once for each token, before the temperature, beside the bias; never for tokens of the prompt alone."""
+    plain, divisor, engine = models.plain(model_folder()), temperature or 1.0, make_engine(eos=ENDLESS)
+    asked = {"n": 3, "max_tokens": 12, "temperature": temperature, "logit_bias": {PROMPTS[1][-1]: 1.0}}
+    completions, others = sample(engine, ask(PROMPTS[1], **asked, presence_penalty=penalty), ask(PROMPTS[1], **asked))
+    assert [c.token_ids for c in completions] != [c.token_ids for c in others]
+    for completion in completions:
+        tokens = completion.token_ids
+        with torch.no_grad():
+            logits_TV = plain(torch.tensor([PROMPTS[1] + tokens])).logits[0, len(PROMPTS[1]) - 1 : -1]
+        logits_TV[:, PROMPTS[1][-1]] += 1.0
+        for place in range(len(tokens)):
+            logits_TV[place, sorted(set(tokens[:place]))] -= penalty
+        logprobs_TV = (logits_TV / divisor).log_softmax(-1)
+        expected = logprobs_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+        assert temperature or tokens == logprobs_TV.argmax(-1).tolist()
+
+
 def test_samples_are_distributed_as_the_model_says(model_folder: ModelFolder, make_engine: MakeEngine) -> None:
     """1 000 first tokens: each token's share is its probability, within four standard errors."""
     plain = models.plain(model_folder())

@@ -382,6 +382,7 @@ def test_the_fake_engine_refuses_by_name_what_needs_a_distribution() -> None:
         for name, change in (
             ("top_k", extra(top_k=5)),
             ("min_p", extra(min_p=0.1)),
+            ("presence_penalty", {"presence_penalty": 0.5}),
             ("logit_bias", {"logit_bias": {"5": 1}}),
             ("logprobs, top_logprobs", {"logprobs": 2}),
         ):
