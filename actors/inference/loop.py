@@ -176,7 +176,7 @@ class InferenceActor:
             manifest = state.manifest
             if manifest is not None and manifest.policy != engine.status().policy and self._may_enter(state):
                 self.update(engine, manifest, state.update)
-        self._report(engine)
+        self.report(engine)
         status = engine.status()
         done = state is not None and state.phase == "done"
         return done or self._drain.may_leave(holds_work=status.num_running + status.num_waiting > 0)
@@ -265,7 +265,8 @@ class InferenceActor:
         if isinstance(state, InferenceState) and state.update is not None and state.update.update != self._entered:
             raise UpdateAbandonedError("the packer names another update")
 
-    def _report(self, engine: Engine) -> None:
+    def report(self, engine: Engine) -> None:
+        """Report the state and the load of the engine in the beat, and count its tokens."""
         status = engine.status()
         self._metrics.set("grpo_inference_running_completions", status.num_running)
         self._metrics.set("grpo_inference_waiting_completions", status.num_waiting)

@@ -39,12 +39,12 @@ def test_a_quarantined_engine_says_so_and_loads_again(
     states: list[str] = []
     monkeypatch.setattr(actor.membership, "report", lambda **told: states.append(told.get("engine_state", "")))
     monkeypatch.setattr(actor.membership, "latest", lambda: InferenceState.model_construct(update=None, **fields))
-    actor._follow(engine)
+    actor.follow(engine)
     stub.label = "somebody"
     future = engine.submit(ask([1, 5]))
     wait_for(lambda: engine.status().state == "quarantined")
-    actor._report(engine)
-    actor._follow(engine)
+    actor.report(engine)
+    actor.follow(engine)
     assert [state for state in states if state] == ["clean", "quarantined", "clean"]
     assert future.result(10)[0].segments == [(0, 1, 4)]
     assert len(stub.asked("/v1/load_lora_adapter")) == 2
@@ -70,7 +70,7 @@ class Scene:
         """State names this one, for this engine alone; the actor takes a turn."""
         member = WeightMember(boot_id=self.actor.membership.boot_id, num_ranks=1)
         self._state["update"] = WeightUpdate(update=update, group=update, policy=policy(4), members=[member])
-        self.actor._follow(self.engine)
+        self.actor.follow(self.engine)
 
 
 def test_a_quarantined_engine_serves_no_policy_and_takes_the_next_update_that_names_it(
@@ -87,7 +87,7 @@ def test_a_quarantined_engine_serves_no_policy_and_takes_the_next_update_that_na
     stub.label = "somebody"
     future = scene.engine.submit(ask([1, 5]))
     wait_for(lambda: scene.engine.status().state == "quarantined")
-    scene.actor._report(scene.engine)
+    scene.actor.report(scene.engine)
     assert (scene.beat["engine_state"], scene.beat["policy"]) == ("quarantined", None)
     assert scene.beat["update_seconds"] == {}
     assert scene.beat["failed_update"].update == "3.1"
