@@ -100,6 +100,11 @@ def printed_by(code: str, namespace: dict[str, Any]) -> list[str]:
     return printed.getvalue().splitlines()
 
 
+def matches(words: str, line: str) -> bool:
+    """Return whether a line is a page's words; `…` stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, words.split("…"))), line) is not None
+
+
 def check_key(key: str) -> None:
     """Check that a key of the configuration exists, written as `reward.functions[].path`.
 

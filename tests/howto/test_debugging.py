@@ -1,7 +1,6 @@
 """docs/howto/debugging.md: each mistake that it lists is made here, and answered in the words of the page."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import yaml
 from actors.cli import main
 from actors.ops.view.diagnostics import learning
 from tests import models
-from tests.howto.pages import CODE, page
+from tests.howto.pages import CODE, matches, page
 
 PAGE = page("debugging")
 RUN: dict[str, Any] = {
@@ -52,11 +51,6 @@ def strict(prompts, completions):
     return [0.0] * len(completions)
 """
 Told = Callable[..., list[str]]
-
-
-def matches(words: str, line: str) -> bool:
-    """Return whether a line is the page's words; `…` stands for anything."""
-    return re.fullmatch(".*".join(map(re.escape, words.split("…"))), line) is not None
 
 
 def words_of_the_page() -> list[str]:

@@ -2,18 +2,22 @@
 
 import re
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from actors.cli import main
 from actors.engines.vllm.process import command
+from actors.engines.vllm.versions import check_version, installed
 from actors.ops.preflight import preflight
 from bus.keys import load
-from schemas.config import load_config, warnings
+from schemas.config import RunConfig, check_tree, load_config, warnings
 from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
-from tests.howto.pages import page
+from schemas.errors import ConfigError
+from tests.howto.pages import CODE, matches, page
 
 MACHINES, VLLM = page("several-machines"), page("vllm")
 
@@ -90,3 +94,40 @@ def test_a_server_that_is_attached_gets_the_switches_that_an_actor_gives_its_own
             assert words[words.index(switch) + 1] == given, switch
     assert ("VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in words) == (lora is not None)
     assert "VLLM_SERVER_DEV_MODE=1" in words
+
+
+def with_vllm(max_tokens: int = 16, **engine: object) -> RunConfig:
+    """A small run with these keys of the engine."""
+    return check_tree(
+        {
+            "model": {"path": "a/model", "lora": {"rank": 16}}, "environments": [{"type": "reverse_text"}],
+            "rollout": {"max_tokens": max_tokens}, "reward": {"functions": [{"path": "exact_match"}]},
+            "trainer": {"max_steps": 1}, "inference": {"engine": {"type": "vllm", **engine}},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "mistake"),
+    [
+        ("inference.engine.type:", lambda: preflight(with_vllm())),
+        ("inference.engine.python:", lambda: installed(sys.executable)),
+        ("inference.engine: …", lambda: check_version("0.31.0", "http://gpu-1:8100")),
+        ("rollout.max_tokens:", lambda: with_vllm(64, max_model_len=64)),
+        ("inference.engine.urls:", lambda: with_vllm(urls=["http://gpu-1:8100", "http://gpu-2:8100"])),
+        ("inference.engine.extra_args:", lambda: with_vllm(extra_args=["--host", "0.0.0.0"])),
+        ("inference.engine.max_lora_rank:", lambda: with_vllm(max_lora_rank=8)),
+    ],
+)
+def test_the_words_of_the_page_are_those_of_the_mistake(start: str, mistake: Callable[[], object]) -> None:
+    """Each row of the table, where no vLLM is installed."""
+    rows = [CODE.findall(cell)[0] for cell, _ in VLLM.table("Words", "Change").rows]
+    (words,) = [row for row in rows if row.startswith(start)]
+    with pytest.raises(ConfigError) as told:
+        mistake()
+    assert [line for line in told.value.problems if matches(words, line)], told.value.problems
+
+
+def test_every_row_of_that_table_is_tried() -> None:
+    """A row more needs a mistake more."""
+    assert len(VLLM.table("Words", "Change").rows) == 7
