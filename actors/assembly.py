@@ -9,19 +9,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from actors.engines import embedded, fake, sglang, vllm
 from actors.process.actor import Actor
 from actors.process.output_dir import take
 from actors.telemetry.metrics import Metrics
-from bus.run_folder import scratch_of, weights_directory, weights_folder
+from bus.run_folder import weights_directory, weights_folder
 from schemas.config import RunConfig
 from schemas.config.services import is_wildcard
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from actors.algorithms.losses import CustomLoss
-    from actors.algorithms.noise import NormNoise
     from actors.algorithms.pools import Keys, Pools
     from actors.datasets import Environment
+    from actors.engines.protocol import Engine
     from actors.inference.loop import InferenceActor
     from actors.learner.learner import Learner
     from actors.ledger import Store
@@ -46,20 +47,14 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     from actors.engines.http.client import CompletionClient
     from actors.models.tokenizer import Tokenizer
     from actors.rollout.loop import RolloutActor
-    from schemas.config.actors import FakeEngineConfig
     from schemas.messages import Purpose
 
     purposes: tuple[Purpose, ...] = ("train", "eval")
     # the packer checks every row; a bad row would fail only its own attempt here
     each = [(e, p) for e in config.environments for p in purposes]
     environments = {(p, e.label): make_environment(e, p, config.seed, check=False) for e, p in each}
-    if isinstance(config.inference.engine, FakeEngineConfig):
-        from actors.engines.fake import FakeEngine
-
-        encode: Any = FakeEngine(config.inference.engine).tokenize
-    else:
-        encode = Tokenizer(config.model).encode
-
+    loads_model = config.inference.engine.loads_model
+    encode = Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
     engine, key, tls = config.inference, api_key(config.inference), client_tls(config.inference)
 
     def client() -> CompletionClient:
@@ -90,12 +85,10 @@ def _vocab_size(config: RunConfig) -> int:
     0 if no filter needs it, which avoids loading a tokenizer.
     """
     from actors.models.tokenizer import vocabulary
-    from schemas.config.actors import FakeEngineConfig
 
     if not any(one.type == "gibberish" for one in config.reward.filters):
         return 0
-    engine = config.inference.engine
-    return engine.vocab_size if isinstance(engine, FakeEngineConfig) else len(vocabulary(config.model))
+    return config.inference.engine.own_vocab_size or len(vocabulary(config.model))
 
 
 def make_packer(
@@ -193,9 +186,7 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
         threads: number of torch's threads; None: unchanged.
         rank: rank in the gang; None: the learner has all weights, even if the run's gang shards them.
     """
-    from schemas.config.actors import FakeEngineConfig
-
-    if isinstance(config.inference.engine, FakeEngineConfig):
+    if not config.inference.engine.loads_model:
         from actors.learner.fake import FakeLearner
 
         return FakeLearner()  # needs no torch
@@ -295,44 +286,30 @@ def reachable_host(config: RunConfig) -> str:
 def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "InferenceActor":
     """Make the inference actor, with its engine. Torch is imported after the first beat."""
     from actors.inference.loop import InferenceActor
-    from schemas.config.actors import FakeEngineConfig
-    from schemas.config.engines import VllmEngineConfig
-    from schemas.config.sglang import SglangEngineConfig
-
-    def engine() -> Any:  # called after the first beat, since loading takes minutes
-        settings = config.inference.engine
-        if isinstance(settings, FakeEngineConfig):
-            from actors.engines.fake import FakeEngine
-
-            return FakeEngine(settings)
-        if isinstance(settings, VllmEngineConfig):
-            from actors.engines.vllm.engine import VllmEngine
-
-            take(config)  # the server's log is written there
-            paths = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not settings.urls)
-            mode, noise = config.weights.update_mode, norm_noise(config)
-            return VllmEngine(config.model, settings, mode, *paths, ordinal_of(name), noise)
-        if isinstance(settings, SglangEngineConfig):
-            from actors.engines.sglang.engine import SglangEngine
-
-            scratch = scratch_of(config, name, own=False)
-            return SglangEngine(config.model, settings, config.weights.update_mode, scratch, ordinal_of(name))
-        from actors.engines.embedded.engine import EmbeddedEngine
-
-        return EmbeddedEngine(config.model, settings, config.weights.update_mode, norm_noise(config))
 
     # actors on one machine can't share the configured port: each adds its ordinal
     port = config.inference.port and config.inference.port + ordinal_of(name)
+    engine = partial(make_engine, config, name)  # called after the first beat, since loading takes minutes
     return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port)
 
 
-def norm_noise(config: RunConfig) -> "NormNoise | None":
-    """Make the noise that engines add to norm weights; None if not configured."""
-    if config.inference.noise is None:
-        return None
-    from actors.algorithms.noise import NormNoise
+def make_engine(config: RunConfig, name: str) -> "Engine":
+    """Make the configured engine, for the actor of this name."""
+    engine = config.inference.engine
+    return ENGINES[engine.type](config, engine, name, ordinal_of(name))
 
-    return NormNoise(config.inference.noise, config.trainer.max_steps, config.seed)
+
+ENGINES: dict[str, "Callable[[RunConfig, Any, str, int], Engine]"] = {
+    "embedded": embedded.make,
+    "vllm": vllm.make,
+    "sglang": sglang.make,
+    "fake": fake.make,
+}
+"""Makers of engines, by `inference.engine.type`.
+
+Arguments: the run's configuration, the configuration of the engine, the name of the inference actor, and its ordinal,
+by which it finds its server. A maker imports torch inside, if at all.
+"""
 
 
 MAKERS: dict[str, Callable[..., Actor]] = {

@@ -21,8 +21,8 @@ from actors.datasets.generated import ReverseText
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import SampleRequest
 from benchmarks.machine import finish, table
-from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.data import ReverseTextConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 
 MODEL = Path(__file__).parent.parent / "examples" / "quickstart" / "model.py"

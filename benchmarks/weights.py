@@ -42,7 +42,7 @@ from bus.weights.buckets import verify
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver
 from examples.quickstart.model import EOS, make_model, make_tokenizer
-from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.services import UpdateMode, WeightsConfig
 from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from schemas.config import RunConfig
 from schemas.config.noise import NoiseConfig
 
 NORMS = (
@@ -72,3 +73,9 @@ class NormNoise:
         digest = hashlib.sha256(f"norm noise {self.seed} {version} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         return torch.randn(weight.shape, generator=generator).to(weight)
+
+
+def norm_noise(config: RunConfig) -> NormNoise | None:
+    """Return the noise that engines add to the norm weights of a run's policy; None if not configured."""
+    noise = config.inference.noise
+    return None if noise is None else NormNoise(noise, config.trainer.max_steps, config.seed)

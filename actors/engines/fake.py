@@ -22,7 +22,8 @@ from actors.engines.protocol import (
 from actors.engines.text import StopWatch
 from bus import threads
 from bus.weights import Weights
-from schemas.config.actors import FakeEngineConfig
+from schemas.config import RunConfig
+from schemas.config.fake_engine import FakeEngineConfig
 from schemas.messages import Policy, Prompt
 
 EOS = 0
@@ -163,3 +164,8 @@ def _append(whole: Completion, piece: Completion) -> None:
     whole.logprobs += piece.logprobs
     whole.segments += piece.segments
     whole.finish_reason, whole.stop_reason = piece.finish_reason, piece.stop_reason
+
+
+def make(config: RunConfig, engine: FakeEngineConfig, name: str, ordinal: int) -> FakeEngine:
+    """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
+    return FakeEngine(engine)

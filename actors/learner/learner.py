@@ -211,7 +211,7 @@ class TorchLearner:
         }
 
     def _watch_mismatch(self, step: int, sums: Mapping[str, float]) -> None:
-        if self._config.inference.engine.type == "fake":  # the fake engine's logprobs are made up
+        if not self._config.inference.engine.loads_model:  # the engine's logprobs are made up
             return
         found = judged(sums, self._config.trainer.mismatch)
         if found is not None and found.stops:

@@ -20,7 +20,6 @@ from actors.models import attention, loading
 from actors.models.attention import pack_row
 from actors.models.logprobs import CHUNK_BYTES
 from schemas.config import RunConfig
-from schemas.config.actors import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.config.optimizers import AdamW8bitConfig, MuonConfig, OptimizerConfig
 from schemas.errors import ConfigError
@@ -104,7 +103,6 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     taught = trainer.teacher.model_dump() | {"quantization": None} if trainer.teacher else {}
     teacher = model.model_copy(update=taught)
     engine = config.inference.engine
-    embedded = isinstance(engine, EmbeddedEngineConfig)
     shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1
     return MemoryEstimate(
         weights=(policy.frozen + policy.trained_bytes - policy.adapter) // shards,
@@ -118,8 +116,8 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         teacher=_parameters_bytes(teacher, "trainer.teacher.path") if taught else 0,
         published=published * (config.weights.keep if config.weights.channel == "rendezvous" else 1),
         checkpoint=policy.trained_bytes + policy.states,
-        engine_weights=base + policy.adapter if embedded else 0,
-        engine_kv_cache=_kv_cache_bytes(model, engine) if isinstance(engine, EmbeddedEngineConfig) else 0,
+        engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
+        engine_kv_cache=engine.cached_tokens and _kv_cache_bytes(model, engine.cached_tokens),
     )
 
 
@@ -251,13 +249,13 @@ def _state_bytes(model: Any, trained: list[nn.Parameter], config: OptimizerConfi
     return sum(_bytes(p) * (1 if orthogonal and p.ndim == 2 and id(p) not in outside else 2) for p in trained)
 
 
-def _kv_cache_bytes(model: ModelConfig, engine: EmbeddedEngineConfig) -> int:
+def _kv_cache_bytes(model: ModelConfig, num_tokens: int) -> int:
     text = _described(model).get_text_config()
     # grouped-query attention has fewer heads of keys
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     numbers = int(2 * text.num_hidden_layers * heads * dim)  # keys and values
-    return engine.max_sequences * engine.max_sequence_len * numbers * loading.TORCH_DTYPES[model.dtype].itemsize
+    return num_tokens * numbers * loading.TORCH_DTYPES[model.dtype].itemsize
 
 
 def _bytes(tensor: Tensor) -> int:

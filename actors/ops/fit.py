@@ -19,8 +19,6 @@ from actors.models.positions import num_positions
 from actors.process.devices import has_gpu
 from actors.reward.functions import ARGUMENTS
 from schemas.config import RunConfig
-from schemas.config.actors import EmbeddedEngineConfig, FakeEngineConfig
-from schemas.config.engines import VllmEngineConfig
 
 if TYPE_CHECKING:
     from actors.datasets.jsonl import Jsonl
@@ -42,7 +40,7 @@ class Finding:
 def model_findings(config: RunConfig) -> Iterator[Finding]:
     """Check the model's directory: its lengths in tokens, and the module names given for adapters."""
     path, engine = Path(config.model.path), config.inference.engine
-    if isinstance(engine, FakeEngineConfig):
+    if not engine.loads_model:
         return
     if not path.is_absolute() and "/" not in config.model.path:
         yield Finding(
@@ -51,18 +49,14 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
             fatal=False,
         )
     own = own_length(path)
-    given = {
-        "inference.engine.max_sequence_len": engine.max_sequence_len if isinstance(engine, EmbeddedEngineConfig) else 0,
-        "inference.engine.max_model_len": engine.max_model_len or 0 if isinstance(engine, VllmEngineConfig) else 0,
-    }
-    for key, length in given.items():
+    for key, length in engine.max_tokens_per_sequence().items():
         if own and length > own:
             yield Finding(f"{key}: {length} is more than the {own} tokens that {path} can attend to", fatal=False)
     if own and config.rollout.max_tokens >= own:
         yield Finding(
             f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt in the {own} tokens that "
             f"{path} can attend to",
-            fatal=isinstance(engine, EmbeddedEngineConfig),  # a server may be configured to go beyond its model
+            fatal=not engine.has_server,  # a server may be configured to go beyond its model
         )
     if config.model.lora is not None and isinstance(config.model.lora.target_modules, list):
         yield from _target_findings(config.model.lora.target_modules, module_names(path))
@@ -106,14 +100,14 @@ def prompt_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Find
     Texts are counted as the engine gets them. Messages are counted without the chat template, which only makes them
     longer: a prompt found too long here is too long in any case.
     """
-    model = Path(config.model.path)
-    if isinstance(config.inference.engine, FakeEngineConfig) or not (model / "tokenizer.json").is_file():
+    model, engine = Path(config.model.path), config.inference.engine
+    if not engine.loads_model or not (model / "tokenizer.json").is_file():
         return
     from tokenizers import Tokenizer  # imported here, since it is a native library
 
     tokenizer, own = Tokenizer.from_file(str(model / "tokenizer.json")), own_length(model)
-    # the embedded engine refuses more than the model's positions; a server may be configured to go beyond them
-    hard = prompt_limit(config, own if isinstance(config.inference.engine, EmbeddedEngineConfig) else 0)
+    # a server may be configured to go beyond the model's positions; an engine in the actor refuses more
+    hard = prompt_limit(config, 0 if engine.has_server else own)
     if hard < 1:
         return  # another check reports this
     limit = max(prompt_limit(config, own), 0) or hard
@@ -152,12 +146,8 @@ def prompt_limit(config: RunConfig, own: int = 0) -> int:
         config: configuration of the run.
         own: positions of the model; 0 if unknown.
     """
-    engine = config.inference.engine
-    lengths = [config.packer.sequence_len, *([own] if own else [])]
-    if isinstance(engine, EmbeddedEngineConfig):
-        lengths.append(engine.max_sequence_len)
-    if isinstance(engine, VllmEngineConfig) and engine.max_model_len:
-        lengths.append(engine.max_model_len)
+    limits = config.inference.engine.max_tokens_per_sequence().values()
+    lengths = [config.packer.sequence_len, *limits, *([own] if own else [])]
     return min(lengths) - config.rollout.max_tokens
 
 
@@ -235,7 +225,7 @@ def definition_of(tree: ast.Module, name: str) -> ast.AST | None:
 
 def machine_findings(config: RunConfig) -> Iterator[Finding]:
     """Check that there is a GPU for `model.device: cuda`."""
-    if config.model.device == "cuda" and not isinstance(config.inference.engine, FakeEngineConfig) and not has_gpu():
+    if config.model.device == "cuda" and config.inference.engine.loads_model and not has_gpu():
         yield Finding("model.device: cuda, but this machine has no GPU (/dev/nvidia*); use cpu or auto")
 
 

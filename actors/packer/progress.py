@@ -109,7 +109,7 @@ class Progress:
         """Return the progress as plain values."""
         machine = self._machine
         engines = machine.peers.all(InferenceBeat)
-        slots = getattr(self._config.inference.engine, "max_sequences", None)
+        slots = self._config.inference.engine.num_slots
         return {
             "lease": machine.settings.lease,
             "served": machine.engines.served_version(engines),

@@ -10,8 +10,6 @@ from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.held import AttemptError
 from schemas.config import RunConfig
-from schemas.config.actors import EmbeddedEngineConfig
-from schemas.config.engines import VllmEngineConfig
 from schemas.messages import Prompt, Purpose, RolloutGroup, Ticket
 
 
@@ -81,11 +79,7 @@ def longest_sample(config: RunConfig) -> tuple[str, int]:
     The limit of the model itself is known to the engine alone, which refuses longer requests.
     """
     limits = {"packer.sequence_len": config.packer.sequence_len}
-    engine = config.inference.engine
-    if isinstance(engine, EmbeddedEngineConfig):
-        limits["inference.engine.max_sequence_len"] = engine.max_sequence_len
-    if isinstance(engine, VllmEngineConfig) and engine.max_model_len is not None:
-        limits["inference.engine.max_model_len"] = engine.max_model_len
+    limits |= config.inference.engine.max_tokens_per_sequence()
     return min(limits.items(), key=lambda item: item[1])
 
 

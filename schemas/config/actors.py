@@ -1,6 +1,6 @@
 """Keys of the actors: rollout, reward, packer, trainer, inference, and the number of processes (`up`)."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -8,7 +8,8 @@ from schemas import limits
 from schemas.config.advantages import AdvantageConfig, NormConfig, ZScoreAdvantageConfig
 from schemas.config.base import Section
 from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
-from schemas.config.engines import VllmEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
+from schemas.config.engines import EngineConfig
 from schemas.config.filters import CompletionFilterConfig
 from schemas.config.mismatch import MismatchConfig
 from schemas.config.model import Dtype
@@ -18,7 +19,7 @@ from schemas.config.optimizers import AdamWConfig, OptimizerConfig
 from schemas.config.pools import PoolsConfig
 from schemas.config.resume_classes import Free, Identity, Repack
 from schemas.config.sampling import SamplingParams
-from schemas.config.sglang import EnginePoolConfig, SglangEngineConfig
+from schemas.config.server_pool import EnginePoolConfig
 
 
 class TemperatureScheduleConfig(Section):
@@ -237,39 +238,6 @@ class TrainerConfig(ObjectiveConfig):
     """Limits of the difference between the logprobs of trainer and engine."""
 
 
-class EmbeddedEngineConfig(Section):
-    """Transformers model in the inference actor, served over HTTP. No server to install."""
-
-    type: Free[Literal["embedded"]] = "embedded"
-    max_sequences: Free[int] = Field(256, ge=1)
-    """Maximum number of completions decoded at once, at least `rollout.group_size`. Further requests wait."""
-    max_sequence_len: Free[int] = Field(2048, ge=2)
-    """Maximum number of tokens of a prompt and its completion; above `rollout.max_tokens`."""
-    max_prefill_tokens: Free[int] = Field(16384, ge=1)
-    """Maximum number of prompt tokens computed between two tokens of the running completions (a single prompt may be
-    longer). A larger value admits waiting requests sooner; a smaller one delays running completions less and needs less
-    memory."""
-    deterministic: Free[bool] = False
-    """Bitwise reproducible requests: the same tokens and logprobs whatever other requests run, and after a restart,
-    given the same weights, number of threads and kind of machine. Requests then run one at a time, without the speed of
-    batching, and weights switch between two requests, as with `weights.update_mode: drain`."""
-
-
-class FakeEngineConfig(Section):
-    """Engine for tests and dry runs: tokens are a hash of seed, position and policy. No model is loaded."""
-
-    type: Free[Literal["fake"]] = "fake"
-    vocab_size: Free[int] = Field(64, ge=4)
-    """Number of token ids to draw from."""
-    token_seconds: Free[float] = Field(0.0, ge=0)
-    """Seconds of pause per decoded token."""
-
-
-EngineConfig = Annotated[
-    EmbeddedEngineConfig | VllmEngineConfig | SglangEngineConfig | FakeEngineConfig, Field(discriminator="type")
-]
-
-
 class InferenceConfig(Section):
     """Inference: the engine and its HTTP address."""
 
@@ -294,6 +262,11 @@ class InferenceConfig(Section):
     """File of the TLS certificate (PEM) of the HTTP server; clients trust this certificate. Empty: plain HTTP."""
     tls_key: Free[str] = ""
     """File of the private key of `tls_cert`, read by inference actors only. Set both or none."""
+
+    @property
+    def attached(self) -> bool:
+        """True if engines use existing servers; False if each actor starts what its engine needs."""
+        return self.pool is not None or self.engine.attached
 
     @model_validator(mode="after")
     def _tls_whole(self) -> "InferenceConfig":

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from schemas import limits
 from schemas.config.advantages import GaeAdvantageConfig, NormAdvantageConfig, ProcessAdvantageConfig
 from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.run import RunConfig
 from schemas.config.sampling import SamplingParams
 from schemas.config.services import is_loopback
@@ -13,7 +12,7 @@ from schemas.config.services import is_loopback
 
 def warnings(config: RunConfig) -> list[str]:
     """Return warnings for allowed but doubtful settings, each as `path.to.key: reason, better value`."""
-    return [warning for found in ADVICE for warning in found(config)]
+    return [warning for found in (*ADVICE, config.inference.engine.warnings) for warning in found(config)]
 
 
 def _arrival_drops_the_slow(config: RunConfig) -> Iterator[str]:
@@ -83,15 +82,6 @@ def _nothing_is_weighed(config: RunConfig) -> Iterator[str]:
         yield "reward.functions[].weight: all are 0, so every reward is 0 and nothing is learned"
 
 
-def _engine_serves_another_base(config: RunConfig) -> Iterator[str]:
-    engine, quantization = config.inference.engine, config.model.quantization
-    if quantization is not None and isinstance(engine, VllmEngineConfig) and engine.quantization is None:
-        yield (
-            "inference.engine.quantization: empty, so vLLM serves an unquantised base model, and adapters are trained "
-            f"on one with model.quantization {quantization.type}; set bitsandbytes, else their logprobs differ"
-        )
-
-
 def _dropout_is_a_mismatch(config: RunConfig) -> Iterator[str]:
     if config.model.dropout:
         yield "model.dropout: with the model's dropout the trainer's logprobs differ from the engine's"
@@ -158,7 +148,6 @@ ADVICE = (
     _distribution_is_not_the_trainers,
     _nothing_to_share_out,
     _ignored_by_the_loss,
-    _engine_serves_another_base,
     _dropout_is_a_mismatch,
     _nothing_held_out,
     _warms_up_for_ever,

@@ -1,97 +1,21 @@
-"""Keys of `inference.engine` with type vllm."""
+"""Engines to choose from with `inference.engine.type`. A new engine is a class more in the union."""
 
-import re
-from typing import Literal
+from typing import Annotated, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from schemas.config.base import Section
-from schemas.config.resume_classes import Free
+from schemas.config.embedded_engine import EmbeddedEngineConfig
+from schemas.config.engine_base import EngineBase
+from schemas.config.fake_engine import FakeEngineConfig
+from schemas.config.sglang_engine import SglangEngineConfig
+from schemas.config.vllm_engine import VllmEngineConfig
 
-SET_BY_US = (
-    "--host",
-    "--port",
-    "--uds",
-    "--model",
-    "--served-model-name",
-    "--dtype",
-    "--logprobs-mode",
-    "--max-logprobs",
-    "--enable-scale-out",
-    "--enable-lora",
-    "--max-cpu-loras",
-    "--middleware",
-)
-"""Arguments of `vllm serve` that the engine sets itself, since its promises rest on them; refused in `extra_args`."""
+EngineConfig = Annotated[
+    EmbeddedEngineConfig | VllmEngineConfig | SglangEngineConfig | FakeEngineConfig, Field(discriminator="type")
+]
 
 
-class VllmEngineConfig(Section):
-    """vLLM server behind each inference actor, started by the actor or an existing one (`urls`)."""
-
-    type: Free[Literal["vllm"]] = "vllm"
-    max_model_len: Free[int | None] = Field(None, ge=2)
-    """Maximum number of tokens of a prompt and its completion, above `rollout.max_tokens`. Empty: the model's
-    maximum."""
-    tensor_parallel_size: Free[int] = Field(1, ge=1)
-    """Number of GPUs over which one copy of the model is split."""
-    data_parallel_size: Free[int] = Field(1, ge=1)
-    """Number of copies of the model behind one server."""
-    gpu_memory_utilization: Free[float] = Field(0.9, gt=0, le=1)
-    """Share of each GPU's memory that vLLM may use. Set less if the trainer uses the same GPU."""
-    max_lora_rank: Free[int | None] = Field(None, ge=1)
-    """Maximum rank of adapters, at least `model.lora.rank`, rounded up to a rank that vLLM has kernels for. Empty: the
-    rank of `model.lora`. Adapters are served if and only if `model.lora` is set."""
-    max_loras: Free[int] = Field(2, ge=2)
-    """Number of adapter versions served at once, so that running requests finish with the version of their start."""
-    enable_prefix_caching: Free[bool] = True
-    """Reuse of the KV cache of prompts by later requests of the same policy version."""
-    enforce_eager: Free[bool] = False
-    """Decoding without CUDA graphs: a faster start and slower decoding."""
-    quantization: Free[str | None] = None
-    """Quantisation of the base model, by vLLM's name (`fp8`, `bitsandbytes`, …). Empty: none."""
-    reasoning_parser: Free[str | None] = None
-    """Parser of reasoning, by vLLM's name, for your own requests to the vLLM server. Rollouts do not use it. Empty:
-    none."""
-    tool_call_parser: Free[str | None] = None
-    """Parser of tool calls, by vLLM's name, for your own requests to the vLLM server. Rollouts do not use it. Empty:
-    none."""
-    api_key_env: Free[str] = ""
-    """Name of the environment variable with the vLLM server's API key. Empty: the server needs none."""
-    extra_args: Free[list[str]] = []
-    """Further command line arguments of `vllm serve`, passed on unchanged."""
-    python: Free[str] = ""
-    """Path to the Python interpreter of the environment with vLLM. Empty: the actor's own interpreter."""
-    startup_timeout: Free[float] = Field(600.0, gt=0)
-    """Seconds until a started server must answer. Loading a large model takes minutes."""
-    urls: Free[list[str]] = []
-    """Existing servers (http://host:port), the first for inference-0 and so on; no server is started then. Empty: each
-    actor starts its own. Each server needs `VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out --logprobs-mode
-    processed_logprobs`, with `model.lora` also `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True --enable-lora`, the model of
-    `model.path`, and access to the run's weights folder (`weights.directory`). With `inference.pool` leave this
-    empty."""
-
-    @field_validator("urls")
-    @classmethod
-    def _are_urls(cls, urls: list[str]) -> list[str]:
-        for url in urls:
-            if not re.fullmatch(r"https?://[^/\s]+", url):
-                raise ValueError(f"{url!r} must be http://host:port, without a path")
-        return urls
-
-    @field_validator("extra_args")
-    @classmethod
-    def _leave_ours_alone(cls, arguments: list[str]) -> list[str]:
-        ours = [argument for argument in arguments if _sets_ours(argument)]
-        if ours:
-            raise ValueError(f"{ours[0]} is set by the engine itself; remove it")
-        return arguments
-
-
-def _sets_ours(argument: str) -> bool:
-    """Return whether an argument of `vllm serve` sets an option of SET_BY_US.
-
-    vLLM's parser also accepts underscores, unique abbreviations (`--hos`) and `--no-` in front of a switch.
-    """
-    name = argument.partition("=")[0].replace("_", "-")
-    name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-    return len(name) > 2 and name.startswith("--") and any(ours.startswith(name) for ours in SET_BY_US)
+def types_with(capability: str) -> str:
+    """Return the types of all engines whose class has a capability, as a text for people: `embedded or vllm`."""
+    classes: tuple[type[EngineBase], ...] = get_args(get_args(EngineConfig)[0])
+    return " or ".join(str(each.model_fields["type"].default) for each in classes if getattr(each, capability))

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from schemas.config.actors import EmbeddedEngineConfig
-from schemas.config.engines import VllmEngineConfig
+from schemas.config.engines import types_with
 from schemas.config.secrets import found_in
 from schemas.config.services import is_loopback, is_wildcard
-from schemas.config.sglang import SglangEngineConfig
 
 if TYPE_CHECKING:
     from schemas.config.run import RunConfig
@@ -19,7 +17,7 @@ FROM_REWARDS = ("mean", "zscore", "batch_std", "norm", "rloo", "reinforce_pp")
 
 def problems_of(config: "RunConfig") -> list[str]:
     """Return the errors of all rules, for sections that are valid by themselves; empty if there are none."""
-    return [problem for rule in RULES for problem in rule(config)]
+    return [problem for rule in (*RULES, config.inference.engine.problems) for problem in rule(config)]
 
 
 def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
@@ -64,18 +62,9 @@ def _leases_outlast_a_lost_beat(config: "RunConfig") -> Iterator[str]:
 
 
 def _samples_fit(config: "RunConfig") -> Iterator[str]:
-    tokens, engine = config.rollout.max_tokens, config.inference.engine
-    rows = {"packer.sequence_len": config.packer.sequence_len}
-    if isinstance(engine, EmbeddedEngineConfig):
-        rows["inference.engine.max_sequence_len"] = engine.max_sequence_len
-        if config.rollout.group_size > engine.max_sequences:
-            yield (
-                f"rollout.group_size: {config.rollout.group_size} exceeds "
-                f"inference.engine.max_sequences {engine.max_sequences}"
-            )
-    if isinstance(engine, VllmEngineConfig) and engine.max_model_len is not None:
-        rows["inference.engine.max_model_len"] = engine.max_model_len
-    for key, length in rows.items():
+    tokens = config.rollout.max_tokens
+    limits = {"packer.sequence_len": config.packer.sequence_len} | config.inference.engine.max_tokens_per_sequence()
+    for key, length in limits.items():
         if tokens >= length:  # a prompt has one token at least
             yield f"rollout.max_tokens: {tokens} leaves no room for a prompt in {key} {length}"
 
@@ -83,59 +72,43 @@ def _samples_fit(config: "RunConfig") -> Iterator[str]:
 def _every_engine_has_a_server(config: "RunConfig") -> Iterator[str]:
     # inference-N takes url N, so that a restarted actor comes back to its server.
     engine, actors = config.inference.engine, config.up.inference
-    if config.inference.pool is not None or not isinstance(engine, VllmEngineConfig | SglangEngineConfig):
-        return
-    attached = isinstance(engine, SglangEngineConfig) or engine.urls
-    if attached and len(engine.urls) != actors:
-        yield f"inference.engine.urls: {len(engine.urls)} servers for up.inference {actors}; one for each is needed"
+    num_servers = len(engine.server_urls)
+    if config.inference.pool is None and engine.attached and num_servers != actors:
+        yield f"inference.engine.urls: {num_servers} servers for up.inference {actors}; one for each is needed"
 
 
 def _pool_is_of_servers(config: "RunConfig") -> Iterator[str]:
     engine = config.inference.engine
     if config.inference.pool is None:
         return
-    if not isinstance(engine, VllmEngineConfig | SglangEngineConfig):
+    if not engine.has_server:
         yield (
             f"inference.pool: engine {engine.type} runs in its actor and has no server; set inference.engine.type to "
-            "vllm or sglang, or remove inference.pool"
+            f"{types_with('has_server')}, or remove inference.pool"
         )
         return
-    if engine.urls:
+    if engine.server_urls:
         yield "inference.engine.urls: inference.pool names the servers; set only one of the two"
     if config.inference.port:
         yield f"inference.port: {config.inference.port} with inference.pool, where each actor takes a free port; set 0"
 
 
-def _broadcasts_are_taken(config: "RunConfig") -> Iterator[str]:
-    if isinstance(config.inference.engine, SglangEngineConfig) and config.weights.channel == "rendezvous":
-        yield "weights.channel: rendezvous, but engine sglang reads weights from files; set weights.channel: filesystem"
-
-
-def _adapters_fit(config: "RunConfig") -> Iterator[str]:
-    engine, lora = config.inference.engine, config.model.lora
-    if isinstance(engine, VllmEngineConfig) and lora is not None and (engine.max_lora_rank or lora.rank) < lora.rank:
-        yield f"inference.engine.max_lora_rank: {engine.max_lora_rank} is below model.lora.rank {lora.rank}"
+def _weights_reach_the_engine(config: "RunConfig") -> Iterator[str]:
+    engine, channel = config.inference.engine, config.weights.channel
+    if channel not in engine.channels:
+        others = " or ".join(sorted(engine.channels))
+        yield (
+            f"weights.channel: {channel}, but engine {engine.type} takes weights by {others} alone; set "
+            f"weights.channel: {others}"
+        )
 
 
 def _noise_where_it_is_made(config: "RunConfig") -> Iterator[str]:
     engine = config.inference.engine
-    if config.inference.noise is None or isinstance(engine, EmbeddedEngineConfig):
-        return
-    if not isinstance(engine, VllmEngineConfig):
+    if config.inference.noise is not None and not engine.supports_noise:
         yield (
             f"inference.noise: engine {engine.type} can't add noise; remove inference.noise, or set "
-            "inference.engine.type to embedded or vllm"
-        )
-    elif config.model.lora is not None and (engine.urls or config.inference.pool is not None):
-        servers = "inference.engine.urls" if engine.urls else "inference.pool"
-        yield (
-            f"inference.noise: with model.lora the server must be started by its actor; remove inference.noise, or "
-            f"{servers}"
-        )
-    elif config.model.lora is not None and any(word.startswith("--worker-ext") for word in engine.extra_args):
-        yield (
-            "inference.engine.extra_args: with model.lora inference.noise needs --worker-extension-cls for itself; "
-            "remove the argument, or inference.noise"
+            f"inference.engine.type to {types_with('supports_noise')}"
         )
 
 
@@ -275,8 +248,7 @@ RULES = (
     _samples_fit,
     _every_engine_has_a_server,
     _pool_is_of_servers,
-    _broadcasts_are_taken,
-    _adapters_fit,
+    _weights_reach_the_engine,
     _noise_where_it_is_made,
     _environment_names_differ,
     _weights_set_for_all_or_none,

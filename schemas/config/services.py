@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from schemas.config.base import Section
+from schemas.config.engine_base import WeightChannel
 from schemas.config.resume_classes import Free
 
 UpdateMode = Literal["drain", "interrupt", "inflight"]
@@ -115,7 +116,7 @@ def is_loopback(host: str) -> bool:
 class WeightsConfig(Section):
     """Transfer of new weights from trainer to engines."""
 
-    channel: Free[Literal["filesystem", "rendezvous"]] = "filesystem"
+    channel: Free[WeightChannel] = "filesystem"
     """Transport of the weights. `filesystem`: one directory per version, published atomically. `rendezvous`: the
     trainer broadcasts to all engines at once and writes no files (gloo, through host memory, where each engine keeps a
     copy); not with engine `sglang`."""

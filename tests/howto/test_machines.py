@@ -14,8 +14,8 @@ from actors.engines.vllm.versions import check_version, installed
 from actors.ops.preflight import preflight
 from bus.keys import load
 from schemas.config import RunConfig, check_tree, load_config, warnings
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
+from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
 from tests.howto.pages import CODE, matches, page
 

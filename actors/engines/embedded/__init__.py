@@ -1,1 +1,17 @@
 """Embedded engine: a transformers model inside the inference actor."""
+
+from typing import TYPE_CHECKING
+
+from schemas.config import RunConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
+
+if TYPE_CHECKING:
+    from actors.engines.protocol import Engine
+
+
+def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, ordinal: int) -> "Engine":
+    """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
+    from actors.algorithms.noise import norm_noise
+    from actors.engines.embedded.engine import EmbeddedEngine  # imports torch
+
+    return EmbeddedEngine(config.model, engine, config.weights.update_mode, norm_noise(config))

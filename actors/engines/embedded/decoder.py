@@ -14,7 +14,7 @@ from actors.models import loading
 from actors.models.attention import pack_row
 from actors.models.positions import num_positions
 from bus.weights import Weights
-from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 
 

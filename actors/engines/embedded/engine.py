@@ -41,7 +41,7 @@ from actors.engines.tokenizing import Tokenizing
 from actors.models.tokenizer import eos_ids
 from bus import threads
 from bus.weights import Weights
-from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.config.services import UpdateMode
 from schemas.messages import Policy

@@ -36,7 +36,7 @@ from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
 from schemas.config.model import ModelConfig
 from schemas.config.services import UpdateMode
-from schemas.config.sglang import SglangEngineConfig
+from schemas.config.sglang_engine import SglangEngineConfig
 from schemas.errors import ConfigError
 
 log = structlog.get_logger("engine")

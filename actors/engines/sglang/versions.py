@@ -7,7 +7,7 @@ The fields are those of 0.5.23, held by tests/system/test_sglang_types.py. Field
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schemas.config.sglang import SglangEngineConfig
+from schemas.config.sglang_engine import SglangEngineConfig
 from schemas.errors import ConfigError
 
 SUPPORTED = "0.5.23"

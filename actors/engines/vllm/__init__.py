@@ -9,3 +9,23 @@ client    HTTP client of the server
 answers   the server's answers as completions, with the version of each token: pure functions
 engine    all of these as an `Engine`
 """
+
+from typing import TYPE_CHECKING
+
+from actors.process.output_dir import take
+from bus.run_folder import scratch_of
+from schemas.config import RunConfig
+from schemas.config.vllm_engine import VllmEngineConfig
+
+if TYPE_CHECKING:
+    from actors.engines.protocol import Engine
+
+
+def make(config: RunConfig, engine: VllmEngineConfig, name: str, ordinal: int) -> "Engine":
+    """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
+    from actors.algorithms.noise import norm_noise  # imports torch
+    from actors.engines.vllm.engine import VllmEngine
+
+    take(config)  # the server's log is written there
+    log, scratch = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not engine.attached)
+    return VllmEngine(config.model, engine, config.weights.update_mode, log, scratch, ordinal, norm_noise(config))

@@ -47,9 +47,9 @@ from actors.engines.vllm.versions import check_version, installed
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.config.services import UpdateMode
+from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:

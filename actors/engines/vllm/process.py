@@ -14,8 +14,8 @@ from actors.engines.http.requests import MOST_TOP_LOGPROBS
 from actors.engines.vllm import guard
 from actors.engines.vllm.inside import grpo_actors_door as door
 from actors.engines.vllm.inside import grpo_actors_norms as norms
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import ModelConfig
+from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

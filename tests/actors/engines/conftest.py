@@ -7,7 +7,7 @@ import pytest
 
 from actors.algorithms.noise import NormNoise
 from actors.engines.embedded.engine import EmbeddedEngine
-from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
 from tests.actors.engines.engines import MakeEngine
 from tests.conftest import ModelFolder

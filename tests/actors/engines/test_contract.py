@@ -11,7 +11,7 @@ from actors.engines.fake import FakeEngine
 from actors.engines.http.server import CompletionServer
 from actors.engines.protocol import Engine, EngineStoppedError, RequestError
 from bus.weights import Weights
-from schemas.config.actors import FakeEngineConfig
+from schemas.config.fake_engine import FakeEngineConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, policy, sample
 from tests.conftest import ModelFolder

@@ -16,7 +16,7 @@ from actors.engines.protocol import SampleRequest
 from actors.learner.learner import TorchLearner
 from actors.models import loading
 from schemas.config import RunConfig
-from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from schemas.messages import Policy

@@ -8,8 +8,9 @@ from actors.rollout.group import GroupSampler, build_group
 from actors.rollout.held import AttemptError
 from actors.telemetry.metrics import Metrics
 from schemas import limits
-from schemas.config.actors import EmbeddedEngineConfig, FakeEngineConfig
-from schemas.config.engines import VllmEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
+from schemas.config.fake_engine import FakeEngineConfig
+from schemas.config.vllm_engine import VllmEngineConfig
 from tests.actors.rollout.doubles import EXAMPLE, Client, completion, ticket
 from tests.ring.harness import ring_config
 

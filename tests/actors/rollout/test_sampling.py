@@ -14,7 +14,7 @@ from actors.ledger.replies import ticket_of
 from actors.packer.settings import settings_of
 from bus import codec
 from schemas.config import RunConfig
-from schemas.config.actors import FakeEngineConfig
+from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.sampling import SamplingParams
 from schemas.messages import EnginePeer, Policy, RolloutState, Ticket
 from tests.actors.engines.engines import WAIT

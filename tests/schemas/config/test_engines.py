@@ -8,8 +8,8 @@ import pytest
 from actors.assembly import make_inference
 from actors.telemetry.metrics import Metrics
 from bus.run_folder import scratch_of, weights_folder
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.resume import class_of
+from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
 from tests.ring.harness import ring_config
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import Completion, SampleRequest
 from bus.weights import Weights
-from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, held, load_in_thread, policy, sample

@@ -14,7 +14,7 @@ from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.engine import MAX_FAILED, EmbeddedEngine
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SamplingError
 from bus.weights import Weights
-from schemas.config.actors import EmbeddedEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, Gate, MakeEngine, ask, held, load_in_thread, policy, sample

@@ -9,7 +9,7 @@ from aiohttp import web
 from actors.engines.fake import FakeEngine
 from actors.engines.http.client import CompletionClient, EngineError, RequestRefusedError
 from actors.engines.http.server import CompletionServer
-from schemas.config.actors import FakeEngineConfig
+from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.sampling import SamplingParams
 from schemas.messages import EnginePeer, Ticket
 from tests.actors.engines.engines import WAIT, ask, policy, sample

@@ -20,7 +20,8 @@ from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.fake import FakeEngine
 from actors.engines.http.server import CompletionServer
 from actors.engines.protocol import Engine
-from schemas.config.actors import EmbeddedEngineConfig, FakeEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
+from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.model import ModelConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, Gate, MakeEngine, ask, sample

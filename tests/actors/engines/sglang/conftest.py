@@ -8,7 +8,7 @@ import pytest
 
 from actors.engines.sglang.engine import SglangEngine
 from schemas.config.model import LoraConfig, ModelConfig
-from schemas.config.sglang import SglangEngineConfig
+from schemas.config.sglang_engine import SglangEngineConfig
 from tests.actors.engines.sglang.stub import StubServer, serving
 from tests.conftest import ModelFolder
 from tests.folders import scratch_at

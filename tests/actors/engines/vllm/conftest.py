@@ -9,8 +9,8 @@ import pytest
 
 from actors.algorithms.noise import NormNoise
 from actors.engines.vllm.engine import VllmEngine
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
+from schemas.config.vllm_engine import VllmEngineConfig
 from tests.actors.engines.vllm.stub import StubServer
 from tests.folders import scratch_at
 

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from actors.engines.vllm import guard
 from actors.engines.vllm.process import OwnServer, command, environment, lora_rank
 from actors.engines.vllm.versions import check_version, installed
-from schemas.config.engines import VllmEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
+from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
 
 LORA = LoraConfig(rank=12, alpha=8.0)

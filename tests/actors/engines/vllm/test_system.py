@@ -26,10 +26,10 @@ from actors.engines.protocol import Completion, EngineStoppedError, RequestError
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.engine import VllmEngine
 from bus.weights import Weights
-from schemas.config.actors import EmbeddedEngineConfig
-from schemas.config.engines import VllmEngineConfig
+from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.noise import NoiseConfig
+from schemas.config.vllm_engine import VllmEngineConfig
 from tests import models
 from tests.actors.engines.engines import ask, policy, sample
 from tests.actors.engines.vllm.conftest import ServableModel

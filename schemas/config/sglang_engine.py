@@ -1,18 +1,19 @@
-"""Keys of `inference.engine` with type sglang, and of `inference.pool`."""
+"""Keys of `inference.engine` with type sglang."""
 
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from schemas.config.base import Section
+from schemas.config.engine_base import EngineBase, WeightChannel
 from schemas.config.resume_classes import Free
-
-ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/\s]+$")]
-"""URL of a server, http://host:port or https://host:port, without a path."""
+from schemas.config.server_pool import ServerUrl
 
 
-class SglangEngineConfig(Section):
+class SglangEngineConfig(EngineBase):
     """Existing SGLang server behind each inference actor, started by you (docs/engines.md)."""
+
+    has_server: ClassVar[bool] = True
+    channels: ClassVar[frozenset[WeightChannel]] = frozenset({"filesystem"})
 
     type: Free[Literal["sglang"]] = "sglang"
     urls: Free[list[ServerUrl]] = []
@@ -30,12 +31,12 @@ class SglangEngineConfig(Section):
     startup_timeout: Free[float] = Field(600.0, gt=0)
     """Seconds until a server must answer. Loading a large model takes minutes."""
 
+    @property
+    def server_urls(self) -> list[str]:
+        """Value of `urls`."""
+        return self.urls
 
-class EnginePoolConfig(Section):
-    """Pool of vLLM or SGLang servers that join and leave during the run, each with its own inference actor."""
-
-    urls: Free[list[ServerUrl]] = Field(min_length=1)
-    """Servers (http://host:port). With http a host name stands for all addresses it currently resolves to, e.g. of a
-    headless Kubernetes service; with https for a single server."""
-    sync_interval: Free[float] = Field(10.0, gt=0)
-    """Seconds between two checks of the servers in `urls`."""
+    @property
+    def attached(self) -> bool:
+        """True: no server is started."""
+        return True
