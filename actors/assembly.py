@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from actors.datasets import Environment
     from actors.engines.protocol import Engine
     from actors.inference.loop import InferenceActor
-    from actors.learner.learner import Learner
+    from actors.learner.protocol import Learner
     from actors.ledger import Store
     from actors.packer.loop import PackerActor
     from actors.reward.loop import RewardActor
@@ -197,9 +197,9 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
     if threads is not None:
         torch.set_num_threads(threads)
     if rank is not None and config.trainer.sharding == "fsdp" and config.trainer.num_ranks > 1:
-        from actors.learner.parallelism import ShardedLearner
+        from actors.learner.fsdp import FullySharded
 
-        return ShardedLearner(config, rank, load_loss(config))
+        return TorchLearner(config, load_loss(config), FullySharded(rank))
     return TorchLearner(config, load_loss(config))
 
 

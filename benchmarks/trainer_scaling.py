@@ -150,8 +150,9 @@ def run_case(folder: Path, rank: int) -> None:
     import peft  # noqa: F401 - it counts as imported
     import torch
 
+    from actors.learner.fsdp import FullySharded
     from actors.learner.learner import TorchLearner
-    from actors.learner.parallelism import ShardedLearner
+    from actors.learner.parallelism import DataParallel
     from actors.learner.ranks import ALONE, GlooRanks, Ranks
 
     given = json.loads((folder / "case.json").read_text())
@@ -159,7 +160,7 @@ def run_case(folder: Path, rank: int) -> None:
     on_gpu, imported = torch.cuda.is_available(), status_bytes("VmRSS")
     config = _config(case, folder)
     ranks: Ranks = ALONE
-    learner = TorchLearner(config) if case.sharding == "none" else ShardedLearner(config, rank)
+    learner = TorchLearner(config, parallelism=DataParallel() if case.sharding == "none" else FullySharded(rank))
     if case.num_ranks > 1:
         ranks = GlooRanks(rank, case.num_ranks, folder / "ranks", "127.0.0.1", lambda: None, 600.0)
         learner.enter(ranks, lambda: None)

@@ -2,6 +2,9 @@
 
 Trained weights and optimizer state are float32. With `model.dtype: bfloat16` the computation runs under autocast, and
 published weights are rounded to bfloat16, so that trainer and engine compute with the same precision.
+
+    step     fixed logprobs ─▶ update 1, 2, … (one per minibatch and iteration) ─▶ metrics
+    update   micro-batches: forward, loss, backward ─▶ sum over ranks ─▶ clip ─▶ optimizer
 """
 
 import hashlib
@@ -12,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import torch
@@ -29,8 +32,9 @@ from actors.algorithms.losses.metrics import metrics_of
 from actors.algorithms.mismatch import judged, mismatch_sums
 from actors.algorithms.schedules import learning_rate
 from actors.learner import formats, reference_kl
-from actors.learner.micro_batches import MicroBatch, filled, micro_batch
+from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, filled, micro_batch
 from actors.learner.optimizer import make_optimizer
+from actors.learner.parallelism import DataParallel, Parallelism
 from actors.learner.ranks import ALONE, Ranks
 from actors.learner.reference_models import NONE, FixedLogprobs, FrozenModels
 from actors.learner.shards import clip_gradients
@@ -47,67 +51,14 @@ from actors.models.token_logprobs import ChosenLogprobs
 from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig
-from schemas.config.model import ModelConfig
 from schemas.config.objective import ObjectiveConfig
 from schemas.errors import RunFailedError
 from schemas.messages import StepBatch
 
 log = structlog.get_logger("learner")
 
-
-class Learner(Protocol):
-    """Interface of a learner for the trainer actor.
-
-    `TorchLearner` is the real one, `learner.fake.FakeLearner` the test double.
-    """
-
-    def step(self, batch: StepBatch, ranks: Ranks, before: Sequence[StepBatch] = ()) -> dict[str, float]:
-        """Train one step together with the other ranks; return measurements under the reporter's keys.
-
-        Args:
-            batch: batch of this rank.
-            ranks: all ranks of the gang.
-            before: batches of lower ranks that this process computes as well: a replay computes the batches of a whole
-                gang.
-
-        Raises:
-            FloatingPointError: gradients are not finite, twice.
-            RunFailedError: trainer and engine differ too much.
-            RanksBrokenError: another rank is gone.
-        """
-        ...
-
-    def weights(self) -> Weights:
-        """Return the current policy for publishing."""
-        ...
-
-    def snapshot(self) -> Snapshot:
-        """Return the content of a checkpoint: the model in its public format, in `trainer/` the state to continue."""
-        ...
-
-    def restore(self, folder: Path) -> None:
-        """Restore the state saved in a checkpoint's folder."""
-        ...
-
-    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
-        """Start with a complete gang, after any restore. A learner with shards keeps its own shards now.
-
-        Args:
-            ranks: this rank's access to all ranks.
-            shall_wait: called in a thread during waits for other ranks; raises when the gang shall not wait any more.
-        """
-        ...
-
-    def assist(self) -> None:
-        """Lend shards to rank 0, which publishes and saves, until rank 0 dismisses this rank.
-
-        For other ranks than 0.
-        """
-        ...
-
-    def dismiss(self) -> None:
-        """Release the other ranks from `assist`. For rank 0, after publishing and saving."""
-        ...
+WEIGHTS, SNAPSHOT = b"weights", b"snapshot"
+"""Requests of rank 0 to the other ranks, to take part in gathering."""
 
 
 @dataclass(frozen=True)
@@ -136,42 +87,76 @@ class _Gradients:
 
 
 class TorchLearner:
-    """Learner with a transformers model, full fine-tuning or LoRA. Each rank has the whole model (data parallel).
+    """Learner with a transformers model, full fine-tuning or LoRA.
 
     Args:
         config: configuration of the run.
         custom_loss: function at `trainer.loss.path`, for a loss of type `custom`.
+        parallelism: division of the model over ranks. None: each rank has the whole model.
 
     Raises:
         ConfigError: the model, adapter, optimizer, teacher or supervised data can't be loaded.
     """
 
-    def __init__(self, config: RunConfig, custom_loss: CustomLoss | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, custom_loss: CustomLoss | None = None, parallelism: Parallelism | None = None
+    ) -> None:
         self._config, self._custom_loss = config, custom_loss
+        self._parallelism: Parallelism = parallelism or DataParallel()
         torch.manual_seed(config.seed)  # equal initial adapters on all ranks
         self._dtype = loading.TORCH_DTYPES[config.model.dtype]
         self._device = loading.device_of(config.model)
-        lora = config.model.lora
-        base_dtype = torch.float32 if lora is None else self._dtype  # frozen under LoRA
-        kernel = attention.implementation(config.model, self._device)
-        self.model: nn.Module = loading.load_model(self._loaded_as(config.model), base_dtype, attention=kernel)
-        if not config.model.dropout:
-            loading.switch_off_dropout(self.model)
-        if lora is not None:
-            self.model = loading.add_lora(self.model, lora)  # after the switch: model.lora.dropout stays on
-        if config.model.gradient_checkpointing:
-            loading.checkpoint_gradients(self.model, config.model)
-        if config.model.compile:
-            loading.compile_layers(self.model)
-        self.model.train()
+        self.model = self._load()
+        # before any sharding: the transform of the logits is probed on whole weights
         self._chosen = ChosenLogprobs(self.model)
         self._trainable = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.model, config.trainer)
-        self._frozen = FrozenModels(config, self._chosen, self._autocast)
+        self._restored_from: Path | None = None
+        """Folder of the checkpoint whose optimizer state `enter` restores."""
+        self._frozen = FrozenModels(config, self._chosen, self._autocast, self._parallelism)
         sft = config.trainer.sft
         self._supervised = SupervisedExamples(config, sft, self._chosen, self._autocast) if sft else None
         self._entropy_control = EntropyControl(config.trainer.entropy_coef)
         self._mismatch_cause = ""
+
+    def _load(self) -> nn.Module:
+        """Return the policy as it is trained. The order of the changes matters."""
+        config = self._config.model
+        # trained weights are float32: most updates are too small for bfloat16 to add. Under LoRA these are only read
+        base_dtype = torch.float32 if config.lora is None else self._dtype
+        kernel = attention.implementation(config, self._device)
+        model = loading.load_model(self._parallelism.loaded_as(config), base_dtype, attention=kernel)
+        if not config.dropout:
+            loading.switch_off_dropout(model)
+        if config.lora is not None:
+            model = loading.add_lora(model, config.lora)  # after the switch: model.lora.dropout stays on
+        if config.gradient_checkpointing:
+            loading.checkpoint_gradients(model, config)
+        if config.compile:
+            loading.compile_layers(model)
+        return model.train()
+
+    def restore(self, folder: Path) -> None:
+        """Restore weights, optimizer and entropy control from a checkpoint's folder. Call before `enter`."""
+        formats.restore(self.model, self._parallelism.loaded_as(self._config.model), folder)
+        self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
+        if self._parallelism.sharded:
+            # whole optimizer state would be twice the model on each rank: `enter` restores this rank's part alone
+            self._restored_from = folder
+        else:
+            restore_optimizer(folder, self._optimizer)
+
+    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+        """Meet the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
+        self._parallelism.join(self.model, self._device, ranks, shall_wait)
+        if self._parallelism.sharded:
+            # spread parameters are new objects, so the optimizer starts anew, and gets its state from the checkpoint
+            self._trainable = [p for p in self.model.parameters() if p.requires_grad]
+            self._optimizer = make_optimizer(self.model, self._config.trainer)
+            if self._restored_from is not None:
+                restore_optimizer(self._restored_from, self._optimizer)
+
+    # --- a step --------------------------------------------------------------------------------------------------
 
     def step(self, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """Apply an optimizer update per minibatch and iteration; each iteration takes the minibatches in order.
@@ -186,22 +171,21 @@ class TorchLearner:
             RunFailedError: trainer and engine differ by more than `trainer.mismatch.stop`. Nothing has been applied.
             RanksBrokenError: another rank is gone.
         """
-        started = time.perf_counter()
+        started, seconds_optimizer = time.perf_counter(), 0.0
         num_updates = self._config.trainer.num_iterations * batch.num_minibatches
         rate = learning_rate(batch.step, self._config.trainer)
-        whole: Sequence[StepBatch] = (*before, batch)
-        # with a single update the old policy is the current one, and its logprobs are computed anyway
-        fixed = [self._fixed(each, num_updates > 1 or reference_kl.needs_old(self._config)) for each in whole]
-        whole = reference_kl.with_advantages_of_step(whole, fixed, self._config, ranks.exchange, self._device)
-        parts = [_RankStep(*both) for both in zip(whole, fixed, strict=True)]
-        updates, seconds_optimizer = [], 0.0
-        for update in range(num_updates):
-            updates.append(self._finite_gradients(parts, ranks, update, num_updates))
-            if update == 0:  # later updates have weights from which no engine has sampled
-                self._watch_mismatch(batch.step, updates[0].sums)
-            computed = time.perf_counter()
-            self._apply(rate)
-            seconds_optimizer += time.perf_counter() - computed
+        updates: list[_Gradients] = []
+        with self._parallelism.watched():
+            parts = self._parts((*before, batch), ranks, num_updates)
+            for update in range(num_updates):
+                updates.append(self._finite_gradients(parts, ranks, update, num_updates))
+                if update == 0:  # later updates have weights from which no engine has sampled
+                    self._watch_mismatch(batch.step, updates[0].sums)
+                computed = time.perf_counter()
+                self._optimizer.set_rate(rate)
+                self._optimizer.step()
+                self._optimizer.zero_grad(set_to_none=True)
+                seconds_optimizer += time.perf_counter() - computed
         measured = self._measured(updates, rate)
         self._control_entropy(measured)
         return measured | {
@@ -210,47 +194,20 @@ class TorchLearner:
             "seconds_optimizer": seconds_optimizer,
         }
 
-    def _watch_mismatch(self, step: int, sums: Mapping[str, float]) -> None:
-        if not self._config.inference.engine.loads_model:  # the engine's logprobs are made up
-            return
-        found = judged(sums, self._config.trainer.mismatch)
-        if found is not None and found.stops:
-            raise RunFailedError(f"step {step}: {found.words}")
-        cause = found.cause if found is not None else ""
-        if found is not None and cause != self._mismatch_cause:  # a warning per change of the cause, not per step
-            log.warning("trainer and engine differ", step=step, cause=cause, detail=found.words)
-        self._mismatch_cause = cause
-
-    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
-        """Do nothing: there are no shards."""
-
-    def assist(self) -> None:
-        """Do nothing: rank 0 has all weights."""
-
-    def dismiss(self) -> None:
-        """Do nothing: no rank assists."""
-
-    # --- hooks for shards, see `actors.learner.parallelism` ----------------------------------------------------------
-
-    def _loaded_as(self, model: ModelConfig) -> ModelConfig:
-        return model
-
-    def _fixed(self, batch: StepBatch, with_old: bool) -> Mapping[int, FixedLogprobs]:
-        return self._frozen.logprobs(batch, with_old)
-
-    def _keep_pace(self, batch: StepBatch, minibatch: int) -> None:
-        """Do nothing: other ranks may have more micro-batches with samples, but no forward pass is shared with them."""
-
-    def _sum(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
-        ranks.sum(gradients)
-
-    # --- a step --------------------------------------------------------------------------------------------------
+    def _parts(self, batches: Sequence[StepBatch], ranks: Ranks, num_updates: int) -> list[_RankStep]:
+        """Return the parts of the ranks that this process computes for, with all that stays fixed during the step."""
+        # with a single update the old policy is the current one, and its logprobs are computed anyway
+        with_old = num_updates > 1 or reference_kl.needs_old(self._config)
+        fixed = [self._frozen.logprobs(batch, with_old) for batch in batches]
+        batches = reference_kl.with_advantages_of_step(batches, fixed, self._config, ranks.exchange, self._device)
+        return [_RankStep(*both) for both in zip(batches, fixed, strict=True)]
 
     def _finite_gradients(self, parts: Sequence[_RankStep], ranks: Ranks, update: int, num_updates: int) -> _Gradients:
         batch = parts[-1].batch
         gradients = self._gradients(parts, ranks, update)
         if gradients.finite:
             return gradients
+        # loss and norm are equal on all ranks, so all of them compute again without an exchange
         found = {"loss": gradients.loss, "grad_norm": gradients.norm}
         log.warning("step computed again", step=batch.step, update=update + 1, **found)
         gradients = self._gradients(parts, ranks, update)
@@ -268,15 +225,17 @@ class TorchLearner:
         """Compute the gradients of one update: equal on every rank, and clipped."""
         own: list[Tensor] = []
         messages = []
-        for part in parts:  # in the order of ranks, in which a gang sums too
+        for part in parts:  # in the order of ranks, in which a gang sums too: float addition depends on the order
             earlier, message = own, self._rank_gradients(part, update)
             messages.append(message)
             own = [gradient for gradient in (parameter.grad for parameter in self._trainable) if gradient is not None]
             for gradient, sum_before in zip(own, earlier, strict=bool(earlier)):  # the first rank has none before it
                 gradient += sum_before
         point("trainer.gradients")
-        self._sum(ranks, own)
+        # sums, not means: each loss is divided by the tokens of all ranks already
+        self._parallelism.sum_gradients(ranks, own)
         everybody: dict[str, float] = {}
+        # the own message comes back with the exchange, in its place among the ranks
         for message in [*messages[:-1], *ranks.exchange(messages[-1])]:
             _merge(everybody, json.loads(message))
         norm = clip_gradients(self._trainable, self._config.trainer.max_grad_norm)
@@ -286,12 +245,19 @@ class TorchLearner:
     def _rank_gradients(self, part: _RankStep, update: int) -> bytes:
         """Compute the gradients of one rank's micro-batches, in newly allocated memory; return measurements as JSON."""
         batch, minibatch = part.batch, update % part.batch.num_minibatches
+        # once per update, so that a second computation of it has the same dropout
         torch.manual_seed(update_seed(self._config.seed, batch.step, update, batch.rank))
+        # to None, not to zeros: the caller still holds the gradients of the rank before
         self._optimizer.zero_grad(set_to_none=True)
         measured: dict[str, float] = {"mismatch_max": 0.0}
-        for number in filled(batch, minibatch):
+        numbers = filled(batch, minibatch)
+        # backward passes accumulate in `parameter.grad`; ranks exchange nothing before the last, unless sharded
+        for number in numbers:
             _merge(measured, self._backward(part, minibatch, number))
-        self._keep_pace(batch, minibatch)
+        if self._parallelism.sharded:
+            # other ranks may have more micro-batches with samples, and each backward is a collective
+            for _ in range(_num_micro_batches(batch, minibatch) - len(numbers)):
+                self._backward_dummy()
         if self._supervised and self._mu(batch.step):
             _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
         for parameter in self._trainable:
@@ -306,6 +272,7 @@ class TorchLearner:
             logprobs_T, entropy_T = self._chosen.of(
                 micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K, objective.entropy_coef > 0
             )
+        # outside autocast: ratios and sums of the loss stay float32
         inputs = self._inputs(micro, part.fixed.get(number, NONE), part.batch, minibatch, logprobs_T, entropy_T)
         output = self._loss(micro, inputs, objective, part.batch, minibatch)
         # the supervised part of the mixture has a separate backward pass, see `SupervisedExamples`
@@ -313,8 +280,54 @@ class TorchLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         measured = output.sums | mismatch_sums(inputs)
         measured |= {"loss": loss.detach(), "entropy": inputs.masked(entropy_T.detach()).sum()}
-        # one tensor, so that the GPU is waited for only once
+        # one tensor, so that the GPU is waited for only once; float64, in which counts of tokens stay exact
         return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
+
+    def _backward_dummy(self) -> None:
+        micro = dummy_micro_batch(self._device)
+        with self._autocast():
+            logprobs_T, _ = self._chosen.of(micro.row, micro.token_ids_T, micro.temperatures_T)
+        # × 0: takes part in the collectives and changes nothing
+        (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
+
+    # --- the loss ------------------------------------------------------------------------------------------------
+
+    def _inputs(
+        self,
+        micro: MicroBatch,
+        fixed: FixedLogprobs,
+        batch: StepBatch,
+        minibatch: int,
+        logprobs_T: Tensor,
+        entropy_T: Tensor,
+    ) -> LossInputs:
+        """Return the inputs of the loss for one micro-batch.
+
+        Averages are over the minibatch, as the step of one update.
+        """
+        return LossInputs(
+            logprobs_T=logprobs_T,
+            inference_logprobs_T=micro.inference_logprobs_T,
+            advantages_T=micro.advantages_T,
+            loss_mask_T=micro.loss_mask_T,
+            completion_of_T=micro.completion_of_T,
+            num_completions=micro.num_completions,
+            # denominators count all ranks, so that shares add up to the loss of the step, however it was packed
+            loss_tokens=token_normaliser(
+                batch.loss_tokens, minibatch, self._config.trainer.loss.compat.loss_normalizer
+            ),
+            step_completions=int(batch.num_completions[minibatch]),
+            # equally many on each rank, empty ones included
+            num_micro_batches=_num_micro_batches(batch, minibatch) * batch.num_ranks,
+            max_completion_length=self._config.rollout.max_tokens,
+            old_logprobs_T=fixed.old_T,
+            reference_logprobs_T=fixed.reference_T,
+            teacher_logprobs_T=fixed.teacher_T,
+            entropy_T=entropy_T,
+            versions_T=micro.versions_T,
+            version=batch.step - 1,  # the version before this step's update
+            reward_discount=reward_discount(self._config.reward.advantage),
+        )
 
     def _loss(
         self, micro: MicroBatch, inputs: LossInputs, objective: ObjectiveConfig, batch: StepBatch, minibatch: int
@@ -334,59 +347,16 @@ class TorchLearner:
             return trainer
         return trainer.model_copy(update={"entropy_coef": acting_coef(self._entropy_control, trainer.adaptive_entropy)})
 
-    def _control_entropy(self, measured: Mapping[str, float]) -> None:
-        """Adapt the entropy coefficient for the next step, equally on every rank.
-
-        A step without tokens changes nothing.
-        """
-        adaptive = self._config.trainer.adaptive_entropy
-        if adaptive is not None and measured["tokens"]:
-            self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
-
     def _mu(self, step: int) -> float:
         sft = self._config.trainer.sft
         return chord.mu(step - 1, sft) if sft else 0.0  # μ counts steps from 0
 
-    def _inputs(
-        self,
-        micro: MicroBatch,
-        fixed: FixedLogprobs,
-        batch: StepBatch,
-        minibatch: int,
-        logprobs_T: Tensor,
-        entropy_T: Tensor,
-    ) -> LossInputs:
-        """Return the inputs of the loss for one micro-batch.
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._dtype)
 
-        Averages are over the minibatch, as the step of one update.
-        """
-        num_micro_batches = int(batch.minibatch_offsets[minibatch + 1] - batch.minibatch_offsets[minibatch])
-        return LossInputs(
-            logprobs_T=logprobs_T,
-            inference_logprobs_T=micro.inference_logprobs_T,
-            advantages_T=micro.advantages_T,
-            loss_mask_T=micro.loss_mask_T,
-            completion_of_T=micro.completion_of_T,
-            num_completions=micro.num_completions,
-            loss_tokens=token_normaliser(
-                batch.loss_tokens, minibatch, self._config.trainer.loss.compat.loss_normalizer
-            ),
-            step_completions=int(batch.num_completions[minibatch]),
-            num_micro_batches=num_micro_batches * batch.num_ranks,
-            max_completion_length=self._config.rollout.max_tokens,
-            old_logprobs_T=fixed.old_T,
-            reference_logprobs_T=fixed.reference_T,
-            teacher_logprobs_T=fixed.teacher_T,
-            entropy_T=entropy_T,
-            versions_T=micro.versions_T,
-            version=batch.step - 1,  # the version before this step's update
-            reward_discount=reward_discount(self._config.reward.advantage),
-        )
-
-    def _apply(self, rate: float) -> None:
-        self._optimizer.set_rate(rate)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+    # --- after the updates ---------------------------------------------------------------------------------------
 
     def _measured(self, updates: Sequence[_Gradients], rate: float) -> dict[str, float]:
         """Return the step's metrics.
@@ -407,31 +377,71 @@ class TorchLearner:
             "tokens": sums.get("tokens", 0.0) / self._config.trainer.num_iterations,
         }
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self._dtype is torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, self._dtype)
+    def _watch_mismatch(self, step: int, sums: Mapping[str, float]) -> None:
+        """Warn if trainer and engine differ. Raises RunFailedError above `trainer.mismatch.stop`."""
+        if not self._config.inference.engine.loads_model:  # the engine's logprobs are made up
+            return
+        found = judged(sums, self._config.trainer.mismatch)
+        if found is not None and found.stops:
+            raise RunFailedError(f"step {step}: {found.words}")
+        cause = found.cause if found is not None else ""
+        if found is not None and cause != self._mismatch_cause:  # a warning per change of the cause, not per step
+            log.warning("trainer and engine differ", step=step, cause=cause, detail=found.words)
+        self._mismatch_cause = cause
+
+    def _control_entropy(self, measured: Mapping[str, float]) -> None:
+        """Adapt the entropy coefficient for the next step, equally on every rank.
+
+        A step without tokens changes nothing.
+        """
+        adaptive = self._config.trainer.adaptive_entropy
+        if adaptive is not None and measured["tokens"]:
+            self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
+
+    # --- publish and save ----------------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        """Return the adapter, or all weights, in the published precision, on the CPU."""
-        return formats.weights(self.model, self._config.model)
+        """Return the adapter, or all weights, in the published precision, on the CPU. For rank 0."""
+        with self._parallelism.gathering(WEIGHTS):
+            return formats.weights(self.model, self._config.model)
 
     def snapshot(self) -> Snapshot:
-        """Return files for transformers (full) or peft (LoRA) to load; `trainer/` holds the rest of the state."""
-        model = formats.snapshot(self.model, self._config.model)
-        return model.with_files(optimizer_snapshot(self._optimizer)).with_files(control_snapshot(self._entropy_control))
+        """Return files for transformers (full) or peft (LoRA) to load; `trainer/` holds the rest of the state.
 
-    def restore(self, folder: Path) -> None:
-        """Restore weights, optimizer and entropy control from a checkpoint's folder."""
-        formats.restore(self.model, self._loaded_as(self._config.model), folder)
-        restore_optimizer(folder, self._optimizer)
-        self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
+        For rank 0. The content fits any number of ranks, with and without shards.
+        """
+        with self._parallelism.gathering(SNAPSHOT):
+            return self._gathered_snapshot(keep=True)
+
+    def assist(self) -> None:
+        """Help rank 0 to gather weights and snapshots, until rank 0 calls `dismiss`. For other ranks than 0."""
+        self._parallelism.serve(
+            {
+                WEIGHTS: lambda: formats.weights(self.model, self._config.model, keep=False),
+                SNAPSHOT: lambda: self._gathered_snapshot(keep=False),
+            }
+        )
+
+    def dismiss(self) -> None:
+        """Release the other ranks from `assist`. For rank 0."""
+        self._parallelism.release()
+
+    def _gathered_snapshot(self, keep: bool) -> Snapshot:
+        # model before optimizer, on every rank: each tensor is a collective, so the order must be the same
+        model = formats.snapshot(self.model, self._config.model, keep)
+        optimizer = optimizer_snapshot(self._optimizer, keep)
+        return model.with_files(optimizer).with_files(control_snapshot(self._entropy_control))
 
 
 def update_seed(seed: int, step: int, update: int, rank: int) -> int:
     """Return the seed of all random numbers (dropout) of one rank in one update."""
     digest = hashlib.sha256(f"{seed} step {step} update {update} rank {rank}".encode()).digest()
     return int.from_bytes(digest[:6], "little")
+
+
+def _num_micro_batches(batch: StepBatch, minibatch: int) -> int:
+    """Return the number of a minibatch's micro-batches on each rank, empty ones included."""
+    return int(batch.minibatch_offsets[minibatch + 1] - batch.minibatch_offsets[minibatch])
 
 
 def _merge(total: dict[str, float], part: Mapping[str, float]) -> None:

@@ -61,7 +61,7 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         array = getattr(batch, name)[start:end][in_completion]
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-    # per token, from arrays over samples
+    # per token, from arrays over samples; 0 outside the loss mask, since a token with a weight counts in its component
     def of_samples(name: str) -> Tensor:
         array = np.repeat(getattr(batch, name)[first:last], np.diff(offsets) - prompts)
         return torch.from_numpy(array * (batch.loss_mask[start:end][in_completion] > 0)).to(device)
@@ -80,4 +80,27 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         rl_weights_T=of_samples("rl_weights"),
         ref_kl_weights_T=of_samples("ref_kl_weights"),
         num_completions=last - first,
+    )
+
+
+def dummy_micro_batch(device: torch.device) -> MicroBatch:
+    """Return a made-up micro-batch of two tokens, for a rank that computes only because other ranks do.
+
+    Its completion token is in no loss mask. The smallest row is a prompt of one token and a completion of one.
+    """
+    row = pack_row(np.zeros(2, np.int32), np.array([0, 2]), np.array([1]), [0], device)
+    nothing_T, index_T = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.long, device=device)
+    return MicroBatch(
+        row=row,
+        token_ids_T=index_T,
+        temperatures_T=torch.ones(1, device=device),
+        inference_logprobs_T=nothing_T,
+        advantages_T=nothing_T,
+        loss_mask_T=nothing_T.bool(),
+        wanted_K=index_T,  # computed all the same: the forward pass is what other ranks wait for
+        versions_T=index_T,
+        completion_of_T=index_T,
+        rl_weights_T=nothing_T,
+        ref_kl_weights_T=nothing_T,
+        num_completions=1,
     )

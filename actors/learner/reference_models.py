@@ -13,7 +13,8 @@ import structlog
 import torch
 from torch import Tensor
 
-from actors.learner.micro_batches import MicroBatch, filled, micro_batch
+from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, filled, micro_batch
+from actors.learner.parallelism import Parallelism
 from actors.models import loading
 from actors.models.token_logprobs import ChosenLogprobs
 from actors.models.tokenizer import vocabulary
@@ -55,13 +56,14 @@ class FrozenModels:
         config: configuration of the run.
         policy: policy, also the reference if the policy has an adapter.
         autocast: context in which the policy computes.
+        parallelism: division of the policy over ranks.
 
     Raises:
         ConfigError: the teacher can't be loaded, or has another vocabulary than the policy.
     """
 
-    def __init__(self, config: RunConfig, policy: ChosenLogprobs, autocast: Autocast) -> None:
-        self._policy, self._autocast = policy, autocast
+    def __init__(self, config: RunConfig, policy: ChosenLogprobs, autocast: Autocast, parallelism: Parallelism) -> None:
+        self._policy, self._autocast, self._parallelism = policy, autocast, parallelism
         self._device = loading.device_of(config.model)
         self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
         self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
@@ -81,24 +83,21 @@ class FrozenModels:
             batch: batch of one rank.
             with_old: include the policy's. A step with a single update needs none: the loss computes the same logprobs.
         """
-        if not self.asked(with_old):
+        if not (with_old or self._wants_reference or self._teacher):
             return {}
-        found = {}
-        for number in filled(batch):
-            micro = micro_batch(batch, number, self._device)
-            found[number] = self.of(micro, with_old)
-            if not found[number].finite:
-                log.warning("logprobs computed again", step=batch.step, micro_batch=number)
-                found[number] = self.of(micro, with_old)
+        numbers = filled(batch)
+        found: dict[int, FixedLogprobs] = {}
+        for _ in range(2):  # an error of the machine passes, an error of the run stays
+            found = {number: self.of(micro_batch(batch, number, self._device), with_old) for number in numbers}
+            if self._parallelism.sharded:
+                # a forward of the policy is a collective, so a rank without samples computes as often as the others
+                for _ in range(batch.num_micro_batches - len(numbers)):
+                    self.of(dummy_micro_batch(self._device), with_old)
+            broken = [number for number, logprobs in found.items() if not logprobs.finite]
+            if self._parallelism.agree(not broken):
+                break
+            log.warning("logprobs computed again", step=batch.step, micro_batches=broken)
         return found
-
-    def asked(self, with_old: bool) -> bool:
-        """Return whether any logprobs are needed."""
-        return bool(with_old or self._wants_reference or self._teacher)
-
-    def num_forwards(self, with_old: bool) -> int:
-        """Return the number of forwards of the policy per micro-batch. Forwards of a second model do not count."""
-        return with_old + (self._wants_reference and self._reference is None)  # each True is one forward
 
     def of(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
         """Return the fixed logprobs of a micro-batch."""

@@ -31,7 +31,7 @@ from schemas.errors import ConfigError
 from schemas.messages import Policy, ScoredGroup, StepBatch, drop_fields
 
 if TYPE_CHECKING:
-    from actors.learner.learner import Learner
+    from actors.learner.protocol import Learner
 
 COMPARED = ("loss", "grad_norm", "weights")
 """Compared results; `weights` is a digest."""

@@ -42,7 +42,7 @@ from schemas.messages import (
 )
 
 if TYPE_CHECKING:
-    from actors.learner.learner import Learner
+    from actors.learner.protocol import Learner
     from actors.learner.ranks import Ranks
 
 log = structlog.get_logger("trainer")

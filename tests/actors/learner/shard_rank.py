@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from actors.learner.parallelism import ShardedLearner
+from actors.learner.fsdp import FullySharded
+from actors.learner.learner import TorchLearner
 from actors.learner.ranks import GlooRanks
 from schemas.config import check_tree
 from tests.actors.learner.steps import batches_of, scored_group
@@ -23,7 +24,7 @@ def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     task = json.loads((folder / "task.json").read_text())
     config, values = check_tree(task["config"]), []
-    learner = ShardedLearner(config, rank)
+    learner = TorchLearner(config, parallelism=FullySharded(rank))
     if task["restore"]:
         learner.restore(Path(task["restore"]))
     ranks = GlooRanks(rank, task["size"], folder / "ranks", "127.0.0.1", lambda: None, 60.0)

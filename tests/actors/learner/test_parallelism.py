@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.learner import TorchLearner
-from actors.learner.parallelism import CollectiveWatch
 from actors.learner.ranks import ALONE, RanksBrokenError
 from schemas.config import RunConfig, check_tree
 from schemas.config.resume import as_tree

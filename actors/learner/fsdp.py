@@ -1,0 +1,102 @@
+"""Parallelism with a part of every weight, gradient and optimizer state per rank (torch's FSDP2).
+
+All ranks load and restore the model in host memory, meet, and keep a part each on their devices. A layer is gathered
+while the layer runs, and gradients are summed in the backward pass. From then on each forward, backward, norm and gather
+is a collective, so all ranks must do equally many of each: a rank with fewer micro-batches computes made-up ones. For
+publishing and saving, the other ranks help rank 0 to gather one tensor at a time (`serve`).
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+
+from actors.learner.collective_watch import CollectiveWatch
+from actors.learner.parallelism import Gathers
+from actors.learner.ranks import ALONE, GlooRanks, Ranks
+from actors.learner.shards import part
+from actors.models import loading
+from schemas.config.model import ModelConfig
+
+log = structlog.get_logger("learner")
+
+NOTHING = b""
+"""Request of rank 0 that ends the service of the other ranks, and the value that these ranks exchange for it."""
+
+
+class FullySharded:
+    """All trained and frozen weights of the policy spread over the ranks. Reference and teacher stay whole.
+
+    Args:
+        rank: rank of this process; also selects the GPU if torchrun has not set LOCAL_RANK.
+    """
+
+    sharded = True
+
+    def __init__(self, rank: int) -> None:
+        if torch.cuda.is_available():
+            # before the model is loaded, so that each rank uses its own GPU
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
+        self._ranks: Ranks = ALONE
+        self._watch = CollectiveWatch(lambda: None)
+
+    def loaded_as(self, model: ModelConfig) -> ModelConfig:
+        """Return the configuration for host memory: the whole model may not fit on a GPU."""
+        return model.model_copy(update={"device": "cpu"})
+
+    def join(self, model: nn.Module, device: torch.device, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+        """Keep this rank's part of the weights, together with all ranks; waits for late ranks."""
+        assert isinstance(ranks, GlooRanks)
+        self._ranks, self._watch = ranks, CollectiveWatch(shall_wait)
+        with self._watch.beside():
+            shard(model, ranks.mesh(device))
+        log.info("weights shared out", parameters=sum(part(p).numel() for p in model.parameters()))
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Return the context of the watch over collectives."""
+        return self._watch.beside()
+
+    def sum_gradients(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
+        """Do nothing: gradients are summed layer by layer in the backward pass."""
+
+    def agree(self, good: bool) -> bool:
+        """Return whether the result is good on all ranks: forwards are shared, so all ranks repeat or none."""
+        return all(said == b"good" for said in self._ranks.exchange(b"good" if good else b""))
+
+    @contextmanager
+    def gathering(self, request: bytes) -> Iterator[None]:
+        """Tell the other ranks what rank 0 gathers, then watch."""
+        self._ranks.exchange(request)
+        with self._watch.beside():
+            yield
+
+    def serve(self, gathers: Gathers) -> None:
+        """Take part in each gather that rank 0 asks for. What is gathered here is dropped."""
+        while (request := self._ranks.exchange(NOTHING)[0]) != NOTHING:
+            with self._watch.beside():
+                gathers[request]()
+
+    def release(self) -> None:
+        """End `serve` of the other ranks."""
+        self._ranks.exchange(NOTHING)
+
+
+def shard(model: nn.Module, mesh: Any) -> None:
+    """Spread the parameters over the ranks of a mesh, in place: each decoder layer, then everything else together.
+
+    Gradients are summed over ranks, not averaged, as the loss of a rank is a share of the loss of all.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    # the returned view is never changed in place: `ChosenLogprobs` has its values by then
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    for module in (*loading.layers_of(model), model):  # inner modules first: the outer one takes what is left
+        sharded: Any = fully_shard(module, mesh=mesh)
+        sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks
+        # plain sums: for another factor torch takes NCCL's PREMUL_SUM, which gloo does not have
+        sharded.set_force_sum_reduction_for_comms(True)
