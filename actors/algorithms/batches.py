@@ -66,6 +66,7 @@ def build_batches(
     pool = _Pool(groups, filter_zero_advantages, weights or {})
     # split first, then remove: which completions have advantage 0 must not move the others to another minibatch
     parts = [part[pool.trained[part]] for part in split([group.num_completions for group in groups], num_minibatches)]
+    # with the whole prompt: members of a group may be packed apart, and then each row holds the prompt
     lengths = pool.prompt_lengths + pool.lengths
     nothing: list[list[MicroBatch]] = [[[]] for _ in range(num_ranks)]  # ranks run in lockstep: a dummy on each
     packed = [pack(lengths[part].tolist(), sequence_len, num_ranks) if part.size else nothing for part in parts]
@@ -125,7 +126,7 @@ class _Pool:
         sizes = [group.num_completions for group in groups]
         prompts = np.array([group.prompt_ids.size for group in groups], np.int64)
         # one value per segment of a completion (a run of tokens by the same policy), repeated over its tokens
-        segments = _joined((_lengths(g.segments[:, 0], g.token_ids.size) for g in groups), np.int64)
+        segments = _joined((np.diff(g.segments[:, 0], append=g.token_ids.size) for g in groups), np.int64)
         versions = np.repeat(_joined((g.segments[:, SEGMENT_VERSION] for g in groups), np.int64), segments)
         heats = np.repeat(_joined((g.segment_temperatures for g in groups), np.float32), segments)
         self.lengths: Ints = _joined((group.lengths_G for group in groups), np.int64)
@@ -181,12 +182,8 @@ def _spans(starts: Ints, lengths: Ints) -> Ints:
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
-def _lengths(starts: Ints, end: int) -> Ints:
-    """Return the lengths of adjacent parts from their starts, the last part ending at `end`."""
-    return np.append(starts[1:], end) - starts
-
-
 def _joined(parts: Iterable[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    # the empty array in front sets the dtype where there are no parts
     return np.concatenate([np.zeros(0, dtype), *parts])
 
 

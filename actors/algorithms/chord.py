@@ -27,6 +27,7 @@ def mu(steps_done: int, config: SftConfig) -> float:
     decayed = steps_done - config.mu_warmup_steps
     if decayed >= config.mu_decay_steps:
         return config.mu_valley
+    # half a cosine: 1 after the warm-up, 0 at the end of the decay
     left = (1 + math.cos(math.pi * decayed / config.mu_decay_steps)) / 2
     return config.mu_valley + (config.mu_peak - config.mu_valley) * left
 

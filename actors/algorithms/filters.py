@@ -28,6 +28,7 @@ def is_gibberish(
     Vocabulary 152 000, offset 2: chance is ln(1/152 000) = −11.93, so a rare token counts below a logprob of −13.93.
     Source: arXiv 2510.02387, §5.2; prime-rl.
     """
+    # −ln(vocabulary) is the logprob of every token under a uniform distribution
     unlikely_T = logprobs_T < -np.log(vocab_size) - config.logprob_offset
     return bool((unlikely_T & (token_ids_T > config.token_id_threshold)).any())
 

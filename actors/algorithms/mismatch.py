@@ -48,6 +48,7 @@ def mismatch_sums(inputs: LossInputs) -> dict[str, Tensor]:
     }
     if inputs.versions_T is None:
         return sums
+    # ≥: a version above would be a fault elsewhere, and its tokens must not hide among the older ones
     is_current_T = inputs.versions_T >= inputs.version
     for age, of_age_T in (("current", is_current_T), ("older", ~is_current_T)):
         chosen_T = inputs.loss_mask_T & of_age_T

@@ -67,7 +67,7 @@ def pack(lengths: Sequence[int], capacity: int, num_ranks: int = 1) -> list[list
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be at least 1, got {num_ranks}")
     bound = lower_bound(lengths, capacity)
-    # From here on a sample is its position in `order`, so that the order of the input decides nothing but ties.
+    # from here on a sample is its position in `order`, so that the order of the input decides nothing but ties
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     descending = [lengths[i] for i in order]
     micro_batches = _best_fit(descending, capacity)

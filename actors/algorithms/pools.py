@@ -42,6 +42,7 @@ def pool_key(task: str, prompt: Any, columns: Mapping[str, Any], hash_keys: Sequ
         KeyError: a hash key is neither `task` nor `prompt` nor a column.
     """
     known = {**columns, "task": task, "prompt": prompt}
+    # sort_keys: columns read from another file may come in another order
     content = json.dumps([known[key] for key in hash_keys], sort_keys=True)
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")
 

@@ -99,7 +99,8 @@ class CheckpointFolder:
             OSError: the checkpoint could not be written, or reads back differently. Nothing has changed then.
             FolderTakenError: another process writes here now.
         """
-        staging = self._folder / self._staging_name(step)
+        # a name of this process alone: a successor may write the same step while this process does not know it yet
+        staging = self._folder / (f".step_{step}" + (f".{self._writer.boot_id}" if self._writer else ""))
         remove_folder(staging)
         staging.mkdir(parents=True)
         try:
@@ -119,8 +120,9 @@ class CheckpointFolder:
         except BaseException:
             remove_folder(staging)
             raise
+        # atomic: a reader sees no checkpoint or a whole one
         staging.rename(self.path(step))
-        _sync(self._folder)
+        _sync(self._folder)  # the name itself survives a power loss only if the folder is flushed
         self._keep_witness(step)
         point("checkpoint.renamed")
         self._checked.add(step)
@@ -215,10 +217,6 @@ class CheckpointFolder:
         for half_written in self._folder.glob(".step_[0-9]*"):
             remove_folder(half_written)  # a process still writing there has lost the folder
         _tell_buried(self._bury_after(step))
-
-    def _staging_name(self, step: int) -> str:
-        """Return a folder name to which no other process writes."""
-        return f".step_{step}" + (f".{self._writer.boot_id}" if self._writer else "")
 
     def last_incarnation(self, run: str) -> int:
         """Return the newest incarnation of a run to take the folder; 0 if none has."""

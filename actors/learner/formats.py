@@ -44,6 +44,7 @@ def snapshot(model: nn.Module, config: ModelConfig, keep: bool = True) -> Snapsh
         return Snapshot({"adapter_model.safetensors": tensors}, texts)
     saver: Any = model
 
+    # called later, in another thread: state_dict makes transformers write the copies, not the weights by then
     def write_model(folder: Path) -> None:
         saver.save_pretrained(folder, state_dict=tensors)
 

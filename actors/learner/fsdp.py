@@ -1,9 +1,9 @@
 """Parallelism with a part of every weight, gradient and optimizer state per rank (torch's FSDP2).
 
 All ranks load and restore the model in host memory, meet, and keep a part each on their devices. A layer is gathered
-while the layer runs, and gradients are summed in the backward pass. From then on each forward, backward, norm and gather
-is a collective, so all ranks must do equally many of each: a rank with fewer micro-batches computes made-up ones. For
-publishing and saving, the other ranks help rank 0 to gather one tensor at a time (`serve`).
+while the layer runs, and gradients are summed in the backward pass. From then on each forward, backward, norm and
+gather is a collective, so all ranks must do equally many of each: a rank with fewer micro-batches computes made-up
+ones. For publishing and saving, the other ranks help rank 0 to gather one tensor at a time (`serve`).
 """
 
 import os

@@ -50,7 +50,7 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
     """Return a micro-batch with samples as tensors on the device."""
     first, last = (int(i) for i in batch.micro_batch_offsets[number : number + 2])
     start, end = (int(i) for i in batch.sample_offsets[[first, last]])
-    offsets = batch.sample_offsets[first : last + 1] - start
+    offsets = batch.sample_offsets[first : last + 1] - start  # within the micro-batch
     prompts = batch.prompt_lengths[first:last]
     in_completion = np.ones(end - start, bool)
     for b, size in enumerate(prompts):
@@ -74,6 +74,7 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         inference_logprobs_T=of_completions("logprobs"),
         advantages_T=of_completions("advantages"),
         loss_mask_T=of_completions("loss_mask").bool(),
+        # found on the CPU: nonzero on a GPU would wait for the GPU
         wanted_K=torch.from_numpy(batch.loss_mask[start:end][in_completion].nonzero()[0]).to(device),
         versions_T=of_completions("versions").long(),
         completion_of_T=torch.from_numpy(np.repeat(np.arange(last - first), np.diff(offsets) - prompts)).to(device),

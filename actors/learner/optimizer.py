@@ -65,9 +65,10 @@ class PolicyOptimizer:
         Raises:
             ValueError: state of a parameter not trained here.
         """
+        # by id: a tensor's == compares values
         owners = {id(p): part for part in self._parts for group in part.param_groups for p in group["params"]}
         for part in self._parts:
-            part.state.clear()  # also the counts of steps
+            part.state.clear()  # also the counts of steps, on which Adam's bias correction depends
         for name, key, value in values:
             parameter = self._parameters.get(name)
             if parameter is None:
@@ -101,6 +102,7 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], config: AdamKeys) 
     """Return parameter groups with and without weight decay; empty groups are left out."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     spared = set() if config.decay_embeddings else embeddings  # weights never decayed
+    # norms and biases are spared: decay would only pull their scales and shifts to 0
     decayed = [p.ndim >= 2 and id(p) not in spared for p in parameters]
     groups = [
         {"params": [p for p, yes in zip(parameters, decayed, strict=True) if yes], "weight_decay": config.weight_decay},
@@ -119,6 +121,7 @@ def _outside_hidden_layers(model: Any) -> set[int]:
 def _adamw(groups: list[Group], config: AdamKeys) -> torch.optim.Optimizer:
     betas = (config.beta1, config.beta2)
     if not isinstance(config, AdamW8bitConfig):
+        # lr 0 until `set_rate`; fused: a single kernel per group
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.eps, fused=True)
     try:
         import bitsandbytes

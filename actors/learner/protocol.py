@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """Interface of a learner for the trainer actor.
+    """Interface of a learner for the trainer actor: restore, enter, then publish, step, save in turn.
 
     `learner.TorchLearner` is the real one, `fake.FakeLearner` the test double.
     """

@@ -86,7 +86,10 @@ class GlooRanks:
         self.rank, self.size, self._check = rank, size, check
         self._meeting_point, self._host = meeting_point, host
         meeting_point.parent.mkdir(parents=True, exist_ok=True)
-        self._group: Any = _waiting(lambda: _meet(rank, size, meeting_point, host), check, timeout)
+        store: Any = torch.distributed  # made in the thread, too: the shared folder may hang
+        self._group: Any = _waiting(
+            lambda: _gloo(store.FileStore(str(meeting_point), size), rank, size, host), check, timeout
+        )
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by the sum over all ranks, in buckets to bound the memory.
@@ -96,6 +99,7 @@ class GlooRanks:
         """
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in bucket])
+            # no all-reduce: gloo adds each chunk in another order of ranks, which one process could not repeat
             parts = self._gather(flat)
             # always in the order of ranks: float sums depend on the order
             total = parts[0]
@@ -134,7 +138,7 @@ class GlooRanks:
         try:
             work = self._group.allgather([parts], [tensor])
             while not work.is_completed():
-                self._check()
+                self._check()  # raises to leave: gloo's own wait can't be ended from outside
                 time.sleep(POLL_SECONDS)
             work.wait()
         except RuntimeError as error:
@@ -143,11 +147,6 @@ class GlooRanks:
             _abandoned.append(self._group)  # keeps the group alive until the process exits
             raise
         return parts
-
-
-def _meet(rank: int, size: int, meeting_point: Path, host: str) -> Any:
-    distributed: Any = torch.distributed
-    return _gloo(distributed.FileStore(str(meeting_point), size), rank, size, host)
 
 
 def _gloo(store: Any, rank: int, size: int, host: str) -> Any:

@@ -66,6 +66,7 @@ def with_advantages_of_step(
     reference, reward = config.trainer.reference, config.reward
     if reference is None or not computes_advantages(config):
         return batches
+    # every rank gets here or none: the exchanges below are in the same order on all
     both = list(zip(batches, fixed, strict=True))
     if reference.place == "group_reward":
         messages = [kl_message(batch, completion_kls(batch, found, reference, device)) for batch, found in both]

@@ -117,6 +117,7 @@ class FrozenModels:
 
 def logprobs_without_gradient(chosen: ChosenLogprobs, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
     """Return (T,) logprobs of completion tokens at sampling temperature, without dropout; 0 outside the loss mask."""
+    # the mode is put back even after an error: gradient checkpointing works in training mode alone
     training = chosen.model.training
     chosen.model.eval()  # without dropout
     try:

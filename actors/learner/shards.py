@@ -25,6 +25,7 @@ def gathered(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> Iterator[tupl
     All ranks must iterate; ranks without `keep` only lend parts.
     """
     for name, tensor in tensors:
+        # one at a time: a rank without `keep` drops each whole tensor before the next
         found = whole(tensor.detach())
         if keep:
             yield name, found
@@ -43,6 +44,7 @@ def placed(value: Value, like: Tensor) -> Value:
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
     """Scale all gradients down to a global norm of `limit`; return the norm before, equal on each rank."""
+    # over all parameters and ranks before any is scaled; of spread gradients the norm itself is a spread scalar
     norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return float(norm)

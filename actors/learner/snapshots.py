@@ -51,6 +51,7 @@ class Snapshot:
 
 def copied(tensors: "Iterable[tuple[str, Tensor]]") -> "dict[str, Tensor]":
     """Return copies on the CPU, made one by one, which later steps do not change."""
+    # copy=True: on a CPU `to` would return the tensor itself, which the next step changes. safetensors wants contiguous
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
 
 

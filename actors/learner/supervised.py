@@ -63,10 +63,11 @@ class SupervisedExamples:
         rows, num_tokens = self.rows(batch, minibatch)
         measured = {"loss": 0.0, "sft_nll": 0.0, "sft_tokens": 0.0}
         for each in rows:
-            ones_T = torch.ones(each.token_ids_T.numel(), device=self._device)  # temperature 1, weight 1
+            ones_T = torch.ones(each.token_ids_T.numel(), device=self._device)  # temperature 1, weight 1: not sampled
             with self._autocast():
                 logprobs_T, _ = self._policy.of(each.row, each.token_ids_T, ones_T)
             supervised = sft_share(logprobs_T, ones_T, num_tokens, with_phi=self._phi)
+            # the policy's part of the mixture was differentiated with its own micro-batches
             loss = mixed(torch.zeros_like(supervised), supervised, mu)
             loss.backward()  # type: ignore[no-untyped-call]
             measured["loss"] += float(loss.detach())

@@ -219,6 +219,7 @@ def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     A tied weight appears once, under the first name, as in the model's file.
     """
     tensors, seen = {}, set()
+    # by identity of tensors: two names of one tied weight would be published and saved twice
     for name, tensor in model.state_dict(keep_vars=True).items():  # keep_vars: otherwise each name gets a new tensor
         if id(tensor) not in seen:
             seen.add(id(tensor))
@@ -244,6 +245,7 @@ def copy_into(targets: dict[str, Tensor], tensors: dict[str, Tensor], what: str)
             f"{what}: {wrong[0]} has shape {tuple(tensors[wrong[0]].shape)}, "
             f"the model has {tuple(targets[wrong[0]].shape)}"
         )
+    # in place: optimizer, sharding and compiled code hold the very tensors
     with torch.no_grad():
         for name, tensor in tensors.items():
             targets[name].copy_(tensor)

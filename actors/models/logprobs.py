@@ -59,6 +59,7 @@ def logprobs_and_entropy(
         if divisors_T is not None:
             logits_TV = logits_TV / divisors_T[:, None]
         normaliser_T = logits_TV.logsumexp(-1)
+        # entropy is a metric in most runs: without gradient nothing of it is kept for the backward pass
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             probabilities_TV = (logits_TV - normaliser_T[:, None]).exp_()
             entropy_T = normaliser_T - torch.linalg.vecdot(probabilities_TV, logits_TV)
@@ -108,7 +109,7 @@ def precise(values: Tensor) -> Tensor:
 
 def _divisors(temperatures_T: Tensor) -> Tensor | None:
     """Return temperatures as divisors of logits, 1 for greedy sampling; None if all are 1."""
-    if bool((temperatures_T == 1).all()):
+    if bool((temperatures_T == 1).all()):  # the usual case saves a copy of the logits
         return None
     return torch.where(temperatures_T > 0, temperatures_T, torch.ones_like(temperatures_T))
 
@@ -191,7 +192,8 @@ def _computed(
     """
     bent_CV = plan.logits(hidden_CD, weight_VD, bias_V)
     tempered_CV = bent_CV if divisors_C is None else bent_CV / divisors_C[:, None]
-    # softmax by hand: the same exponentials serve normaliser, entropy and gradient
+    # softmax by hand: the same exponentials serve normaliser, entropy and gradient. Less the largest logit, so that no
+    # exponential overflows
     largest_C = tempered_CV.amax(-1)
     weights_CV = (tempered_CV - largest_C[:, None]).exp_()
     sum_C = weights_CV.sum(-1)
@@ -254,6 +256,7 @@ def _of_logits(
     """
     (normaliser_C, entropy_C), (of_logprobs_C, of_entropy_C) = found, gradients
     tempered_CV = bent_CV if divisors_C is None else bent_CV / divisors_C[:, None]
+    # log p: the normaliser of the forward pass, so that both passes have the same probabilities
     shifted_CV = tempered_CV - normaliser_C[:, None]
     if plan.entropy_gradient:
         factors_CV = (shifted_CV + entropy_C[:, None]).mul_(of_entropy_C[:, None]).add_(of_logprobs_C[:, None])
@@ -266,6 +269,7 @@ def _of_logits(
 
 def _untempered_(gradient_CV: Tensor, bent_CV: Tensor, divisors_C: Tensor | None, plan: _Plan) -> Tensor:
     """Return the gradient of the linear layer's output from the tempered logits' gradient, which is overwritten."""
+    # the chain rule backwards: temperature last, transform before, linear layer first
     if divisors_C is not None:
         gradient_CV.div_(divisors_C[:, None])
     return plan.bend.backward_(gradient_CV, bent_CV).to(plan.dtype)

@@ -129,7 +129,8 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
         model = loading.add_lora(model, config.lora)
     trained = [p for p in model.parameters() if p.requires_grad]
     head = model.get_output_embeddings().weight
-    outer = sum(map(_bytes, model.parameters())) - sum(inner := _layers_bytes(model))
+    inner = [sum(map(_bytes, layer.parameters())) for layer in loading.layers_of(model)]
+    outer = sum(map(_bytes, model.parameters())) - sum(inner)
     return _Counted(
         gathered=outer + sum(inner[:2]),  # fsdp gathers a layer while the layer before is computed
         frozen=whole if config.lora else 0,
@@ -137,13 +138,9 @@ def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -
         trained_bytes=sum(map(_bytes, trained)),
         states=_state_bytes(model, trained, optimizer),
         head_gradient=_bytes(head) if head.requires_grad else 0,
+        # last: it replaces the model's parameters
         activations=_kept_bytes(model, num_tokens, dtype, config.gradient_checkpointing),
     )
-
-
-def _layers_bytes(model: Any) -> list[int]:
-    """Return the bytes of the weights of each layer."""
-    return [sum(map(_bytes, layer.parameters())) for layer in loading.layers_of(model)]
 
 
 def _skeleton(config: ModelConfig, dtype: torch.dtype, key: str = "model.path") -> Any:

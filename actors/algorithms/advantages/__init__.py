@@ -130,11 +130,15 @@ def with_step_advantages(groups: Sequence[ScoredGroup], reward: RewardConfig) ->
     found = list(groups)
     # advantages of the other levels came with the groups
     if reward.advantage.level == "step":
+        weights_F = np.array([function.weight for function in reward.functions])
+        # shaped anew from what functions returned: a scored group carries no shaped values
+        rewards = [
+            GroupRewards(g.rewards_G, g.lengths_G, shape_functions(g.rewards_FG, reward.functions), weights_F)
+            for g in groups
+        ]
         found = [
             group.model_copy(update={"advantages_G": without_ended(group, advantages_G, reward).astype(np.float32)})
-            for group, advantages_G in zip(
-                groups, step_advantages(_rewards(groups, reward), reward.advantage), strict=True
-            )
+            for group, advantages_G in zip(groups, step_advantages(rewards, reward.advantage), strict=True)
         ]
     if reward.adv_norm is None:
         return found
@@ -149,14 +153,6 @@ def without_ended(group: RolloutGroup, advantages_G: Floats, reward: RewardConfi
     Source: AReaL 1.0.4, `areal/trainer/ppo/actor.py` (PPOActor), which sets the already normalised reward to 0.
     """
     return np.where(ran_out(group), 0.0, advantages_G) if reward.mask_no_eos_with_zero else advantages_G
-
-
-def _rewards(groups: Sequence[ScoredGroup], reward: RewardConfig) -> list[GroupRewards]:
-    weights_F = np.array([function.weight for function in reward.functions])
-    return [
-        GroupRewards(group.rewards_G, group.lengths_G, shape_functions(group.rewards_FG, reward.functions), weights_F)
-        for group in groups
-    ]
 
 
 def _groups(

@@ -99,6 +99,7 @@ def zscore(rewards: Floats, config: configs.DeviationConfig) -> Floats:
 
 def deviation(values: Floats, config: configs.DeviationConfig) -> float:
     """Return std + eps, with `config.std` (unbiased or population) and `config.eps`; the std of a single value is 0."""
+    # ddof 1 divides by n − 1 (torch's default), ddof 0 by n (numpy's)
     std = values.std(ddof=1 if config.std == "unbiased" else 0) if values.size > 1 else 0.0
     return float(std) + config.eps
 
@@ -114,6 +115,7 @@ def max_rl(rewards_G: Floats, eps: float) -> Floats:
     MaxRL is defined for rewards ≥ 0.
     """
     middle = rewards_G.mean()
+    # a mean of 0 is a group that failed throughout: nothing to learn, and nothing to divide by
     return mean(rewards_G) / (middle + eps) if middle > 0 else np.zeros(rewards_G.size)
 
 

@@ -41,12 +41,14 @@ def advantages_with_kl(messages: Sequence[bytes], config: AdvantageConfig, beta:
         config: an advantage of rewards alone, of level `group` or `step`.
         beta: factor of the KL.
     """
+    # every rank sorts the same rows, so all have the same bits; JSON gives back each float64 unchanged
     rows = sorted(row for message in messages for row in json.loads(message))
     assert [row[0] for row in rows] == list(range(len(rows))), "a completion is on no rank, or on two"
     groups = []
     for _, members in groupby(rows, key=lambda row: row[1]):  # completions are numbered group by group
         _, _, rewards, kls = zip(*members, strict=True)
         scored = np.array([np.nan if reward is None else reward for reward in rewards], np.float64)
+        # lengths of 1: the configuration allows only advantages that do not read lengths here
         groups.append(GroupRewards(scored - beta * np.array(kls), np.ones(scored.size, np.int64)))
     return np.concatenate([np.zeros(0), *step_advantages(groups, config)])
 
@@ -75,7 +77,10 @@ def with_adv_norm_over_ranks(
         has_no_rewards: the advantage is not computed from rewards (`process`), so NaN rewards exclude no completion.
         exchange: sends this rank's message and returns the messages of all ranks that are processes.
     """
-    active = [_scored_in_loss(batch, has_no_rewards) for batch in batches]
+    active = [
+        np.repeat(~np.isnan(batch.rewards) | has_no_rewards, np.diff(batch.sample_offsets)) & (batch.loss_mask > 0)
+        for batch in batches
+    ]
     parts = [
         (
             batch.advantages[mask].astype(np.float64),
@@ -95,11 +100,6 @@ def with_adv_norm_over_ranks(
         advantages[mask] = values
         found.append(batch.model_copy(update={"advantages": advantages}))
     return found
-
-
-def _scored_in_loss(batch: StepBatch, has_no_rewards: bool) -> NDArray[np.bool_]:
-    scored = np.repeat(~np.isnan(batch.rewards) | has_no_rewards, np.diff(batch.sample_offsets))
-    return np.asarray(scored & (batch.loss_mask > 0))
 
 
 def _in_completion(batch: StepBatch) -> NDArray[np.bool_]:

@@ -117,18 +117,15 @@ def _sums(values_N: Floats, label_of_N: Ints) -> Sums:
 
 def _centred(values_N: Floats, label_of_N: Ints, sums: Sums, leave_one_out: bool) -> Floats:
     """Return value − mean, (N,), with rounding errors of equal values set to 0, or the std would be made of them."""
-    mean_N = _mean_of(values_N, label_of_N, sums, leave_one_out)
-    centred_N = values_N - mean_N
-    return np.where(np.abs(centred_N) <= ROUNDING * np.abs(mean_N), 0.0, centred_N)
-
-
-def _mean_of(values_N: Floats, label_of_N: Ints, sums: Sums, leave_one_out: bool) -> Floats:
     labels, places_N = np.unique(label_of_N, return_inverse=True)
     counts_N = np.array([sums[label][0] for label in labels.tolist()], np.int64)[places_N]
     totals_N = np.array([sums[label][1] for label in labels.tolist()], np.float64)[places_N]
-    if not leave_one_out:
-        return totals_N / counts_N
-    return np.where(counts_N > 1, (totals_N - values_N) / np.maximum(counts_N - 1, 1), 0.0)
+    mean_N = totals_N / counts_N
+    if leave_one_out:
+        # the mean of no other values is 0
+        mean_N = np.where(counts_N > 1, (totals_N - values_N) / np.maximum(counts_N - 1, 1), 0.0)
+    centred_N = values_N - mean_N
+    return np.where(np.abs(centred_N) <= ROUNDING * np.abs(mean_N), 0.0, centred_N)
 
 
 def _std_of(label_of_N: Ints, sums: Sums, unbiased: bool) -> Floats:
@@ -145,7 +142,7 @@ def _means(values_N: Floats, label_of_N: Ints, leave_one_out: bool) -> Floats:
     The mean of no other values is 0. Sums are taken of differences from the first value of the label, so that the mean
     of equal values is exact.
     """
-    if values_N.size == 0:
+    if values_N.size == 0:  # unique has no first place in nothing
         return values_N
     _, first, label_of_N = np.unique(label_of_N, return_index=True, return_inverse=True)
     shift_N = values_N[first][label_of_N]

@@ -25,6 +25,7 @@ def step_advantages(groups: Sequence[GroupRewards], config: configs.AdvantageCon
         return _normalised(groups, config)
     parts = [group_advantages(group, config) for group in groups]
     pooled = _pooled(parts, groups)
+    # ptp, not the std: the std of equal values may be a rounding error, and would make large numbers of it
     if config.level != "step" or pooled.size == 0 or np.ptp(pooled) == 0:
         return parts
     rewards = _pooled([group.rewards_G for group in groups], groups)
@@ -37,6 +38,7 @@ def step_advantages(groups: Sequence[GroupRewards], config: configs.AdvantageCon
 def _normalised(groups: Sequence[GroupRewards], config: configs.NormAdvantageConfig) -> list[Floats]:
     """Return the normalised rewards of each group, (G,) each, 0 for unscorable completions."""
     sizes = [group.rewards_G.size for group in groups]
+    # the empty array in front: a step may have no groups, and concatenate needs an array
     rewards = np.concatenate([np.zeros(0), *(group.rewards_G for group in groups)])
     scored, advantages = ~np.isnan(rewards), np.zeros(rewards.size)
     advantages[scored] = normalised(rewards[scored], np.repeat(np.arange(len(groups)), sizes)[scored], config)

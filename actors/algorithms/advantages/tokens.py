@@ -31,10 +31,13 @@ def process(steps: Sequence[Steps], lengths_G: Ints, config: configs.DeviationCo
         lengths_G: tokens of each completion.
         config: kind of deviation, and eps.
     """
-    ends = _ends(steps, lengths_G)
-    rewards_N = np.zeros(int(lengths_G.sum()))
-    np.add.at(rewards_N, ends - 1, zscore(_rewards(steps), config))  # `+=` would keep one of two steps with equal ends
     starts = np.cumsum(lengths_G) - lengths_G
+    # ends as indices into the group's tokens
+    ends = [start + end for start, of_one in zip(starts.tolist(), steps, strict=True) for end, _ in of_one]
+    rewards = np.array([reward for of_one in steps for _, reward in of_one], np.float64)
+    rewards_N = np.zeros(int(lengths_G.sum()))
+    # `+=` would keep one of two steps with equal ends
+    np.add.at(rewards_N, np.array(ends, np.int64) - 1, zscore(rewards, config))
     # sums over the suffixes of each completion
     parts = [rewards_N[start : start + length] for start, length in zip(starts, lengths_G, strict=True)]
     return np.concatenate([np.zeros(0), *(part[::-1].cumsum()[::-1] for part in parts)])
@@ -54,7 +57,7 @@ def gae(rewards_T: Floats, discount: float, gae_lambda: float, values_T: Floats 
     values_T = np.zeros(rewards_T.size) if values_T is None else values_T
     deltas_T = rewards_T + discount * np.append(values_T[1:], 0.0)[: rewards_T.size] - values_T
     advantages, latest = [], 0.0
-    for delta in deltas_T[::-1].tolist():
+    for delta in deltas_T[::-1].tolist():  # backwards: A_t needs A_{t+1}
         latest = delta + discount * gae_lambda * latest
         advantages.append(latest)
     return np.array(advantages[::-1], np.float64)
@@ -110,14 +113,3 @@ def _normalised(rewards_G: Floats, config: configs.GaeAdvantageConfig) -> Floats
     if config.reward_norm == "zscore":
         normalised_G[scored_G] = zscore(rewards_G[scored_G], AREAL_NORM)
     return normalised_G
-
-
-def _ends(steps: Sequence[Steps], lengths_G: Ints) -> Ints:
-    """Return the ends of all steps, as indices into the group's tokens."""
-    starts = np.cumsum(lengths_G) - lengths_G
-    ends = [start + end for start, of_one in zip(starts.tolist(), steps, strict=True) for end, _ in of_one]
-    return np.array(ends, np.int64)
-
-
-def _rewards(steps: Sequence[Steps]) -> Floats:
-    return np.array([reward for of_one in steps for _, reward in of_one], np.float64)

@@ -84,14 +84,16 @@ def compute_loss(inputs: LossInputs, objective: ObjectiveConfig, custom_loss: Cu
     if isinstance(objective.loss, configs.CustomLossConfig):
         output = custom(inputs, objective.loss, custom_loss)
         return LossOutput(output.loss, sums | output.sums)
+    # before the loss: losses with the switches inside their formula read weights and mask from the inputs
     inputs = with_weights(inputs, objective, sums)
     policy = LOSSES[type(objective.loss)](inputs, objective.loss)
     sums |= policy.sums
     values_T, counted = switched(inputs, objective, policy, sums)
-    if inputs.weights_T is not None:
+    if inputs.weights_T is not None:  # a component's weights scale the KL too, since it is part of the component's loss
         values_T = values_T * inputs.weights_T
     loss = share_of_step(counted, values_T, policy.average)
     loss = distilled(inputs, objective, loss, policy.kept_T, sums)
+    # last, with an average of its own: a bonus is no part of the policy loss
     bonus = entropy_bonus(inputs, objective, sums)
     return LossOutput(loss if bonus is None else loss - bonus, sums)
 

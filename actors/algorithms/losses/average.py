@@ -20,6 +20,8 @@ def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Ten
         ValueError: `max_length` without inputs.max_completion_length.
     """
     total = values_T.sum()
+    # denominators of the whole step, over all ranks: with those of this micro-batch, a token's loss would depend on the
+    # samples that it was packed with, as in TRL's bnpo
     match average:
         case "step_tokens":
             return total / max(inputs.loss_tokens, 1)

@@ -53,6 +53,7 @@ def mixed_loss(
     if ref_kl is not None:
         # the component's own weights select its tokens, also those outside the policy's loss mask
         everywhere = replace(inputs, loss_mask_T=torch.ones_like(inputs.loss_mask_T))
+        # sums of this component are dropped: metrics are those of the policy loss
         loss = loss + compute_loss(_on(everywhere, ref_kl), ObjectiveConfig(loss=RefKlLossConfig())).loss
     return LossOutput(loss, sums)
 

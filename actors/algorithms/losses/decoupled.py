@@ -47,6 +47,7 @@ def proximal(inputs: LossInputs, method: str) -> Tensor:
         return inputs.old_T
     if inputs.versions_T is None:
         raise ValueError("versions: trainer.loss.prox_logp_method loglinear needs the version that sampled each token")
+    # age 0 would divide by 0; with 1 the factor below is 0, which is right for both
     age_T = (inputs.version - inputs.versions_T).to(inputs.logprobs_T.dtype).clamp(min=1)
     way_T = inputs.logprobs_T.detach() - inputs.inference_logprobs_T
     return inputs.inference_logprobs_T + (age_T - 1) / age_T * way_T

@@ -28,6 +28,7 @@ def reweighted(inputs: LossInputs, config: DistillationConfig | None) -> Tensor:
     advantages_T = inputs.advantages_T
     gap_T = inputs.masked(inputs.teacher_logprobs_T - inputs.old_T)
     low, high = 1 - config.rlsd_reweight_clip_range, 1 + config.rlsd_reweight_clip_range
+    # exp(−gap) for a negative advantage: a token that the teacher likes is punished less
     clipped_T = ratio_of(advantages_T.sign() * gap_T).clamp(low, high)
     weight_T = (1 - config.rlsd_lambda) + config.rlsd_lambda * clipped_T
     return advantages_T * (weight_T.where(advantages_T < 0, 1) if config.rlsd_negative_only else weight_T)
@@ -109,6 +110,7 @@ def _sdar(inputs: LossInputs, config: SdarConfig) -> Tensor:
     """
     gap_T = teacher_gap(inputs)
     gate_T = torch.sigmoid(config.sdar_gate_beta * gap_T)
+    # + 0 in value, with the gradient of −logp, which the gap itself does not have
     with_gradient_T = gap_T + inputs.masked(inputs.logprobs_T.detach() - inputs.logprobs_T)
     total = inputs.masked(gate_T * with_gradient_T).sum()
     return total / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)

@@ -18,6 +18,7 @@ def gmpo(inputs: LossInputs, config: GmpoLossConfig) -> TokenLoss:
     log_ratio_T, advantages_T = log_ratio(inputs, config), inputs.advantages_T
     rising_T = advantages_T > 0
     clipped_T = torch.where(rising_T, log_ratio_T.clamp(max=config.upper), log_ratio_T.clamp(min=-config.epsilon))
+    # clipped before the mean: GMPO bounds each token's ratio, not their product
     if inputs.high_entropy_T is None:
         mean_B = inputs.mean_per_completion(clipped_T)
     else:

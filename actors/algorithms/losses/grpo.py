@@ -41,6 +41,7 @@ def clipped_values(
 
     Source of delta: INTELLECT-2's two-sided clip.
     """
+    # delta caps the unclipped side alone: for A < 0 the minimum takes ρA, which is unbounded there
     capped_T = ratio_T if delta is None else ratio_T.clamp(max=delta)
     clipped_T = ratio_T.clamp(1 - config.epsilon, 1 + config.upper)
     return -torch.minimum(capped_T * advantages_T, clipped_T * advantages_T)

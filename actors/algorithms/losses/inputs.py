@@ -107,33 +107,19 @@ class LossInputs:
         Raises:
             ValueError: an unknown name, or a shape that differs from the mask's.
         """
+        if unknown := sorted(set(further_BT) - set(_FURTHER)):
+            raise ValueError(f"{unknown[0]}: no such array; there are {', '.join(_FURTHER)}")
         logprobs_BT = torch.as_tensor(logprobs_BT)
         mask_BT = torch.as_tensor(mask_BT, device=logprobs_BT.device).bool()
-
-        def flat(name: str, values: Any, dtype: torch.dtype = logprobs_BT.dtype) -> Tensor:
-            values_BT = torch.as_tensor(values, dtype=dtype, device=logprobs_BT.device)
-            if values_BT.shape != mask_BT.shape:
-                raise ValueError(f"{name}: shape {tuple(values_BT.shape)}, expected {tuple(mask_BT.shape)}, the mask's")
-            return values_BT[mask_BT]
-
-        unknown = sorted(set(further_BT) - set(_FURTHER))
-        if unknown:
-            raise ValueError(f"{unknown[0]}: no such array; there are {', '.join(_FURTHER)}")
         advantages = torch.as_tensor(advantages, dtype=logprobs_BT.dtype, device=logprobs_BT.device)
         # an advantage per completion holds for all of its tokens
         if advantages.ndim == 1 and len(advantages) == len(mask_BT):
             advantages = advantages[:, None].expand(mask_BT.shape)
+        arrays = {"logprobs_BT": logprobs_BT, "inference_logprobs_BT": inference_logprobs_BT, "advantages": advantages}
         completion_of_T = mask_BT.nonzero()[:, 0]
-        further_T: dict[str, Any] = {
-            name.replace("_BT", "_T"): flat(name, values, _FURTHER[name] or logprobs_BT.dtype)
-            for name, values in further_BT.items()
-            if values is not None
-        }
-        # only masked tokens are copied, so padding costs nothing later and the loss mask is all true
         return cls(
-            logprobs_T=flat("logprobs_BT", logprobs_BT),
-            inference_logprobs_T=flat("inference_logprobs_BT", inference_logprobs_BT),
-            advantages_T=flat("advantages", advantages),
+            **_inside(mask_BT, arrays | further_BT, logprobs_BT.dtype),
+            # only masked tokens are copied, so padding costs nothing later and the loss mask is all true
             loss_mask_T=torch.ones_like(completion_of_T, dtype=torch.bool),
             completion_of_T=completion_of_T,
             num_completions=len(mask_BT),
@@ -142,12 +128,12 @@ class LossInputs:
             num_micro_batches=num_micro_batches,
             max_completion_length=max_completion_length,
             version=version,
-            **further_T,
         )
 
     def prepared(self) -> "LossInputs":
         """Return the inputs without tokens of weight 0, and with the trainer's logprobs where the engine's are NaN."""
-        # the trainer's logprob for a missing one gives a ratio of 1 to the engine
+        # the trainer's logprob for a missing one gives a ratio of 1 to the engine. Detached: the engine's logprobs are
+        # constants in every loss
         missing_T, logprobs_T = self.inference_logprobs_T.isnan(), self.logprobs_T.detach()
         return replace(
             self,
@@ -164,6 +150,7 @@ class LossInputs:
     @cached_property
     def num_tokens_B(self) -> Tensor:
         """Loss-mask tokens per completion, (B,), at least 1, in the dtype of the logprobs."""
+        # at least 1, as a divisor: a completion without loss tokens has a sum of 0
         return self._counts_B.clamp(min=1)
 
     @cached_property
@@ -176,12 +163,14 @@ class LossInputs:
         """Number of completions with a token in the loss mask, a scalar."""
         return (self._counts_B > 0).sum()
 
+    # a frozen dataclass allows cached properties, and `replace` makes a new object with an empty cache
     @cached_property
     def _counts_B(self) -> Tensor:
         return self.sum_per_completion(self.loss_mask_T.to(self.logprobs_T.dtype))
 
     def masked(self, values_T: Tensor, fill: float = 0.0) -> Tensor:
         """Return the values with `fill` outside the loss mask, (T,)."""
+        # not × mask: inf · 0 would be NaN, in the value and in the gradient
         return values_T.masked_fill(~self.loss_mask_T, fill)
 
     def per_token(self, values_B: Tensor) -> Tensor:
@@ -207,6 +196,23 @@ class LossInputs:
     def _reduce(self, values_T: Tensor, start: float, how: str) -> Tensor:
         filled = torch.full((self.num_completions,), start, dtype=values_T.dtype, device=values_T.device)
         return filled.scatter_reduce(0, self.completion_of_T, values_T, how)
+
+
+def _inside(mask_BT: Tensor, arrays_BT: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the values of each padded array inside the mask, (B, T) → (T,), under the names of `LossInputs`.
+
+    Raises:
+        ValueError: a shape differs from the mask's.
+    """
+    found = {}
+    for name, values in arrays_BT.items():
+        if values is None:
+            continue
+        values_BT = torch.as_tensor(values, dtype=_FURTHER.get(name) or dtype, device=mask_BT.device)
+        if values_BT.shape != mask_BT.shape:
+            raise ValueError(f"{name}: shape {tuple(values_BT.shape)}, expected {tuple(mask_BT.shape)}, the mask's")
+        found[f"{name.removesuffix('_BT')}_T"] = values_BT[mask_BT]
+    return found
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def clip_sums(
         per_completion: count completions, for a ratio of the whole completion. A completion counts with the share of
             its tokens that are clipped, since the tokens' advantages may differ in sign.
     """
-    # a loss that never clips on a side has no metric of the side, instead of a constant 0
+    # no metric for a side on which the loss never clips, instead of a constant 0
     sides = {name: flags_T for name, flags_T in (("low", low_T), ("high", high_T)) if flags_T is not None}
     if not per_completion:
         return {f"clipped_{side}": (inputs.loss_mask_T & flags_T).sum() for side, flags_T in sides.items()}

@@ -38,6 +38,7 @@ def judged(inputs: LossInputs, proximal_T: Tensor, config: RejectionConfig | Non
     keep_T = mask_T & ~outside_T if config.action == "mask" else mask_T
     weight_T = _weight(inputs, log_weight_T, config)
     if config.action == "clamp":
+        # outside alone: where completions are judged, the weight of a token inside may exceed the bounds
         weight_T = torch.where(outside_T, weight_T.clamp(config.lower or 0.0, config.upper), weight_T)
     return Behaviour(keep_T, weight_T.masked_fill(~keep_T, 0.0), sums | _sums(mask_T, keep_T, outside_T, weight_T))
 

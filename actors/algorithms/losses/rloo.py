@@ -11,6 +11,7 @@ def rloo(inputs: LossInputs, config: RlooLossConfig) -> TokenLoss:
 
     Source: RLOO (Ahmadian et al.), as in TRL.
     """
+    # the product of the tokens' ratios: the action of RLOO is the whole completion
     ratio_T = inputs.per_token(ratio_of(inputs.sum_per_completion(log_ratio(inputs, config))))
     values_T = inputs.masked(clipped_values(ratio_T, inputs.advantages_T, config))
     sums = clipped_sums(inputs, ratio_T, inputs.advantages_T, config, per_completion=True)

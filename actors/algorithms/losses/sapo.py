@@ -17,5 +17,6 @@ def sapo(inputs: LossInputs, config: SapoLossConfig) -> TokenLoss:
     temperature_T = torch.full_like(ratio_T, config.temperature_neg).masked_fill(
         advantages_T > 0, config.temperature_pos
     )
+    # the slope of a sigmoid at 0 is ¼, and τ of its argument: 4/τ makes the gradient at ρ = 1 that of ρ
     gate_T = torch.sigmoid(temperature_T * (ratio_T - 1)) * (4 / temperature_T)
     return TokenLoss(inputs.masked(-gate_T * advantages_T), config.average, ratio_T)

@@ -59,7 +59,8 @@ def high_entropy(inputs: LossInputs, share: float, sums: Sums) -> Tensor:
     if inputs.entropy_T is None:
         raise ValueError("entropy_T: top_entropy_quantile needs the entropy of each token")
     entropy_T, mask_T = inputs.entropy_T.detach(), inputs.loss_mask_T
-    # quantile takes neither bfloat16 nor an empty tensor
+    # of this micro-batch alone: a quantile over all would need all micro-batches in memory. quantile takes neither
+    # bfloat16 nor an empty tensor
     inside = entropy_T[mask_T].float()
     high_T = mask_T & (entropy_T >= torch.quantile(inside, 1 - share)) if inside.numel() else mask_T
     sums["low_entropy_tokens"] = (mask_T & ~high_T).sum()

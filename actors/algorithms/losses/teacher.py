@@ -15,6 +15,7 @@ def teacher_gap(inputs: LossInputs) -> Tensor:
     """
     if inputs.teacher_logprobs_T is None:
         raise ValueError("teacher_logprobs: this trainer.loss reads a teacher's; set trainer.teacher")
+    # detached: an advantage is a constant, and its gradient comes from the ratio that it is multiplied with
     return inputs.masked(inputs.teacher_logprobs_T - inputs.logprobs_T.detach())
 
 

@@ -21,6 +21,7 @@ def beyond(inputs: LossInputs, low: float, high: float) -> dict[str, Tensor]:
 
     An advantage of 0 counts as downwards.
     """
+    # of the rewards' advantages, without a teacher's term: the direction is that of the reward
     change_T, up_T = probability_change(inputs), inputs.advantages_T > 0
     return {"low": ~up_T & (change_T < -low), "high": up_T & (change_T > high)}
 
@@ -61,6 +62,7 @@ def capped_ratio(log_ratio_T: Tensor, cap: float | None, *, stop_gradient: bool)
     log_cap = MAX_LOG_RATIO if cap is None else min(math.log(cap), MAX_LOG_RATIO)
     if stop_gradient:
         return log_ratio_T.clamp(max=log_cap).exp()  # clamped before exp: an overflow would have the gradient 0 · inf
+    # exp(x − sg[x]) is 1 in value and has the gradient of x, so the capped ratio weighs the gradient of the logprob
     return log_ratio_T.detach().clamp(max=log_cap).exp() * (log_ratio_T - log_ratio_T.detach()).exp()
 
 

@@ -33,6 +33,7 @@ def vespo(inputs: LossInputs, config: VespoLossConfig) -> TokenLoss:
 
 def _log_weight(inputs: LossInputs, log_ratio_T: Tensor) -> Tensor:
     """Return log w per completion, (B,): the sum of log ratios and of the logs of correction weights, if any."""
+    # each token is bounded, so that a single one does not decide the sum
     total_B = inputs.sum_per_completion(log_ratio_T.clamp(-MOST, MOST))
     if inputs.correction_T is not None:
         total_B = total_B + inputs.sum_per_completion(inputs.masked(inputs.correction_T.log().clamp(LEAST, MOST)))

@@ -65,7 +65,7 @@ def flash_attention(
         plan.longest,
         dropout_p=dropout,
         softmax_scale=scaling,
-        causal=True,
+        causal=True,  # within each sample, as `starts` says
         # the window includes the token itself
         window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
         softcap=softcap or 0.0,

@@ -46,6 +46,7 @@ class Sight:
 
         def sees(batch: Index, head: Index, query: Index, key: Index) -> Tensor:
             own = (sample_R[key] == -1) | (sample_R[key] == sample_R[query])  # a sample sees its prompt and itself
+            # row order is causal order: a prompt stands before its completions
             seen = (query >= key) & (prompt_R[query] == prompt_R[key]) & own
             if sliding_window is not None:
                 seen = seen & (positions_R[query] - positions_R[key] < sliding_window)

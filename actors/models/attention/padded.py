@@ -31,6 +31,7 @@ class Blocks:
     def of(cls, row: PackedRow) -> "Blocks":
         """Return the blocks of a row. The lengths in a block differ by less than a factor of two."""
         by_class: dict[int, list[NDArray[np.int64]]] = {}
+        # classes by powers of two: at most half of a block is padding, and a row has a handful of blocks
         for index in row.samples:
             by_class.setdefault(int(index.size).bit_length(), []).append(index)
         blocks, back, start = [], np.zeros(len(row.token_ids_R), np.int64), 0
@@ -84,6 +85,7 @@ def padded_attention(
                 q,
                 k,
                 v,
+                # is_causal instead of a mask where it will do: flash kernels take no mask
                 attn_mask=None if reaches_back else blocks.mask(length, sliding_window),
                 is_causal=reaches_back,
                 scale=scaling,
@@ -116,4 +118,5 @@ def capped_attention(
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, float("-inf"))
+    # float32, as the fused kernels accumulate
     return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value

@@ -50,8 +50,8 @@ class PackedRow:
         return {
             "input_ids": self.token_ids_R[None],
             "position_ids": self.position_ids_R[None],
-            "attention_mask": None,
-            "use_cache": False,
+            "attention_mask": None,  # packed_row says which tokens see each other
+            "use_cache": False,  # keys and values are not needed again
             "packed_row": self,
         }
 
@@ -79,6 +79,7 @@ def pack_row(
     for b, group in enumerate(groups):
         sample = token_ids[sample_offsets[b] : sample_offsets[b + 1]]
         size = int(prompt_lengths[b])
+        # members of a group are neighbours in a micro-batch, so a look at the sample before suffices
         if b == 0 or group != groups[b - 1]:
             prompt_index = np.arange(end, end + size)
             row.append(sample[:size])
@@ -88,11 +89,12 @@ def pack_row(
         # the last token predicts nothing, so it is left out
         completion_index = np.arange(end, end + max(0, num_completion - 1))
         row.append(sample[size : size + completion_index.size])
+        # every completion starts right behind the prompt, wherever it stands in the row
         positions.append(size + np.arange(completion_index.size))
         end += completion_index.size
         index = np.concatenate([prompt_index, completion_index])
         index_of.append(index)
-        # the last prompt token predicts the first completion token
+        # the shift by one: a token is predicted by the output before it, the first one by the last prompt token
         sources.append(index[size - 1 :][:num_completion])
     return PackedRow(
         token_ids_R=indices(np.concatenate(row), device),
