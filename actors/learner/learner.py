@@ -147,7 +147,7 @@ class TorchLearner:
             restore_optimizer(folder, self._optimizer)
 
     def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
-        """Meet the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
+        """Join the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
         self._parallelism.join(self.model, self._device, ranks, shall_wait)
         if self._parallelism.sharded:
             # spread parameters are new objects, so the optimizer starts anew, and gets its state from the checkpoint

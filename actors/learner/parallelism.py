@@ -36,7 +36,7 @@ class Parallelism(Protocol):
         ...
 
     def join(self, model: nn.Module, device: torch.device, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
-        """Meet the other ranks; if sharded, keep this rank's part of the model, in place.
+        """Join the other ranks; if sharded, keep this rank's part of the model, in place.
 
         Args:
             model: the policy, as loaded or restored.

@@ -1,5 +1,6 @@
 """Models that a run does not train: the reference that the policy is held to, the teacher that it is pulled towards."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor
 from actors.algorithms.losses.switches import kl_in_reward
 from actors.learner.learner import TorchLearner
 from actors.learner.micro_batches import micro_batch
-from actors.learner.reference_models import FixedLogprobs, check_vocabulary
+from actors.learner.parallelism import DataParallel
+from actors.learner.reference_models import FixedLogprobs, FrozenModels, check_vocabulary
+from actors.models.token_logprobs import ChosenLogprobs
 from schemas.config import RunConfig
 from schemas.config.advantages import MeanAdvantageConfig, NormConfig
 from schemas.config.model import ModelConfig
@@ -254,6 +257,34 @@ def test_frozen_logprobs_that_are_not_finite_once_are_computed_again(
     found = fixed(learner, step_batch(random_samples()))
     assert len(calls) == 2
     assert torch.equal(joined(found, "old_T"), joined(expected, "old_T"))
+
+
+class _Lockstep(DataParallel):
+    """Ranks that share forward passes, without the other ranks: `agreed` is what these would say."""
+
+    sharded = True
+
+    def __init__(self, *agreed: bool) -> None:
+        self._agreed = list(agreed)
+
+    def agree(self, good: bool) -> bool:
+        return self._agreed.pop(0)
+
+
+@pytest.mark.parametrize(("agreed", "times"), [([True], 1), ([False, True], 2), ([False, False], 2)])
+def test_a_rank_without_samples_computes_frozen_logprobs_as_often_as_the_others(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch, agreed: list[bool], times: int
+) -> None:
+    """One completion for two ranks: the other one computes a made-up row, and again when any rank must."""
+    config = run_config(model_folder(), **REFERENCE)
+    policy = ChosenLogprobs(TorchLearner(config).model)
+    frozen, calls = FrozenModels(config, policy, nullcontext, _Lockstep(*agreed)), []
+    whole = frozen.of
+    monkeypatch.setattr(frozen, "of", lambda *arguments: calls.append(arguments) or whole(*arguments))
+    empty = min(batches_of([scored_group(0, (3,))], 2), key=lambda batch: batch.token_ids.size)
+    assert empty.token_ids.size == 0
+    assert frozen.logprobs(empty, with_old=True) == {}
+    assert len(calls) == times * empty.num_micro_batches == times
 
 
 def test_a_teacher_with_another_vocabulary_is_refused_by_key(model_folder: ModelFolder, tmp_path: Path) -> None:
