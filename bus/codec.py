@@ -74,7 +74,9 @@ def decode(frames: Sequence[Frame], header_bytes: int | None = None) -> Message:
         raise DecodeError("oversize", f"{size} bytes, at most {limits.MESSAGE_BYTES} are allowed")
     message_type, header = _open_header(frames, header_bytes or limits.DATA_HEADER_BYTES)
     end = 1 + len(message_type.layout.specs)
-    header |= _open_arrays(message_type.layout, header.pop(ARRAYS_KEY, None), _arrays_of(message_type, frames))
+    # without the frame of texts; any other surplus frame stays in, and is refused by `layout.open`
+    arrays = frames[1:end] if message_type.texts and len(frames) == end + 1 else frames[1:]
+    header |= _open_arrays(message_type.layout, header.pop(ARRAYS_KEY, None), arrays)
     try:
         if message_type.texts:
             _put_texts_back(header, message_type.texts, frames[end:])
@@ -295,12 +297,6 @@ def _open_header(frames: Sequence[Frame], header_bytes: int) -> tuple[type[Messa
         unknown = next(iter(header.keys() - message_type.header_keys))
         raise DecodeError("bad_header", f"{reprlib.repr(unknown)} is no field of a {kind}")
     return message_type, header
-
-
-def _arrays_of(message_type: type[Message], frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Return the frames of arrays, without the frame of texts. Surplus frames stay in: `layout.open` refuses them."""
-    end = 1 + len(message_type.layout.specs)
-    return frames[1:end] if message_type.texts and len(frames) == end + 1 else frames[1:]
 
 
 def _open_arrays(layout: ArrayLayout, description: Any, frames: Sequence[Frame]) -> dict[str, NDArray[Any]]:

@@ -78,13 +78,10 @@ class Route:
             if found and found[place % len(found)] != self.endpoint:
                 self.endpoint = found[place % len(found)]
                 self._on_change()  # after the assignment: the owner reads the new endpoint when it wakes
-            self._tell_of_news(found)
-
-    def _tell_of_news(self, found: list[str]) -> None:
-        """Log a new endpoint of the name. A change between known endpoints is not logged."""
-        if self._known and (new := [one for one in found if one not in self._known]):
-            log.info("packer's name leads elsewhere", name=self._host, endpoint=new[0])
-        self._known.update(found)
+            # a change between known endpoints is no news: a name with two addresses would fill the log
+            if self._known and (new := [one for one in found if one not in self._known]):
+                log.info("packer's name leads elsewhere", name=self._host, endpoint=new[0])
+            self._known.update(found)
 
     def _resolved(self) -> list[str]:
         try:

@@ -42,7 +42,6 @@ from schemas.messages import (
     Beat,
     InferenceBeat,
     ObserverBeat,
-    Policy,
     RewardBeat,
     RolloutBeat,
     RunPhase,
@@ -432,8 +431,11 @@ class Machine:
             self._asking[identity] = free_slots
 
     def _follow_trainer(self) -> None:
-        beats = self.peers.all(TrainerBeat)
-        event = self.gang.update(beats, self._chains_to_start_from())
+        beats, chains = self.peers.all(TrainerBeat), self.steps.chains
+        if self.going_back and self.going_back.at_most is not None:
+            # a new gang may start from no later checkpoint than ordered, however good
+            chains = {step: chain for step, chain in chains.items() if step <= self.going_back.at_most}
+        event = self.gang.update(beats, chains)
         if event:
             self.tell_everybody()
         if event == "formed":
@@ -465,13 +467,6 @@ class Machine:
         self._move(checkpoint, self.trained_step, GroupState.COMPOSED)
         self.trained_step = min(self.trained_step, checkpoint)
         self.durable_step = min(self.durable_step, checkpoint)
-
-    def _chains_to_start_from(self) -> Mapping[int, str]:
-        """Return the chain after each step from which a new gang may start."""
-        limit = self.going_back.at_most if self.going_back else None
-        if limit is None:
-            return self.steps.chains
-        return {step: chain for step, chain in self.steps.chains.items() if step <= limit}
 
     def _carry_out(self, going_back: GoingBack, base: int) -> None:
         """Complete a return: the gang starts from `base`, so records of later steps are void (P23)."""
@@ -535,15 +530,12 @@ class Machine:
             return
         policy = next((policy for policy in served if policy.version == version), None)
         if policy is not None:
-            self._evaluate(policy)
+            for i, example in enumerate(self._eval_examples):
+                seed = self._seed_of(f"eval {i}")
+                self.groups.new(example, seed, self.settings.eval_completions, policy.version, policy=policy)
+            evaluations.begin(policy)
         elif version < max(self.engines.floor, min((p.version for p in published), default=0)):
             evaluations.skip(version)  # engines (P22) or trainer have passed the version; nothing brings it back
-
-    def _evaluate(self, policy: Policy) -> None:
-        for i, example in enumerate(self._eval_examples):
-            seed = self._seed_of(f"eval {i}")
-            self.groups.new(example, seed, self.settings.eval_completions, policy.version, policy=policy)
-        self.evaluations.begin(policy)
 
     def _retarget_engines(self, now: float) -> None:
         trainers, engines = self.peers.all(TrainerBeat), self.peers.all(InferenceBeat)

@@ -189,7 +189,10 @@ class ControlServer:
                 ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
             if self._waker.receiver in ready:
                 self._waker.clear()
-            self._answer_probes()
+            while not self._probes.empty():
+                identity = self._probes.get_nowait()
+                if not self._send(identity):
+                    self._on_lost(identity)
             self._read_beats()
             self._take_published(SLICE_SECONDS)
             self._push_due()
@@ -282,24 +285,15 @@ class ControlServer:
             try:
                 # copies: encoded frames may share memory with the State, and these are sent many times
                 frames = [bytes(frame) for frame in codec.encode(state)]
-            except MessageTooLargeError as error:
-                self._say_too_large(identity, error)
+            except MessageTooLargeError as error:  # the peer keeps its older State; other peers are not affected
+                if time.monotonic() >= self._next_too_large_log:
+                    self._next_too_large_log = time.monotonic() + TOO_LARGE_LOG_SECONDS
+                    peer = identity.decode("utf-8", "replace")
+                    log.error("a State is too large to be sent", peer=peer, detail=str(error))
                 continue
             if self._latest.get(identity) != frames:  # an equal State is not pushed; beats get it anyway
                 self._latest[identity] = frames
                 self._to_push.add(identity)
-
-    def _say_too_large(self, identity: bytes, error: MessageTooLargeError) -> None:
-        """Log that a peer keeps its older State, at most every TOO_LARGE_LOG_SECONDS. Other peers are not affected."""
-        if time.monotonic() >= self._next_too_large_log:
-            self._next_too_large_log = time.monotonic() + TOO_LARGE_LOG_SECONDS
-            log.error("a State is too large to be sent", peer=identity.decode("utf-8", "replace"), detail=str(error))
-
-    def _answer_probes(self) -> None:
-        while not self._probes.empty():
-            identity = self._probes.get_nowait()
-            if not self._send(identity):
-                self._on_lost(identity)
 
     def _read_beats(self) -> None:
         count = 0

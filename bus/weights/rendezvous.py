@@ -136,9 +136,15 @@ class RendezvousPublisher:
         wait, parcel = Wait(check, self._timeout), self._hold(update.policy)
         try:
             self._broadcast(update, parcel, wait)
-            self._wait_for_all(update, len(parcel.bytes_of), wait)
+            while any(count < len(parcel.bytes_of) for count in self._counts(update).values()):
+                wait.look("a member did not finish")
+                time.sleep(POLL_SECONDS)
         except UpdateAbandonedError as error:
-            raise UpdateAbandonedError(str(error), error.missed or self._behind(update)) from error
+            missed = error.missed
+            if not missed:  # members with fewer checked buckets than another: the others have waited for these
+                counts = self._counts(update)
+                missed = [boot_id for boot_id, count in counts.items() if count < max(counts.values())]
+            raise UpdateAbandonedError(str(error), missed) from error
         finally:
             self._sending = None  # the version may be pruned from here on
 
@@ -161,8 +167,8 @@ class RendezvousPublisher:
             for broadcast in under_way:
                 broadcast.wait()
         except BaseException:
-            # the group is broken by a broadcast under way; a failure after this method (`_wait_for_all`) leaves the
-            # group whole, and the next update may name it again
+            # the group is broken by a broadcast under way; a failure after this method, while `send` waits for the
+            # members' counts, leaves the group whole, and the next update may name it again
             self._given_up.add(update.policy)
             self._leave()
             raise
@@ -203,25 +209,15 @@ class RendezvousPublisher:
             self._group.leave()
         self._group = None
 
-    def _wait_for_all(self, update: WeightUpdate, num_buckets: int, wait: Wait) -> None:
-        while any(count < num_buckets for count in self._counts(update).values()):
-            wait.look("a member did not finish")
-            time.sleep(POLL_SECONDS)
-
-    def _behind(self, update: WeightUpdate) -> list[str]:
-        """Return boot ids of members with fewer checked buckets than another: the reason why others waited."""
-        counts = self._counts(update)
-        return [boot_id for boot_id, count in counts.items() if count < max(counts.values())]
-
     def _counts(self, update: WeightUpdate) -> dict[str, int]:
         """Return each member's number of checked buckets, by boot id; −1: the member has not come."""
-        return {member.boot_id: _count(self._said(member.boot_id), update) for member in update.members}
-
-    def _said(self, boot_id: str) -> bytes:
-        # asked first: `get` of a missing key would wait for the store's timeout
-        if self._group_store is None or not self._group_store.server.check([_got_key(boot_id)]):
-            return b""
-        return bytes(self._group_store.server.get(_got_key(boot_id)))
+        store, counts = self._group_store, {member.boot_id: -1 for member in update.members}
+        for boot_id in counts:
+            key = _got_key(boot_id)
+            # asked first: `get` of a missing key would wait for the store's timeout
+            if store is not None and store.server.check([key]):
+                counts[boot_id] = _count(bytes(store.server.get(key)), update)
+        return counts
 
 
 class RendezvousReceiver:
