@@ -1,4 +1,4 @@
-"""Examples for the next train ordinals: first those given up by a fork, then new ones."""
+"""Examples for the next train ordinals: first the examples given up by a fork, then new examples."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from actors.ledger.rows import Changes, ExampleRef, Group
 
 
 class Returning:
-    """Queue of examples to issue again, each with the dropped ordinal that it had.
+    """Queue of examples to issue again, each with the dropped ordinal of the example.
 
-    The whole queue is stored when a fork fills it. A departure is stored as a count alone, or each would write the
-    whole queue again.
+    The whole queue is stored when a fork fills the queue. A departure is stored as a count alone: otherwise each
+    departure would write the whole queue again.
 
     Args:
         draw: draws the next new example, called once per ordinal (P10: an ordinal has one example for ever).

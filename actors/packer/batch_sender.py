@@ -1,8 +1,8 @@
 """Batches of composed steps on their way to the trainer's ranks.
 
-Consumes composed steps and the beats of ranks, both from the machine. Emits StepBatches, one per rank and step. Waits
-for nothing: a batch without room in its socket, or not confirmed for `bus.resend_after`, is offered again in a later
-round (P18: a batch can be built again at any time, and is the same then).
+Consumes composed steps and the beats of ranks, both from the machine. Emits a StepBatch per rank and step. Waits for
+nothing: a batch without room in the socket, or not confirmed for `bus.resend_after`, is offered again in a later round
+(P18: a batch built again is the same).
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Examples of a run: the next one to train on, those of an evaluation, and how difficult each has turned out."""
+"""Examples of a run: draws for training, prompts of evaluations, difficulty as measured by rewards."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,8 @@
 """Delivery of sampled groups to reward actors.
 
-Consumes sampled groups, and from State the reward actors, their signs of life and the groups held by them. Emits
-RolloutGroups. Waits for nothing: `send` is called in each iteration of the main loop. P13 (senders keep a group until
-its release): a group whose receiver dies or never reports it is sent again, so no copy on the wire is the only one.
+Consumes sampled groups, and States with all reward actors, signs of life and held groups. Emits RolloutGroups. Waits
+for nothing: `send` is called in each iteration of the main loop. P13 (senders keep a group until release): a group is
+sent again after the receiver's death, or without a report by the receiver. So no copy on the wire is the only copy.
 """
 
 import time
@@ -34,7 +34,7 @@ class Delivery:
         config: configuration of the run.
         name: name of the actor, the sender of its groups.
         metrics: destination of the `grpo_rollout_*` metrics.
-        held: tickets of the actor with their groups; `send` records there what was sent, and failures.
+        held: tickets of the actor, with groups; `send` records sendings and failures there.
     """
 
     def __init__(self, config: RunConfig, name: str, metrics: Metrics, held: Mapping[Hold, HeldTicket]) -> None:

@@ -1,8 +1,8 @@
-"""The engine for a ticket: which one is asked, for how long, and which one next if it fails.
+"""Choice of an engine for each ticket, request, and choice of another engine after a failure.
 
-Consumes engines and their signs of life from State. Emits requests, and the completions of a whole ticket. Waits for an
-engine with the ticket's version and for the engine's answer. The timeout of the attempt ends both waits; the second
-one also ends when the engine is gone.
+Consumes States with engines and signs of life. Emits requests, and the completions of a whole ticket. Waits for an
+engine with the ticket's version and for the engine's answer. The timeout of the attempt ends both waits. The wait for
+an answer also ends when the engine is gone.
 """
 
 import asyncio

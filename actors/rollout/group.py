@@ -1,4 +1,4 @@
-"""Sampling of one group: a ticket's example, its prompt in tokens, the completions of an engine, and their message."""
+"""Sampling of a group: example of the ticket, prompt in tokens, completions of an engine, message."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""A ticket held by a rollout actor, from arrival to release: its attempt, its group, and what became of either."""
+"""A ticket held by a rollout actor from arrival to release, with attempt, group and failure."""
 
 import asyncio
 import time

@@ -1,8 +1,8 @@
 """The actor's end of the control plane.
 
 Consumes reports of its actor, and States. Emits a Beat every `bus.beat_interval`, and at once after an urgent report
-(10 per second sustained). Its thread waits until the next beat is due; a State or an urgent report ends the wait. No
-send waits: a Beat without room is dropped, since the next one carries the same values.
+(10 per second sustained). The thread waits until the next beat is due; a State or an urgent report ends the wait. No
+send waits: a Beat without room is dropped, and the next Beat carries the same values.
 """
 
 import contextlib

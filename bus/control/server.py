@@ -1,9 +1,9 @@
 """The packer's end of the control plane.
 
 Consumes Beats and published States. Emits the newest State of a peer as the answer to each Beat, and a changed State at
-most every 20 ms per peer. Its thread waits until a State is due; a Beat or `publish` ends the wait. The thread does
-nothing slow (P7: the control socket has its own thread); held up anyway, it lets the clock of leases stand still. No
-send waits: a State without room is dropped, since the next one repeats it.
+most every 20 ms per peer. The thread waits until a State is due; a Beat or `publish` ends the wait. The thread does
+nothing slow (P7: the control socket has a thread of its own); while the thread is held up, the clock of leases stands
+still. No send waits: a State without room is dropped, and the next State repeats the values.
 """
 
 import contextlib

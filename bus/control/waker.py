@@ -30,7 +30,7 @@ class Waker:
                 self._sender.send(b"")
 
     def clear(self) -> None:
-        """Take the wish back, in the polling thread."""
+        """Forget all calls of `wake` so far. For the polling thread."""
         with self._lock:
             while self.receiver.poll(0):
                 self.receiver.recv()
