@@ -19,9 +19,9 @@ from schemas.config.services import is_wildcard
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from actors.algorithms.difficulty_pools import DifficultyPools, Keys
     from actors.algorithms.losses import CustomLoss
-    from actors.algorithms.pools import Keys, Pools
-    from actors.datasets import Environment
+    from actors.datasets import Dataset
     from actors.engines.protocol import Engine
     from actors.inference.loop import InferenceActor
     from actors.learner.protocol import Learner
@@ -42,7 +42,7 @@ LEDGER_PATIENCE_SECONDS = 5.0
 
 def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RolloutActor":
     """Make the rollout actor, with HTTP client, data sets and tokenizer."""
-    from actors.datasets import make_environment
+    from actors.datasets import make_dataset
     from actors.engines.http.access import api_key, client_tls
     from actors.engines.http.client import CompletionClient
     from actors.models.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     purposes: tuple[Purpose, ...] = ("train", "eval")
     # the packer checks every row; a bad row would fail only its own attempt here
     each = [(e, p) for e in config.environments for p in purposes]
-    environments = {(p, e.label): make_environment(e, p, config.seed, check=False) for e, p in each}
+    datasets = {(p, e.label): make_dataset(e, p, config.seed, check=False) for e, p in each}
     loads_model = config.inference.engine.loads_model
     encode = Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
     engine, key, tls = config.inference, api_key(config.inference), client_tls(config.inference)
@@ -61,7 +61,7 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
         slots = config.rollout.max_concurrent_groups
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
-    return RolloutActor(config, name, metrics, environments, encode, client)
+    return RolloutActor(config, name, metrics, datasets, encode, client)
 
 
 def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RewardActor":
@@ -101,7 +101,7 @@ def make_packer(
 ) -> "PackerActor":
     """Make the packer, with ledger, data sets and curriculum."""
     from actors.algorithms.curriculum import Curriculum
-    from actors.datasets import make_environment
+    from actors.datasets import make_dataset
     from actors.ledger import Store
     from actors.ops.previous_run import check_ledger_is_there, lacks_checkpoint
     from actors.packer.loop import PackerActor
@@ -109,18 +109,16 @@ def make_packer(
 
     check_ledger_is_there(config)  # before anything is written to the output_dir
     take(config)
-    train = {e.label: make_environment(e, "train", config.seed) for e in config.environments}
+    train = {e.label: make_dataset(e, "train", config.seed) for e in config.environments}
     held_out = (
-        {e.label: make_environment(e, "eval", config.seed) for e in config.environments}
-        if config.eval.num_prompts
-        else {}
+        {e.label: make_dataset(e, "eval", config.seed) for e in config.environments} if config.eval.num_prompts else {}
     )
     weights = [e.weight for e in config.environments if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)
     try:
         sizes = [e.num_examples for e in train.values()]
-        curriculum = Curriculum(sizes, weights or None, config.seed, make_pools(config, train, store))
+        curriculum = Curriculum(sizes, weights or None, config.seed, make_difficulty_pools(config, train, store))
         counts = store.value("curriculum") or []
         if len(counts) == len(train):  # a fork may have other environments
             curriculum.counts = counts
@@ -143,7 +141,9 @@ def make_packer(
         raise
 
 
-def make_pools(config: RunConfig, train: Mapping[str, "Environment"], store: "Store") -> "Pools | None":
+def make_difficulty_pools(
+    config: RunConfig, train: Mapping[str, "Dataset"], store: "Store"
+) -> "DifficultyPools | None":
     """Make the difficulty pools from the ledger; None if not configured.
 
     Every example is read for its key, which takes seconds for 100 000 examples.
@@ -153,13 +153,13 @@ def make_pools(config: RunConfig, train: Mapping[str, "Environment"], store: "St
     """
     if config.packer.pools is None:
         return None
-    from actors.algorithms.pools import Pools
+    from actors.algorithms.difficulty_pools import DifficultyPools
 
-    keys = [pool_keys(label, environment, config.packer.pools.hash_keys) for label, environment in train.items()]
-    return Pools(config.packer.pools, keys, store.pools())
+    keys = [difficulty_pool_keys(label, dataset, config.packer.pools.hash_keys) for label, dataset in train.items()]
+    return DifficultyPools(config.packer.pools, keys, store.pools())
 
 
-def pool_keys(label: str, environment: "Environment", hash_keys: list[str]) -> "Keys | None":
+def difficulty_pool_keys(label: str, dataset: "Dataset", hash_keys: list[str]) -> "Keys | None":
     """Return the keys by which pools know the examples of a data set; None for a generated one without end.
 
     Raises:
@@ -167,13 +167,13 @@ def pool_keys(label: str, environment: "Environment", hash_keys: list[str]) -> "
     """
     import numpy as np
 
-    from actors.algorithms.pools import pool_key
+    from actors.algorithms.difficulty_pools import difficulty_pool_key
 
-    if environment.num_examples is None:
+    if dataset.num_examples is None:
         return None
-    examples = (environment.example(index) for index in range(environment.num_examples))
+    examples = (dataset.example(index) for index in range(dataset.num_examples))
     try:
-        return np.array([pool_key(label, one.prompt, one.columns, hash_keys) for one in examples], np.uint64)
+        return np.array([difficulty_pool_key(label, one.prompt, one.columns, hash_keys) for one in examples], np.uint64)
     except KeyError as error:
         raise ConfigError(f"packer.pools.hash_keys: not every example of {label} has a column {error}") from None
 
@@ -223,18 +223,18 @@ def make_trainer(
     learner: "Callable[[], Learner] | None" = None,
     **_: Any,
 ) -> "TrainerActor":
-    """Make a trainer rank, with learner, weight channel and checkpoints. Torch is imported after the first beat."""
+    """Make a trainer rank, its learner, weight channel and checkpoints. Torch is imported after the first heartbeat."""
     from actors.learner.checkpoints import CheckpointFolder
     from actors.trainer.loop import TrainerActor
 
     take(config)
-    rank, size = ordinal_of(name), config.trainer.num_ranks
+    rank, size = replica_index(name), config.trainer.num_ranks
 
     def meet(run: str, incarnation: int, check: Callable[[], object]) -> Any:
-        from actors.learner.ranks import ALONE, GlooRanks
+        from actors.learner.ranks import SINGLE_RANK, GlooRanks
 
         if size == 1:
-            return ALONE
+            return SINGLE_RANK
         # a folder for each incarnation: files of ranks that are gone would confuse the new ones
         meeting_point = config.output / "ranks" / f"{run}.{incarnation}"
         return GlooRanks(rank, size, meeting_point, reachable_host(config), check, config.trainer.gang_timeout)
@@ -284,19 +284,19 @@ def reachable_host(config: RunConfig) -> str:
 
 
 def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "InferenceActor":
-    """Make the inference actor, with its engine. Torch is imported after the first beat."""
+    """Make the inference actor, with its engine. Torch is imported after the first heartbeat."""
     from actors.inference.loop import InferenceActor
 
     # actors on one machine can't share the configured port: each adds its ordinal
-    port = config.inference.port and config.inference.port + ordinal_of(name)
-    engine = partial(make_engine, config, name)  # called after the first beat, since loading takes minutes
+    port = config.inference.port and config.inference.port + replica_index(name)
+    engine = partial(make_engine, config, name)  # called after the first heartbeat, since loading takes minutes
     return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port)
 
 
 def make_engine(config: RunConfig, name: str) -> "Engine":
     """Make the configured engine, for the actor of this name."""
     engine = config.inference.engine
-    return ENGINES[engine.type](config, engine, name, ordinal_of(name))
+    return ENGINES[engine.type](config, engine, name, replica_index(name))
 
 
 ENGINES: dict[str, "Callable[[RunConfig, Any, str, int], Engine]"] = {
@@ -321,7 +321,7 @@ MAKERS: dict[str, Callable[..., Actor]] = {
 }
 
 
-def ordinal_of(name: str) -> int:
+def replica_index(name: str) -> int:
     """Return the number at the end of an actor's name (3 for inference-3); 0 if there is none."""
     found = re.search(r"\d+$", name)
     return int(found.group()) if found else 0

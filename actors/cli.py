@@ -24,9 +24,9 @@ FORK = "continue from the newest checkpoint even if identity keys of run.yaml di
 def main(argv: list[str] | None = None) -> int:
     """Run the given subcommand; return the exit code."""
     if os.getpid() == 1:  # in a container: this process must reap orphans, and a child does the work
-        from actors.ops.init import be_init
+        from actors.ops.init import run_as_init
 
-        be_init()
+        run_as_init()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(
             stream, io.TextIOWrapper
@@ -175,11 +175,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config, arguments.overrides)
     # imported after the check of the configuration: errors in it shall appear at once
-    from actors.runtime import leave, run_actor, run_pool
+    from actors.runtime import leave, run_actor, run_server_pool
 
     name = arguments.name or _default_name(arguments.actor)
     if arguments.actor == "inference-pool":
-        code = run_pool(config, arguments.config, name, arguments.overrides, arguments.parent)
+        code = run_server_pool(config, arguments.config, name, arguments.overrides, arguments.parent)
     else:
         code = run_actor(arguments.actor, name, config, arguments.parent, arguments.started_at, arguments.fork)
     leave(code)  # exits: threads of user code or of an engine may never return
@@ -220,7 +220,7 @@ def _default_name(actor: str) -> str:
     """Return a name that no other process has: kind, host and five random letters.
 
     A run has one packer, packer-0. A trainer's name ends in its rank, which torchrun passes in RANK. No other name may
-    end in a digit, which would be taken for the actor's ordinal (`actors.assembly.ordinal_of`).
+    end in a digit, which would be taken for the actor's replica index (`actors.assembly.replica_index`).
     """
     if actor in ("packer", "trainer"):
         return f"{actor}-{os.environ.get('RANK', 0) if actor == 'trainer' else 0}"

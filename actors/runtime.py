@@ -21,7 +21,7 @@ from wsgiref.simple_server import WSGIServer
 import structlog
 
 from actors.assembly import MAKERS
-from actors.ops.up.server_pool import Directory, Pool
+from actors.ops.up.server_pool import Directory, ServerPool
 from actors.process import fault_points
 from actors.process.actor import Actor
 from actors.process.descriptors import raise_limits
@@ -82,7 +82,9 @@ def run_actor(
     return _exit_code(run)
 
 
-def run_pool(config: RunConfig, config_path: Path, name: str, overrides: Sequence[str], parent: int | None) -> int:
+def run_server_pool(
+    config: RunConfig, config_path: Path, name: str, overrides: Sequence[str], parent: int | None
+) -> int:
     """Run the pool of `inference.pool` until the run ends; return the exit code. Its actors die with this process.
 
     Raises:
@@ -95,7 +97,7 @@ def run_pool(config: RunConfig, config_path: Path, name: str, overrides: Sequenc
     command = [sys.executable, "-P", "-m", "actors", "run", "inference", "--config", str(config_path), *overrides]
 
     def run() -> None:
-        pool = Pool(config, name, command, Directory(servers.urls))
+        pool = ServerPool(config, name, command, Directory(servers.urls))
         _drain_on_signals(pool.drain)
         pool.run()
 
@@ -110,12 +112,12 @@ def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
     threading.excepthook = _end_with_thread
     log.info("actor started", pid=os.getpid())
     if kind == "reward":
-        be_first_to_go()
+        prefer_oom_kill()
     if parent is not None:
         die_with(parent)
 
 
-def be_first_to_go() -> None:
+def prefer_oom_kill() -> None:
     """Make the kernel kill this process and its children before other processes of the run when memory runs out.
 
     Reward functions are the most likely to leak, and a reward actor can be replaced at no cost. A trainer can't, and a
@@ -222,7 +224,7 @@ def _serve_metrics(config: RunConfig, metrics: Metrics, actor: Actor) -> tuple[W
         ) from error
     app = server.get_app()
     assert app is not None
-    server.set_app(actor.liveness.beside(app))
+    server.set_app(actor.liveness.wrap(app))
     reached_at = (config.bus.advertise_host or socket.gethostname()) if is_wildcard(host) else host
     return server, f"http://{bracketed(reached_at)}:{server.server_port}/metrics"
 

@@ -9,8 +9,8 @@ medians over rounds, and the share is that of the better raw way in the same rou
 two cores they share them with the threads of ZeroMQ.
 
 *Control.* A `ControlServer` here, 1 000 DEALER sockets in another process, each a rollout actor that holds 50 groups
-and beats once; every beat is answered with that peer's State. Then every State changes and is sent unasked. `us` is CPU
-time of this process, all threads, per beat with its answer and per changed State.
+and sends a heartbeat once; every heartbeat is answered with that peer's directive. Then every directive changes and is
+sent unasked. `us` is CPU time of this process, all threads, per heartbeat with its answer and per changed directive.
 """
 
 import multiprocessing
@@ -34,7 +34,15 @@ from bus.data import Inbox, Outbox
 from bus.topology import Addresses, prepare
 from schemas import limits
 from schemas.config import RunConfig, check_tree
-from schemas.messages import EnginePeer, Policy, RewardPeer, RolloutBeat, RolloutState, State, fingerprint
+from schemas.messages import (
+    Directive,
+    EnginePeer,
+    PolicyVersion,
+    RewardPeer,
+    RolloutDirective,
+    RolloutHeartbeat,
+    fingerprint,
+)
 
 SIZES = {"4 KiB": (360, 6000), "1 MiB": (116_400, 200)}
 """Tokens of the one completion, messages per round."""
@@ -139,7 +147,7 @@ def measure_size(
 
 
 def be_peers(pipe: Connection, address: str) -> None:
-    """Child process: beat once per peer when told to, in waves that fit the packer's queue, and count the States."""
+    """Child process: send a heartbeat per peer when told to, in waves that fit the packer's queue; count directives."""
     allow_many_sockets()
     peers = []
     for number in range(NUM_PEERS):
@@ -151,14 +159,14 @@ def be_peers(pipe: Connection, address: str) -> None:
     sequence = 0
     while pipe.recv():
         sequence += 1
-        beats = [codec.encode(beat(number, sequence, holds)) for number in range(NUM_PEERS)]
+        heartbeats = [codec.encode(heartbeat(number, sequence, holds)) for number in range(NUM_PEERS)]
         start = time.perf_counter()
-        for peer, frames in zip(peers, beats, strict=True):
+        for peer, frames in zip(peers, heartbeats, strict=True):
             peer.send_multipart(frames)
         for peer in peers:
             peer.recv_multipart()
         pipe.send(time.perf_counter() - start)
-        pipe.recv()  # the States have changed
+        pipe.recv()  # the directives have changed
         for peer in peers:
             peer.recv_multipart()
         pipe.send(None)
@@ -169,9 +177,9 @@ def identity(number: int) -> bytes:
     return identity_of(f"rollout-{number}", f"{number:016x}")
 
 
-def beat(number: int, sequence: int, holds: np.ndarray[Any, np.dtype[np.int64]]) -> RolloutBeat:
+def heartbeat(number: int, sequence: int, holds: np.ndarray[Any, np.dtype[np.int64]]) -> RolloutHeartbeat:
     """What a rollout actor says."""
-    return RolloutBeat(
+    return RolloutHeartbeat(
         run="0123456789abcdef",
         name=f"rollout-{number}",
         boot_id=f"{number:016x}",
@@ -184,10 +192,10 @@ def beat(number: int, sequence: int, holds: np.ndarray[Any, np.dtype[np.int64]])
     )
 
 
-def state(step: int) -> RolloutState:
+def directive(step: int) -> RolloutDirective:
     """What a rollout actor is told: 8 engines, 4 reward actors, 5 releases."""
-    policy = Policy(lineage=1, version=step)
-    return RolloutState(
+    policy = PolicyVersion(lineage=1, version=step)
+    return RolloutDirective(
         run="0123456789abcdef",
         term=1,
         phase="running",
@@ -218,9 +226,9 @@ def measure_control() -> dict[str, Any]:
 
 def measure_control_at(address: str) -> dict[str, Any]:
     """The same, at an address."""
-    server = ControlServer(address, lambda identity, beat: None)
-    states: dict[bytes, State | None] = {identity(number): state(0) for number in range(NUM_PEERS)}
-    server.publish(states)
+    server = ControlServer(address, lambda identity, heartbeat: None)
+    directives: dict[bytes, Directive | None] = {identity(number): directive(0) for number in range(NUM_PEERS)}
+    server.publish(directives)
     server.start()
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
@@ -228,13 +236,13 @@ def measure_control_at(address: str) -> dict[str, Any]:
     child.start()
     answered, pushed, waves = [], [], []
     for step in range(1, ROUNDS + 1):
-        states = {identity(number): state(step) for number in range(NUM_PEERS)}
+        directives = {identity(number): directive(step) for number in range(NUM_PEERS)}
         start = time.process_time()
         pipe.send(True)
         waves.append(pipe.recv())
         middle = time.process_time()
         pipe.send(None)
-        server.publish(states)
+        server.publish(directives)
         pipe.recv()
         answered.append((middle - start) / NUM_PEERS)
         pushed.append((time.process_time() - middle) / NUM_PEERS)
@@ -244,8 +252,8 @@ def measure_control_at(address: str) -> dict[str, Any]:
     return {
         "peers": NUM_PEERS,
         "held": NUM_HELD,
-        "beat_and_state_us": 1e6 * statistics.median(answered),
-        "changed_state_us": 1e6 * statistics.median(pushed),
+        "heartbeat_and_directive_us": 1e6 * statistics.median(answered),
+        "changed_directive_us": 1e6 * statistics.median(pushed),
         "wave_seconds": statistics.median(waves),
     }
 
@@ -277,8 +285,8 @@ def show(results: dict[str, Any]) -> str:
     control = results["control"]
     line = (
         f"control, {control['peers']} peers with {control['held']} groups each: "
-        f"{control['beat_and_state_us']:.0f} us CPU per beat with its State, "
-        f"{control['changed_state_us']:.0f} us per changed State; all answered within {control['wave_seconds']:.2f} s"
+        f"{control['heartbeat_and_directive_us']:.0f} us CPU per heartbeat with its directive, "
+        f"{control['changed_directive_us']:.0f} us per changed directive; all in {control['wave_seconds']:.2f} s"
     )
     return f"{table(rows)}\n\n{line}"
 

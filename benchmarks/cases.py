@@ -1,4 +1,4 @@
-"""What each loss, advantage and switch is tried with: dotted overrides of examples/quickstart/run.yaml, by name.
+"""What each loss, advantage and modifier is tried with: dotted overrides of examples/quickstart/run.yaml, by name.
 
 `{model}` stands for the start model, `{teacher}` for the same after 150 steps of the quickstart, `{supervised}` for a
 file of examples; benchmarks.learning makes what a case needs. A loss with a ratio to the start of the step has two
@@ -76,7 +76,7 @@ ADVANTAGES: dict[str, tuple[str, ...]] = {
     "custom": _advantage("custom", f"reward.advantage.path={FUNCTIONS}:ranks"),
 }
 
-SWITCHES: dict[str, tuple[str, ...]] = {
+MODIFIERS: dict[str, tuple[str, ...]] = {
     "correction": _loss("dapo", "trainer.correction.mode=truncate"),
     "correction_sequence": _loss(
         "dapo", "trainer.correction.mode=mask", "trainer.correction.level=sequence", "trainer.correction.high=3.0"

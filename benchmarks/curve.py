@@ -30,7 +30,7 @@ from benchmarks.bus import RAW_WAYS, SIZES, allow_many_sockets, config
 from benchmarks.codec import make_group
 from benchmarks.machine import finish, table
 from bus import codec, keys
-from bus.curve import keys_for, split_key, unlock
+from bus.curve import keys_for, secure_client, split_key
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses, prepare
 from schemas import limits
@@ -104,7 +104,7 @@ def measure_data(folder: str) -> list[dict[str, Any]]:
     }
     raw, ring = raw_socket(zmq.PUSH, run), keys_for(address, run.bus)
     assert ring
-    unlock(raw, ring, ring.current().server_publics, 0)
+    secure_client(raw, ring, ring.current().server_publics, 0)
     raw.connect(raw_address)
     results = [measure_size(size, pipe, boxes, raw) for size in SIZES]
     pipe.send(None)

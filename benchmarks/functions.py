@@ -14,7 +14,7 @@ def policy_gradient(inputs: LossInputs) -> LossOutput:
 
 
 def ranks(rewards_PG: NDArray[Any], lengths_PG: NDArray[Any]) -> NDArray[Any]:
-    """Each completion's share of the others that it beats, minus that of those it loses to: [1, 0, .5] → [1, −1, 0]."""
+    """Each completion's share of the others below it, minus that of those above it: [1, 0, .5] → [1, −1, 0]."""
     beats_PGG = np.sign(rewards_PG[:, :, None] - rewards_PG[:, None, :])
     return np.asarray(beats_PGG.sum(axis=2) / (rewards_PG.shape[1] - 1))
 

@@ -1,4 +1,4 @@
-"""Whether each loss, advantage and switch learns: the quickstart's task, 20 steps, three seeds.
+"""Whether each loss, advantage and modifier learns: the quickstart's task, 20 steps, three seeds.
 
 A row is "learns" when the mean reward of steps 16–20 lies above that of steps 1–5 by two standard errors over the
 seeds, else "not separated from noise". All rows share model, data, batch and optimizer (AdamW with a small eps, so that
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.datasets.generated import ReverseText
-from benchmarks.cases import ADVANTAGES, DEFAULTS, LOSSES, SWITCHES
+from benchmarks.cases import ADVANTAGES, DEFAULTS, LOSSES, MODIFIERS
 from benchmarks.machine import publish, scratch
 from schemas.config.data import ReverseTextConfig
 
@@ -35,7 +35,7 @@ COMMON = (
 )
 CASES = {
     (kind, name): case
-    for kind, cases in (("default", DEFAULTS), ("loss", LOSSES), ("advantage", ADVANTAGES), ("switch", SWITCHES))
+    for kind, cases in (("default", DEFAULTS), ("loss", LOSSES), ("advantage", ADVANTAGES), ("switch", MODIFIERS))
     for name, case in cases.items()
 }
 

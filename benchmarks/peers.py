@@ -1,9 +1,9 @@
 """The packer alone: the real `PackerActor` and its ledger, with peers that are a few lines each instead of processes.
 
     with lone_packer(config) as ring:
-        ring.turn()        all peers beat, groups arrive; the packer goes one round; the peers obey its States
+        ring.turn()        heartbeats and groups arrive; the packer goes one round; the peers obey
 
-Nothing is sent through a socket and no thread runs beside: events go straight into the packer's inflow, States and
+Nothing is sent through a socket and no thread runs beside: events go straight into the packer's inflow, directives and
 batches are taken from where it hands them over. A group is a copy of one per version, stamped with its ticket, so that
 the time of the peers is small; `packer_seconds` leaves it out.
 """
@@ -23,24 +23,24 @@ from bus import codec
 from schemas.config import RunConfig
 from schemas.messages import (
     AttemptFailure,
-    Beat,
     CheckpointInfo,
-    InferenceBeat,
-    InferenceState,
+    Directive,
+    Heartbeat,
+    InferenceDirective,
+    InferenceHeartbeat,
     Manifest,
-    ObserverState,
-    Policy,
-    RewardBeat,
-    RewardState,
-    RolloutBeat,
-    RolloutState,
+    ObserverDirective,
+    PolicyVersion,
+    RewardDirective,
+    RewardHeartbeat,
+    RolloutDirective,
+    RolloutHeartbeat,
     ScoredGroup,
-    State,
     StepBatch,
     StepReport,
     Ticket,
-    TrainerBeat,
-    TrainerState,
+    TrainerDirective,
+    TrainerHeartbeat,
 )
 
 Hold = tuple[int, int]
@@ -51,7 +51,7 @@ EVERY_FAILURE, EVERY_COPY, EVERY_POISON, EVERY_RESTART = 997, 1009, 20011, 10007
 class Peer:
     """What all peers have: name, boot, the term of the packer that it has heard, sequence number."""
 
-    kind: type[Beat]
+    kind: type[Heartbeat]
 
     def __init__(self, run: str, name: str) -> None:
         self.run, self.name, self.boot, self.term, self.sequence = run, name, 1, 0, 0
@@ -61,30 +61,30 @@ class Peer:
         """As in ZeroMQ."""
         return f"{self.name}/{self.boot}"
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         """What it says now."""
         self.sequence += 1
         said = {"name": self.name, "boot_id": str(self.boot), "sequence": self.sequence, "phase": "running"}
         return self.kind(run=self.run, term=self.term, **said, **self.fields())
 
-    def hear(self, state: State) -> None:
-        """What comes from the packer; one that has started anew is a visitor until its beat names the term (P3)."""
-        self.term = state.term
-        if not isinstance(state, ObserverState):
-            self.obey(state)
+    def hear(self, directive: Directive) -> None:
+        """What comes from the packer; a new process is a visitor until its heartbeat names the term (P3)."""
+        self.term = directive.term
+        if not isinstance(directive, ObserverDirective):
+            self.obey(directive)
 
     def fields(self) -> dict[str, Any]:
-        """The part of the beat that is of this kind."""
+        """The part of the heartbeat that is of this kind."""
         raise NotImplementedError
 
-    def obey(self, state: Any) -> None:
-        """Do what State says."""
+    def obey(self, directive: Any) -> None:
+        """Do what the directive says."""
 
 
 class Rollout(Peer):
     """Samples a ticket in the moment it gets it, and keeps the group until it is released."""
 
-    kind = RolloutBeat
+    kind = RolloutHeartbeat
 
     def __init__(self, run: str, name: str, slots: int) -> None:
         super().__init__(run, name)
@@ -98,12 +98,12 @@ class Rollout(Peer):
         free = max(0, self.slots - len(self.to_send))
         return {"free_slots": free, "failures": list(self.failures.values()), "holds": pairs(self.held)}
 
-    def obey(self, state: RolloutState) -> None:
+    def obey(self, directive: RolloutDirective) -> None:
         """Let released holds go, take tickets."""
-        for hold in map(tuple, state.release.tolist()):
+        for hold in map(tuple, directive.release.tolist()):
             self.held.pop(hold, None)
             self.failures.pop(hold, None)
-        for ticket in state.tickets:
+        for ticket in directive.tickets:
             hold = ticket.ordinal, ticket.attempt
             if hold not in self.held:
                 self.held[hold] = ticket
@@ -130,7 +130,7 @@ class Rollout(Peer):
 class Reward(Peer):
     """Names what has come through it until it is released."""
 
-    kind = RewardBeat
+    kind = RewardHeartbeat
 
     def __init__(self, run: str, name: str) -> None:
         super().__init__(run, name)
@@ -140,19 +140,19 @@ class Reward(Peer):
         """Its holds."""
         return {"address": f"inproc://{self.name}", "load": len(self.held), "failures": [], "holds": pairs(self.held)}
 
-    def obey(self, state: RewardState) -> None:
+    def obey(self, directive: RewardDirective) -> None:
         """Let released holds go."""
-        self.held.difference_update(map(tuple, state.release.tolist()))
+        self.held.difference_update(map(tuple, directive.release.tolist()))
 
 
 class Engine(Peer):
-    """Serves what State names, at once."""
+    """Serves what the directive names, at once."""
 
-    kind = InferenceBeat
+    kind = InferenceHeartbeat
 
     def __init__(self, run: str, name: str) -> None:
         super().__init__(run, name)
-        self.policy: Policy | None = None
+        self.policy: PolicyVersion | None = None
         self.tokens = 0
 
     def fields(self) -> dict[str, Any]:
@@ -162,16 +162,16 @@ class Engine(Peer):
         engine_state = "clean" if self.policy else "starting"
         return {"url": "http://127.0.0.1:1", "engine_state": engine_state, "policy": self.policy} | rest
 
-    def obey(self, state: InferenceState) -> None:
+    def obey(self, directive: InferenceDirective) -> None:
         """Switch."""
-        if state.manifest is not None:
-            self.policy = state.manifest.policy
+        if directive.manifest is not None:
+            self.policy = directive.manifest.policy
 
 
 class Trainer(Peer):
     """Trains a batch in the moment it has it; saves every `save_every` steps and keeps the `keep_last` newest."""
 
-    kind = TrainerBeat
+    kind = TrainerHeartbeat
 
     def __init__(self, run: str, name: str, save_every: int, keep_last: int, max_steps: int) -> None:
         super().__init__(run, name)
@@ -197,12 +197,12 @@ class Trainer(Peer):
             "received": np.array(sorted(self.batches), np.int64),
         }
 
-    def obey(self, state: TrainerState) -> None:
+    def obey(self, directive: TrainerDirective) -> None:
         """Join the gang; forget reports that are recorded."""
-        self.reports = [report for report in self.reports if report.step > state.recorded_step]
-        self.keep_version = state.keep_version
-        if not self.incarnation and state.incarnation:
-            self.incarnation = state.incarnation
+        self.reports = [report for report in self.reports if report.step > directive.recorded_step]
+        self.keep_version = directive.keep_version
+        if not self.incarnation and directive.incarnation:
+            self.incarnation = directive.incarnation
             self._publish(0)
 
     def try_send(self, batch: StepBatch) -> bool:
@@ -229,7 +229,7 @@ class Trainer(Peer):
             self.checkpoints = saved[-self.keep_last :]
 
     def _publish(self, version: int) -> None:
-        policy = Policy(lineage=self.incarnation, version=version)
+        policy = PolicyVersion(lineage=self.incarnation, version=version)
         uri = f"/weights/{policy}"
         made = Manifest(policy=policy, channel="filesystem", content="full", uri=uri, digest=uri, num_bytes=1)
         kept = [m for m in self.published[:-2] if m.policy.version >= self.keep_version]
@@ -251,15 +251,15 @@ class LonePacker:
         saved = trainer.checkpoint
         self.trainer = Trainer(run, "trainer-0", saved.interval, saved.keep_last, trainer.max_steps)
         self.peers: list[Peer] = [*self.rollouts, *self.rewards, self.engine, self.trainer]
-        self._states: dict[bytes, State | None] = {}
+        self._directives: dict[bytes, Directive | None] = {}
         self._template = template(config, run)
         self._divert()
 
     def _divert(self) -> None:
-        """Take States and batches where the packer would give them to its sockets, which are closed."""
+        """Take directives and batches where the packer would give them to its sockets, which are closed."""
         control, outboxes = self.packer._control, self.packer.batches.outboxes
         control.close()
-        control.publish = self._states.update  # type: ignore[method-assign]
+        control.publish = self._directives.update  # type: ignore[method-assign]
         outboxes[self.trainer.identity] = self.trainer  # type: ignore[assignment]
 
     @property
@@ -273,22 +273,22 @@ class LonePacker:
         return self.packer.over
 
     def turn(self) -> None:
-        """The peers work and beat; the packer goes round; they obey."""
+        """The peers work and send heartbeats; the packer goes round; they obey."""
         self.trainer.work()
         self.packer._control._clock.listened()  # its thread does not run: leases end by the wall clock here
         for group in self._groups():
             self.packer.inflow.put(GroupArrived(group))
         for peer in self.peers:
-            self.packer.inflow.put(BeatHeard(peer.identity, peer.beat(), time.monotonic()))
+            self.packer.inflow.put(BeatHeard(peer.identity, peer.heartbeat(), time.monotonic()))
         started, cpu_started = time.perf_counter(), time.thread_time()
         self.packer.run_round(0.0)
         self.packer_seconds += time.perf_counter() - started
         self.packer_cpu_seconds += time.thread_time() - cpu_started
         for peer in self.peers:
-            state = self._states.get(peer.identity.encode())
-            if state is not None:
-                peer.hear(state)
-        self._states.clear()
+            directive = self._directives.get(peer.identity.encode())
+            if directive is not None:
+                peer.hear(directive)
+        self._directives.clear()
 
     def _groups(self) -> Iterator[ScoredGroup]:
         """What all rollouts have sampled, through the reward actors; some arrive twice."""
@@ -358,7 +358,7 @@ def template(config: RunConfig, run: str) -> ScoredGroup:
 
 
 def pairs(holds: Any) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-    """As beats carry them."""
+    """As heartbeats carry them."""
     return np.array(list(holds), np.int64).reshape(-1, 2)
 
 

@@ -7,7 +7,7 @@ The real packer (its rounds: machine, ledger on a disk, payloads, batches, recor
 of 16 prompts every 100 steps, a checkpoint every 50 steps of which 3 are kept; one attempt in 997 fails, one group in
 1 009 comes twice, one in 20 011 never succeeds, a rollout dies about every 10 000 groups. `groups/s` is that of the
 packer's rounds, `of all` the share that they have of the whole time. What does not run here are the packer's two other
-threads, which decode groups and beats and encode States; `decode us` is what a group costs the first of them.
+threads, which decode groups and heartbeats and encode directives; `decode us` is what a group costs the first of them.
 
 `flat`: from a tenth of the run on, a straight line through the samples rises by less than 2 % of where it begins.
 """

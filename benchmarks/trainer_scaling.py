@@ -153,17 +153,17 @@ def run_case(folder: Path, rank: int) -> None:
     from actors.learner.fsdp import FullySharded
     from actors.learner.learner import TorchLearner
     from actors.learner.parallelism import DataParallel
-    from actors.learner.ranks import ALONE, GlooRanks, Ranks
+    from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
 
     given = json.loads((folder / "case.json").read_text())
     case = Case(**given | {"shape": Shape(**given["shape"])})
     on_gpu, imported = torch.cuda.is_available(), status_bytes("VmRSS")
     config = _config(case, folder)
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_RANK
     learner = TorchLearner(config, parallelism=DataParallel() if case.sharding == "none" else FullySharded(rank))
     if case.num_ranks > 1:
         ranks = GlooRanks(rank, case.num_ranks, folder / "ranks", "127.0.0.1", lambda: None, 600.0)
-        learner.enter(ranks, lambda: None)
+        learner.join(ranks, lambda: None)
     lengths = [(case.sequence_len // 16, [3 * case.sequence_len // 16])] * (8 * case.num_ranks)
     for step, _ in enumerate(sys.stdin, start=1):
         batch = step_batch(lengths, case.shape.vocab_size, case.sequence_len, step, rank, case.num_ranks)

@@ -45,7 +45,7 @@ from examples.quickstart.model import EOS, make_model, make_tokenizer
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.services import UpdateMode, WeightsConfig
-from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
+from schemas.messages import Manifest, PolicyVersion, WeightMember, WeightUpdate
 
 HOST, BOOT_ID, TIMEOUT = "127.0.0.1", "engine", 60.0
 ROUNDS, WARMUP = 11, 3
@@ -73,10 +73,10 @@ def large(small: Qwen3Config) -> Qwen3Config:
     return Qwen3Config(**small.to_dict() | sizes)
 
 
-def update_of(policy: Policy) -> WeightUpdate:
+def update_of(policy: PolicyVersion) -> WeightUpdate:
     """The only engine, in the group that it keeps."""
     members = [WeightMember(boot_id=BOOT_ID, num_ranks=1)]
-    return WeightUpdate(update=str(policy.version), group="1", policy=policy, members=members)
+    return WeightUpdate(update=str(policy.version), process_group="1", policy=policy, members=members)
 
 
 def bare_group(store: Any, rank: int) -> Any:
@@ -195,7 +195,7 @@ class Sending:
 
     def update(self, channel: Channel, checked: bool = True) -> dict[str, float]:
         """Seconds of the parts of one update."""
-        policy = Policy(lineage=1, version=next(self._versions))
+        policy = PolicyVersion(lineage=1, version=next(self._versions))
         start = time.perf_counter()
         weights = formats.weights(self._model, self._config)
         copied = time.perf_counter()

@@ -1,8 +1,9 @@
 """Encryption and access over tcp: CURVE on every socket, and a list of the public keys allowed to connect.
 
 Bound sockets are CURVE servers, connecting sockets CURVE clients; file rights protect `ipc` and `inproc`. One thread
-per process, the doorman, answers libzmq's question whether a key may connect (ZAP), and reads from each socket's
-monitor which connections were refused. Without the doorman libzmq refuses all; the process stops if the doorman dies.
+per process, the authenticator, answers libzmq's question whether a key may connect (ZAP), and reads from each socket's
+monitor which connections were refused. Without the authenticator libzmq refuses all; the process stops if the
+authenticator dies.
 libzmq never retries after a refusal: the owner of the socket sees `Link.refused` and connects again at most once a
 second, with the keys then in the files. A rotation of keys leaves established connections alone.
 """
@@ -25,7 +26,7 @@ from bus import threads
 from bus.counts import REFUSALS, EdgeCounts
 from bus.gate import EVENTS, Gate
 from bus.keys import KeyRing, public_of, ring_of
-from bus.sockets import AT_ONCE, waiting
+from bus.sockets import MAX_IN_A_ROW, waiting
 from schemas.config.services import BusConfig, is_loopback
 from schemas.errors import ConfigError
 
@@ -36,9 +37,10 @@ RETRY_SECONDS = 1.0
 REFUSAL_LOG_SECONDS = 5.0
 """Seconds between two log lines about refusals, per edge."""
 LOOK_MILLISECONDS = 200
-"""Milliseconds until the doorman reads the monitor of a new socket. Events wait until then; checks of keys never do."""
+"""Milliseconds until the authenticator reads the monitor of a new socket. Events wait until then; checks of keys never
+do."""
 WAITING_EVENTS = 20_000
-"""Events held by a monitor before libzmq's network thread waits for the doorman: bounds memory under a flood."""
+"""Events held by a monitor before libzmq's network thread waits for the authenticator: bounds memory under a flood."""
 KEY_BYTES = 32
 """Bytes of a CURVE key."""
 
@@ -83,7 +85,7 @@ def with_key(address: str, public: bytes) -> str:
 
 
 def split_key(address: str, ring: KeyRing | None) -> tuple[str, tuple[bytes, ...]]:
-    """Return the endpoint to connect to and the public key expected there, from an address in a State.
+    """Return the endpoint to connect to and the public key expected there, from an address in a directive.
 
     Returns:
         Endpoint, and a tuple with a key of 32 bytes; an empty tuple without keys.
@@ -105,10 +107,10 @@ def split_key(address: str, ring: KeyRing | None) -> tuple[str, tuple[bytes, ...
 
 @dataclass
 class Link:
-    """State of a connection to a server. The doorman writes `refused`, the owner of the socket reads it."""
+    """State of a connection to a server. The authenticator writes `refused`, the owner of the socket reads it."""
 
     on_refused: Callable[[], None] = lambda: None
-    """Called in the doorman's thread after each refusal."""
+    """Called in the authenticator's thread after each refusal."""
     refused: str = ""
     """Reason of the newest refusal as a text; empty: not refused."""
     attempt: int = 0
@@ -124,7 +126,7 @@ class Link:
         return True
 
 
-def lock(
+def secure_server(
     socket: "zmq.Socket[bytes]", ring: KeyRing, secret: bytes, counts: EdgeCounts, gate: Gate | None = None
 ) -> bytes:
     """Make a socket a CURVE server for the keys of a ring, and return the public key of the socket.
@@ -133,24 +135,24 @@ def lock(
 
     Args:
         socket: the socket, not bound yet.
-        ring: keys; the doorman lets in `client_publics`, as the files hold them at the time of each connection.
+        ring: keys; the authenticator lets in `client_publics`, as the files hold them at the time of each connection.
         secret: secret key of the socket, 32 bytes.
         counts: counters of refusals.
         gate: told about accepted and closed connections, if given.
     """
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-    # a domain of its own tells the doorman which socket asks; set already if this is a call for another secret
+    # a domain of its own tells the authenticator which socket asks; set already if this is a call for another secret
     if not socket.getsockopt_string(zmq.ZAP_DOMAIN).rstrip("\0"):
         domain = f"{counts.edge}-{next(_NUMBERS)}".encode()
         socket.setsockopt(zmq.ZAP_DOMAIN, domain)
         # otherwise libzmq would let every key in while no ZAP handler is there
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        _doorman().watch(socket, _Door(domain, ring, counts, gate))
+        _zap_authenticator().watch(socket, _ServerMonitor(domain, ring, counts, gate))
     return public_of(secret)
 
 
-def unlock(socket: "zmq.Socket[bytes]", ring: KeyRing, servers: Sequence[bytes], attempt: int) -> None:
+def secure_client(socket: "zmq.Socket[bytes]", ring: KeyRing, servers: Sequence[bytes], attempt: int) -> None:
     """Make a socket a CURVE client: set its own keys and the server's public key.
 
     Args:
@@ -179,14 +181,14 @@ def watch_link(socket: "zmq.Socket[bytes]", link: Link, address: str, *, until_h
             key does so. False for data sockets: there libzmq keeps the queue and connects again.
     """
     failures = _FAILED if until_heard else _FAILED - {int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)}
-    _doorman().watch(socket, _Approach(link, address, failures))
+    _zap_authenticator().watch(socket, _ClientMonitor(link, address, failures))
 
 
-# --- the doorman -----------------------------------------------------------------------------------------------------
+# --- the authenticator -----------------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Door:
+class _ServerMonitor:
     """A bound socket: allows or refuses keys, and counts and logs refusals.
 
     libzmq's event of a failed handshake names no peer. The disconnection right after has a descriptor; its address
@@ -255,7 +257,7 @@ class _Door:
 
 
 @dataclass
-class _Approach:
+class _ClientMonitor:
     """A connecting socket: tells its link about refusals, with a log line."""
 
     link: Link
@@ -304,7 +306,7 @@ def _peer_at(descriptor: int) -> str:
     return f"{host}:{port}"
 
 
-class _Doorman:
+class _ZapAuthenticator:
     """The thread that answers ZAP requests and reads monitors. One per process: a context has a single ZAP address."""
 
     def __init__(self) -> None:
@@ -313,30 +315,30 @@ class _Doorman:
         self._zap.bind(_ZAP)
         self._poller = zmq.Poller()
         self._poller.register(self._zap, zmq.POLLIN)
-        self._doors: dict[bytes, _Door] = {}
-        self._watched: dict[zmq.Socket[bytes], _Door | _Approach] = {}
-        self._new: queue.SimpleQueue[tuple[zmq.Socket[bytes], _Door | _Approach]] = queue.SimpleQueue()
-        threads.start("doorman", self._loop)
+        self._server_monitors: dict[bytes, _ServerMonitor] = {}
+        self._watched: dict[zmq.Socket[bytes], _ServerMonitor | _ClientMonitor] = {}
+        self._new: queue.SimpleQueue[tuple[zmq.Socket[bytes], _ServerMonitor | _ClientMonitor]] = queue.SimpleQueue()
+        threads.start("authenticator", self._loop)
 
     @property
     def num_watched(self) -> tuple[int, int]:
         """Numbers of watched sockets, and of bound ones among them."""
-        return len(self._watched), len(self._doors)
+        return len(self._watched), len(self._server_monitors)
 
-    def watch(self, socket: "zmq.Socket[bytes]", watched: _Door | _Approach) -> None:
+    def watch(self, socket: "zmq.Socket[bytes]", watched: _ServerMonitor | _ClientMonitor) -> None:
         """Watch a socket until it is closed. Thread-safe. Call it before the socket binds or connects."""
-        if isinstance(watched, _Door):  # at once, not in the thread: a key may be checked right after `bind`
-            self._doors[watched.domain] = watched
+        if isinstance(watched, _ServerMonitor):  # at once, not in the thread: a key may be checked right after `bind`
+            self._server_monitors[watched.domain] = watched
         receiver: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         receiver.setsockopt(zmq.RCVHWM, WAITING_EVENTS)
         address = f"inproc://events-{next(_NUMBERS)}"
         socket.monitor(address, watched.events | int(zmq.EVENT_MONITOR_STOPPED))
         receiver.connect(address)
-        self._new.put((receiver, watched))  # from here on the receiver belongs to the doorman's thread
+        self._new.put((receiver, watched))  # from here on the receiver belongs to the authenticator's thread
 
     def _loop(self) -> None:
         while True:
-            threads.pass_by("doorman")
+            threads.mark("authenticator")
             while not self._new.empty():
                 receiver, watched = self._new.get()
                 self._watched[receiver] = watched
@@ -349,44 +351,44 @@ class _Doorman:
 
     def _answer(self) -> None:
         """Answer all waiting ZAP requests (RFC 27): 200 allows a key, 400 refuses."""
-        for frames in waiting(self._zap, AT_ONCE):
+        for frames in waiting(self._zap, MAX_IN_A_ROW):
             # identity and mechanism are not needed: the mechanism is CURVE, and the key is all that counts
             sender, empty, version, request, domain, peer, _, _, key = (frame.bytes for frame in frames[:9])
-            door = self._doors.get(domain)
-            known = door is not None and door.lets_in(key, peer.decode())
+            server = self._server_monitors.get(domain)
+            known = server is not None and server.lets_in(key, peer.decode())
             status = (b"200", b"OK") if known else (b"400", b"unlisted key")
             self._zap.send_multipart([sender, empty, version, request, *status, b"", b""])
 
     def _hear(self, receiver: "zmq.Socket[bytes]") -> None:
         watched = self._watched[receiver]
-        for frames in waiting(receiver, AT_ONCE):
+        for frames in waiting(receiver, MAX_IN_A_ROW):
             event, value = struct.unpack("=HI", frames[0].bytes)  # frame 1 is the endpoint
             if event == zmq.EVENT_MONITOR_STOPPED:  # the watched socket was closed
                 self._forget(receiver, watched)
                 return
             watched.hear(event, value)
 
-    def _forget(self, receiver: "zmq.Socket[bytes]", watched: _Door | _Approach) -> None:
+    def _forget(self, receiver: "zmq.Socket[bytes]", watched: _ServerMonitor | _ClientMonitor) -> None:
         self._poller.unregister(receiver)
         receiver.close(0)
         del self._watched[receiver]
-        if isinstance(watched, _Door):
-            del self._doors[watched.domain]
+        if isinstance(watched, _ServerMonitor):
+            del self._server_monitors[watched.domain]
             if watched.gate is not None:
                 watched.gate.closed = True
 
 
 def num_watched() -> tuple[int, int]:
     """Return the numbers of this process's sockets with keys, and of bound ones among them."""
-    return _doorman().num_watched
+    return _zap_authenticator().num_watched
 
 
-_the_doorman: list[_Doorman] = []
-_hiring = threading.Lock()
+_the_authenticator: list[_ZapAuthenticator] = []
+_recruiting = threading.Lock()
 
 
-def _doorman() -> _Doorman:
-    with _hiring:
-        if not _the_doorman:
-            _the_doorman.append(_Doorman())
-        return _the_doorman[0]
+def _zap_authenticator() -> _ZapAuthenticator:
+    with _recruiting:
+        if not _the_authenticator:
+            _the_authenticator.append(_ZapAuthenticator())
+        return _the_authenticator[0]

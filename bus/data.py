@@ -1,10 +1,10 @@
 """The data plane: an `Inbox` is a bound PULL socket, an `Outbox` a PUSH socket connected to a named peer.
 
-A message is lost if the receiver dies; the sender keeps a copy until the packer's State settles the group (P13: senders
-keep a group until its release). Order holds per pair of sockets; no code relies on order. Inboxes are always read, and
-so never block senders for long; a full outbox says so at once. Each peer has a PUSH of its own, since a PUSH with
-several peers does not tell which of them took a message. Frame 0 is the sender's name, for log lines about bad frames.
-With keys, an inbox over tcp makes its own key pair, and the public half is part of its address.
+A message is lost if the receiver dies; the sender keeps a copy until the packer's directive settles the group (P13:
+senders keep a group until its release). Order holds per pair of sockets; no code relies on order. Inboxes are always
+read, and so never block senders for long; a full outbox says so at once. Each peer has a PUSH of its own, since a PUSH
+with several peers does not tell which of them took a message. Frame 0 is the sender's name, for log lines about bad
+frames. With keys, an inbox over tcp makes its own key pair, and the public half is part of its address.
 """
 
 import threading
@@ -15,7 +15,7 @@ import zmq
 
 from bus import codec
 from bus.counts import EdgeCounts
-from bus.curve import Link, keys_for, lock, split_key, unlock, watch_link, with_key
+from bus.curve import Link, keys_for, secure_client, secure_server, split_key, watch_link, with_key
 from bus.gate import Gate
 from bus.hosts import choose_family
 from bus.keys import new_secret
@@ -50,7 +50,7 @@ class Inbox:
         prepare(self._socket, bus.high_water_mark, bus.socket_buffer_bytes, limits.DATA_FRAME_BYTES)
         self._gate = Gate(self.counts, limits.DATA_UNFINISHED_BYTES, limits.DATA_UNFINISHED_TOTAL_BYTES)
         # keys and watch before bind: a connection could be accepted without them
-        public = lock(self._socket, ring, new_secret(), self.counts, self._gate) if ring else b""
+        public = secure_server(self._socket, ring, new_secret(), self.counts, self._gate) if ring else b""
         guard(self._socket, self._gate, address, keys=bool(ring))
         try:
             bound = addresses.bind(self._socket, address)
@@ -105,7 +105,7 @@ class Outbox:
 
     Args:
         edge: name of the edge, for counters.
-        address: address from the peer's beats, `tcp://HOST:PORT#PUBLIC_KEY` with keys.
+        address: address from the peer's heartbeats, `tcp://HOST:PORT#PUBLIC_KEY` with keys.
         bus: keys and limits of the run's bus.
         sender: name of this actor.
 
@@ -174,7 +174,7 @@ class Outbox:
             if self._ring:
                 # a new link per socket: the monitor of the old socket may still report a refusal to the old link
                 self._link = replace(self._link, refused="")
-                unlock(socket, self._ring, self._server_keys, self._link.attempt)
+                secure_client(socket, self._ring, self._server_keys, self._link.attempt)
                 watch_link(socket, self._link, self._endpoint, until_heard=False)
             choose_family(socket, self._endpoint)
             socket.connect(self._endpoint)

@@ -1,7 +1,7 @@
 """Host names and addresses: IPv4 or IPv6 for a socket, and name resolution outside of libzmq.
 
 libzmq resolves names in its only I/O thread, so a hanging name server would stop all sockets of the process. So a
-`Route` has a thread to resolve the packer's name, and libzmq gets numeric addresses.
+`HostResolver` has a thread to resolve the packer's name, and libzmq gets numeric addresses.
 """
 
 import re
@@ -31,7 +31,7 @@ def choose_family(target: "zmq.Socket[bytes]", address: str) -> None:
     target.setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
 
 
-class Route:
+class HostResolver:
     """The current numeric endpoint of an address with a host name; a thread keeps the endpoint up to date.
 
     `endpoint` is the address for libzmq; empty until the name is resolved. An address without a name needs no thread.
@@ -67,7 +67,7 @@ class Route:
 
     def _loop(self) -> None:
         while not self._stopping:
-            threads.pass_by("name")
+            threads.mark("name")
             if not self._wanted.wait(1.0) or self._stopping:
                 continue
             self._wanted.clear()

@@ -90,7 +90,7 @@ class KeyRing:
 
     def _run(self) -> None:
         while True:
-            threads.pass_by("keys")
+            threads.mark("keys")
             with self._looks:
                 if not self._looks.wait_for(lambda: self._asked > self._done, IDLE_SECONDS):
                     continue

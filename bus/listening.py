@@ -1,4 +1,4 @@
-"""The clock of leases: stands still while no beats are read (P8: leases run from the moment when a beat is read)."""
+"""The clock of leases: stands still while no heartbeats are read (P8: leases run from the reading of a heartbeat)."""
 
 import time
 
@@ -7,7 +7,7 @@ class ListeningClock:
     """Counts the seconds for which a thread reads its socket.
 
     The thread calls `listened` each time after it has read all waiting messages. The clock then runs for at most
-    `allowed` seconds and stands still until the next call. So a peer is late on this clock only if no beat has
+    `allowed` seconds and stands still until the next call. So a peer is late on this clock only if no heartbeat has
     come, never because the reading thread was held up or the process was stopped.
 
     Example with `allowed` 1 s: calls at 0.0, 0.2 and 9.2 s. The clock shows 0.2 at the second call, stands still at 1.2

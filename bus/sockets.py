@@ -13,13 +13,13 @@ import zmq
 
 from bus.counts import EdgeCounts
 from schemas.errors import DecodeError
-from schemas.messages import Message, State
+from schemas.messages import Directive, Message
 
 log = structlog.get_logger("bus")
 
 DROP_LOG_INTERVAL_SECONDS = 5.0
 """Seconds between two log lines about dropped frames of an edge."""
-AT_ONCE = 1000
+MAX_IN_A_ROW = 1000
 """Messages read in a row before a thread does anything else."""
 COPIED_BYTES = 64 << 10
 """Size in bytes from which frames share memory with the socket: sharing costs 10 µs of bookkeeping per frame."""
@@ -82,7 +82,7 @@ def drop_fenced(counts: EdgeCounts, reason: str, message: Message, peer: str) ->
         peer: name of the sender, for the log.
     """
     detail = f"{reason}: a {message.kind} of run {message.run}"
-    if isinstance(message, State):
+    if isinstance(message, Directive):
         detail += f", term {message.term}; is bus.control the address of another run, or are there two packers?"
     note_drop(counts, reason, peer, _shown(detail))
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 TICK_SECONDS = 0.5
-"""Seconds between two calls of `pass_by` from an event loop."""
+"""Seconds between two calls of `mark` from an event loop."""
 
 _ours: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # weak: threads that have ended are forgotten
 
@@ -74,27 +74,27 @@ def _unread(work: Callable[..., object], *arguments: Any) -> None:
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
 
 
-on_pass: Callable[[str], None] | None = None
+on_mark: Callable[[str], None] | None = None
 """Set by `actors.process.fault_points` where tests have threads raise."""
 
 
-def pass_by(place: str) -> None:
-    """Mark a turn of a thread's loop or a piece of work. Does nothing, unless a test has set `on_pass` to raise here.
+def mark(place: str) -> None:
+    """Mark a turn of a thread's loop or a piece of work. Does nothing, unless a test has set `on_mark` to raise here.
 
     Args:
         place: name of the loop or of the work.
     """
-    if on_pass is not None:
-        on_pass(place)
+    if on_mark is not None:
+        on_mark(place)
 
 
 def tick(loop: asyncio.AbstractEventLoop, place: str) -> None:
-    """Make an event loop call `pass_by` every TICK_SECONDS. Does nothing without `on_pass`."""
-    if on_pass is None:
+    """Make an event loop call `mark` every TICK_SECONDS. Does nothing without `on_mark`."""
+    if on_mark is None:
         return
 
     def again() -> None:
-        pass_by(place)
+        mark(place)
         loop.call_later(TICK_SECONDS, again)
 
     loop.call_soon(again)  # runs in the loop's thread once the loop has started

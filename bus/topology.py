@@ -1,7 +1,7 @@
 """The topology: every edge of the ring with its binder and its repair of losses; addresses; options of all sockets.
 
 Only the packer's control address is configured (P0: discovery). Any other address is made by the binding process
-and travels in its beats, so peers join, leave and move while the run goes on.
+and travels in its heartbeats, so peers join, leave and move while the run goes on.
 """
 
 import contextlib
@@ -44,10 +44,26 @@ class Edge:
 
 
 EDGES = (
-    Edge("groups", "RolloutGroup", "PUSH→PULL", "reward", "rollout", "rollout keeps it until State releases it (P13)"),
-    Edge("scored", "ScoredGroup", "PUSH→PULL", "packer", "reward", "reward keeps it until State releases it (P13)"),
+    Edge(
+        "groups",
+        "RolloutGroup",
+        "PUSH→PULL",
+        "reward",
+        "rollout",
+        "rollout keeps it until the directive releases it (P13)",
+    ),
+    Edge(
+        "scored",
+        "ScoredGroup",
+        "PUSH→PULL",
+        "packer",
+        "reward",
+        "reward keeps it until the directive releases it (P13)",
+    ),
     Edge("steps", "StepBatch", "PUSH→PULL", "trainer", "packer", "the step is durable before a byte leaves (P18)"),
-    Edge("control", "Beat ⇄ State", "DEALER⇄ROUTER", "packer", "every actor", "absolute values, said again (P6)"),
+    Edge(
+        "control", "Heartbeat ⇄ Directive", "DEALER⇄ROUTER", "packer", "every actor", "absolute values, said again (P6)"
+    ),
     Edge("completions", "OpenAI HTTP", "HTTP", "inference", "rollout", "the request is repeated in place (P11)"),
     Edge("weights", "versions", "files", "trainer", "inference", "any later version (P22)"),
 )
@@ -171,14 +187,15 @@ def describe(config: RunConfig) -> str:
     rows += [(e.name, e.message, e.pattern, e.binder, e.connector, marks[e.name], e.made_good_by) for e in EDGES]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    address = f"control address: {addresses.control} (all others are learned from State)"
+    address = f"control address: {addresses.control} (all others are learned from the directive)"
     return "\n".join([*lines, "", "limits, the same at sender and receiver:", limits.describe(), "", address])
 
 
 CONTROL_HWM = 8
-"""High-water mark of control sockets, in messages. Beats and States are absolute, so a long queue is only stale."""
-LAST_WORDS_MILLISECONDS = 200
-"""Milliseconds for which a closed control socket still tries to deliver the last beat or State."""
+"""High-water mark of control sockets, in messages. Heartbeats and directives are absolute, so a long queue is only
+stale."""
+CLOSE_LINGER_MILLISECONDS = 200
+"""Milliseconds for which a closed control socket still tries to deliver the last heartbeat or directive."""
 PLAIN = BusConfig()
 """Configuration of a bus without keys, on this machine alone."""
 
@@ -188,7 +205,7 @@ def milliseconds(seconds: float) -> int:
     return max(0, math.ceil(seconds * 1000))
 
 
-CONNECT_MILLISECONDS, HEARTBEAT_MILLISECONDS = 2000, 5000
+CONNECT_MILLISECONDS, ZMTP_HEARTBEAT_MILLISECONDS = 2000, 5000
 """Milliseconds until a connection attempt is given up, and between two heartbeats of ZMTP.
 
 A connection that is silent for three heartbeats is closed and made again: after a long cut of the network, TCP alone
@@ -219,8 +236,8 @@ def prepare(socket: "zmq.Socket[bytes]", high_water_mark: int, buffer_bytes: int
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MILLISECONDS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MILLISECONDS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MILLISECONDS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MILLISECONDS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * ZMTP_HEARTBEAT_MILLISECONDS)
     if buffer_bytes is not None:
         socket.setsockopt(zmq.SNDBUF, buffer_bytes)
         socket.setsockopt(zmq.RCVBUF, buffer_bytes)

@@ -25,7 +25,7 @@ from bus import threads
 from bus.connection import LOOK_MILLISECONDS
 from bus.gate import EVENTS, Gate
 from bus.growth import PAGE, Growth
-from bus.sockets import AT_ONCE, waiting
+from bus.sockets import MAX_IN_A_ROW, waiting
 
 LOOK_AGAIN_MILLISECONDS = 5
 """Milliseconds between two looks while any connection is beyond a bound."""
@@ -41,7 +41,7 @@ _NUMBERS = itertools.count()
 
 
 class _Watch:
-    """The thread that sweeps. It also reads the monitors of sockets without keys; the doorman reads all others."""
+    """The thread that sweeps. It reads the monitors of sockets without keys too; the authenticator reads all others."""
 
     def __init__(self) -> None:
         self._new: queue.SimpleQueue[tuple[Gate, zmq.Socket[bytes] | None]] = queue.SimpleQueue()
@@ -61,7 +61,7 @@ class _Watch:
         # opened once and read with pread: a process may have no descriptors left when it matters
         with Path("/proc/self/statm").open("rb", buffering=0) as statm:
             while True:
-                threads.pass_by("unfinished")
+                threads.mark("unfinished")
                 while not self._new.empty():
                     self._take(*self._new.get())
                 suspects = any(gate.suspects for gate in self.gates)
@@ -103,7 +103,7 @@ class _Watch:
             self._poller.register(receiver, zmq.POLLIN)
 
     def _hear(self, receiver: "zmq.Socket[bytes]") -> None:
-        for frames in waiting(receiver, AT_ONCE):
+        for frames in waiting(receiver, MAX_IN_A_ROW):
             event, value = struct.unpack("=HI", frames[0].bytes)  # frame 1 is the endpoint
             if event == zmq.EVENT_MONITOR_STOPPED:  # the watched socket was closed
                 self._poller.unregister(receiver)
@@ -124,12 +124,12 @@ def guard(socket: "zmq.Socket[bytes]", gate: Gate, address: str, *, keys: bool) 
         socket: the socket of the gate, not bound yet: events of connections before the call would be missed.
         gate: its bounds and counters.
         address: address to be bound.
-        keys: True if the socket uses CURVE. The doorman (`bus.curve`) then reads the monitor and tells the gate.
+        keys: True if the socket uses CURVE. The authenticator (`bus.curve`) then reads the monitor and tells the gate.
     """
     if not (_POSSIBLE and address.startswith("tcp://")):
         return
     receiver: zmq.Socket[bytes] | None = None
-    if not keys:  # a socket has a single monitor, and with keys the doorman has it
+    if not keys:  # a socket has a single monitor, and with keys the authenticator has it
         receiver = zmq.Context.instance().socket(zmq.PAIR)
         receiver.setsockopt(zmq.RCVHWM, WAITING_EVENTS)
         monitor = f"inproc://connections-{next(_NUMBERS)}"

@@ -60,14 +60,14 @@ HTTP_CHOICES = 8192
 HTTP_STOPS, HTTP_STOP_CHARACTERS = 64, 1000
 HTTP_LOGIT_BIAS = 4096
 
-# --- contents of Beats and States ---
+# --- contents of heartbeats and directives ---
 
 NAME_BYTES = 200
-BEAT_REPORTS = 200
-BEAT_REPORT_BYTES = 512 << 10
-BEAT_FAILURES = 200
-BEAT_NOTES = 20
-STATE_TICKETS = 1000
+HEARTBEAT_REPORTS = 200
+HEARTBEAT_REPORT_BYTES = 512 << 10
+HEARTBEAT_FAILURES = 200
+HEARTBEAT_NOTES = 20
+DIRECTIVE_TICKETS = 1000
 ACTORS_SHOWN = 1000
 ADDRESS_BYTES = 4096
 DETAIL_CHARACTERS = 1000
@@ -85,7 +85,7 @@ class Limit:
 
 
 TABLE = (
-    Limit("control: header", CONTROL_HEADER_BYTES, "bytes", "a beat with 5 000 holds has 80 KiB, in an array"),
+    Limit("control: header", CONTROL_HEADER_BYTES, "bytes", "a heartbeat with 5 000 holds has 80 KiB, in an array"),
     Limit("control: frame", CONTROL_FRAME_BYTES, "bytes", "an array of 65 536 holds"),
     Limit("data: header", DATA_HEADER_BYTES, "bytes", "columns of an example and a chat prompt; texts are in a frame"),
     Limit("data: frame", DATA_FRAME_BYTES, "bytes", "16.7 million tokens, or the texts of a group"),
@@ -112,11 +112,26 @@ TABLE = (
     Limit("metrics: a connection", int(HTTP_CONNECTION_SECONDS), "seconds", "30 s between two bytes"),
     Limit("descriptors", DESCRIPTORS, "", "the soft limit of each actor is raised to the hard one, and to this"),
     Limit("name of a peer", NAME_BYTES, "bytes", "ZeroMQ identities end at 255, and the boot id is part of one"),
-    Limit("reports in a beat", BEAT_REPORTS, "reports", "the oldest; others wait in the trainer and its checkpoints"),
-    Limit("bytes of reports in a beat", BEAT_REPORT_BYTES, "bytes", "half of a control header"),
-    Limit("failures in a beat", BEAT_FAILURES, "failures", "the oldest; others wait until the packer has taken these"),
-    Limit("notes in a beat", BEAT_NOTES, "notes", "one for each reward function that screens name"),
-    Limit("tickets in a State", STATE_TICKETS, "tickets", "223 bytes each; others follow when a beat names these"),
+    Limit(
+        "reports in a heartbeat",
+        HEARTBEAT_REPORTS,
+        "reports",
+        "the oldest; others wait in the trainer and its checkpoints",
+    ),
+    Limit("bytes of reports in a heartbeat", HEARTBEAT_REPORT_BYTES, "bytes", "half of a control header"),
+    Limit(
+        "failures in a heartbeat",
+        HEARTBEAT_FAILURES,
+        "failures",
+        "the oldest; others wait until the packer has taken these",
+    ),
+    Limit("notes in a heartbeat", HEARTBEAT_NOTES, "notes", "one for each reward function that screens name"),
+    Limit(
+        "tickets in a directive",
+        DIRECTIVE_TICKETS,
+        "tickets",
+        "223 bytes each; others follow when a heartbeat names these",
+    ),
     Limit("actors on a screen", ACTORS_SHOWN, "actors", "200 bytes each; beyond it the longest silent are shown"),
     Limit("address of a peer", ADDRESS_BYTES, "bytes", "a URL, a socket with its key, or the path of a folder"),
     Limit("words of a failure", DETAIL_CHARACTERS, "characters", "longer ones are cut"),

@@ -171,7 +171,7 @@ ALL_CASES = {
         ("default", cases.DEFAULTS),
         ("loss", cases.LOSSES),
         ("advantage", cases.ADVANTAGES),
-        ("switch", cases.SWITCHES),
+        ("switch", cases.MODIFIERS),
     )
     for name, case in found.items()
 }

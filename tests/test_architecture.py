@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "bus", "actors")
 ACTORS = ("rollout", "reward", "packer", "trainer", "inference")
 TOP = ("runtime", "cli", "assembly", "__main__")
-SCORING = ("scorer", "runner", "functions", "values", "errors", "builtin", "sameness")
+SCORING = ("scorer", "runner", "functions", "values", "errors", "builtin", "constant_rewards")
 """Modules of the reward actor that only compute."""
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.ops.up.run_lock import claimed
+from actors.ops.up.run_lock import hold_run_lock
 from schemas.config import load_config, warnings
 
 ROOT = Path(__file__).parent.parent
@@ -154,7 +154,7 @@ def test_the_quickstart_removes_nothing_that_is_not_its_own(
     assert (tmp_path / "thesis.tex").exists()
     _quickstart(monkeypatch, "--output", tmp_path / "out")
     (tmp_path / "out" / "metrics.jsonl").touch()
-    with claimed(tmp_path / "out"), pytest.raises(SystemExit, match="2"):
+    with hold_run_lock(tmp_path / "out"), pytest.raises(SystemExit, match="2"):
         _quickstart(monkeypatch, "--output", tmp_path / "out")
     assert "a run is going on here" in capsys.readouterr().err
     assert (tmp_path / "out" / "metrics.jsonl").exists()

@@ -63,11 +63,11 @@ def build_batches(
         weights: environment label → factors of policy loss and distillation. None or a missing label: 1 and 0.
         header: the remaining fields of StepBatch, equal on all ranks (run, term, incarnation, step, …).
     """
-    pool = _Pool(groups, filter_zero_advantages, weights or {})
+    arena = _TokenArena(groups, filter_zero_advantages, weights or {})
     # split first, then remove: which completions have advantage 0 must not move the others to another minibatch
-    parts = [part[pool.trained[part]] for part in split([group.num_completions for group in groups], num_minibatches)]
+    parts = [part[arena.trained[part]] for part in split([group.num_completions for group in groups], num_minibatches)]
     # with the whole prompt: members of a group may be packed apart, and then each row holds the prompt
-    lengths = pool.prompt_lengths + pool.lengths
+    lengths = arena.prompt_lengths + arena.lengths
     nothing: list[list[MicroBatch]] = [[[]] for _ in range(num_ranks)]  # ranks run in lockstep: a dummy on each
     packed = [pack(lengths[part].tolist(), sequence_len, num_ranks) if part.size else nothing for part in parts]
     ranks = [
@@ -80,12 +80,12 @@ def build_batches(
             rank=rank,
             num_ranks=num_ranks,
             minibatch_offsets=_offsets([len(dealt[rank]) for dealt in packed]),
-            loss_tokens=np.array([pool.loss_tokens[part][pool.rl[part] > 0].sum() for part in parts], np.int64),
-            ref_kl_tokens=np.array([pool.loss_tokens[part][pool.ref_kl[part] > 0].sum() for part in parts], np.int64),
+            loss_tokens=np.array([arena.loss_tokens[part][arena.rl[part] > 0].sum() for part in parts], np.int64),
+            ref_kl_tokens=np.array([arena.loss_tokens[part][arena.ref_kl[part] > 0].sum() for part in parts], np.int64),
             num_completions=np.array([part.size for part in parts], np.int64),
             ordinals=np.array([group.ordinal for group in groups], np.int64),
             micro_batch_offsets=_offsets([len(micro_batch) for micro_batch in micro_batches]),
-            **pool.take(_joined(micro_batches, np.int64)),
+            **arena.take(_joined(micro_batches, np.int64)),
         )
         for rank, micro_batches in enumerate(ranks)
     ]
@@ -113,7 +113,7 @@ def split(sizes: Sequence[int], num_parts: int) -> list[Ints]:
     return np.split(np.arange(bounds[-1]), bounds[len(sizes) // num_parts : -1 : len(sizes) // num_parts])
 
 
-class _Pool:
+class _TokenArena:
     """Samples of a step: arrays per sample (a completion with its prompt), and arrays per token of the pool.
 
     Two completions of 3 and 2 tokens with one prompt of 4 tokens: places 0–3 hold the prompt, once for both samples,
@@ -128,7 +128,7 @@ class _Pool:
         # one value per segment of a completion (a run of tokens by the same policy), repeated over its tokens
         segments = _joined((np.diff(g.segments[:, 0], append=g.token_ids.size) for g in groups), np.int64)
         versions = np.repeat(_joined((g.segments[:, SEGMENT_VERSION] for g in groups), np.int64), segments)
-        heats = np.repeat(_joined((g.segment_temperatures for g in groups), np.float32), segments)
+        temperatures = np.repeat(_joined((g.segment_temperatures for g in groups), np.float32), segments)
         self.lengths: Ints = _joined((group.lengths_G for group in groups), np.int64)
         self.prompt_lengths: Ints = np.repeat(prompts, sizes)
         self._starts = _offsets(self.lengths)[:-1]
@@ -151,7 +151,7 @@ class _Pool:
             "loss_mask": self._behind_prompts(0, left),
             "logprobs": self._behind_prompts(0.0, _joined((group.logprobs for group in groups), np.float32)),
             "advantages": self._behind_prompts(0.0, advantages),
-            "temperatures": self._behind_prompts(1.0, heats),
+            "temperatures": self._behind_prompts(1.0, temperatures),
             "versions": self._behind_prompts(0, versions.astype(np.int32)),
         }
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.algorithms.pools import Pools
+from actors.algorithms.difficulty_pools import DifficultyPools
 
 
 class Curriculum:
@@ -29,7 +29,7 @@ class Curriculum:
         num_examples: Sequence[int | None],
         weights: Sequence[float] | None,
         seed: int,
-        pools: Pools | None = None,
+        pools: DifficultyPools | None = None,
     ) -> None:
         largest = max((n for n in num_examples if n is not None), default=1)
         self._num_examples, self._seed = list(num_examples), seed

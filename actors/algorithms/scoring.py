@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.algorithms.advantages import GroupRewards, Steps, group_advantages, token_advantages, without_ended
+from actors.algorithms.advantages import GroupRewards, StepRewards, group_advantages, token_advantages, without_ended
 from actors.algorithms.advantages.group import Floats, Ints, ran_out
 from actors.algorithms.advantages.shaping import combine_rewards, shape, shape_functions
 from actors.algorithms.filters import filter_completions, mask_completions
@@ -64,7 +64,7 @@ def score_group(
     group: RolloutGroup,
     rewards_FG: Floats,
     rules: ScoringRules,
-    steps: Sequence[Steps] | None = None,
+    steps: Sequence[StepRewards] | None = None,
     custom_1S: Floats | None = None,
 ) -> GroupScore:
     """Score a group from the values of the user's functions. Equal arguments give equal bits.
@@ -124,7 +124,7 @@ def _advantages(
     group: RolloutGroup,
     rewards: GroupRewards,
     config: RewardConfig,
-    steps: Sequence[Steps] | None,
+    steps: Sequence[StepRewards] | None,
     custom_1S: Floats | None,
 ) -> tuple[Floats, Floats]:
     """Return the advantages per completion, (G,), and per token, (N,) or empty."""

@@ -3,13 +3,13 @@
 Packer and rollout actors build equal datasets from the configuration, so a ticket carries only an example's number.
 """
 
-from actors.datasets.base import Environment, Example
+from actors.datasets.base import Dataset, Example
 from actors.datasets.generated import Arithmetic, ReverseText
 from actors.datasets.jsonl import Jsonl
-from schemas.config.data import ArithmeticConfig, EnvironmentConfig, ReverseTextConfig, Split
+from schemas.config.data import ArithmeticConfig, DatasetConfig, ReverseTextConfig, Split
 
 
-def make_environment(config: EnvironmentConfig, split: Split, seed: int, check: bool = True) -> Environment:
+def make_dataset(config: DatasetConfig, split: Split, seed: int, check: bool = True) -> Dataset:
     """Make the dataset of one split of an environment; equal arguments give equal examples in every process.
 
     Args:
@@ -28,4 +28,4 @@ def make_environment(config: EnvironmentConfig, split: Split, seed: int, check: 
     return Jsonl(config, split, check)
 
 
-__all__ = ["Environment", "Example", "make_environment"]
+__all__ = ["Dataset", "Example", "make_dataset"]

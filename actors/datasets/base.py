@@ -50,7 +50,7 @@ def _bound_passed(value: object) -> str:
     return ""
 
 
-class Environment(Protocol):
+class Dataset(Protocol):
     """Source of examples by number."""
 
     num_examples: int | None

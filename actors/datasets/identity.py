@@ -6,7 +6,7 @@ A ticket names an example by its number, so changed or removed rows make another
 from collections.abc import Mapping
 from typing import Any
 
-from actors.datasets.base import Environment
+from actors.datasets.base import Dataset
 from actors.datasets.jsonl import Jsonl
 from schemas.config import RunConfig
 from schemas.config.data import JsonlConfig
@@ -15,7 +15,7 @@ Identity = dict[str, Any]
 """`rows` (a number) and `digest` (sha256, hex) of a data file."""
 
 
-def data_files(config: RunConfig) -> dict[str, Environment]:
+def data_files(config: RunConfig) -> dict[str, Dataset]:
     """Open the train files of a configuration, by label of the environment, without checking rows.
 
     Raises:
@@ -26,15 +26,13 @@ def data_files(config: RunConfig) -> dict[str, Environment]:
     return {one.label: Jsonl(one, "train", check=False) for one in files}
 
 
-def identities(environments: Mapping[str, Environment]) -> dict[str, Identity]:
+def identities(datasets: Mapping[str, Dataset]) -> dict[str, Identity]:
     """Return the identity of each environment with a data file, by label; generated environments have none."""
-    files = {label: one for label, one in environments.items() if isinstance(one, Jsonl) and one.path}
+    files = {label: one for label, one in datasets.items() if isinstance(one, Jsonl) and one.path}
     return {label: {"rows": one.num_examples, "digest": one.digest()} for label, one in files.items()}
 
 
-def data_changes(
-    before: Mapping[str, Identity], environments: Mapping[str, Environment]
-) -> tuple[list[str], list[str]]:
+def data_changes(before: Mapping[str, Identity], datasets: Mapping[str, Dataset]) -> tuple[list[str], list[str]]:
     """Compare the data with the data of the run when it was last started.
 
     Args:
@@ -45,13 +43,13 @@ def data_changes(
         Messages about changes that make another run, and messages about changes that do not (added rows).
     """
     refused, told = [], []
-    for label, environment in environments.items():
+    for label, dataset in datasets.items():
         known = before.get(label)
-        if known is None or not isinstance(environment, Jsonl) or environment.path is None:
+        if known is None or not isinstance(dataset, Jsonl) or dataset.path is None:
             continue
-        rows, what = environment.num_examples or 0, f"environments[].path: {environment.path}"
+        rows, what = dataset.num_examples or 0, f"environments[].path: {dataset.path}"
         # the digest over the first rows alone: rows added at the end do not change it
-        if rows >= known["rows"] and environment.digest(known["rows"]) == known["digest"]:
+        if rows >= known["rows"] and dataset.digest(known["rows"]) == known["digest"]:
             if rows > known["rows"]:
                 told.append(
                     f"{what} has {rows} rows, {known['rows']} when the run was last started: the current epoch is "

@@ -24,7 +24,7 @@ from bus import threads
 from bus.weights import Weights
 from schemas.config import RunConfig
 from schemas.config.fake_engine import FakeEngineConfig
-from schemas.messages import Policy, Prompt
+from schemas.messages import PolicyVersion, Prompt
 
 EOS = 0
 
@@ -48,10 +48,10 @@ class FakeEngine:
 
     def __init__(self, config: FakeEngineConfig) -> None:
         self._config = config
-        self._policy: Policy | None = None
+        self._policy: PolicyVersion | None = None
         self._salt = b""
         self._lock = threading.Lock()
-        self._pool = threads.Workers(16, "fake-engine")
+        self._executor = threads.Workers(16, "fake-engine")
         self._closed = threading.Event()
         self._running = self._waiting = self._generated = 0
 
@@ -63,11 +63,11 @@ class FakeEngine:
             if self._closed.is_set():
                 raise EngineStoppedError("the engine has been closed")
             # inside the lock: `close` shuts the pool down only after it has held the lock
-            self._pool.run(self._sample, request, future)
+            self._executor.run(self._sample, request, future)
             self._waiting += request.num_completions
         return future
 
-    def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
+    def load(self, policy: PolicyVersion, weights: Weights, timeout: float) -> float:
         """Switch to these weights: the hash of each later token includes the digest. Takes 0.0 seconds."""
         content = hashlib.sha256()
         for name, tensor in sorted(weights.tensors.items()):
@@ -99,7 +99,7 @@ class FakeEngine:
         """Stop the threads; pending requests fail."""
         with self._lock:
             self._closed.set()
-        self._pool.shutdown(wait=True)
+        self._executor.shutdown(wait=True)
 
     def _check(self, request: SampleRequest) -> None:
         if not request.prompt_ids:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
-from schemas.messages import EngineState, Policy, Prompt
+from schemas.messages import EngineState, PolicyVersion, Prompt
 
 Segment = tuple[int, int, int]
 """(first token, lineage, version): policy of the tokens from `first token` (from 0) to the next segment."""
@@ -75,7 +75,7 @@ class SampleRequest:
 class EngineStatus:
     """State of an engine, for heartbeats and metrics."""
 
-    policy: Policy | None
+    policy: PolicyVersion | None
     """Policy of the loaded weights; None before the first load."""
     num_running: int
     """Completions being sampled."""
@@ -117,7 +117,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
+    def load(self, policy: PolicyVersion, weights: Weights, timeout: float) -> float:
         """Switch to these weights at a token boundary; return the seconds without decoding.
 
         Args:

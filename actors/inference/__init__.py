@@ -1,1 +1,1 @@
-"""The inference actor: main loop of an engine's process; keeps the engine at the version named by State."""
+"""The inference actor: main loop of an engine's process; keeps the engine at the version named by the directive."""

@@ -1,9 +1,10 @@
-"""The inference actor: owns an engine and keeps the engine at the version named by State.
+"""The inference actor: owns an engine and keeps the engine at the version named by the directive.
 
-Consumes manifests from State. Emits beats with the engine's address, policy and load. Waits on State, and inside an
-update on the weight channel and the engine's next token boundary, both under `weights.timeout`. If a version can't be
-loaded, the old version keeps serving and loading is tried again. P25 (an engine that has lost the loaded weights tells
-no policy): the engine loads again, from the file at once or with the next update that names the engine.
+Consumes manifests from the directive. Emits heartbeats with the engine's address, policy and load. Waits on the
+directive, and inside an update on the weight channel and the engine's next token boundary, both under
+`weights.timeout`. If a version can't be loaded, the old version keeps serving and loading is tried again. P25 (an
+engine that has lost the loaded weights tells no policy): the engine loads again, from the file at once or with the next
+update that names the engine.
 """
 
 import math
@@ -26,18 +27,18 @@ from bus.weights import UpdateAbandonedError, WeightReceiver
 from schemas.config import RunConfig
 from schemas.config.services import bracketed, is_wildcard, without_brackets
 from schemas.errors import ConfigError
-from schemas.messages import InferenceBeat, InferenceState, Manifest, UpdateFailure, WeightUpdate
+from schemas.messages import InferenceDirective, InferenceHeartbeat, Manifest, UpdateFailure, WeightUpdate
 
 log = structlog.get_logger("inference")
 
 POLL_SECONDS = 0.2
-"""Longest wait before State and engine are looked at again."""
+"""Longest wait before the directive and engine are looked at again."""
 RETRY_UPDATE_SECONDS = 1.0
 """Pause before a version that could not be loaded is read again."""
 GIVEN_UP_SECONDS = 1.0
 """Seconds until an abandoned update is reported: the trainer often knows more about the cause, and reports first."""
 NO_UPDATE: dict[str, float] = {}
-"""Seconds of the last update for the beat, when there was none."""
+"""Seconds of the last update for the heartbeat, when there was none."""
 
 
 class InferenceActor:
@@ -47,7 +48,7 @@ class InferenceActor:
         config: configuration of the run.
         name: name in the run.
         metrics: destination of the `grpo_inference_*` metrics.
-        make_engine: maker of the engine; called after the first beat, since loading takes long.
+        make_engine: maker of the engine; called after the first heartbeat, since loading takes long.
         make_receiver: function from a boot id to the receiving end of the weight channel.
         port: HTTP port; 0: any free port.
     """
@@ -77,7 +78,7 @@ class InferenceActor:
         """Versions in a row that could not be loaded, rendezvous channel and file alike."""
         self._error = ""
         metrics.set("grpo_inference_policy_version", -1)  # no version yet; 0 is the model as configured
-        self.membership = Membership(config, InferenceBeat, name)
+        self.membership = Membership(config, InferenceHeartbeat, name)
         self.name, self.liveness = name, self.membership.liveness
         self._receiver = make_receiver(self.membership.boot_id)
 
@@ -106,7 +107,7 @@ class InferenceActor:
             weight_ranks=int(self._config.weights.channel == "rendezvous"),
         )
         try:
-            engine = self._make_engine()  # beats go on meanwhile, so the lease does not end
+            engine = self._make_engine()  # heartbeats go on meanwhile, so the lease does not end
             try:
                 self._serve(engine)
             finally:
@@ -129,7 +130,7 @@ class InferenceActor:
             while not self.follow(engine):
                 self.membership.wait(POLL_SECONDS)
         finally:
-            self.membership.report(engine_state="starting")  # closing takes seconds with some engines; beats go on
+            self.membership.report(engine_state="starting")  # closing takes seconds with some engines; heartbeats go on
             server.close()
 
     def _reached_at(self) -> str:
@@ -163,38 +164,43 @@ class InferenceActor:
             ) from error
 
     def follow(self, engine: Engine) -> bool:
-        """Follow the newest State: one iteration of the main loop. Return True when the actor shall exit.
+        """Follow the newest directive: one iteration of the main loop. Return True when the actor shall exit.
 
         Raises:
             EngineStoppedError: the engine has stopped, or can't load new versions any more.
             PeerRefusedError, StartOverError, PackerSilentError: as `Membership.latest`.
         """
-        state = self.membership.latest()
-        # a State that arrives late names an old version
-        if isinstance(state, InferenceState) and state.update_id >= self._update_id:
-            self._update_id = state.update_id
-            manifest = state.manifest
-            if manifest is not None and manifest.policy != engine.status().policy and self._may_enter(state):
-                self.update(engine, manifest, state.update)
+        directive = self.membership.latest()
+        # a directive that arrives late names an old version
+        if isinstance(directive, InferenceDirective) and directive.update_id >= self._update_id:
+            self._update_id = directive.update_id
+            manifest = directive.manifest
+            if manifest is not None and manifest.policy != engine.status().policy and self._may_enter(directive):
+                self.update(engine, manifest, directive.update)
         self.report(engine)
         status = engine.status()
-        done = state is not None and state.phase == "done"
+        done = directive is not None and directive.phase == "done"
         return done or self._drain.may_leave(holds_work=status.num_running + status.num_waiting > 0)
 
-    def _may_enter(self, state: InferenceState) -> bool:
-        """Return whether the version named by State may be loaded now.
+    def _may_enter(self, directive: InferenceDirective) -> bool:
+        """Return whether the version named by the directive may be loaded now.
 
         A file can be read at any time. An update is entered once, and only by members (P24: the packer names
         each update with all members).
         """
         if self._config.weights.channel == "filesystem":
             return time.monotonic() >= self._retry_at
-        update = state.update
+        update = directive.update
         named = update is not None and update.names(self.membership.boot_id) and update.update != self._entered
-        return named and state.manifest is not None and update is not None and update.policy == state.manifest.policy
+        return (
+            named
+            and directive.manifest is not None
+            and update is not None
+            and update.policy == directive.manifest.policy
+        )
 
     def update(self, engine: Engine, manifest: Manifest, update: WeightUpdate | None) -> None:
-        """Load a version into the engine. After an error the old version keeps serving, and the beat names the error.
+        """Load a version into the engine. After an error the old version keeps serving; the heartbeat names the error.
 
         Raises:
             EngineStoppedError: the engine has failed, or the packer has excluded this engine from updates.
@@ -252,21 +258,25 @@ class InferenceActor:
         """Check that the update under way is still wanted; called while it is received.
 
         Raises:
-            UpdateAbandonedError: State names another update, this engine drains, or the run is done.
+            UpdateAbandonedError: the directive names another update, this engine drains, or the run is done.
             EngineStoppedError: the engine has failed meanwhile.
         """
         point("inference.receiving")
         engine.status()  # raises if the engine has stopped
         # a receiver of files has no progress
         self.membership.report(urgent=False, update_progress=getattr(self._receiver, "progress", 0))
-        state = self.membership.latest()
-        if self._drain or (state is not None and state.phase == "done"):
+        directive = self.membership.latest()
+        if self._drain or (directive is not None and directive.phase == "done"):
             raise UpdateAbandonedError("this engine leaves")
-        if isinstance(state, InferenceState) and state.update is not None and state.update.update != self._entered:
+        if (
+            isinstance(directive, InferenceDirective)
+            and directive.update is not None
+            and directive.update.update != self._entered
+        ):
             raise UpdateAbandonedError("the packer names another update")
 
     def report(self, engine: Engine) -> None:
-        """Report the state and the load of the engine in the beat, and count its tokens."""
+        """Report the state and the load of the engine in the heartbeat, and count its tokens."""
         status = engine.status()
         self._metrics.set("grpo_inference_running_completions", status.num_running)
         self._metrics.set("grpo_inference_waiting_completions", status.num_waiting)

@@ -32,7 +32,7 @@ class CollectiveWatch:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Watch while the block runs.
 
         Raises:
@@ -53,7 +53,7 @@ class CollectiveWatch:
 
     def _run(self) -> None:
         while True:
-            threads.pass_by("trainer.ranks")
+            threads.mark("trainer.ranks")
             # only inside: between collectives the main loop follows the packer itself
             if self._inside:
                 self._shall_wait()

@@ -60,13 +60,13 @@ class FakeLearner:
         """Restore the digest from a snapshot."""
         self.digest = json.loads((folder / "trainer" / "fake.json").read_text(encoding="utf-8"))
 
-    def enter(self, ranks: "Ranks", shall_wait: Callable[[], object]) -> None:
+    def join(self, ranks: "Ranks", shall_wait: Callable[[], object]) -> None:
         """Do nothing: each rank has the whole digest."""
 
-    def assist(self) -> None:
+    def serve_gathers(self) -> None:
         """Do nothing: no shards are lent."""
 
-    def dismiss(self) -> None:
+    def release_ranks(self) -> None:
         """Do nothing: no rank assists."""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.parallelism import Gathers
-from actors.learner.ranks import ALONE, GlooRanks, Ranks
+from actors.learner.ranks import SINGLE_RANK, GlooRanks, Ranks
 from actors.learner.shards import part
 from actors.models import loading
 from schemas.config.model import ModelConfig
@@ -42,7 +42,7 @@ class FullySharded:
         if torch.cuda.is_available():
             # before the model is loaded, so that each rank uses its own GPU
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
-        self._ranks: Ranks = ALONE
+        self._ranks: Ranks = SINGLE_RANK
         self._watch = CollectiveWatch(lambda: None)
 
     def loaded_as(self, model: ModelConfig) -> ModelConfig:
@@ -53,13 +53,13 @@ class FullySharded:
         """Keep this rank's part of the weights, together with all ranks; waits for late ranks."""
         assert isinstance(ranks, GlooRanks)
         self._ranks, self._watch = ranks, CollectiveWatch(shall_wait)
-        with self._watch.beside():
+        with self._watch.watching():
             shard(model, ranks.mesh(device))
         log.info("weights shared out", parameters=sum(part(p).numel() for p in model.parameters()))
 
     def watched(self) -> AbstractContextManager[None]:
         """Return the context of the watch over collectives."""
-        return self._watch.beside()
+        return self._watch.watching()
 
     def sum_gradients(self, ranks: Ranks, gradients: Sequence[Tensor]) -> None:
         """Do nothing: gradients are summed layer by layer in the backward pass."""
@@ -72,13 +72,13 @@ class FullySharded:
     def gathering(self, request: bytes) -> Iterator[None]:
         """Tell the other ranks what rank 0 gathers, then watch."""
         self._ranks.exchange(request)
-        with self._watch.beside():
+        with self._watch.watching():
             yield
 
     def serve(self, gathers: Gathers) -> None:
         """Take part in each gather that rank 0 asks for. What is gathered here is dropped."""
         while (request := self._ranks.exchange(NOTHING)[0]) != NOTHING:
-            with self._watch.beside():
+            with self._watch.watching():
                 gathers[request]()
 
     def release(self) -> None:
@@ -93,7 +93,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
     """
     from torch.distributed.fsdp import fully_shard
 
-    # the returned view is never changed in place: `ChosenLogprobs` has its values by then
+    # the returned view is never changed in place: `TokenLogprobs` has its values by then
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in (*loading.layers_of(model), model):  # inner modules first: the outer one takes what is left
         sharded: Any = fully_shard(module, mesh=mesh)

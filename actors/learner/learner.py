@@ -32,11 +32,11 @@ from actors.algorithms.losses.metrics import metrics_of
 from actors.algorithms.mismatch import judged, mismatch_sums
 from actors.algorithms.schedules import learning_rate
 from actors.learner import formats, reference_kl
-from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, filled, micro_batch
+from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
 from actors.learner.optimizer import make_optimizer
 from actors.learner.parallelism import DataParallel, Parallelism
-from actors.learner.ranks import ALONE, Ranks
-from actors.learner.reference_models import NONE, FixedLogprobs, FrozenModels
+from actors.learner.ranks import SINGLE_RANK, Ranks
+from actors.learner.reference_models import NONE, FixedLogprobs, ReferenceModels
 from actors.learner.shards import clip_gradients
 from actors.learner.snapshots import (
     Snapshot,
@@ -47,7 +47,7 @@ from actors.learner.snapshots import (
 )
 from actors.learner.supervised import SupervisedExamples
 from actors.models import attention, loading
-from actors.models.token_logprobs import ChosenLogprobs
+from actors.models.token_logprobs import TokenLogprobs
 from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig
@@ -108,14 +108,14 @@ class TorchLearner:
         self._device = loading.device_of(config.model)
         self.model = self._load()
         # before any sharding: the transform of the logits is probed on whole weights
-        self._chosen = ChosenLogprobs(self.model)
+        self._token_logprobs = TokenLogprobs(self.model)
         self._trainable = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.model, config.trainer)
         self._restored_from: Path | None = None
         """Folder of the checkpoint whose optimizer state `enter` restores."""
-        self._frozen = FrozenModels(config, self._chosen, self._autocast, self._parallelism)
+        self._reference_models = ReferenceModels(config, self._token_logprobs, self._autocast, self._parallelism)
         sft = config.trainer.sft
-        self._supervised = SupervisedExamples(config, sft, self._chosen, self._autocast) if sft else None
+        self._supervised = SupervisedExamples(config, sft, self._token_logprobs, self._autocast) if sft else None
         self._entropy_control = EntropyControl(config.trainer.entropy_coef)
         self._mismatch_cause = ""
 
@@ -146,7 +146,7 @@ class TorchLearner:
         else:
             restore_optimizer(folder, self._optimizer)
 
-    def enter(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+    def join(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
         """Join the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
         self._parallelism.join(self.model, self._device, ranks, shall_wait)
         if self._parallelism.sharded:
@@ -158,7 +158,7 @@ class TorchLearner:
 
     # --- a step --------------------------------------------------------------------------------------------------
 
-    def step(self, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> dict[str, float]:
+    def step(self, batch: StepBatch, ranks: Ranks = SINGLE_RANK, before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """Apply an optimizer update per minibatch and iteration; each iteration takes the minibatches in order.
 
         All random numbers of an update follow from the run's seed, the step, the rank and the place in the step, so a
@@ -198,7 +198,7 @@ class TorchLearner:
         """Return the parts of the ranks that this process computes for, with all that stays fixed during the step."""
         # with a single update the old policy is the current one, and its logprobs are computed anyway
         with_old = num_updates > 1 or reference_kl.needs_old(self._config)
-        fixed = [self._frozen.logprobs(batch, with_old) for batch in batches]
+        fixed = [self._reference_models.logprobs(batch, with_old) for batch in batches]
         batches = reference_kl.with_advantages_of_step(batches, fixed, self._config, ranks.exchange, self._device)
         return [_RankStep(*both) for both in zip(batches, fixed, strict=True)]
 
@@ -250,7 +250,7 @@ class TorchLearner:
         # to None, not to zeros: the caller still holds the gradients of the rank before
         self._optimizer.zero_grad(set_to_none=True)
         measured: dict[str, float] = {"mismatch_max": 0.0}
-        numbers = filled(batch, minibatch)
+        numbers = non_empty(batch, minibatch)
         # backward passes accumulate in `parameter.grad`; ranks exchange nothing before the last, unless sharded
         for number in numbers:
             _merge(measured, self._backward(part, minibatch, number))
@@ -269,7 +269,7 @@ class TorchLearner:
         """Compute the gradients of one micro-batch; return loss, sums of metrics, and the largest mismatch."""
         micro, objective = micro_batch(part.batch, number, self._device), at_step(self._objective, part.batch.step)
         with self._autocast():
-            logprobs_T, entropy_T = self._chosen.of(
+            logprobs_T, entropy_T = self._token_logprobs.of(
                 micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K, objective.entropy_coef > 0
             )
         # outside autocast: ratios and sums of the loss stay float32
@@ -286,7 +286,7 @@ class TorchLearner:
     def _backward_dummy(self) -> None:
         micro = dummy_micro_batch(self._device)
         with self._autocast():
-            logprobs_T, _ = self._chosen.of(micro.row, micro.token_ids_T, micro.temperatures_T)
+            logprobs_T, _ = self._token_logprobs.of(micro.row, micro.token_ids_T, micro.temperatures_T)
         # × 0: takes part in the collectives and changes nothing
         (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
@@ -413,7 +413,7 @@ class TorchLearner:
         with self._parallelism.gathering(SNAPSHOT):
             return self._gathered_snapshot(keep=True)
 
-    def assist(self) -> None:
+    def serve_gathers(self) -> None:
         """Help rank 0 to gather weights and snapshots, until rank 0 calls `dismiss`. For other ranks than 0."""
         self._parallelism.serve(
             {
@@ -422,7 +422,7 @@ class TorchLearner:
             }
         )
 
-    def dismiss(self) -> None:
+    def release_ranks(self) -> None:
         """Release the other ranks from `assist`. For rank 0."""
         self._parallelism.release()
 

@@ -36,7 +36,7 @@ class MicroBatch:
     """Indices in T of the tokens in the loss mask. Only these tokens need logprobs."""
 
 
-def filled(batch: StepBatch, minibatch: int | None = None) -> list[int]:
+def non_empty(batch: StepBatch, minibatch: int | None = None) -> list[int]:
     """Return the numbers of the micro-batches with samples, of a minibatch or of all.
 
     Empty micro-batches exist so that all ranks have equally many.

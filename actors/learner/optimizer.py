@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 
 Value = Tensor | int
 """State of a parameter: moments, maps of a quantisation; a count of steps may be a number."""
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 
 
 class PolicyOptimizer:
@@ -33,7 +33,7 @@ class PolicyOptimizer:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     @property
-    def param_groups(self) -> list[Group]:
+    def param_groups(self) -> list[ParamGroup]:
         """Parameter groups of all parts."""
         return [group for part in self._parts for group in part.param_groups]
 
@@ -98,7 +98,7 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> PolicyOptimizer:
     return PolicyOptimizer(model, parts)
 
 
-def _groups(model: nn.Module, parameters: list[nn.Parameter], config: AdamKeys) -> list[Group]:
+def _groups(model: nn.Module, parameters: list[nn.Parameter], config: AdamKeys) -> list[ParamGroup]:
     """Return parameter groups with and without weight decay; empty groups are left out."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     spared = set() if config.decay_embeddings else embeddings  # weights never decayed
@@ -118,7 +118,7 @@ def _outside_hidden_layers(model: Any) -> set[int]:
     return found | ({id(head.weight)} if head is not None else set())
 
 
-def _adamw(groups: list[Group], config: AdamKeys) -> torch.optim.Optimizer:
+def _adamw(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
     betas = (config.beta1, config.beta2)
     if not isinstance(config, AdamW8bitConfig):
         # lr 0 until `set_rate`; fused: a single kernel per group

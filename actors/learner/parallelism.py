@@ -5,8 +5,8 @@
     data parallel         whole on each rank      after the backward passes, rank order   by rank 0, alone
     fully sharded (fsdp)  a part on each rank     in the backward passes, by layer        by rank 0, with parts of all
 
-`DataParallel` is the first two rows: with the ranks `ALONE` nothing is summed. `FullySharded` is the third. Tensors
-know themselves if they are spread over ranks, so copies, norms and gathers of single tensors are in
+`DataParallel` is the first two rows: with the ranks `SINGLE_RANK` nothing is summed. `FullySharded` is the third.
+Tensors know themselves if they are spread over ranks, so copies, norms and gathers of single tensors are in
 `actors.learner.shards`, for all kinds alike.
 """
 

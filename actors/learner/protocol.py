@@ -49,7 +49,7 @@ class Learner(Protocol):
         """Restore the state saved in a checkpoint's folder."""
         ...
 
-    def enter(self, ranks: "Ranks", shall_wait: Callable[[], object]) -> None:
+    def join(self, ranks: "Ranks", shall_wait: Callable[[], object]) -> None:
         """Start with a complete gang, after any restore. A learner with shards keeps its own shards now.
 
         Args:
@@ -58,13 +58,13 @@ class Learner(Protocol):
         """
         ...
 
-    def assist(self) -> None:
+    def serve_gathers(self) -> None:
         """Lend shards to rank 0, which publishes and saves, until rank 0 dismisses this rank.
 
         For other ranks than 0.
         """
         ...
 
-    def dismiss(self) -> None:
+    def release_ranks(self) -> None:
         """Release the other ranks from `assist`. For rank 0, after publishing and saving."""
         ...

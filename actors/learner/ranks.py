@@ -48,7 +48,7 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """Gang of a single rank."""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
@@ -59,7 +59,7 @@ class Alone:
         return [value]
 
 
-ALONE = Alone()
+SINGLE_RANK = SingleRank()
 _abandoned: list[Any] = []
 """Process groups with a collective under way. Destroying such a group would wait for the collective, in any thread
 where garbage is collected."""
@@ -176,7 +176,7 @@ def _waiting(make: Callable[[], Any], check: Callable[[], object], timeout: floa
 
     def run() -> None:
         try:
-            threads.pass_by("trainer.meeting")
+            threads.mark("trainer.meeting")
             made.append(make())
         except Exception as error:  # noqa: BLE001 - from torch, or from the file where ranks meet
             failed.append(error)

@@ -15,8 +15,8 @@ from actors.algorithms.advantages.kl import (
 )
 from actors.algorithms.advantages.tokens import reward_discount
 from actors.algorithms.losses import LossInputs
-from actors.algorithms.losses.switches import kl_estimate, kl_in_reward
-from actors.learner.micro_batches import filled, micro_batch
+from actors.algorithms.losses.modifiers import kl_estimate, kl_in_reward
+from actors.learner.micro_batches import micro_batch, non_empty
 from actors.learner.reference_models import FixedLogprobs
 from schemas.config import RunConfig
 from schemas.config.objective import ObjectiveConfig, ReferenceConfig
@@ -88,7 +88,7 @@ def completion_kls(
 ) -> list[float]:
     """Return the estimated KL of each sample, summed over the loss tokens, in the order of the samples."""
     found: list[float] = []
-    for number in filled(batch):
+    for number in non_empty(batch):
         micro, logprobs = micro_batch(batch, number, device), fixed[number]
         policy_T = micro.inference_logprobs_T if config.old_logprobs == "inference" else logprobs.old_T
         assert policy_T is not None
@@ -110,7 +110,7 @@ def advantages_less_kl(
 ) -> NDArray[np.float64]:
     """Return the advantages of all completion tokens less the KL of later tokens, in the order of the samples."""
     found = [np.zeros(0)]  # empty, for a rank without samples
-    for number in filled(batch):
+    for number in non_empty(batch):
         micro, logprobs = micro_batch(batch, number, device), fixed[number]
         inputs = LossInputs(
             logprobs_T=micro.inference_logprobs_T if logprobs.old_T is None else logprobs.old_T,

@@ -13,10 +13,10 @@ import structlog
 import torch
 from torch import Tensor
 
-from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, filled, micro_batch
+from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
 from actors.learner.parallelism import Parallelism
 from actors.models import loading
-from actors.models.token_logprobs import ChosenLogprobs
+from actors.models.token_logprobs import TokenLogprobs
 from actors.models.tokenizer import vocabulary
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
@@ -49,7 +49,7 @@ class FixedLogprobs:
 NONE = FixedLogprobs()
 
 
-class FrozenModels:
+class ReferenceModels:
     """Reference and teacher, if configured, next to the trained policy.
 
     Args:
@@ -62,12 +62,12 @@ class FrozenModels:
         ConfigError: the teacher can't be loaded, or has another vocabulary than the policy.
     """
 
-    def __init__(self, config: RunConfig, policy: ChosenLogprobs, autocast: Autocast, parallelism: Parallelism) -> None:
+    def __init__(self, config: RunConfig, policy: TokenLogprobs, autocast: Autocast, parallelism: Parallelism) -> None:
         self._policy, self._autocast, self._parallelism = policy, autocast, parallelism
         self._device = loading.device_of(config.model)
         self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
         self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
-        self._teacher: ChosenLogprobs | None = None
+        self._teacher: TokenLogprobs | None = None
         if config.trainer.teacher is not None:
             # a teacher is never quantised
             given = config.trainer.teacher.model_dump() | {"quantization": None, "attention": "auto"}
@@ -85,7 +85,7 @@ class FrozenModels:
         """
         if not (with_old or self._wants_reference or self._teacher):
             return {}
-        numbers = filled(batch)
+        numbers = non_empty(batch)
         found: dict[int, FixedLogprobs] = {}
         for _ in range(2):  # an error of the machine passes, an error of the run stays
             found = {number: self.of(micro_batch(batch, number, self._device), with_old) for number in numbers}
@@ -115,7 +115,7 @@ class FrozenModels:
             return logprobs_without_gradient(self._policy, micro, self._autocast)
 
 
-def logprobs_without_gradient(chosen: ChosenLogprobs, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
+def logprobs_without_gradient(chosen: TokenLogprobs, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:
     """Return (T,) logprobs of completion tokens at sampling temperature, without dropout; 0 outside the loss mask."""
     # the mode is put back even after an error: gradient checkpointing works in training mode alone
     training = chosen.model.training
@@ -143,6 +143,6 @@ def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
         )
 
 
-def _frozen(config: ModelConfig, key: str = "model.path") -> ChosenLogprobs:
+def _frozen(config: ModelConfig, key: str = "model.path") -> TokenLogprobs:
     model = loading.load_model(config, loading.TORCH_DTYPES[config.dtype], key=key)
-    return ChosenLogprobs(model.requires_grad_(False).eval())
+    return TokenLogprobs(model.requires_grad_(False).eval())

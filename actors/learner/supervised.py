@@ -14,7 +14,7 @@ from actors.datasets.supervised import KEY, read_supervised
 from actors.learner.reference_models import Autocast
 from actors.models.attention import PackedRow, pack_row
 from actors.models.loading import device_of
-from actors.models.token_logprobs import ChosenLogprobs
+from actors.models.token_logprobs import TokenLogprobs
 from actors.models.tokenizer import Tokenizer
 from schemas.config import RunConfig
 from schemas.config.sft import SftConfig
@@ -43,7 +43,7 @@ class SupervisedExamples:
         ConfigError: the file is invalid, or an example is longer than a micro-batch.
     """
 
-    def __init__(self, config: RunConfig, sft: SftConfig, policy: ChosenLogprobs, autocast: Autocast) -> None:
+    def __init__(self, config: RunConfig, sft: SftConfig, policy: TokenLogprobs, autocast: Autocast) -> None:
         self._policy, self._autocast, self._phi = policy, autocast, sft.phi
         self._seed, self._batch_size, self._capacity = config.seed, sft.batch_size, config.packer.sequence_len
         self._device = device_of(config.model)

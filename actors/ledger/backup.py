@@ -1,6 +1,6 @@
 """Backups of the ledger, written in the background after each durable checkpoint, installed by `actors restore`.
 
-A backup is a complete ledger, folded up to the newest step that is both in a checkpoint and recorded. It holds all
+A backup is a complete ledger, compacted up to the newest step that is both in a checkpoint and recorded. It holds all
 later rows with their payloads: enough to continue from a checkpoint of this or a later step. Rows and payloads of
 earlier steps are left out, so a backup does not lead back to an older checkpoint.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from actors.ledger.folded import Folded
+from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.store import SCHEMA, LedgerReader, backup_paths
 from bus import threads
 
@@ -95,7 +95,7 @@ class Backups:
 
     def _loop(self) -> None:
         while not self._stopping:
-            threads.pass_by("packer.backup")
+            threads.mark("packer.backup")
             if not self._wanted.wait(1.0) or self._stopping:
                 continue
             self._wanted.clear()
@@ -170,7 +170,7 @@ def _copy(path: Path, staging: Path, cancelled: Callable[[], bool]) -> int:
         database.execute("BEGIN")  # one read transaction: a snapshot of the ledger
         for table in ("meta", "groups", "steps", "pools"):
             database.execute(f"INSERT INTO backup.{table} SELECT * FROM main.{table}")  # noqa: S608  names of ours
-        step = _fold(database, LedgerReader(database, path))
+        step = _compact(database, LedgerReader(database, path))
         sizes = _sizes(database, path.parent)
         batch: list[tuple[int]] = []
         num_bytes = 0
@@ -188,17 +188,17 @@ def _copy(path: Path, staging: Path, cancelled: Callable[[], bool]) -> int:
     return step
 
 
-def _fold(database: sqlite3.Connection, ledger: LedgerReader) -> int:
-    """Fold the copied rows of all steps that are in a checkpoint and recorded; return the last of these steps."""
-    folded = Folded.of(ledger.value("folded"))
+def _compact(database: sqlite3.Connection, ledger: LedgerReader) -> int:
+    """Compact the copied rows of all steps that are in a checkpoint and recorded; return the last of these steps."""
+    compacted = CompactedHistory.of(ledger.value("folded"))
     (durable,) = database.execute("SELECT MAX(step) FROM main.groups WHERE state = 'durable'").fetchone()
-    last = min(durable or folded.step, ledger.value("recorded_step") or 0)
+    last = min(durable or compacted.step, ledger.value("recorded_step") or 0)
     steps = [step for step in ledger.steps() if step.step <= last]
-    gone = [(ordinal,) for step in steps for ordinal in folded.take(step)]
+    gone = [(ordinal,) for step in steps for ordinal in compacted.take(step)]
     database.executemany("DELETE FROM backup.groups WHERE ordinal = ?", gone)
     database.executemany("DELETE FROM backup.steps WHERE step = ?", [(step.step,) for step in steps])
-    database.execute("INSERT OR REPLACE INTO backup.meta VALUES ('folded', ?)", (json.dumps(folded.record()),))
-    return folded.step
+    database.execute("INSERT OR REPLACE INTO backup.meta VALUES ('folded', ?)", (json.dumps(compacted.record()),))
+    return compacted.step
 
 
 def _sizes(database: sqlite3.Connection, folder: Path) -> list[tuple[int, int]]:
@@ -239,8 +239,8 @@ def chains_of(backup: Path) -> tuple[str, dict[int, str]]:
         if found != "ok":
             raise sqlite3.DatabaseError(found.replace("\n", " "))
         ledger = LedgerReader(database, backup)
-        folded = Folded.of(ledger.value("folded"))
-        return str(ledger.value("run")), {folded.step: folded.chain} | {s.step: s.chain for s in ledger.steps()}
+        compacted = CompactedHistory.of(ledger.value("folded"))
+        return str(ledger.value("run")), {compacted.step: compacted.chain} | {s.step: s.chain for s in ledger.steps()}
 
 
 def put_in_place(backup: Path, path: Path, incarnation: int) -> Path:

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.ledger.rows import Changes
-from schemas.messages import InferenceBeat, Manifest, Policy
+from schemas.messages import InferenceHeartbeat, Manifest, PolicyVersion
 
 
 class Engines:
     """Target version of the engines.
 
-    The target is stored, so that a restarted packer sends no engine back to an older version, although the first beats
-    may come from a trainer that repeats old steps.
+    The target is stored, so that a restarted packer sends no engine back to an older version, although the first
+    heartbeats may come from a trainer that repeats old steps.
     """
 
     def __init__(self, changes: Changes) -> None:
@@ -37,23 +37,28 @@ class Engines:
         self.floor, self.target, self.dead_lineage = 0, None, dead_lineage
         self._note()
 
-    def serving(self, beats: Mapping[str, InferenceBeat]) -> dict[str, InferenceBeat]:
+    def serving(self, heartbeats: Mapping[str, InferenceHeartbeat]) -> dict[str, InferenceHeartbeat]:
         """Return the engines open for new work: running, with clean weights of a live lineage."""
         return {
-            identity: beat
-            for identity, beat in beats.items()
-            if beat.engine_state == "clean"
-            and beat.phase == "running"
+            identity: heartbeat
+            for identity, heartbeat in heartbeats.items()
+            if heartbeat.engine_state == "clean"
+            and heartbeat.phase == "running"
             # a lineage ends with a fork: its weights must not sample for the new history
-            and beat.policy is not None
-            and beat.policy.lineage > self.dead_lineage
+            and heartbeat.policy is not None
+            and heartbeat.policy.lineage > self.dead_lineage
         }
 
-    def served_version(self, beats: Mapping[str, InferenceBeat]) -> int | None:
+    def served_version(self, heartbeats: Mapping[str, InferenceHeartbeat]) -> int | None:
         """Return the newest version among `serving` engines; None without any."""
-        return max((beat.policy.version for beat in self.serving(beats).values() if beat.policy), default=None)
+        return max(
+            (heartbeat.policy.version for heartbeat in self.serving(heartbeats).values() if heartbeat.policy),
+            default=None,
+        )
 
-    def retarget(self, published: Iterable[Manifest], pinned: Policy | None, due: int | None, served: int) -> bool:
+    def retarget(
+        self, published: Iterable[Manifest], pinned: PolicyVersion | None, due: int | None, served: int
+    ) -> bool:
         """Choose the version for the engines to serve; return True for a new choice.
 
         Args:

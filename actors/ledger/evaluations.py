@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from actors.ledger.groups import Groups
 from actors.ledger.rows import Changes, Settings
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
 
 class Evaluations:
@@ -18,7 +18,7 @@ class Evaluations:
         self._enabled = has_examples
         self.done: list[int] = []
         """Versions with a finished or skipped evaluation, ascending."""
-        self.policy: Policy | None = None
+        self.policy: PolicyVersion | None = None
         """Policy of the running evaluation; None between evaluations."""
 
     def restore(self, done: list[int]) -> None:
@@ -43,7 +43,7 @@ class Evaluations:
             due += [periodic] * (periodic < s.max_steps)
         return min((version for version in due if version > last), default=None)
 
-    def begin(self, policy: Policy) -> None:
+    def begin(self, policy: PolicyVersion) -> None:
         """Start the evaluation of this policy, after the groups were issued."""
         self.policy = policy
 
@@ -76,7 +76,7 @@ class Evaluations:
         given_up, self.policy = self.policy, None
         self._drop(lambda policy: policy == given_up)
 
-    def _drop(self, is_dead: Callable[[Policy], bool]) -> None:
+    def _drop(self, is_dead: Callable[[PolicyVersion], bool]) -> None:
         for group in [row for row in self._groups.rows.values() if row.policy and is_dead(row.policy)]:
             # settled groups too: the version is evaluated again, and these groups would count twice
             if group.ordinal < 0 and group.reason is None:

@@ -1,15 +1,15 @@
 """Trainer ranks as a gang: incarnation, lineage, checkpoint to start from, progress (P19: ranks live and die together).
 
-waiting ──all ranks beat afresh──▶ running ──a rank is gone──▶ broken ──the others exit, all come back──▶ running
+waiting ──all ranks start afresh──▶ running ──a rank is gone──▶ broken ──the others exit, all come back──▶ running
 
-A restarted packer adopts a running gang once all of its stored members have sent a beat.
+A restarted packer adopts a running gang once all of its stored members have sent a heartbeat.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from actors.ledger.rows import Changes
-from schemas.messages import Manifest, TrainerBeat, TrainerOrder
+from schemas.messages import Manifest, TrainerHeartbeat, TrainerOrder
 
 GangEvent = Literal["", "formed", "adopted", "broken"]
 """Change of the gang in a round; empty: none."""
@@ -27,7 +27,7 @@ class Gang:
         self.members: dict[int, str] = {}
         """Identities of the live incarnation by rank; empty while no gang is formed."""
         self._expected: dict[int, str] = {}
-        """Members before the packer's restart, until all have sent a beat or a member turns out to be gone."""
+        """Members before the packer's restart, until all have sent a heartbeat or a member turns out to be gone."""
 
     def restore(self, record: dict[str, Any]) -> None:
         """Load the stored gang; members are expected, not yet live."""
@@ -44,39 +44,39 @@ class Gang:
         """Lineage of the published versions (P4: every start of the gang is a new lineage)."""
         return self.incarnation
 
-    def update(self, beats: Mapping[str, TrainerBeat], chains: Mapping[int, str]) -> GangEvent:
+    def update(self, heartbeats: Mapping[str, TrainerHeartbeat], chains: Mapping[int, str]) -> GangEvent:
         """Update the gang from the live ranks; return the change (formed, adopted, broken or none).
 
         Args:
-            beats: newest beats of the live trainer ranks, by identity.
+            heartbeats: newest heartbeats of the live trainer ranks, by identity.
             chains: the ledger's chain of witnesses after each composed step; a checkpoint with another chain is of
                 another history.
         """
         event: GangEvent = ""
         if self.members:
-            if all(identity in beats for identity in self.members.values()):
+            if all(identity in heartbeats for identity in self.members.values()):
                 return ""
             self.members, event = {}, "broken"
             self._note()
-        if self._expected and all(identity in beats for identity in self._expected.values()):
+        if self._expected and all(identity in heartbeats for identity in self._expected.values()):
             self.members, self._expected = self._expected, {}
             return "adopted"
         # a rank in phase "starting" has not checked its checkpoints yet
-        fresh = {b.rank: i for i, b in beats.items() if b.incarnation == 0 and b.phase == "running"}
+        fresh = {b.rank: i for i, b in heartbeats.items() if b.incarnation == 0 and b.phase == "running"}
         if any(identity != self._expected.get(rank) for rank, identity in fresh.items()):
             self._expected = {}  # a rank has restarted, so the others must restart too
         if self._expected or len(fresh) < self._num_ranks:
             return event
         self.incarnation += 1
         self.members = fresh
-        self.checkpoint = newest_common_checkpoint([beats[i] for i in fresh.values()], chains)
+        self.checkpoint = newest_common_checkpoint([heartbeats[i] for i in fresh.values()], chains)
         self._note()
         return "formed"
 
-    def blind_rank(self, beats: Mapping[str, TrainerBeat]) -> str:
+    def blind_rank(self, heartbeats: Mapping[str, TrainerHeartbeat]) -> str:
         """Return an error if a rank sees no checkpoint while rank 0, the writer, sees some; else empty."""
-        ranks = [beats[self.members[rank]] for rank in sorted(self.members)]
-        blind = [beat.name for beat in ranks if not beat.checkpoints and ranks[0].checkpoints]
+        ranks = [heartbeats[self.members[rank]] for rank in sorted(self.members)]
+        blind = [heartbeat.name for heartbeat in ranks if not heartbeat.checkpoints and ranks[0].checkpoints]
         if not blind:
             return ""
         return (
@@ -84,29 +84,31 @@ class Gang:
             "output_dir must be on a disk that all trainer ranks share"
         )
 
-    def order_for(self, identity: str, beat: TrainerBeat) -> TrainerOrder:
+    def order_for(self, identity: str, heartbeat: TrainerHeartbeat) -> TrainerOrder:
         """Return the order for a rank: wait, run, finish or exit."""
-        if beat.incarnation not in (0, self.incarnation):
+        if heartbeat.incarnation not in (0, self.incarnation):
             return "exit"  # even a member: it may have followed an older gang, which broke while the rank was loading
         if identity in self.members.values():
-            return "finish" if beat.next_step > self._max_steps else "run"
-        return "exit" if beat.incarnation and identity not in self._expected.values() else "wait"
+            return "finish" if heartbeat.next_step > self._max_steps else "run"
+        return "exit" if heartbeat.incarnation and identity not in self._expected.values() else "wait"
 
-    def trained_step(self, beats: Mapping[str, TrainerBeat]) -> int | None:
+    def trained_step(self, heartbeats: Mapping[str, TrainerHeartbeat]) -> int | None:
         """Return the newest step completed by all ranks; None while no gang is formed or a rank is still loading."""
-        # a member with another incarnation in its beat has not taken this gang's order yet
-        steps = [beats[i].next_step - 1 for i in self.members.values() if beats[i].incarnation == self.incarnation]
+        # a member with another incarnation in its heartbeat has not taken this gang's order yet
+        steps = [
+            heartbeats[i].next_step - 1 for i in self.members.values() if heartbeats[i].incarnation == self.incarnation
+        ]
         return min(steps) if len(steps) == self._num_ranks else None
 
-    def saved_steps(self, beats: Mapping[str, TrainerBeat], chains: Mapping[int, str]) -> list[int]:
-        """Return the steps with a good checkpoint of this history, ascending, from the beat of rank 0 (the writer)."""
-        beat = beats.get(self.members.get(0, ""))
-        return sorted(c.step for c in beat.checkpoints if chains.get(c.step) == c.chain) if beat else []
+    def saved_steps(self, heartbeats: Mapping[str, TrainerHeartbeat], chains: Mapping[int, str]) -> list[int]:
+        """Return the steps with a good checkpoint of this history, ascending, as told by rank 0 (the writer)."""
+        heartbeat = heartbeats.get(self.members.get(0, ""))
+        return sorted(c.step for c in heartbeat.checkpoints if chains.get(c.step) == c.chain) if heartbeat else []
 
-    def published(self, beats: Mapping[str, TrainerBeat]) -> list[Manifest]:
+    def published(self, heartbeats: Mapping[str, TrainerHeartbeat]) -> list[Manifest]:
         """Return the versions of the live lineage published by rank 0; empty without a gang."""
-        beat = beats.get(self.members.get(0, ""))
-        return [m for m in beat.published if m.policy.lineage == self.lineage] if beat else []
+        heartbeat = heartbeats.get(self.members.get(0, ""))
+        return [m for m in heartbeat.published if m.policy.lineage == self.lineage] if heartbeat else []
 
     def _note(self) -> None:
         members = [self.members[rank] for rank in sorted(self.members)]
@@ -117,7 +119,7 @@ class Gang:
         }
 
 
-def newest_common_checkpoint(beats: list[TrainerBeat], chains: Mapping[int, str]) -> int:
+def newest_common_checkpoint(heartbeats: list[TrainerHeartbeat], chains: Mapping[int, str]) -> int:
     """Return the newest step with a good checkpoint on all ranks and a chain equal to the ledger's; 0 if none."""
-    good = [{c.step for c in beat.checkpoints if chains.get(c.step) == c.chain} for beat in beats]
+    good = [{c.step for c in heartbeat.checkpoints if chains.get(c.step) == c.chain} for heartbeat in heartbeats]
     return max(set.intersection(*good), default=0)

@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Any
 
 from actors.ledger.clock import Clock
-from actors.ledger.folded import Folded
+from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.rows import (
     DROP_WINDOW,
     MAX_FAILURES,
-    Attempt,
+    AttemptOutcome,
     Changes,
     ExampleRef,
     Group,
@@ -24,7 +24,7 @@ from actors.ledger.rows import (
 )
 from actors.ledger.waiting import Waiting
 from schemas.errors import ProtocolError
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
 COUNTERS = ("copies_dropped", "reissued", "deaths", "settlements", "resampled_in_vain")
 """Counters stored with the ledger."""
@@ -53,11 +53,11 @@ class Groups:
     def __init__(self, settings: Settings, changes: Changes) -> None:
         self._settings, self._changes = settings, changes
         self.rows: dict[int, Group] = {}
-        """Rows by ordinal, without folded ones."""
+        """Rows by ordinal, without compacted ones."""
         self.num_issued = {"train": 0, "eval": 0}
-        """Ordinals issued so far, by purpose, folded ordinals included."""
+        """Ordinals issued so far, by purpose, compacted ordinals included."""
         self.dropped: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
-        """Dropped ordinals by purpose and reason, folded ordinals included."""
+        """Dropped ordinals by purpose and reason, compacted ordinals included."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         """Counters of COUNTERS over the whole run."""
         self.unreported_drops: list[int] = []
@@ -95,7 +95,7 @@ class Groups:
         num_issued: dict[str, int],
         counters: dict[str, int],
         reported: set[int],
-        folded: Folded,
+        compacted: CompactedHistory,
         now: float,
     ) -> None:
         """Load the stored rows and counts; deadlines start again.
@@ -104,14 +104,14 @@ class Groups:
             rows: all stored rows.
             num_issued, counters: stored values.
             reported: dropped ordinals already reported by a step.
-            folded: summary of the folded steps.
+            compacted: summary of the compacted steps.
             now: the time.
         """
         self.num_issued.update(num_issued)
         self.counters.update(counters)
-        for (purpose, state, _), count in folded.counts().items():
+        for (purpose, state, _), count in compacted.counts().items():
             self._tally[purpose][GroupState(state)] += count
-        for purpose, reasons in folded.dropped.items():
+        for purpose, reasons in compacted.dropped.items():
             self.dropped[purpose].update(reasons)
         # in the order of arrival, since `settled` keeps the order of insertion
         for row in sorted(rows, key=lambda row: -1 if row.arrival is None else row.arrival):
@@ -132,7 +132,7 @@ class Groups:
         seed: int,
         num_completions: int,
         min_version: int,
-        policy: Policy | None = None,
+        policy: PolicyVersion | None = None,
         origin: int | None = None,
         resamples: int = 0,
     ) -> Group:
@@ -163,7 +163,7 @@ class Groups:
         self._scoring.stop(group.ordinal)
         self._sampling.start(group.ordinal, now)
         group.issued_at = now
-        self._change(group, holder=holder, attempt=group.attempt + 1, outcome=Attempt.OPEN)
+        self._change(group, holder=holder, attempt=group.attempt + 1, outcome=AttemptOutcome.OPEN)
 
     def take_back(self, ordinal: int, attempt: int, holder: str, now: float) -> None:
         """Give an attempt back to a holder declared dead by mistake, unless another holder has the group.
@@ -172,15 +172,19 @@ class Groups:
         """
         group = self.known(ordinal)
         lost = group is not None and group.state is GroupState.ISSUED and group.holder is None
-        if group is None or not lost or group.attempt != attempt or group.outcome is Attempt.FAILED:
+        if group is None or not lost or group.attempt != attempt or group.outcome is AttemptOutcome.FAILED:
             return
         if ordinal not in self._scoring:
             self._sampling.start(ordinal, now)
         group.issued_at = now
         # the death was counted as a failure only if the holder had held nothing else
-        counted = int(group.outcome is Attempt.DIED)
+        counted = int(group.outcome is AttemptOutcome.DIED)
         self._change(
-            group, holder=holder, outcome=Attempt.OPEN, deaths=group.deaths - 1, failures=group.failures - counted
+            group,
+            holder=holder,
+            outcome=AttemptOutcome.OPEN,
+            deaths=group.deaths - 1,
+            failures=group.failures - counted,
         )
 
     def scoring(self, ordinal: int, attempt: int, now: float) -> None:
@@ -188,7 +192,7 @@ class Groups:
         group = self.known(ordinal)
         if group is None or group.state is not GroupState.ISSUED or group.attempt != attempt:
             return
-        if group.outcome is not Attempt.FAILED and ordinal not in self._scoring:
+        if group.outcome is not AttemptOutcome.FAILED and ordinal not in self._scoring:
             self._sampling.stop(ordinal)
             self._scoring.start(ordinal, now)
 
@@ -216,12 +220,12 @@ class Groups:
         group = self.known(ordinal)
         if group is None or group.state is not GroupState.ISSUED or group.attempt != attempt:
             return  # another copy was faster, or another attempt is under way
-        if group.outcome is Attempt.FAILED:
-            return  # beats repeat a failure until it is released
+        if group.outcome is AttemptOutcome.FAILED:
+            return  # heartbeats repeat a failure until it is released
         self._note_failure(group, f"{reason}: {detail}")
         # an attempt counted as died is not counted again
-        counted = int(group.outcome is Attempt.OPEN)
-        self._change(group, holder=None, outcome=Attempt.FAILED, failures=group.failures + counted)
+        counted = int(group.outcome is AttemptOutcome.OPEN)
+        self._change(group, holder=None, outcome=AttemptOutcome.FAILED, failures=group.failures + counted)
 
     def holder_gone(self, holder: str) -> None:
         """Free the groups of a dead holder (P11). The death is a failed attempt only if the holder held a single group.
@@ -236,7 +240,11 @@ class Groups:
             if len(held) == 1:
                 self._note_failure(group, f"{holder} died while holding it")
                 self._change(
-                    group, holder=None, deaths=group.deaths + 1, outcome=Attempt.DIED, failures=group.failures + 1
+                    group,
+                    holder=None,
+                    deaths=group.deaths + 1,
+                    outcome=AttemptOutcome.DIED,
+                    failures=group.failures + 1,
                 )
             else:
                 self._change(group, holder=None, deaths=group.deaths + 1)
@@ -312,7 +320,7 @@ class Groups:
             group.state, group.step = state, step
             self._changes.groups[ordinal] = group
 
-    def fold(self, ordinals: Iterable[int]) -> list[Group]:
+    def compact(self, ordinals: Iterable[int]) -> list[Group]:
         """Remove and return rows without any future change; the counts still include them."""
         gone = [self.rows.pop(ordinal) for ordinal in ordinals]
         for group in gone:
@@ -323,7 +331,7 @@ class Groups:
     # --- what is known -------------------------------------------------------------------------------------------
 
     def known(self, ordinal: int) -> Group | None:
-        """Return the row of an ordinal; None if it is folded.
+        """Return the row of an ordinal; None if it is compacted.
 
         Raises:
             ProtocolError: the ledger has never issued the ordinal (P5).
@@ -339,11 +347,11 @@ class Groups:
         return self.rows.get(ordinal)
 
     def num_dropped(self, purpose: str) -> int:
-        """Return the number of dropped ordinals of a purpose, folded ordinals included."""
+        """Return the number of dropped ordinals of a purpose, compacted ordinals included."""
         return self.dropped[purpose].total()
 
     def counts(self, purpose: str) -> Counter[GroupState]:
-        """Return the number of ordinals by state, folded ordinals included."""
+        """Return the number of ordinals by state, compacted ordinals included."""
         return +self._tally[purpose]  # `+` leaves out counts of 0
 
     def take_concerned(self) -> tuple[set[str], set[int]]:
@@ -421,7 +429,7 @@ class Groups:
         if group.holder is not None:
             self._holders.add(group.holder)
             self.held_by.setdefault(group.holder, set()).add(ordinal)
-        if not issued or group.outcome is Attempt.FAILED:
+        if not issued or group.outcome is AttemptOutcome.FAILED:
             self._ended.add(ordinal)
             self._sampling.stop(ordinal)
             self._scoring.stop(ordinal)

@@ -1,4 +1,4 @@
-"""Index of the attempts named in the newest beats of live peers of a kind (P9, P13), by peer and by ordinal.
+"""Index of the attempts named in the newest heartbeats of live peers of a kind (P9, P13), by peer and by ordinal.
 
 A peer names an attempt for as long as the work lasts.
 """
@@ -12,7 +12,7 @@ NOTHING: frozenset[Hold] = frozenset()
 
 
 class Holds:
-    """Attempts by peer and by ordinal, updated by difference: an unchanged beat costs a comparison of two sets."""
+    """Attempts by peer and by ordinal, updated by difference: an unchanged heartbeat costs a comparison of two sets."""
 
     def __init__(self) -> None:
         self._named: dict[str, frozenset[Hold]] = {}
@@ -22,7 +22,7 @@ class Holds:
         """Replace the attempts of a peer; return the new ones."""
         before, named = self.of(identity), frozenset((ordinal, attempt) for ordinal, attempt in holds)
         new = named - before
-        # nearly all beats name what the last one named; only then the index by ordinal is touched
+        # nearly all heartbeats name what the last one named; only then the index by ordinal is touched
         if new or len(named) < len(before):
             gone = {ordinal for ordinal, _ in before - named}
             # a peer may name another attempt of the same ordinal still

@@ -1,8 +1,8 @@
-"""State machine of the protocol: consumes beats, scored groups and the time; emits rows to write and States to send.
+"""State machine of the protocol: consumes heartbeats, scored groups and the time; emits rows and directives.
 
 A round of the packer: `heard` and `scored` for all that has arrived, then `decide`. Then the store commits
-`take_changes()`, and only afterwards the States of `states()` and the batches of composed steps are sent. So everything
-that a peer can know is durable (P9, P18).
+`take_changes()`, and only afterwards the directives of `directives()` and the batches of composed steps are sent. So
+everything that a peer can know is durable (P9, P18).
 """
 
 import hashlib
@@ -13,39 +13,39 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from actors.algorithms.lag import min_version, tickets_allowed
+from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.engines import Engines
 from actors.ledger.evaluations import Evaluations
-from actors.ledger.folded import Folded
 from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
 from actors.ledger.returning import Returning
 from actors.ledger.rows import (
-    Attempt,
+    AttemptOutcome,
     Changes,
     ExampleRef,
-    GoingBack,
     Group,
     GroupFacts,
     GroupState,
+    RewindOrder,
+    Rewound,
     Settings,
     Step,
-    WentBack,
 )
-from actors.ledger.steps import Steps
+from actors.ledger.steps import StepTable
 from actors.ledger.updates import PATIENCE_TIMEOUTS, Updates
 from actors.ledger.waiting import Offers
 from schemas.errors import ProtocolError
 from schemas.messages import (
     AttemptFailure,
-    Beat,
-    InferenceBeat,
-    ObserverBeat,
-    RewardBeat,
-    RolloutBeat,
+    Heartbeat,
+    InferenceHeartbeat,
+    ObserverHeartbeat,
+    RewardHeartbeat,
+    RolloutHeartbeat,
     RunPhase,
-    TrainerBeat,
+    TrainerHeartbeat,
     fingerprint,
 )
 
@@ -53,8 +53,8 @@ MIN_POISON_IN_A_ROW = 32
 """Poison drops in a row, without a settlement between, after which the run fails: nothing can be sampled or scored."""
 REWARD_ERRORS = ("reward_raised", "reward_invalid")
 """Reasons of failed attempts that are errors of a reward function. A late function is none."""
-FOLDED_GROUPS_PER_ROUND = 1024
-"""Greatest number of groups folded in a round (at least one step); further rounds fold the rest."""
+COMPACTED_GROUPS_PER_ROUND = 1024
+"""Greatest number of groups compacted in a round (at least one step); further rounds compact the rest."""
 
 
 class Machine:
@@ -63,8 +63,8 @@ class Machine:
     Args:
         settings: part of the configuration that the protocol reads.
         run, term: identity of the ledger (P1) and of this start of the packer (P2).
-        now: the time on the clock of leases (P8): the packer's monotonic clock, which stands still while no beats are
-            read. `arrived` and `listened` below are on this clock; left out, it never stands still.
+        now: the time on the clock of leases (P8): the packer's monotonic clock, which stands still while no heartbeats
+            are read. `arrived` and `listened` below are on this clock; left out, it never stands still.
         draw: draws the example of the next train ordinal, called once per ordinal (P10).
         eval_examples: examples of each evaluation.
         packer_address: address to which reward actors send scored groups.
@@ -87,14 +87,14 @@ class Machine:
         self._changes = Changes()
         self.examples = Returning(draw, still_there, self._changes)
         self.groups = Groups(settings, self._changes)
-        self.steps = Steps(settings, self._changes)
+        self.steps = StepTable(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
         self.engines = Engines(self._changes)
         self.updates = Updates(term, PATIENCE_TIMEOUTS * settings.weights_timeout)
         self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
         self.peers = Peers(settings.lease)
         self.rollout_holds, self.reward_holds = Holds(), Holds()
-        self.folded = Folded()
+        self.compacted = CompactedHistory()
         self.trained_step = 0
         """Newest step trained by all ranks."""
         self.durable_step = 0
@@ -110,12 +110,12 @@ class Machine:
         self._reissue_after = self._listened = now
         """End of the pause in which nothing is issued again, and the time of the newest round; clock of leases."""
         self._expected_holders: set[str] = set()
-        """Holders named by stored rows, without a beat since the packer's restart."""
+        """Holders named by stored rows, without a heartbeat since the packer's restart."""
         self._asking: dict[str, int] = {}
         """Free slots by rollout actor, less the tickets not yet named by the actor (P9); only numbers above 0."""
-        self.going_back: GoingBack | None = None
+        self.rewind_order: RewindOrder | None = None
         """Return to an older checkpoint, to be carried out when the next gang forms (P23)."""
-        self.went_back: WentBack | None = None
+        self.rewound: Rewound | None = None
         """Return carried out in this round; cleared by the packer."""
         self._dead_chains: set[str] = set()
         """Chains of steps abandoned by forks; a trainer may still have checkpoints of these steps."""
@@ -124,51 +124,54 @@ class Machine:
         self._touched: set[str] = set()
         """Peers to which something may have to be said."""
         self._everybody = False
-        """True if all peers must get a State."""
+        """True if all peers must get a directive."""
         self._told: tuple[Any, ...] = ()
         """Values for all peers, as last sent."""
 
     # --- what comes in -------------------------------------------------------------------------------------------
 
-    def heard(self, now: float, identity: str, beat: Beat, arrived: float | None = None) -> None:
-        """Take in a beat: run (P1), name (P3), unknown ordinals (P5), tickets (P9), failures (P11).
+    def heard(self, now: float, identity: str, heartbeat: Heartbeat, arrived: float | None = None) -> None:
+        """Take in a heartbeat: run (P1), name (P3), unknown ordinals (P5), tickets (P9), failures (P11).
 
         Args:
             now: the time.
             identity: name and boot id of the peer.
-            beat: the message.
-            arrived: time at which the beat was read, on the clock of leases. None: now.
+            heartbeat: the message.
+            arrived: time at which the heartbeat was read, on the clock of leases. None: now.
 
         Raises:
-            ProtocolError: the beat names an ordinal or step that this ledger does not know (P5), or a newer term (P2).
+            ProtocolError: the heartbeat names an ordinal or step that this ledger does not know (P5), or a newer term
+                (P2).
         """
         self._touched.add(identity)
         # two packers of one run: the one with the newer term is followed, and this one ends (P2)
-        if beat.run == self.run and beat.term > self.term:
+        if heartbeat.run == self.run and heartbeat.term > self.term:
             raise ProtocolError(
-                f"{beat.name} has heard term {beat.term} of this run, and this packer has term {self.term}: another "
-                "packer has taken over with another copy of the ledger. If this copy is a backup that was put in its "
-                "place on purpose, start all other processes of the run again, `actors top` and `actors status` too"
+                f"{heartbeat.name} has heard term {heartbeat.term} of this run, and this packer has term {self.term}: "
+                "another packer has taken over with another copy of the ledger. If this copy is a backup that was put "
+                "in its place on purpose, start all other processes of the run again, `actors top` and "
+                "`actors status` too"
             )
-        refusal, foreign = _refusal(beat, self.settings), bool(beat.run) and beat.run != self.run
-        if refusal or foreign:  # a process of another run learns of this run by its State; its groups are not ours
+        refusal, foreign = _refusal(heartbeat, self.settings), bool(heartbeat.run) and heartbeat.run != self.run
+        if refusal or foreign:  # a process of another run learns of this run by its directive; its groups are not ours
             self.lost(now, identity)
             self.peers.refuse(identity, refusal)
-        before = self.peers.beat_of(identity)
-        counts, replaced = self.peers.heard(now if arrived is None else arrived, identity, beat)
+        before = self.peers.heartbeat_of(identity)
+        counts, replaced = self.peers.heard(now if arrived is None else arrived, identity, heartbeat)
         if replaced is not None:
             self._gone(now, replaced)
-        if not counts:  # a visitor's or an old beat is answered, nothing more
+        if not counts:  # a visitor's or an old heartbeat is answered, nothing more
             return
-        # rollout actors connect to engines and reward actors by States: a change must not wait for their next beat
-        if _shown_to_others(beat) != _shown_to_others(before):
+        # rollout actors connect to engines and reward actors by directives: a change must not wait for their next
+        # heartbeat
+        if _shown_to_others(heartbeat) != _shown_to_others(before):
             self.tell_everybody()
-        if isinstance(beat, RolloutBeat):
-            self._heard_rollout(now, identity, beat)
-        elif isinstance(beat, RewardBeat):
-            self._heard_reward(now, identity, beat)
-        elif isinstance(beat, TrainerBeat):
-            self._heard_trainer(beat)
+        if isinstance(heartbeat, RolloutHeartbeat):
+            self._heard_rollout(now, identity, heartbeat)
+        elif isinstance(heartbeat, RewardHeartbeat):
+            self._heard_reward(now, identity, heartbeat)
+        elif isinstance(heartbeat, TrainerHeartbeat):
+            self._heard_trainer(heartbeat)
 
     def scored(self, facts: GroupFacts) -> Verdict:
         """Take in a scored group. If the verdict is SETTLED, the caller stores the payload in the same commit.
@@ -185,16 +188,17 @@ class Machine:
 
     def lost(self, now: float, identity: str) -> None:
         """End the lease of a peer now, if any: connection lost (P3), or member of another run (P1)."""
-        if self.peers.beat_of(identity) is not None:
+        if self.peers.heartbeat_of(identity) is not None:
             self.peers.forget(identity)
             self._gone(now, identity)
 
     def decide(self, now: float, listened: float | None = None) -> None:
-        """Apply all rules to the beats and groups taken in so far and to the time; call once per round.
+        """Apply all rules to the heartbeats and groups taken in so far and to the time; call once per round.
 
         Args:
             now: the time.
-            listened: the time on the clock of leases; `heard` has been called for every beat read before. None: now.
+            listened: the time on the clock of leases; `heard` has been called for every heartbeat read before. None:
+                now.
         """
         self._listened = now if listened is None else listened
         for identity in self.peers.expire(self._listened):
@@ -204,7 +208,7 @@ class Machine:
             for identity in sorted(self._expected_holders.difference(self.peers.identities())):
                 self._gone(now, identity)
             self._expected_holders.clear()
-        # after all of the round's groups were settled: a good copy beats failures and deadlines (P11)
+        # after all of the round's groups were settled: a good copy wins over failures and deadlines (P11)
         self.groups.fail_late(now)
         for group in self.groups.drop_exhausted():
             # a replacement keeps the place's count of filtered groups; without such a count any new ordinal will do
@@ -214,7 +218,7 @@ class Machine:
         self._follow_evaluations()
         self._retarget_engines(now)
         self._compose()
-        self._fold_steps()
+        self._compact_steps()
         if not self.failure:
             self._grant(now)
         self._fail_hopeless()
@@ -226,19 +230,19 @@ class Machine:
         self._touched.update(self.gang.members.values())
 
     def note_evaluated(self, versions: Iterable[int]) -> None:
-        """Note evaluations in the record, and fold the rows of their groups."""
+        """Note evaluations in the record, and compact the rows of their groups."""
         done = set(versions)
         if not done:
             return
         rows = self.groups.rows.values()
         past = [g.ordinal for g in rows if g.policy and g.policy.version in done and g.state is not GroupState.ISSUED]
-        for group in self.groups.fold(past):
+        for group in self.groups.compact(past):
             if group.reason is None:
-                self.folded.evaluated += 1
+                self.compacted.evaluated += 1
             else:
-                self.folded.dropped["eval"][group.reason] += 1
+                self.compacted.dropped["eval"][group.reason] += 1
         if past:
-            self._changes.values["folded"] = self.folded.record()
+            self._changes.values["folded"] = self.compacted.record()
 
     # --- what goes out -------------------------------------------------------------------------------------------
 
@@ -257,7 +261,7 @@ class Machine:
     def take_concerned(self) -> set[str]:
         """Return the peers, gone ones included, for which something may have changed since the last call (P6)."""
         holders, ended = self.groups.take_concerned()
-        identities = self._touched.union(holder for holder in holders if self.peers.beat_of(holder))
+        identities = self._touched.union(holder for holder in holders if self.peers.heartbeat_of(holder))
         for ordinal in ended:
             identities |= self.rollout_holds.naming(ordinal) | self.reward_holds.naming(ordinal)
         # values that concern all peers
@@ -267,18 +271,20 @@ class Machine:
         self._touched, self._everybody, self._told = set(), False, told
         return identities
 
-    def batches_wanted(self) -> list[tuple[str, TrainerBeat, Step]]:
-        """Return (identity, beat, step) of each composed step to send to a rank: the next step and another in advance.
+    def batches_wanted(self) -> list[tuple[str, TrainerHeartbeat, Step]]:
+        """Return (identity, heartbeat, step) of each composed step to send to a rank: the next and one in advance.
 
-        Steps named as received in the rank's beat are left out.
+        Steps named as received in the rank's heartbeat are left out.
         """
-        beats = self.peers.all(TrainerBeat)
+        heartbeats = self.peers.all(TrainerHeartbeat)
         wanted = []
         for identity in self.gang.members.values():
-            beat = beats[identity]
-            if beat.incarnation == self.gang.incarnation:
-                ahead = [self.steps.composed.get(beat.next_step + i) for i in range(2)]
-                wanted += [(identity, beat, step) for step in ahead if step and step.step not in beat.received]
+            heartbeat = heartbeats[identity]
+            if heartbeat.incarnation == self.gang.incarnation:
+                ahead = [self.steps.composed.get(heartbeat.next_step + i) for i in range(2)]
+                wanted += [
+                    (identity, heartbeat, step) for step in ahead if step and step.step not in heartbeat.received
+                ]
         return wanted
 
     @property
@@ -286,7 +292,7 @@ class Machine:
         """Phase of the run (P27): done after a durable last checkpoint, the last evaluation and the last record."""
         if self.failure:
             return "failed"
-        if self.going_back:  # until a gang has formed, the step to continue from is unknown, whatever the rows say
+        if self.rewind_order:  # until a gang has formed, the step to continue from is unknown, whatever the rows say
             return "starting"
         if self.trained_step < self.settings.max_steps:
             return "running" if self.groups.num_issued["train"] else "starting"
@@ -295,9 +301,9 @@ class Machine:
 
     @property
     def everybody_left(self) -> bool:
-        """True if the beats of all live peers except observers are in phase `done` (P27)."""
-        beats = self.peers.all(Beat).values()
-        return all(beat.phase == "done" or isinstance(beat, ObserverBeat) for beat in beats)
+        """True if the heartbeats of all live peers except observers are in phase `done` (P27)."""
+        heartbeats = self.peers.all(Heartbeat).values()
+        return all(heartbeat.phase == "done" or isinstance(heartbeat, ObserverHeartbeat) for heartbeat in heartbeats)
 
     # --- restore -------------------------------------------------------------------------------------------------
 
@@ -319,10 +325,10 @@ class Machine:
             listened: the time on the clock of leases. None: now.
         """
         reported = {dropped.ordinal for step in steps for dropped in step.dropped}
-        self.folded = Folded.of(values.get("folded"))
+        self.compacted = CompactedHistory.of(values.get("folded"))
         counts = (values.get("num_issued", {}), values.get("counters", {}))
-        self.groups.restore(groups, *counts, reported, self.folded, now)
-        self.steps.restore(steps, self.folded)
+        self.groups.restore(groups, *counts, reported, self.compacted, now)
+        self.steps.restore(steps, self.compacted)
         if "gang" in values:
             self.gang.restore(values["gang"])
         if "target" in values:
@@ -330,9 +336,9 @@ class Machine:
         self.evaluations.restore(values.get("evals_done", []))
         rows = self.groups.rows.values()
         past = (GroupState.TRAINED, GroupState.DURABLE)
-        folded = self.folded.step
-        self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=folded)
-        self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=folded)
+        compacted = self.compacted.step
+        self.trained_step = max((g.step or 0 for g in rows if g.state in past), default=compacted)
+        self.durable_step = max((g.step or 0 for g in rows if g.state is GroupState.DURABLE), default=compacted)
         self.recorded_step = values.get("recorded_step", 0)
         self.examples.restore(values)
         self._dead_chains = set(values.get("dead_chains", []))
@@ -347,9 +353,9 @@ class Machine:
         self._reissue_after = (now if listened is None else listened) + self.settings.lease
         self._expected_holders = set(self.groups.held_by)
         if values.get("going_back"):
-            self.go_back(**values["going_back"])
+            self.rewind(**values["going_back"])
 
-    def go_back(self, at_most: int | None = None, sample_anew: bool = True) -> None:
+    def rewind(self, at_most: int | None = None, sample_anew: bool = True) -> None:
         """Order the next gang to start from the newest good checkpoint, even if later steps were trained (P23).
 
         Only the trainer's disk shows which checkpoint that is, so the order is carried out when the next gang forms.
@@ -360,8 +366,8 @@ class Machine:
             sample_anew: True: drop all groups after the checkpoint and sample again, as a fork does. False: train the
                 later steps again from the same groups.
         """
-        self.going_back = GoingBack(at_most, sample_anew)
-        self._changes.values["going_back"] = asdict(self.going_back)
+        self.rewind_order = RewindOrder(at_most, sample_anew)
+        self._changes.values["going_back"] = asdict(self.rewind_order)
         self.gang.disband()
         if sample_anew:
             # policies of the abandoned history must not sample for the new one
@@ -371,28 +377,28 @@ class Machine:
 
     # --- rules ---------------------------------------------------------------------------------------------------
 
-    def _heard_rollout(self, now: float, identity: str, beat: RolloutBeat) -> None:
-        for failure in beat.failures:
+    def _heard_rollout(self, now: float, identity: str, heartbeat: RolloutHeartbeat) -> None:
+        for failure in heartbeat.failures:
             self.groups.fail(failure.ordinal, failure.attempt, failure.reason, failure.detail)
-        for ordinal, attempt in self.rollout_holds.update(identity, beat.holds.tolist()):
+        for ordinal, attempt in self.rollout_holds.update(identity, heartbeat.holds.tolist()):
             self.groups.take_back(ordinal, attempt, identity, now)
         named = self.rollout_holds.of(identity)
         held = [self.groups.rows[ordinal] for ordinal in self.groups.held_by.get(identity, ())]
         # free_slots was counted before the unseen tickets arrived, so they are subtracted
         unseen = sum((group.ordinal, group.attempt) not in named for group in held)
-        takes_more = beat.phase == "running" and not any(group.alone for group in held)
-        self._ask(identity, beat.free_slots - unseen if takes_more else 0)
+        takes_more = heartbeat.phase == "running" and not any(group.alone for group in held)
+        self._ask(identity, heartbeat.free_slots - unseen if takes_more else 0)
 
-    def _heard_reward(self, now: float, identity: str, beat: RewardBeat) -> None:
-        for failure in beat.failures:
+    def _heard_reward(self, now: float, identity: str, heartbeat: RewardHeartbeat) -> None:
+        for failure in heartbeat.failures:
             self.groups.fail(failure.ordinal, failure.attempt, failure.reason, failure.detail)
             if self.settings.fails_on_reward_error and failure.reason in REWARD_ERRORS and not self.failure:
                 self.failure = self._reward_error(failure)
-        for ordinal, attempt in self.reward_holds.update(identity, beat.holds.tolist()):
+        for ordinal, attempt in self.reward_holds.update(identity, heartbeat.holds.tolist()):
             self.groups.scoring(ordinal, attempt, now)
 
     def _reward_error(self, failure: AttemptFailure) -> str:
-        """Return the message for a run failed by an error of a reward function; empty if the group is folded."""
+        """Return the message for a run failed by an error of a reward function; empty if the group is compacted."""
         group = self.groups.known(failure.ordinal)
         if group is None:
             return ""
@@ -402,16 +408,17 @@ class Machine:
             f"{example.environment} example {example.index} ({example.key})"
         )
 
-    def _heard_trainer(self, beat: TrainerBeat) -> None:
-        self.failure = self.failure or beat.failure
-        known = [c.step for c in beat.checkpoints if c.chain not in self._dead_chains]
-        if not 0 < beat.incarnation <= self.engines.dead_lineage:  # a gang from before a fork may know later steps
-            known += [beat.next_step - 1, *beat.received.tolist()]
+    def _heard_trainer(self, heartbeat: TrainerHeartbeat) -> None:
+        self.failure = self.failure or heartbeat.failure
+        known = [c.step for c in heartbeat.checkpoints if c.chain not in self._dead_chains]
+        if not 0 < heartbeat.incarnation <= self.engines.dead_lineage:  # a gang from before a fork may know later steps
+            known += [heartbeat.next_step - 1, *heartbeat.received.tolist()]
         newest = max(known, default=0)
         if newest > self.steps.last:
             raise ProtocolError(
-                f"{beat.name} knows step {newest}, but this ledger has composed only {self.steps.last}: it has lost "
-                "commits. With ledger.sync: process a power loss does that; set ledger.sync: node, and start a new run."
+                f"{heartbeat.name} knows step {newest}, but this ledger has composed only {self.steps.last}: it has "
+                "lost commits. With ledger.sync: process a power loss does that; set ledger.sync: node, and start a "
+                "new run."
             )
 
     def _gone(self, now: float, identity: str) -> None:
@@ -431,24 +438,24 @@ class Machine:
             self._asking[identity] = free_slots
 
     def _follow_trainer(self) -> None:
-        beats, chains = self.peers.all(TrainerBeat), self.steps.chains
-        if self.going_back and self.going_back.at_most is not None:
+        heartbeats, chains = self.peers.all(TrainerHeartbeat), self.steps.chains
+        if self.rewind_order and self.rewind_order.at_most is not None:
             # a new gang may start from no later checkpoint than ordered, however good
-            chains = {step: chain for step, chain in chains.items() if step <= self.going_back.at_most}
-        event = self.gang.update(beats, chains)
+            chains = {step: chain for step, chain in chains.items() if step <= self.rewind_order.at_most}
+        event = self.gang.update(heartbeats, chains)
         if event:
             self.tell_everybody()
         if event == "formed":
             if self.durable_step:  # before the first checkpoint, a rank that sees none is no error
-                self.failure = self.failure or self.gang.blind_rank(beats)
+                self.failure = self.failure or self.gang.blind_rank(heartbeats)
             self._roll_back_to(self.gang.checkpoint)
-            if self.going_back and not self.failure:
-                self._carry_out(self.going_back, self.gang.checkpoint)
-        trained = self.gang.trained_step(beats)
+            if self.rewind_order and not self.failure:
+                self._carry_out(self.rewind_order, self.gang.checkpoint)
+        trained = self.gang.trained_step(heartbeats)
         if trained is not None and trained > self.trained_step:
             self._move(self.trained_step, trained, GroupState.TRAINED)
             self.trained_step = trained
-        self._saved_steps = self.gang.saved_steps(beats, self.steps.chains)
+        self._saved_steps = self.gang.saved_steps(heartbeats, self.steps.chains)
         # rank 0 may have saved a step that another rank is still training
         durable = min(max(self._saved_steps, default=0), self.trained_step)
         if durable > self.durable_step:
@@ -457,26 +464,26 @@ class Machine:
 
     def _roll_back_to(self, checkpoint: int) -> None:
         """Move the steps after a checkpoint back to composed; a new lineage trains the same groups again (P18, P21)."""
-        if checkpoint < self.folded.step:
+        if checkpoint < self.compacted.step:
             self.failure = (
-                f"no good checkpoint from step {self.folded.step} on is left, and the ledger keeps groups from there "
-                "on only; the trainer's log names what is wrong with each. Bring a checkpoint back, or go on from an "
-                "older one in a new output_dir (model.path: .../checkpoints/step_N)"
+                f"no good checkpoint from step {self.compacted.step} on is left, and the ledger keeps groups from "
+                "there on only; the trainer's log names what is wrong with each. Bring a checkpoint back, or go on "
+                "from an older one in a new output_dir (model.path: .../checkpoints/step_N)"
             )
             return
         self._move(checkpoint, self.trained_step, GroupState.COMPOSED)
         self.trained_step = min(self.trained_step, checkpoint)
         self.durable_step = min(self.durable_step, checkpoint)
 
-    def _carry_out(self, going_back: GoingBack, base: int) -> None:
+    def _carry_out(self, rewind_order: RewindOrder, base: int) -> None:
         """Complete a return: the gang starts from `base`, so records of later steps are void (P23)."""
-        given_up = self._give_up_after(base) if going_back.sample_anew else 0
+        given_up = self._give_up_after(base) if rewind_order.sample_anew else 0
         self.recorded_step = min(self.recorded_step, base)
         self._changes.values["recorded_step"] = self.recorded_step
         self.evaluations.forget_after(base)
         self.finished_evals = [version for version in self.finished_evals if version <= base]
-        self.going_back, self._changes.values["going_back"] = None, None
-        self.went_back = WentBack(base, going_back.sample_anew, given_up)
+        self.rewind_order, self._changes.values["going_back"] = None, None
+        self.rewound = Rewound(base, rewind_order.sample_anew, given_up)
 
     def _give_up_after(self, base: int) -> int:
         """Drop, as `forked`, all groups not trained by a step up to `base`; return the number.
@@ -501,25 +508,25 @@ class Machine:
         for step in range(after + 1, last + 1):
             self.groups.move(self.steps.composed[step].ordinals, state, step)
 
-    def _fold_steps(self) -> None:
-        """Fold the steps up to the oldest kept checkpoint, if at least two checkpoints are kept (P21)."""
+    def _compact_steps(self) -> None:
+        """Compact the steps up to the oldest kept checkpoint, if at least two checkpoints are kept (P21)."""
         if len(self._saved_steps) < 2:  # a single checkpoint may turn out to be damaged
             return
         kept = self.trained_step - self.settings.keep_steps
-        slice_end = self.folded.step + max(1, FOLDED_GROUPS_PER_ROUND // self.settings.groups_per_step)
+        slice_end = self.compacted.step + max(1, COMPACTED_GROUPS_PER_ROUND // self.settings.groups_per_step)
         last = min(self._saved_steps[0], self.durable_step, self.recorded_step, kept, slice_end)
-        if last <= self.folded.step:
+        if last <= self.compacted.step:
             return
-        for step in self.steps.fold(last):
-            self.groups.fold(self.folded.take(step))
-        self._changes.values["folded"] = self.folded.record()
+        for step in self.steps.compact(last):
+            self.groups.compact(self.compacted.take(step))
+        self._changes.values["folded"] = self.compacted.record()
 
     def _follow_evaluations(self) -> None:
         evaluations = self.evaluations
         if evaluations.policy is not None and not evaluations.open:
             self.finished_evals.append(evaluations.finish())
-        served = [b.policy for b in self.engines.serving(self.peers.all(InferenceBeat)).values() if b.policy]
-        published = [manifest.policy for manifest in self.gang.published(self.peers.all(TrainerBeat))]
+        served = [b.policy for b in self.engines.serving(self.peers.all(InferenceHeartbeat)).values() if b.policy]
+        published = [manifest.policy for manifest in self.gang.published(self.peers.all(TrainerHeartbeat))]
         if evaluations.policy is not None and evaluations.policy not in [*served, *published] and self.gang.members:
             evaluations.void()
         if evaluations.policy is not None:
@@ -538,7 +545,7 @@ class Machine:
             evaluations.skip(version)  # engines (P22) or trainer have passed the version; nothing brings it back
 
     def _retarget_engines(self, now: float) -> None:
-        trainers, engines = self.peers.all(TrainerBeat), self.peers.all(InferenceBeat)
+        trainers, engines = self.peers.all(TrainerHeartbeat), self.peers.all(InferenceHeartbeat)
         published, target = self.gang.published(trainers), self.engines.target
         if not self.updates.under_way:  # during an update its members receive the target, so it must not change
             served = self.engines.served_version(engines)
@@ -551,7 +558,7 @@ class Machine:
 
     def _compose(self) -> None:
         """Compose steps up to two ahead of the newest trained step: the trainer's next step and another in advance."""
-        while self.steps.last <= self.trained_step + 1 and not self.going_back:
+        while self.steps.last <= self.trained_step + 1 and not self.rewind_order:
             step, stale = self.steps.compose_next(self.groups, self.digests)
             for group in stale:  # the example comes back under a new ordinal (P17)
                 self._new_train_group(group.example, group.ordinal, group.resamples)
@@ -566,7 +573,7 @@ class Machine:
 
         Evaluations are given first, then waiting train groups, then new ordinals.
         """
-        served = self.engines.served_version(self.peers.all(InferenceBeat))
+        served = self.engines.served_version(self.peers.all(InferenceHeartbeat))
         if served is None or not self._asking:
             return
         rows, s, issued = self.groups.rows, self.settings, self.groups.num_issued["train"]
@@ -614,7 +621,7 @@ class Machine:
             return passed_over.popleft()
         while (ordinal := offers.next()) is not None:
             group = self.groups.rows[ordinal]
-            ended = group.outcome is Attempt.FAILED or not self.reward_holds.is_named((ordinal, group.attempt))
+            ended = group.outcome is AttemptOutcome.FAILED or not self.reward_holds.is_named((ordinal, group.attempt))
             if group.attempt and not ended:
                 continue
             if alone or not group.alone:
@@ -658,26 +665,26 @@ class Machine:
             )
 
 
-def _refusal(beat: Beat, settings: Settings) -> str:
+def _refusal(heartbeat: Heartbeat, settings: Settings) -> str:
     """Return why a process can't take part in the run; empty: no reason."""
     # the fingerprint is a digest over all message classes
-    if beat.fingerprint is not None and beat.fingerprint != fingerprint():
+    if heartbeat.fingerprint is not None and heartbeat.fingerprint != fingerprint():
         return (
-            f"{beat.name} speaks messages {beat.fingerprint}, the packer {fingerprint()}: "
+            f"{heartbeat.name} speaks messages {heartbeat.fingerprint}, the packer {fingerprint()}: "
             "they are different builds of grpo-actors; install the same one everywhere"
         )
-    if isinstance(beat, TrainerBeat) and not 0 <= beat.rank < beat.num_ranks == settings.num_ranks:
+    if isinstance(heartbeat, TrainerHeartbeat) and not 0 <= heartbeat.rank < heartbeat.num_ranks == settings.num_ranks:
         return (
-            f"{beat.name} is rank {beat.rank} of {beat.num_ranks}, the packer's trainer.num_ranks is "
+            f"{heartbeat.name} is rank {heartbeat.rank} of {heartbeat.num_ranks}, the packer's trainer.num_ranks is "
             f"{settings.num_ranks}; start all processes with the same configuration"
         )
     return ""
 
 
-def _shown_to_others(beat: Beat | None) -> tuple[Any, ...] | None:
-    """Return the parts of a beat to be passed on in other peers' States at once; the load can wait."""
-    if isinstance(beat, InferenceBeat):
-        return beat.phase, beat.engine_state, beat.policy, beat.url
-    if isinstance(beat, RewardBeat):
-        return beat.phase, beat.address
+def _shown_to_others(heartbeat: Heartbeat | None) -> tuple[Any, ...] | None:
+    """Return the parts of a heartbeat to be passed on in other peers' directives at once; the load can wait."""
+    if isinstance(heartbeat, InferenceHeartbeat):
+        return heartbeat.phase, heartbeat.engine_state, heartbeat.policy, heartbeat.url
+    if isinstance(heartbeat, RewardHeartbeat):
+        return heartbeat.phase, heartbeat.address
     return None

@@ -1,6 +1,6 @@
-"""States for each peer, computed from the machine alone (P6: a State carries absolute values, so any one may be lost).
+"""Directives for each peer, computed from the machine alone (P6: a directive has absolute values, so may be lost).
 
-A State lists tickets unknown to the peer (P9) and groups to release (P13).
+A directive lists tickets unknown to the peer (P9) and groups to release (P13).
 """
 
 from collections.abc import Callable, Iterable
@@ -13,72 +13,72 @@ from numpy.typing import NDArray
 from actors.algorithms.lag import step_of
 from actors.algorithms.schedules import sampling_temperature
 from actors.ledger.machine import Machine
-from actors.ledger.rows import Attempt, Group, GroupState, Settings
+from actors.ledger.rows import AttemptOutcome, Group, GroupState, Settings
 from schemas import limits
 from schemas.messages import (
-    Beat,
+    Directive,
     EnginePeer,
-    InferenceBeat,
-    InferenceState,
-    ObserverBeat,
-    ObserverState,
-    RewardBeat,
+    Heartbeat,
+    InferenceDirective,
+    InferenceHeartbeat,
+    ObserverDirective,
+    ObserverHeartbeat,
+    RewardDirective,
+    RewardHeartbeat,
     RewardPeer,
-    RewardState,
-    RolloutBeat,
-    RolloutState,
-    State,
+    RolloutDirective,
+    RolloutHeartbeat,
     Ticket,
-    TrainerBeat,
-    TrainerState,
+    TrainerDirective,
+    TrainerHeartbeat,
 )
 
 
-def states(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) -> dict[bytes, State | None]:
-    """Return the new State of each concerned peer since the last call (P6), by identity; None: the peer is gone.
+def directives(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) -> dict[bytes, Directive | None]:
+    """Return the new directive of each concerned peer since the last call (P6), by identity; None: the peer is gone.
 
     Args:
         machine: state machine with all changes committed.
         progress: returns the figures shown to observers; called at most once, and only if an observer is concerned.
     """
     replies = _Replies(machine, progress)
-    return {identity.encode(): replies.state_for(identity) for identity in machine.take_concerned()}
+    return {identity.encode(): replies.directive_for(identity) for identity in machine.take_concerned()}
 
 
 class _Replies:
-    """Builder of the States of one round; parts common to several peers are computed once."""
+    """Builder of the directives of one round; parts common to several peers are computed once."""
 
     def __init__(self, machine: Machine, make_progress: Callable[[], dict[str, Any]]) -> None:
         self._machine, self._make_progress = machine, make_progress
 
-    def state_for(self, identity: str) -> State | None:
-        """Return the State of one peer; None if the peer is gone."""
-        machine, beat = self._machine, self._machine.peers.beat_of(identity)
-        if beat is None:
+    def directive_for(self, identity: str) -> Directive | None:
+        """Return the directive of one peer; None if the peer is gone."""
+        machine, heartbeat = self._machine, self._machine.peers.heartbeat_of(identity)
+        if heartbeat is None:
             # a visitor (refused, or waiting for its name) is answered too, or it would think the packer silent
             if not machine.peers.is_visitor(identity):
                 return None
             refusal = machine.peers.refusal_of(identity)
             # a name may come free again, so the process may wait; any other refusal is final
             taken = machine.peers.is_refused_for_name(identity)
-            return ObserverState(
+            return ObserverDirective(
                 **self._common | {"refusal": refusal or machine.failure}, progress={}, name_taken=taken
             )
-        if isinstance(beat, RolloutBeat):
-            return self._rollout_state(identity)
-        if isinstance(beat, RewardBeat):
-            return self._reward_state(identity, beat)
-        if isinstance(beat, TrainerBeat):
-            return self._trainer_state(identity, beat)
-        if isinstance(beat, InferenceBeat):
-            return InferenceState(
+        if isinstance(heartbeat, RolloutHeartbeat):
+            return self._rollout_directive(identity)
+        if isinstance(heartbeat, RewardHeartbeat):
+            return self._reward_directive(identity, heartbeat)
+        if isinstance(heartbeat, TrainerHeartbeat):
+            return self._trainer_directive(identity, heartbeat)
+        if isinstance(heartbeat, InferenceHeartbeat):
+            return InferenceDirective(
                 **self._common,
                 update_id=machine.engines.update_id,
                 manifest=machine.engines.target,
                 update=machine.updates.current,
             )
-        assert isinstance(beat, ObserverBeat)
-        return ObserverState(**self._common, progress=self._progress)
+        assert isinstance(heartbeat, ObserverHeartbeat)
+        return ObserverDirective(**self._common, progress=self._progress)
 
     @cached_property
     def _progress(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class _Replies:
     def _engines(self) -> list[EnginePeer]:
         return [
             EnginePeer(name=b.name, boot_id=b.boot_id, url=b.url, policy=b.policy, load=b.load)
-            for b in self._machine.engines.serving(self._machine.peers.all(InferenceBeat)).values()
+            for b in self._machine.engines.serving(self._machine.peers.all(InferenceHeartbeat)).values()
             if b.policy is not None
         ]
 
@@ -108,26 +108,26 @@ class _Replies:
     def _rewards(self) -> list[RewardPeer]:
         return [
             RewardPeer(name=b.name, boot_id=b.boot_id, address=b.address, load=b.load)
-            for b in self._machine.peers.all(RewardBeat).values()
+            for b in self._machine.peers.all(RewardHeartbeat).values()
             if b.phase == "running"
         ]
 
     @cached_property
     def _live_engines(self) -> list[str]:
-        return sorted(beat.boot_id for beat in self._machine.peers.all(InferenceBeat).values())
+        return sorted(heartbeat.boot_id for heartbeat in self._machine.peers.all(InferenceHeartbeat).values())
 
     @cached_property
     def _live_rewards(self) -> list[str]:
         """Boot ids of reward actors still able to score (P13); actors in phase `done` have left."""
-        return sorted(b.boot_id for b in self._machine.peers.all(RewardBeat).values() if b.phase != "done")
+        return sorted(b.boot_id for b in self._machine.peers.all(RewardHeartbeat).values() if b.phase != "done")
 
-    def _rollout_state(self, identity: str) -> RolloutState:
+    def _rollout_directive(self, identity: str) -> RolloutDirective:
         machine, named = self._machine, self._machine.rollout_holds.of(identity)
         held = [machine.groups.rows[ordinal] for ordinal in sorted(machine.groups.held_by.get(identity, ()))]
         mine = {(group.ordinal, group.attempt): group for group in held}
-        # the rest follows with later States, once the peer has named the first ones
-        unseen = [group for hold, group in mine.items() if hold not in named][: limits.STATE_TICKETS]
-        return RolloutState(
+        # the rest follows with later directives, once the peer has named the first ones
+        unseen = [group for hold, group in mine.items() if hold not in named][: limits.DIRECTIVE_TICKETS]
+        return RolloutDirective(
             **self._common,
             tickets=[ticket_of(group, machine.settings) for group in unseen],
             scoring=_pairs(sorted(hold for hold in named & mine.keys() if machine.reward_holds.is_named(hold))),
@@ -139,11 +139,11 @@ class _Replies:
             live_rewards=self._live_rewards,
         )
 
-    def _reward_state(self, identity: str, beat: RewardBeat) -> RewardState:
-        # the machine has taken in the failures of this beat, so the actor need not repeat them
-        failed = {(failure.ordinal, failure.attempt) for failure in beat.failures}
+    def _reward_directive(self, identity: str, heartbeat: RewardHeartbeat) -> RewardDirective:
+        # the machine has taken in the failures of this heartbeat, so the actor need not repeat them
+        failed = {(failure.ordinal, failure.attempt) for failure in heartbeat.failures}
         named = sorted(self._machine.reward_holds.of(identity))
-        return RewardState(
+        return RewardDirective(
             **self._common,
             packer_address=self._machine.packer_address,
             release=_pairs(hold for hold in named if hold in failed or self._ended(*hold)),
@@ -157,15 +157,15 @@ class _Replies:
         group = self._machine.groups.known(ordinal)
         if group is None or group.state is not GroupState.ISSUED:
             return True
-        return group.attempt == attempt and group.outcome is Attempt.FAILED
+        return group.attempt == attempt and group.outcome is AttemptOutcome.FAILED
 
-    def _trainer_state(self, identity: str, beat: TrainerBeat) -> TrainerState:
+    def _trainer_directive(self, identity: str, heartbeat: TrainerHeartbeat) -> TrainerDirective:
         machine, gang = self._machine, self._machine.gang
         pinned = machine.evaluations.policy
         versions = (machine.evaluations.next_version(), pinned.version if pinned else None)
-        return TrainerState(
+        return TrainerDirective(
             **self._common,
-            order=gang.order_for(identity, beat),
+            order=gang.order_for(identity, heartbeat),
             # only a member may take batches of the incarnation
             incarnation=gang.incarnation if identity in gang.members.values() else 0,
             lineage=gang.lineage,
@@ -182,8 +182,8 @@ def ticket_of(group: Group, settings: Settings) -> Ticket:
     sampling = settings.eval_sampling
     if group.policy is None:  # of a train group
         step, start = step_of(group.position, settings.groups_per_step), settings.sampling.temperature
-        heat = sampling_temperature(step, start, settings.temperature_schedule, settings.max_steps)
-        sampling = settings.sampling.model_copy(update={"temperature": heat})
+        temperature = sampling_temperature(step, start, settings.temperature_schedule, settings.max_steps)
+        sampling = settings.sampling.model_copy(update={"temperature": temperature})
     return Ticket(
         ordinal=group.ordinal,
         attempt=group.attempt,
@@ -204,9 +204,9 @@ def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
-def beats_by_role(machine: Machine) -> dict[str, list[Beat]]:
-    """Return the newest beats of live peers by role (`rollout`, `reward`, …), for progress and metrics."""
-    roles: dict[str, list[Beat]] = {}
-    for beat in machine.peers.all(Beat).values():
-        roles.setdefault(beat.kind.removesuffix("_beat"), []).append(beat)
+def heartbeats_by_role(machine: Machine) -> dict[str, list[Heartbeat]]:
+    """Return the newest heartbeats of live peers by role (`rollout`, `reward`, …), for progress and metrics."""
+    roles: dict[str, list[Heartbeat]] = {}
+    for heartbeat in machine.peers.all(Heartbeat).values():
+        roles.setdefault(heartbeat.kind.removesuffix("_heartbeat"), []).append(heartbeat)
     return roles

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from schemas.config.actors import TemperatureScheduleConfig
 from schemas.config.sampling import SamplingParams
-from schemas.messages import DroppedOrdinal, Policy, Purpose
+from schemas.messages import DroppedOrdinal, PolicyVersion, Purpose
 
 MAX_FAILURES = 3
 """Failed attempts after which an ordinal is dropped as poison (P11)."""
@@ -46,7 +46,7 @@ class GroupState(StrEnum):
     """Never to be trained, for a counted reason."""
 
 
-class Attempt(StrEnum):
+class AttemptOutcome(StrEnum):
     """Outcome of a group's newest attempt (P11): open or ended, counted as failed or not.
 
     open ──holder dies──▶ open, or died if the holder held nothing else ──holder comes back──▶ open
@@ -86,14 +86,14 @@ class Group:
     """Completions to sample."""
     min_version: int
     """Oldest version allowed to sample the group (P10)."""
-    policy: Policy | None = None
+    policy: PolicyVersion | None = None
     """Only policy allowed to sample the group of an evaluation; None for training."""
     state: GroupState = GroupState.ISSUED
     """Current state."""
     attempt: int = 0
     """Number of the newest attempt; 0: never given to a holder."""
     # the outcome is a part of its own, not a state: a failed attempt's group is still issued, and may settle late
-    outcome: Attempt = Attempt.OPEN
+    outcome: AttemptOutcome = AttemptOutcome.OPEN
     """Outcome of the newest attempt."""
     failures: int = 0
     """Failed attempts (P11)."""
@@ -153,8 +153,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class GoingBack:
-    """Order to start the next gang from the newest good checkpoint (`Machine.go_back`, P23)."""
+class RewindOrder:
+    """Order to start the next gang from the newest good checkpoint (`Machine.rewind`, P23)."""
 
     at_most: int | None
     """Greatest step of the checkpoint; None: no limit."""
@@ -164,13 +164,13 @@ class GoingBack:
 
 
 @dataclass(frozen=True)
-class WentBack:
+class Rewound:
     """Completed return to an older checkpoint."""
 
     step: int
     """Step of the checkpoint."""
     sample_anew: bool
-    """Value of `GoingBack.sample_anew`."""
+    """Value of `RewindOrder.sample_anew`."""
     given_up: int
     """Number of groups dropped as `forked`."""
 
@@ -190,7 +190,7 @@ class GroupFacts:
     oldest_version: int
     """Version of the oldest token."""
     # several: an engine may take new weights between two tokens of a completion
-    policies: frozenset[Policy]
+    policies: frozenset[PolicyVersion]
     """Policies of all segments."""
     longest_sample: int
     """Tokens of the longest prompt + completion."""
@@ -253,9 +253,9 @@ class Changes:
     values: dict[str, Any] = field(default_factory=dict)
     """Single values by key, ready for JSON."""
     gone_groups: list[int] = field(default_factory=list)
-    """Folded ordinals; rows and payloads are deleted."""
+    """Compacted ordinals; rows and payloads are deleted."""
     gone_steps: list[int] = field(default_factory=list)
-    """Folded or forked steps; the records are deleted."""
+    """Compacted or forked steps; the records are deleted."""
     pools: dict[str, str] = field(default_factory=dict)
     """New difficulty pool by example key, for moved examples; added by the packer's curriculum."""
 

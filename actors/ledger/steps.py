@@ -4,35 +4,35 @@ from collections.abc import Mapping
 from itertools import islice
 
 from actors.algorithms.lag import is_stale
-from actors.ledger.folded import Folded
+from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.groups import Groups
 from actors.ledger.rows import Changes, Group, GroupState, Settings, Step
 from actors.ledger.witness import START, next_chain
 from schemas.messages import DroppedOrdinal
 
 
-class Steps:
+class StepTable:
     """Composed steps. A step is composed once; nothing changes its groups afterwards (P18)."""
 
     def __init__(self, settings: Settings, changes: Changes) -> None:
         self._settings, self._changes = settings, changes
         self.composed: dict[int, Step] = {}
-        """Composed steps by number, without folded ones."""
+        """Composed steps by number, without compacted ones."""
         self.chains: dict[int, str] = {0: START}
-        """Chain of witnesses (P20) after each step, from the newest folded step on."""
+        """Chain of witnesses (P20) after each step, from the newest compacted step on."""
         self.last = 0
         """Newest composed step; 0: none."""
         self._next_ordinal = 0
         """Ordinal below which no group can enter a step any more."""
 
-    def restore(self, steps: list[Step], folded: Folded) -> None:
+    def restore(self, steps: list[Step], compacted: CompactedHistory) -> None:
         """Load the stored steps, in order."""
-        self.chains, self.last = {folded.step: folded.chain}, folded.step
-        self._next_ordinal = folded.finished.first_missing
+        self.chains, self.last = {compacted.step: compacted.chain}, compacted.step
+        self._next_ordinal = compacted.finished.first_missing
         for step in steps:
             self._note(step)
 
-    def fold(self, last: int) -> list[Step]:
+    def compact(self, last: int) -> list[Step]:
         """Remove and return the steps up to this one; its chain stays as the root of all later chains."""
         gone = [self.composed.pop(number) for number in sorted(self.composed) if number <= last]
         self.chains = {number: chain for number, chain in self.chains.items() if number >= last}
@@ -85,7 +85,7 @@ class Steps:
             # order `ordinal` waits for the group whose turn it is, however many later ones are settled
             if ordinal >= groups.num_issued["train"] or (group and group.state is GroupState.ISSUED):
                 return []
-            if group and group.state is GroupState.SETTLED:  # a missing row is folded: it was dropped long ago
+            if group and group.state is GroupState.SETTLED:  # a missing row is compacted: it was dropped long ago
                 chosen.append(group)
             ordinal += 1
         return chosen

@@ -4,8 +4,8 @@ Path `:memory:` is the in-memory double for tests. `sync: process` flushes only 
 (`synchronous=NORMAL`): kill -9 loses nothing; a crash of the operating system may lose the newest commits but never
 damages the file. `sync: node` adds an fsync to each commit.
 
-Folding deletes payloads in slices, one with each commit, so a fold of gigabytes delays no round. The table `unswept`
-holds the ordinals with payloads still to delete, so a restart continues the work.
+Compaction deletes payloads in slices, one with each commit, so a compaction of gigabytes delays no round. The table
+`unswept` holds the ordinals with payloads still to delete, so a restart continues the work.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from typing import IO, Any, Literal
 import msgpack
 import structlog
 
-from actors.algorithms.pools import NORMAL
-from actors.ledger.folded import Folded
-from actors.ledger.rows import Attempt, Changes, ExampleRef, Group, GroupState, Step
+from actors.algorithms.difficulty_pools import NORMAL
+from actors.ledger.compacted_history import CompactedHistory
+from actors.ledger.rows import AttemptOutcome, Changes, ExampleRef, Group, GroupState, Step
 from actors.process.ledger_file import foreign_tables, problem_of, says_foreign
 from schemas.errors import ConfigError, ProtocolError, RunFailedError
-from schemas.messages import DroppedOrdinal, Policy
+from schemas.messages import DroppedOrdinal, PolicyVersion
 
 log = structlog.get_logger("ledger")
 
@@ -105,7 +105,7 @@ class LedgerReader:
         return [_group_of(row) for row in self.database.execute("SELECT * FROM groups ORDER BY ordinal")]
 
     def steps(self) -> list[Step]:
-        """Return all composed steps in order, without folded ones."""
+        """Return all composed steps in order, without compacted ones."""
         return [_step_of(record) for (record,) in self.database.execute("SELECT record FROM steps ORDER BY step")]
 
     def digests(self) -> dict[int, str]:
@@ -144,12 +144,12 @@ class LedgerReader:
         return dict(self.database.execute("SELECT key, pool FROM pools"))
 
     def counts(self) -> dict[tuple[str, str, str | None], int]:
-        """Return the number of ordinals by (purpose, state, reason), rows and folded ordinals together."""
+        """Return the number of ordinals by (purpose, state, reason), rows and compacted ordinals together."""
         query = """
             SELECT CASE WHEN ordinal < 0 THEN 'eval' ELSE 'train' END, state, reason, COUNT(*)
             FROM groups GROUP BY 1, 2, 3
         """
-        counts = Counter(Folded.of(self.value("folded")).counts())
+        counts = Counter(CompactedHistory.of(self.value("folded")).counts())
         counts.update(
             {(purpose, state, reason): count for purpose, state, reason, count in self.database.execute(query)}
         )
@@ -160,9 +160,11 @@ class LedgerReader:
 
         Counted from the step records, since a row names only one step.
         """
-        folded = Folded.of(self.value("folded"))
+        compacted = CompactedHistory.of(self.value("folded"))
         times = Counter(ordinal for step in self.steps() for ordinal in step.ordinals)
-        return folded.trained_twice + sum(count > 1 or ordinal in folded.finished for ordinal, count in times.items())
+        return compacted.trained_twice + sum(
+            count > 1 or ordinal in compacted.finished for ordinal, count in times.items()
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -197,7 +199,7 @@ class Store(LedgerReader):
         self.on_wait: Callable[[str], None] = lambda problem: None
         """Callback after each failed try to write, with a message."""
         self.unswept = 0
-        """Number of folded ordinals with payloads still to be deleted."""
+        """Number of compacted ordinals with payloads still to be deleted."""
         if path != ":memory:":
             path = Path(path).resolve()  # else the lock of a linked file would lie next to the link, and lock nothing
             if problem := problem_of(path):
@@ -277,7 +279,7 @@ class Store(LedgerReader):
         try:
             gone = [(ordinal,) for ordinal in changes.gone_groups]
             self.database.executemany("DELETE FROM groups WHERE ordinal = ?", gone)
-            # payloads of folded groups are deleted later, slice by slice
+            # payloads of compacted groups are deleted later, slice by slice
             self.database.executemany("INSERT INTO unswept VALUES (?)", gone)
             self.database.executemany("DELETE FROM steps WHERE step = ?", [(step,) for step in changes.gone_steps])
             self.database.executemany(
@@ -288,7 +290,7 @@ class Store(LedgerReader):
                 "INSERT OR REPLACE INTO payloads VALUES (?,?,?)",
                 [(ordinal, digest, msgpack.packb(frames)) for ordinal, (digest, frames) in payloads.items()],
             )
-            # after the payloads: an evaluation's last payload may be written and folded in the same round
+            # after the payloads: an evaluation's last payload may be written and compacted in the same round
             swept = self._sweep() if self.unswept or gone else 0
             self.database.executemany(
                 "INSERT INTO steps VALUES (?,?)", [(s.step, _step_record(s)) for s in changes.steps]
@@ -308,7 +310,7 @@ class Store(LedgerReader):
         self.unswept += len(gone) - swept
 
     def _sweep(self) -> int:
-        """Delete the payloads of the next folded ordinals, up to one slice; return the number of ordinals."""
+        """Delete the payloads of the next compacted ordinals, up to one slice; return the number of ordinals."""
         query = """
             SELECT ordinal, COALESCE(LENGTH(frames), 0) FROM unswept LEFT JOIN payloads USING (ordinal)
             ORDER BY ordinal LIMIT ?
@@ -489,9 +491,9 @@ def _group_of(row: tuple[Any, ...]) -> Group:
     # the columns in the order of SCHEMA; from `failures` on they are the last fields of Group
     ordinal, environment, index, key, seed, size, min_version, lineage, version, state, attempt, outcome, *rest = row
     example = ExampleRef(environment, index, key)
-    policy = None if lineage is None else Policy(lineage=lineage, version=version)
+    policy = None if lineage is None else PolicyVersion(lineage=lineage, version=version)
     asked = (ordinal, example, seed, size, min_version, policy)
-    return Group(*asked, GroupState(state), attempt, Attempt(outcome), *rest)
+    return Group(*asked, GroupState(state), attempt, AttemptOutcome(outcome), *rest)
 
 
 def _step_record(step: Step) -> str:

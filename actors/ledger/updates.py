@@ -7,8 +7,8 @@
                                         idle: the next update has a new group, without engines that missed three in a
                                         row
 
-The members of an update are fixed. An engine that joins later, or has lost its loaded weights (its beat then names no
-policy), enters the next update, named as soon as this one has ended. The version is the same, and the trainer
+The members of an update are fixed. An engine that joins later, or has lost its loaded weights (its heartbeat then names
+no policy), enters the next update, named as soon as this one has ended. The version is the same, and the trainer
 holds a copy of it, so no file is needed and no step waits for a joiner.
 
 Members and trainer have timeouts and report failures themselves. `patience` covers a failure that nobody reports, and
@@ -17,7 +17,7 @@ is longer than all these timeouts together, so a slow but progressing update is 
 
 from collections.abc import Mapping, Sequence
 
-from schemas.messages import InferenceBeat, Manifest, TrainerBeat, WeightMember, WeightUpdate
+from schemas.messages import InferenceHeartbeat, Manifest, TrainerHeartbeat, WeightMember, WeightUpdate
 
 PATIENCE_TIMEOUTS = 4.0
 """`patience` as a multiple of `weights.timeout`: to meet, to receive, to pause the server, to switch its weights."""
@@ -36,14 +36,14 @@ class Updates:
     """
 
     def __init__(self, term: int, patience: float) -> None:
-        self._term, self._count, self._groups = term, 0, 0
+        self._term, self._count, self._num_process_groups = term, 0, 0
         self._patience = patience
         self._progress: tuple[object, ...] = ()
         """Newest progress reported by the members."""
         self._since = 0.0
         """Time of the last change of `_progress`, on the packer's clock."""
         self.current: WeightUpdate | None = None
-        """Update named in States; a completed update stays until the next one."""
+        """Update named in directives; a completed update stays until the next one."""
         self._under_way = False
         self._broken = True
         """True if the process group of the last update must not be used again."""
@@ -61,17 +61,25 @@ class Updates:
         return {boot_id for boot_id, failures in self._failures.items() if failures >= MAX_FAILURES}
 
     def decide(
-        self, now: float, target: Manifest | None, engines: Mapping[str, InferenceBeat], trainer: TrainerBeat | None
+        self,
+        now: float,
+        target: Manifest | None,
+        engines: Mapping[str, InferenceHeartbeat],
+        trainer: TrainerHeartbeat | None,
     ) -> bool:
         """Follow the current update, and name the next if engines lack the target; return True for a new update.
 
         Args:
             now: the time on the packer's clock.
             target: version to serve. None: no version, or the trainer is gone.
-            engines: newest beats of the live engines, by identity.
-            trainer: newest beat of rank 0. None: no gang.
+            engines: newest heartbeats of the live engines, by identity.
+            trainer: newest heartbeat of rank 0. None: no gang.
         """
-        live = {beat.boot_id: beat for beat in engines.values() if beat.weight_ranks and beat.phase == "running"}
+        live = {
+            heartbeat.boot_id: heartbeat
+            for heartbeat in engines.values()
+            if heartbeat.weight_ranks and heartbeat.phase == "running"
+        }
         # a dead engine never returns under its boot id, so the oldest dead one may be forgotten
         if len(self._failures) > MAX_REMEMBERED + len(live):
             del self._failures[next(boot_id for boot_id in self._failures if boot_id not in live)]
@@ -81,9 +89,9 @@ class Updates:
             return False
         # sorted, so that the same engines are the same members and may keep their process group
         lacking = [
-            WeightMember(boot_id=boot_id, num_ranks=beat.weight_ranks)
-            for boot_id, beat in sorted(live.items())
-            if beat.policy != target.policy and boot_id not in self.quarantined
+            WeightMember(boot_id=boot_id, num_ranks=heartbeat.weight_ranks)
+            for boot_id, heartbeat in sorted(live.items())
+            if heartbeat.policy != target.policy and boot_id not in self.quarantined
         ]
         if not lacking:
             return False
@@ -91,7 +99,7 @@ class Updates:
         self._progress, self._since = _progress([member.boot_id for member in lacking], live), now
         return True
 
-    def _follow(self, now: float, live: Mapping[str, InferenceBeat], trainer: TrainerBeat | None) -> None:
+    def _follow(self, now: float, live: Mapping[str, InferenceHeartbeat], trainer: TrainerHeartbeat | None) -> None:
         """End the current update after success or failure."""
         update = self.current
         assert update is not None
@@ -113,7 +121,7 @@ class Updates:
             for boot_id in members:
                 self._failures.pop(boot_id, None)
 
-    def _stands_still(self, now: float, members: Sequence[str], live: Mapping[str, InferenceBeat]) -> bool:
+    def _stands_still(self, now: float, members: Sequence[str], live: Mapping[str, InferenceHeartbeat]) -> bool:
         """Return whether no member has made progress for longer than `patience`."""
         progress = _progress(members, live)
         if progress != self._progress:
@@ -124,23 +132,23 @@ class Updates:
         before = self.current
         # the same members after a success keep their process group: to form one costs seconds
         if self._broken or before is None or before.members != members:
-            self._groups += 1
+            self._num_process_groups += 1
         self._count += 1
         self.current = WeightUpdate(
             update=f"{self._term}.{self._count}",
-            group=f"{self._term}.{self._groups}",
+            process_group=f"{self._term}.{self._num_process_groups}",
             policy=target.policy,
             members=members,
         )
         self._under_way, self._broken = True, False
 
 
-def _progress(members: Sequence[str], live: Mapping[str, InferenceBeat]) -> tuple[object, ...]:
+def _progress(members: Sequence[str], live: Mapping[str, InferenceHeartbeat]) -> tuple[object, ...]:
     """Return the progress reported by the live members; the value changes with any data received by a member."""
     return tuple((b, live[b].policy, live[b].update_progress) for b in members if b in live)
 
 
-def _behind(members: Sequence[str], live: Mapping[str, InferenceBeat], update: WeightUpdate) -> set[str]:
+def _behind(members: Sequence[str], live: Mapping[str, InferenceHeartbeat], update: WeightUpdate) -> set[str]:
     """Return the members without the update; empty if no member does: the fault is the trainer's."""
     lacking = {b for b in members if b in live and live[b].policy != update.policy}
     return lacking if len(lacking) < len(members) else set()

@@ -22,7 +22,7 @@ CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
 @dataclass(frozen=True)
-class Bend:
+class LogitTransform:
     """Transform of a model's logits: logit → cap · tanh(scale · logit / cap) (Cohere, Granite; Gemma)."""
 
     scale: float = 1.0
@@ -36,7 +36,7 @@ class Bend:
             logits.mul_(self.scale)
         return logits if self.cap == math.inf else logits.div_(self.cap).tanh_().mul_(self.cap)
 
-    def backward_(self, gradient: Tensor, bent: Tensor) -> Tensor:
+    def backward_(self, gradient: Tensor, transformed: Tensor) -> Tensor:
         """Turn the gradient of transformed logits into the gradient of the logits, in place, and return the tensor.
 
         Args:
@@ -44,7 +44,7 @@ class Bend:
         """
         if self.scale != 1:
             gradient.mul_(self.scale)
-        return gradient if self.cap == math.inf else gradient.mul_(1 - (bent / self.cap) ** 2)
+        return gradient if self.cap == math.inf else gradient.mul_(1 - (transformed / self.cap) ** 2)
 
 
 def logprobs_and_entropy(
@@ -72,7 +72,7 @@ def chunked_logprobs_and_entropy(
     bias_V: Tensor | None,
     token_ids_T: Tensor,
     temperatures_T: Tensor,
-    bend: Bend = Bend(),
+    transform: LogitTransform = LogitTransform(),
     entropy_gradient: bool = False,
     chunk_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ def chunked_logprobs_and_entropy(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
     learns_head = weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad)
     plan = _Plan(
-        bend=bend,
+        transform=transform,
         dtype=dtype,
         tokens=max(1, (chunk_bytes or CHUNK_BYTES[device]) // (4 * weight_VD.shape[0])),  # 4 bytes per float32 logit
         entropy_gradient=entropy_gradient,
@@ -122,7 +122,7 @@ def _chosen(logits_TV: Tensor, token_ids_T: Tensor) -> Tensor:
 class _Plan:
     """Computation of the chunks, of C tokens each."""
 
-    bend: Bend
+    transform: LogitTransform
     dtype: torch.dtype
     tokens: int
     """Largest number of tokens in a chunk."""
@@ -137,7 +137,7 @@ class _Plan:
 
     def logits(self, hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return transformed, untempered logits in float32, in newly allocated memory."""
-        return self.bend.forward_(precise(linear(hidden_CD, weight_VD, bias_V)))
+        return self.transform.forward_(precise(linear(hidden_CD, weight_VD, bias_V)))
 
     def cast(self, *tensors: Tensor | None) -> list[Any]:
         """Return the tensors in the dtype of the logits."""
@@ -190,8 +190,8 @@ def _computed(
 
     A function of its own, like `_of_logits`, so that all tensors of a chunk are freed before the next chunk.
     """
-    bent_CV = plan.logits(hidden_CD, weight_VD, bias_V)
-    tempered_CV = bent_CV if divisors_C is None else bent_CV / divisors_C[:, None]
+    transformed_CV = plan.logits(hidden_CD, weight_VD, bias_V)
+    tempered_CV = transformed_CV if divisors_C is None else transformed_CV / divisors_C[:, None]
     # softmax by hand: the same exponentials serve normaliser, entropy and gradient. Less the largest logit, so that no
     # exponential overflows
     largest_C = tempered_CV.amax(-1)
@@ -205,7 +205,7 @@ def _computed(
     # d logprob / d logits = [chosen] − p
     gradient_CV = weights_CV.div_(sum_C[:, None]).neg_()
     gradient_CV[torch.arange(len(ids_C), device=ids_C.device), ids_C] += 1
-    ahead_CD = _untempered_(gradient_CV, bent_CV, divisors_C, plan) @ weight_VD
+    ahead_CD = _untempered_(gradient_CV, transformed_CV, divisors_C, plan) @ weight_VD
     return (logprobs_C, normaliser_C, entropy_C), ahead_CD
 
 
@@ -242,7 +242,7 @@ def _gradients(ctx: Any, gradient_T: Tensor, entropy_gradient_T: Tensor) -> tupl
 
 def _of_logits(
     plan: _Plan,
-    bent_CV: Tensor,
+    transformed_CV: Tensor,
     ids_C: Tensor,
     divisors_C: Tensor | None,
     found: tuple[Tensor, Tensor],
@@ -255,7 +255,7 @@ def _of_logits(
         gradients: gradients of logprobs and entropy.
     """
     (normaliser_C, entropy_C), (of_logprobs_C, of_entropy_C) = found, gradients
-    tempered_CV = bent_CV if divisors_C is None else bent_CV / divisors_C[:, None]
+    tempered_CV = transformed_CV if divisors_C is None else transformed_CV / divisors_C[:, None]
     # log p: the normaliser of the forward pass, so that both passes have the same probabilities
     shifted_CV = tempered_CV - normaliser_C[:, None]
     if plan.entropy_gradient:
@@ -264,15 +264,15 @@ def _of_logits(
     else:
         gradient_CV = shifted_CV.exp_().mul_(-of_logprobs_C[:, None])
     gradient_CV[torch.arange(len(ids_C), device=ids_C.device), ids_C] += of_logprobs_C
-    return _untempered_(gradient_CV, bent_CV, divisors_C, plan)
+    return _untempered_(gradient_CV, transformed_CV, divisors_C, plan)
 
 
-def _untempered_(gradient_CV: Tensor, bent_CV: Tensor, divisors_C: Tensor | None, plan: _Plan) -> Tensor:
+def _untempered_(gradient_CV: Tensor, transformed_CV: Tensor, divisors_C: Tensor | None, plan: _Plan) -> Tensor:
     """Return the gradient of the linear layer's output from the tempered logits' gradient, which is overwritten."""
     # the chain rule backwards: temperature last, transform before, linear layer first
     if divisors_C is not None:
         gradient_CV.div_(divisors_C[:, None])
-    return plan.bend.backward_(gradient_CV, bent_CV).to(plan.dtype)
+    return plan.transform.backward_(gradient_CV, transformed_CV).to(plan.dtype)
 
 
 def _add_product_(of_weight_VD: Tensor, of_logits_CV: Tensor, hidden_CD: Tensor) -> None:

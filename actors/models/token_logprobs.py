@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from actors.models.attention import PackedRow, pack_row
-from actors.models.logprobs import Bend, chunked_logprobs_and_entropy, logprobs_and_entropy
+from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
 
 log = structlog.get_logger("learner")
 
 HeadForward = Callable[[Tensor], Tensor]
 
 
-class ChosenLogprobs:
+class TokenLogprobs:
     """Logprobs of chosen tokens under a model.
 
     If the output layer is not a plain linear layer (it has an adapter, or is quantised), or the model transforms its
-    logits otherwise than `Bend`, all logits are computed at once, and the log says so.
+    logits otherwise than `LogitTransform`, all logits are computed at once, and the log says so.
 
     Args:
         model: model as it is trained: with its adapter, before sharding.
@@ -35,7 +35,7 @@ class ChosenLogprobs:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._head: Any = model.get_output_embeddings()  # type: ignore[operator]
-        self._bend, problem = _bend(model, self._head)
+        self._transform, problem = _transform(model, self._head)
         if problem:
             log.warning("logits are computed all at once", model=type(model).__name__, why=problem)
 
@@ -59,18 +59,24 @@ class ChosenLogprobs:
         source_K = row.source_T
         if wanted_K is not None:
             source_K, token_ids_T, temperatures_T = (x[wanted_K] for x in (source_K, token_ids_T, temperatures_T))
-        if self._bend is None:
+        if self._transform is None:
             logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
             found = logprobs_and_entropy(logits_KV, token_ids_T, temperatures_T, entropy_gradient)
         else:
-            found = self._chunked(self._bend, row, source_K, token_ids_T, temperatures_T, entropy_gradient)
+            found = self._chunked(self._transform, row, source_K, token_ids_T, temperatures_T, entropy_gradient)
         if wanted_K is None:
             return found
         logprobs_T, entropy_T = (x_K.new_zeros(len(row.source_T)).index_copy(0, wanted_K, x_K) for x_K in found)
         return logprobs_T, entropy_T
 
     def _chunked(
-        self, bend: Bend, row: PackedRow, source_K: Tensor, ids_K: Tensor, temperatures_K: Tensor, gradient: bool
+        self,
+        transform: LogitTransform,
+        row: PackedRow,
+        source_K: Tensor,
+        ids_K: Tensor,
+        temperatures_K: Tensor,
+        gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         found: list[Tensor] = []
 
@@ -78,7 +84,7 @@ class ChosenLogprobs:
         def instead(hidden_1RD: Tensor) -> Tensor:
             hidden_KD, head = hidden_1RD[0].index_select(0, source_K), self._head
             both = chunked_logprobs_and_entropy(
-                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, bend, gradient
+                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient
             )
             found.append(torch.stack(both, -1)[None])
             return found[0]  # this very tensor: sharding hooks into the gradient of a module's output
@@ -99,7 +105,7 @@ def _forward_of(head: nn.Module, forward: HeadForward) -> Iterator[None]:
         del head.forward
 
 
-def _bend(model: nn.Module, head: nn.Module | None) -> tuple[Bend | None, str]:
+def _transform(model: nn.Module, head: nn.Module | None) -> tuple[LogitTransform | None, str]:
     """Return the transform from the model's output for known logits, or None and why chunks are impossible."""
     if type(head) is not nn.Linear:
         return None, f"its output layer is {type(head).__name__}, not a plain linear one"
@@ -115,7 +121,7 @@ def _bend(model: nn.Module, head: nn.Module | None) -> tuple[Bend | None, str]:
         model.train(training)
     # equal outputs for 1e9 and 2e9 are a cap; otherwise their ratio to the input is the scale
     line, capped, as_capped = found_V[:3].tolist()
-    bend = Bend(round(line * 2**10, 5), capped) if capped == as_capped else Bend(capped / 1e9)
-    if not torch.allclose(bend.forward_(given_V.clone()), found_V, rtol=1e-4, atol=1e-4):
+    transform = LogitTransform(round(line * 2**10, 5), capped) if capped == as_capped else LogitTransform(capped / 1e9)
+    if not torch.allclose(transform.forward_(given_V.clone()), found_V, rtol=1e-4, atol=1e-4):
         return None, "what it does to its logits is neither a factor nor a soft cap"
-    return bend, ""
+    return transform, ""

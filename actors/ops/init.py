@@ -14,7 +14,7 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 """Signals passed to the command."""
 
 
-def be_init() -> None:
+def run_as_init() -> None:
     """Fork; return in the child, which does the work. The parent never returns and exits with the child's exit code.
 
     Must run before any thread is started: a fork copies only the calling thread.

@@ -9,7 +9,7 @@ import yaml
 from actors.datasets.identity import data_changes, data_files
 from actors.learner.checkpoints import CheckpointFolder
 from actors.ledger import LedgerReader
-from actors.ledger.folded import Folded
+from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.store import backup_paths
 from schemas.config import RunConfig
 from schemas.config.resolved import RESOLVED
@@ -131,8 +131,8 @@ def _folder(config: RunConfig) -> CheckpointFolder:
 
 def _has_checkpoint(config: RunConfig, ledger: LedgerReader, step: int, *, deep: bool) -> bool:
     """Return whether there is a good checkpoint of a step, with the same chain of witnesses as the ledger (P20)."""
-    folded = Folded.of(ledger.value("folded"))
-    # steps up to the folded one are no longer listed, but its chain is known
-    chains = {folded.step: folded.chain} | {known.step: known.chain for known in ledger.steps()}
+    compacted = CompactedHistory.of(ledger.value("folded"))
+    # steps up to the compacted one are no longer listed, but its chain is known
+    chains = {compacted.step: compacted.chain} | {known.step: known.chain for known in ledger.steps()}
     run = ledger.value("run")
     return step in chains and run is not None and _folder(config).is_good(step, run, chains[step], deep=deep)

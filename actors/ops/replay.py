@@ -28,7 +28,7 @@ from bus.weights.filesystem import FilesystemPublisher
 from schemas.config import RunConfig
 from schemas.config.services import WeightsConfig
 from schemas.errors import ConfigError
-from schemas.messages import Policy, ScoredGroup, StepBatch, drop_fields
+from schemas.messages import PolicyVersion, ScoredGroup, StepBatch, drop_fields
 
 if TYPE_CHECKING:
     from actors.learner.protocol import Learner
@@ -172,9 +172,9 @@ def _groups(ledger: LedgerReader, step: Step) -> list[ScoredGroup]:
 
 def _train(learner: "Learner", batches: Sequence[StepBatch]) -> dict[str, float]:
     """Train a step of the whole gang in this process, which takes the part of the last rank."""
-    from actors.learner.ranks import ALONE
+    from actors.learner.ranks import SINGLE_RANK
 
-    return learner.step(batches[-1], ALONE, batches[:-1])
+    return learner.step(batches[-1], SINGLE_RANK, batches[:-1])
 
 
 def _digest(weights: Weights, config: WeightsConfig) -> str:
@@ -184,7 +184,7 @@ def _digest(weights: Weights, config: WeightsConfig) -> str:
     # the digest is one of the published files, so the weights are written as a publisher writes them
     with tempfile.TemporaryDirectory() as folder:
         publisher = FilesystemPublisher(RunFolder(Path(folder) / "weights", "replay", Path(folder)), 2)
-        return publisher.publish(Policy(lineage=0, version=0), weights).digest
+        return publisher.publish(PolicyVersion(lineage=0, version=0), weights).digest
 
 
 def _shown(value: Any) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from actors.learner.checkpoints import CheckpointFolder, FolderTakenError, Writer
-from actors.ledger import Changes, GoingBack, Store
+from actors.ledger import Changes, RewindOrder, Store
 from actors.ledger.backup import chains_of, put_in_place
-from actors.ledger.folded import Folded
+from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.store import backup_paths, take_lock
 from actors.ops.previous_run import changed_data, check_ledger_is_there, has_ledger, read_left
 from schemas.config import RunConfig, load_config
@@ -72,7 +72,7 @@ def rewind(output_dir: Path, step: int, *, same_groups: bool = False) -> str:
                 f"output_dir: {error}. The ledger {store.path} is an older copy than the one that these checkpoints "
                 f"were written with; bring that one back, or give `actors restore {config.output}`"
             ) from error
-        order = GoingBack(at_most=step, sample_anew=not same_groups)
+        order = RewindOrder(at_most=step, sample_anew=not same_groups)
         store.commit(Changes(values={"going_back": asdict(order)}), {})
         later = folder.rewind(step)
         (config.output / "summary.json").unlink(missing_ok=True)  # the run is not done any more
@@ -115,16 +115,16 @@ def _check_step(store: Store, folder: CheckpointFolder, step: int) -> None:
     Raises:
         ConfigError: the step can't be used; the text says why.
     """
-    # a restored ledger may have folded steps only
-    folded = Folded.of(store.value("folded"))
-    if step < folded.step:
+    # a restored ledger may have compacted steps only
+    compacted = CompactedHistory.of(store.value("folded"))
+    if step < compacted.step:
         raise ConfigError(
-            f"--step {step}: the ledger has groups from step {folded.step + 1} on only (ledger.keep_steps; after "
+            f"--step {step}: the ledger has groups from step {compacted.step + 1} on only (ledger.keep_steps; after "
             "`actors restore`, those of the backup); to go on from an older checkpoint start a new run with model.path "
             "at it"
         )
     folder.check(step)
-    chains = {folded.step: folded.chain} | {known.step: known.chain for known in store.steps()}
+    chains = {compacted.step: compacted.chain} | {known.step: known.chain for known in store.steps()}
     witness = folder.witness(step)
     if (witness["run"], witness["chain"]) != (store.run, chains.get(step)):
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Batches of composed steps on their way to the trainer's ranks.
 
-Consumes composed steps and the beats of ranks, both from the machine. Emits a StepBatch per rank and step. Waits for
+Consumes composed steps and the heartbeats of ranks, both from the machine. Emits a StepBatch per rank and step. Waits
+for
 nothing: a batch without room in the socket, or not confirmed for `bus.resend_after`, is offered again in a later round
 (P18: a batch built again is the same).
 """
@@ -16,7 +17,7 @@ from actors.process.fault_points import point
 from bus.data import Outbox
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
-from schemas.messages import StepBatch, TrainerBeat, drop_fields
+from schemas.messages import StepBatch, TrainerHeartbeat, drop_fields
 
 log = structlog.get_logger("packer")
 
@@ -54,13 +55,13 @@ class BatchSender:
         # times of confirmed batches, and of ranks that are gone, are of no more use
         still = {(identity, step.step) for identity, _, step in wanted}
         self._sent = {key: at for key, at in self._sent.items() if key in still}
-        for identity, beat, step in wanted:
+        for identity, heartbeat, step in wanted:
             sent = self._sent.get((identity, step.step))
             # sent and not confirmed: the batch may have got lost, so it is sent again later
             if sent is not None and now - sent < self._config.bus.resend_after:
                 continue
-            outbox = self._outbox(identity, beat)
-            if outbox is not None and outbox.try_send(self._batch(step, beat.rank)):
+            outbox = self._outbox(identity, heartbeat)
+            if outbox is not None and outbox.try_send(self._batch(step, heartbeat.rank)):
                 self._sent[identity, step.step] = now
                 point("packer.between_ranks")
             else:
@@ -76,7 +77,7 @@ class BatchSender:
         for outbox in self.outboxes.values():
             outbox.close()
 
-    def _outbox(self, identity: str, beat: TrainerBeat) -> Outbox | None:
+    def _outbox(self, identity: str, heartbeat: TrainerHeartbeat) -> Outbox | None:
         """Return the socket to a trainer rank; None if the address can't be used.
 
         A bad address is the rank's fault, so the error is logged and the packer goes on.
@@ -86,7 +87,7 @@ class BatchSender:
             for gone in [i for i in self.outboxes if i not in self._machine.gang.members.values()]:
                 self.outboxes.pop(gone).close()
             try:
-                self.outboxes[identity] = Outbox("steps", beat.address, self._config.bus, "packer")
+                self.outboxes[identity] = Outbox("steps", heartbeat.address, self._config.bus, "packer")
             except ConfigError as error:
                 if time.monotonic() >= self._next_address_log:
                     self._next_address_log = time.monotonic() + ADDRESS_LOG_SECONDS

@@ -7,8 +7,8 @@ import numpy as np
 import structlog
 
 from actors.algorithms.curriculum import Curriculum
-from actors.algorithms.pools import ASIDE
-from actors.datasets import Environment
+from actors.algorithms.difficulty_pools import FILTERED_POOLS
+from actors.datasets import Dataset
 from actors.ledger import ExampleRef
 from actors.telemetry.metrics import Metrics
 from schemas.messages import ScoredGroup
@@ -28,8 +28,8 @@ class Examples:
 
     def __init__(
         self,
-        train: Mapping[str, Environment],
-        evaluation: Mapping[str, Environment],
+        train: Mapping[str, Dataset],
+        evaluation: Mapping[str, Dataset],
         curriculum: Curriculum,
         num_eval_prompts: int,
         metrics: Metrics,
@@ -86,7 +86,7 @@ class Examples:
         pools = self._curriculum.pools
         if pools is None:
             return {}
-        for pool in ASIDE:
+        for pool in FILTERED_POOLS:
             self._metrics.set("grpo_packer_pool_examples", pools.sizes[pool], pool=pool)
         return pools.take_changes()
 
@@ -105,5 +105,5 @@ class Examples:
         if pools is None or (started_at is not None and values.get("pools_begun") == started_at):
             return {}
         num_examples = pools.begin_again(seed)
-        log.info("pools", given_back=num_examples, **{pool: pools.sizes[pool] for pool in ASIDE})
+        log.info("pools", given_back=num_examples, **{pool: pools.sizes[pool] for pool in FILTERED_POOLS})
         return {"pools_begun": started_at}

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from actors.ledger import GroupState, Machine
-from actors.ledger.replies import beats_by_role
+from actors.ledger.replies import heartbeats_by_role
 from actors.telemetry.metrics import DROPS, ENGINE_STATES, PURPOSES, STEP_GAUGES, Metrics
 from schemas.config import RunConfig
-from schemas.messages import InferenceBeat
+from schemas.messages import InferenceHeartbeat
 
 ROLES = ("rollout", "reward", "trainer", "inference", "observer")
 REWARD_COLUMN = "reward/"
@@ -84,10 +84,10 @@ class Gauges:
 
     def _show_peers(self) -> None:
         machine, m = self._machine, self._metrics
-        served = machine.engines.served_version(machine.peers.all(InferenceBeat))
+        served = machine.engines.served_version(machine.peers.all(InferenceHeartbeat))
         # -1: no engine takes new work; 0 is the model as configured
         m.set("grpo_packer_served_version", -1 if served is None else served)
-        roles, states = beats_by_role(machine), engine_states(machine)
+        roles, states = heartbeats_by_role(machine), engine_states(machine)
         for role in ROLES:
             m.set("grpo_packer_peers", len(roles.get(role, [])), role=role)
         for state in ENGINE_STATES:
@@ -115,10 +115,12 @@ class Gauges:
 
 
 def engine_states(machine: Machine) -> Counter[str]:
-    """Count live engines by state. An engine excluded from updates counts as quarantined, whatever its beat says."""
+    """Count live engines by state. An engine excluded from updates counts as quarantined, whatever it says."""
     quarantined = machine.updates.quarantined
-    engines = machine.peers.all(InferenceBeat).values()
-    return Counter("quarantined" if beat.boot_id in quarantined else beat.engine_state for beat in engines)
+    engines = machine.peers.all(InferenceHeartbeat).values()
+    return Counter(
+        "quarantined" if heartbeat.boot_id in quarantined else heartbeat.engine_state for heartbeat in engines
+    )
 
 
 def _number(value: float | None) -> float:

@@ -3,18 +3,18 @@
 import queue
 from dataclasses import dataclass
 
-from schemas.messages import Beat, Message
+from schemas.messages import Heartbeat, Message
 
 
 @dataclass(frozen=True)
 class BeatHeard:
-    """A beat, as read by the control server's thread."""
+    """A heartbeat, as read by the control server's thread."""
 
     identity: str
     """Sender, `NAME/BOOT_ID`."""
-    beat: Beat
+    heartbeat: Heartbeat
     arrived: float
-    """Seconds on the clock of leases at which the beat was read."""
+    """Seconds on the clock of leases at which the heartbeat was read."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Inflow:
     """Queue of events. `put` is for any thread; `take` and `look` are for the main thread."""
 
     def __init__(self) -> None:
-        # unbounded: beats are limited by the number of peers, groups by the tickets given out
+        # unbounded: heartbeats are limited by the number of peers, groups by the tickets given out
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def put(self, event: Event) -> None:
@@ -60,7 +60,8 @@ class Inflow:
     def look(self) -> list[Event]:
         """Return all events in the queue without taking any."""
         events = self.take(0.0)
-        # behind events that have come meanwhile: order between peers does not count, and a peer's beats are numbered
+        # behind events that have come meanwhile: order between peers does not count, and a peer's heartbeats are
+        # numbered
         for event in events:
             self._events.put(event)
         return events

@@ -1,10 +1,10 @@
 """The packer: issues tickets, keeps the ledger, packs training steps.
 
-Consumes beats and scored groups, each read by a thread of its own without pause; the main thread alone touches machine,
-ledger and batches. Emits States and batches, only after the commit of the decision behind them. Waits for the next
-event, at most ROUND_SECONDS. No send blocks: a batch without room stays pending.
+Consumes heartbeats and scored groups, each read by a thread of its own without pause; the main thread alone touches
+machine, ledger and batches. Emits directives and batches, only after the commit of the decision behind them. Waits for
+the next event, at most ROUND_SECONDS. No send blocks: a batch without room stays pending.
 
-    take all beats and groups → decide → commit → publish States, send batches, report
+    take all heartbeats and groups → decide → commit → publish directives, send batches, report
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import structlog
 
 from actors.algorithms.curriculum import Curriculum
 from actors.algorithms.filters import rejected_as
-from actors.datasets import Environment
+from actors.datasets import Dataset
 from actors.ledger import Changes, GroupState, Machine, Store, Verdict, replies
 from actors.ledger.backup import Backups
 from actors.packer.batch_sender import BatchSender
@@ -39,7 +39,7 @@ from bus.data import Inbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from schemas.errors import ProtocolError, RunFailedError
-from schemas.messages import Beat, Message, ObserverBeat, ObserverState, RunPhase, ScoredGroup
+from schemas.messages import Heartbeat, Message, ObserverDirective, ObserverHeartbeat, RunPhase, ScoredGroup
 
 log = structlog.get_logger("packer")
 
@@ -53,7 +53,7 @@ NewPayloads = dict[int, tuple[str, list[bytes]]]
 
 
 class PackerActor:
-    """Actor that runs the ledger's state machine: feeds beats and groups in, carries its decisions out.
+    """Actor that runs the ledger's state machine: feeds heartbeats and groups in, carries its decisions out.
 
     Args:
         config: configuration of the run.
@@ -80,8 +80,8 @@ class PackerActor:
         config: RunConfig,
         name: str,
         metrics: Metrics,
-        train: Mapping[str, Environment],
-        evaluation: Mapping[str, Environment],
+        train: Mapping[str, Dataset],
+        evaluation: Mapping[str, Dataset],
         curriculum: Curriculum,
         store: Store,
         reporter: Reporter,
@@ -136,7 +136,7 @@ class PackerActor:
 
         Raises:
             RunFailedError: the run can't go on.
-            ProtocolError: a beat contradicts the ledger.
+            ProtocolError: a heartbeat contradicts the ledger.
         """
         self._reading = True
         self.store.on_wait = self._tell_waiting
@@ -163,16 +163,16 @@ class PackerActor:
 
     # these only put events into the queue: the machine belongs to the main thread
 
-    def heard(self, identity: bytes, beat: Beat) -> None:
-        """Queue a beat for the next round. Thread-safe."""
-        self.inflow.put(BeatHeard(identity.decode("utf-8", "replace"), beat, self._control.listened))
+    def heard(self, identity: bytes, heartbeat: Heartbeat) -> None:
+        """Queue a heartbeat for the next round. Thread-safe."""
+        self.inflow.put(BeatHeard(identity.decode("utf-8", "replace"), heartbeat, self._control.listened))
 
     def _lost(self, identity: bytes) -> None:
         self.inflow.put(PeerLost(identity.decode("utf-8", "replace")))
 
     def _read(self) -> None:
         while self._reading:
-            threads.pass_by("packer.inbox")
+            threads.mark("packer.inbox")
             message = self._inbox.receive(0.2)
             if message is not None and message.run != self.machine.run:
                 self._inbox.drop(message, "foreign_run")
@@ -187,7 +187,7 @@ class PackerActor:
             while not self._draining:
                 while not self._draining and not self.over:
                     self.run_round(ROUND_SECONDS)
-                self._see_off(self._config.bus.lease if was_over else 0.0)
+                self._linger(self._config.bus.lease if was_over else 0.0)
                 if self.over:  # if not, a gang has started again, from a checkpoint before the last step
                     break
         except (ProtocolError, RunFailedError) as error:
@@ -196,7 +196,7 @@ class PackerActor:
         if self.machine.failure:
             raise RunFailedError(self.machine.failure)
 
-    def _see_off(self, at_least: float) -> None:
+    def _linger(self, at_least: float) -> None:
         """Go on with rounds until all peers know how the run has ended and have left (P27: the packer leaves last).
 
         If the run was over before its start, the packer stays for a lease. Other actors are just starting then, and
@@ -215,12 +215,12 @@ class PackerActor:
             now = time.monotonic()
 
     def _refuse_everybody(self, reason: str) -> None:
-        """Answer beats with the reason of the packer's end for two leases: no peer shall wait for `bus.peer_timeout`.
+        """Answer heartbeats with the reason of the packer's end for two leases: no peer waits for `bus.peer_timeout`.
 
         The machine is not used any more, since it and the other processes disagree.
         """
         machine = self.machine
-        refusal = self._observer_state("failed", machine.trained_step, machine.settings.max_steps, reason)
+        refusal = self._observer_directive("failed", machine.trained_step, machine.settings.max_steps, reason)
         leave_at = time.monotonic() + 2 * self._config.bus.lease
         while not self._draining and time.monotonic() < leave_at:
             for event in self.inflow.take(ROUND_SECONDS):
@@ -233,18 +233,18 @@ class PackerActor:
         Args:
             wait: longest wait for the first event, in seconds.
         """
-        # read the clock before the events: beats that came before this time are then surely among the events, so no
-        # lease ends because of a beat that is still in the queue
+        # read the clock before the events: heartbeats that came before this time are then surely among the events, so
+        # no lease ends because of a heartbeat that is still in the queue
         listened = self._control.listened
         events = self.inflow.take(wait)
         now = time.monotonic()
         settled: NewPayloads = {}
         for event in events:
             if isinstance(event, BeatHeard):
-                self.machine.heard(now, event.identity, event.beat, event.arrived)
-                # False: the beat was late, refused, or of another run
-                if self.machine.peers.beat_of(event.identity) is event.beat:
-                    self.record.heard(event.identity, event.beat)
+                self.machine.heard(now, event.identity, event.heartbeat, event.arrived)
+                # False: the heartbeat was late, refused, or of another run
+                if self.machine.peers.heartbeat_of(event.identity) is event.heartbeat:
+                    self.record.heard(event.identity, event.heartbeat)
             elif isinstance(event, PeerLost):
                 self.machine.lost(now, event.identity)
             else:
@@ -260,7 +260,7 @@ class PackerActor:
         # the summary is written before any peer hears that the run is done
         self.record.conclude()
         self._metrics.set("grpo_packer_pending_batches", self.batches.send(now))
-        self._control.publish(replies.states(self.machine, self._progress))
+        self._control.publish(replies.directives(self.machine, self._progress))
         # names claimed by a second process: if the first one's connection is gone, `_lost` tells so at once
         for identity in self.machine.peers.take_contested():
             self._control.probe(identity.encode())
@@ -292,17 +292,17 @@ class PackerActor:
 
     def _note_return(self) -> None:
         """Drop batches of later steps after the gang went back to an older checkpoint."""
-        went_back, self.machine.went_back = self.machine.went_back, None
-        if went_back is None:
+        rewound, self.machine.rewound = self.machine.rewound, None
+        if rewound is None:
             return
         # with the same groups the batches are the same too, and stay
-        if went_back.sample_anew:
+        if rewound.sample_anew:
             self.batches.forget_built()
-        self.record.go_back(went_back)
+        self.record.rewind(rewound)
         log.warning(
-            "run forked" if went_back.sample_anew else "run went back",
-            step=went_back.step,
-            groups_given_up=went_back.given_up,
+            "run forked" if rewound.sample_anew else "run went back",
+            step=rewound.step,
+            groups_given_up=rewound.given_up,
         )
 
     def _follow_record(self) -> None:
@@ -339,22 +339,22 @@ class PackerActor:
     def _tell_waiting(self, problem: str) -> None:
         """Show on screens why the ledger can't be written, while a commit waits.
 
-        Other peers get no State meanwhile: States may only contain committed facts.
+        Other peers get no directive meanwhile: directives may only contain committed facts.
         """
         came = {
             event.identity
             for event in self.inflow.look()  # the round after the commit takes these events
-            if isinstance(event, BeatHeard) and isinstance(event.beat, ObserverBeat)
+            if isinstance(event, BeatHeard) and isinstance(event.heartbeat, ObserverHeartbeat)
         }
         progress = (self._shown or self._progress()) | {"unwritten": [problem]}
-        state = self._observer_state(progress["phase"], progress["step"], progress["max_steps"], "", progress)
-        screens = came.union(self.machine.peers.all(ObserverBeat))
-        self._control.publish({identity.encode(): state for identity in screens}, round_ended=False)
+        directive = self._observer_directive(progress["phase"], progress["step"], progress["max_steps"], "", progress)
+        screens = came.union(self.machine.peers.all(ObserverHeartbeat))
+        self._control.publish({identity.encode(): directive for identity in screens}, round_ended=False)
 
-    def _observer_state(
+    def _observer_directive(
         self, phase: RunPhase, step: int, max_steps: int, refusal: str, progress: Mapping[str, Any] | None = None
-    ) -> ObserverState:
-        return ObserverState(
+    ) -> ObserverDirective:
+        return ObserverDirective(
             run=self.machine.run,
             term=self.machine.term,
             phase=phase,

@@ -1,8 +1,8 @@
 """Progress values for screens: when each actor was heard, how full each stage is, and its capacity.
 
-Consumes beats and the machine's state. Values are plain, for ObserverState and progress.json. Means are over the last
-MEAN_SECONDS. By Little's law the mean number of groups in a stage is proportional to the time that groups spend there,
-so the stage with the most groups takes the most time, whatever a single moment shows.
+Consumes heartbeats and the machine's state. Values are plain, for ObserverDirective and progress.json. Means are over
+the last MEAN_SECONDS. By Little's law the mean number of groups in a stage is proportional to the time that groups
+spend there, so the stage with the most groups takes the most time, whatever a single moment shows.
 """
 
 import heapq
@@ -21,7 +21,14 @@ from actors.telemetry.reporter import replace
 from actors.telemetry.writer import Writer
 from schemas import limits
 from schemas.config import RunConfig
-from schemas.messages import Beat, InferenceBeat, ObserverBeat, RewardBeat, RolloutBeat, TrainerBeat
+from schemas.messages import (
+    Heartbeat,
+    InferenceHeartbeat,
+    ObserverHeartbeat,
+    RewardHeartbeat,
+    RolloutHeartbeat,
+    TrainerHeartbeat,
+)
 
 MEAN_SECONDS = 15.0
 """Time constant of the means: after this time two thirds of a mean are new."""
@@ -47,14 +54,14 @@ NAMED_SETTINGS = (
 
 @dataclass
 class _Heard:
-    """Newest beat under a name, with the monotonic time of its arrival."""
+    """Newest heartbeat under a name, with the monotonic time of its arrival."""
 
-    beat: Beat
+    heartbeat: Heartbeat
     at: float
 
 
 class Progress:
-    """Progress of a run, collected from beats and from the machine."""
+    """Progress of a run, collected from heartbeats and from the machine."""
 
     def __init__(self, config: RunConfig, machine: Machine) -> None:
         self._config, self._machine = config, machine
@@ -68,26 +75,26 @@ class Progress:
         """Mean number of groups by stage."""
         self._sampled_at: float | None = None
 
-    def heard(self, now: float, identity: str, beat: Beat) -> None:
-        """Record a beat, if the machine counts it. An actor whose phase is "done" has left."""
-        if self._machine.peers.beat_of(identity) is not beat or isinstance(beat, ObserverBeat):
+    def heard(self, now: float, identity: str, heartbeat: Heartbeat) -> None:
+        """Record a heartbeat, if the machine counts it. An actor whose phase is "done" has left."""
+        if self._machine.peers.heartbeat_of(identity) is not heartbeat or isinstance(heartbeat, ObserverHeartbeat):
             return
-        # pop and insert again: the dict stays in the order of the newest beat
-        before = self._heard.pop(beat.name, None)
-        if before is not None and before.beat.boot_id != beat.boot_id:
-            self._restarts[beat.name] = self._restarts.get(beat.name, 0) + 1
-        if isinstance(beat, RewardBeat):
-            self._notes[beat.name] = beat.notes
-            self._count_calls(beat, before.beat if before is not None else None)
-        if beat.phase != "done":
-            self._heard[beat.name] = _Heard(beat, now)
+        # pop and insert again: the dict stays in the order of the newest heartbeat
+        before = self._heard.pop(heartbeat.name, None)
+        if before is not None and before.heartbeat.boot_id != heartbeat.boot_id:
+            self._restarts[heartbeat.name] = self._restarts.get(heartbeat.name, 0) + 1
+        if isinstance(heartbeat, RewardHeartbeat):
+            self._notes[heartbeat.name] = heartbeat.notes
+            self._count_calls(heartbeat, before.heartbeat if before is not None else None)
+        if heartbeat.phase != "done":
+            self._heard[heartbeat.name] = _Heard(heartbeat, now)
 
-    def _count_calls(self, beat: RewardBeat, before: Beat | None) -> None:
-        """Add a reward actor's calls since its last beat. A new process counts from 0."""
-        # counts of a process only grow, so the difference to its last beat is new
-        same = before if isinstance(before, RewardBeat) and before.boot_id == beat.boot_id else None
-        self._calls += beat.calls - (same.calls if same else 0)
-        self._late_calls += beat.late_calls - (same.late_calls if same else 0)
+    def _count_calls(self, heartbeat: RewardHeartbeat, before: Heartbeat | None) -> None:
+        """Add a reward actor's calls since its last heartbeat. A new process counts from 0."""
+        # counts of a process only grow, so the difference to its last heartbeat is new
+        same = before if isinstance(before, RewardHeartbeat) and before.boot_id == heartbeat.boot_id else None
+        self._calls += heartbeat.calls - (same.calls if same else 0)
+        self._late_calls += heartbeat.late_calls - (same.late_calls if same else 0)
 
     def sample(self, now: float) -> None:
         """Update the means; called about twice a second. Means start with the first step."""
@@ -108,13 +115,13 @@ class Progress:
     def values(self, now: float) -> dict[str, Any]:
         """Return the progress as plain values."""
         machine = self._machine
-        engines = machine.peers.all(InferenceBeat)
+        engines = machine.peers.all(InferenceHeartbeat)
         slots = self._config.inference.engine.num_slots
         return {
             "lease": machine.settings.lease,
             "served": machine.engines.served_version(engines),
             "durable": machine.durable_step,
-            # no more than a State has room for, longest unheard first: these are most likely in trouble
+            # no more than a directive has room for, longest unheard first: these are most likely in trouble
             "actors": [
                 self._entry(heard, now)
                 for _, heard in sorted(
@@ -128,7 +135,7 @@ class Progress:
             # without a GPU all actors share the cores, and a screen can tell that these are the bottleneck
             "cpu_cores": None if has_gpu() else os.cpu_count(),
             "computing": len(engines) + machine.settings.num_ranks,
-            "engine_load": sum(beat.load for beat in engines.values()),
+            "engine_load": sum(heartbeat.load for heartbeat in engines.values()),
             "engine_slots": slots and slots * len(engines),
             "notes": sorted({note for notes in self._notes.values() for note in notes}),
             "reward_calls": self._calls,
@@ -148,10 +155,10 @@ class Progress:
         machine, config, s = self._machine, self._config, self._machine.settings
         num_held = sum(len(ordinals) for ordinals in machine.groups.held_by.values())
         sampling = sum(self._sampling(identity, len(held)) for identity, held in machine.groups.held_by.items())
-        trainers = machine.peers.all(TrainerBeat)
+        trainers = machine.peers.all(TrainerHeartbeat)
         # without a whole gang nothing is due to anybody
         gang_is_there = all(identity in trainers for identity in machine.gang.members.values())
-        num_rollouts, num_rewards = len(machine.peers.all(RolloutBeat)), len(machine.peers.all(RewardBeat))
+        num_rollouts, num_rewards = len(machine.peers.all(RolloutHeartbeat)), len(machine.peers.all(RewardHeartbeat))
         return {
             "sampling": (sampling, num_rollouts * config.rollout.max_concurrent_groups),
             "scoring": (num_held - sampling, num_rewards * config.reward.max_concurrent_groups),
@@ -166,30 +173,30 @@ class Progress:
         Free slots tell this best: a rollout reports a free slot at once, a reward actor its groups once a second.
         Tickets not yet named by the rollout are on their way to a slot.
         """
-        beat = self._machine.peers.beat_of(identity)
+        heartbeat = self._machine.peers.heartbeat_of(identity)
         # a draining rollout reports no free slots, busy or not
-        if not isinstance(beat, RolloutBeat) or beat.phase != "running":
+        if not isinstance(heartbeat, RolloutHeartbeat) or heartbeat.phase != "running":
             return num_held
         named = self._machine.rollout_holds.of(identity)
         rows = (self._machine.groups.rows[ordinal] for ordinal in self._machine.groups.held_by[identity])
         unseen = sum((group.ordinal, group.attempt) not in named for group in rows)
-        return min(num_held, unseen + self._config.rollout.max_concurrent_groups - beat.free_slots)
+        return min(num_held, unseen + self._config.rollout.max_concurrent_groups - heartbeat.free_slots)
 
     def _entry(self, heard: _Heard, now: float) -> dict[str, Any]:
-        """Return an actor's entry: name, kind, seconds since the last beat, phase, and the work told in the beat."""
-        beat = heard.beat
-        kind = beat.kind.removesuffix("_beat")
-        entry = {"name": beat.name, "kind": kind, "age": round(now - heard.at, 1), "phase": beat.phase}
-        if isinstance(beat, InferenceBeat):
-            state = "quarantined" if beat.boot_id in self._machine.updates.quarantined else beat.engine_state
-            version = beat.policy and beat.policy.version
-            entry |= {"engine": state, "version": version, "load": beat.load, "error": beat.error}
-        elif isinstance(beat, TrainerBeat):
-            entry |= {"next_step": beat.next_step}
-        elif isinstance(beat, RewardBeat):
-            entry |= {"load": beat.load}
-        elif isinstance(beat, RolloutBeat):
-            entry |= {"holds": len(beat.holds), "free_slots": beat.free_slots}
+        """Return an actor's entry: name, kind, phase, and the age and work of the newest heartbeat."""
+        heartbeat = heard.heartbeat
+        kind = heartbeat.kind.removesuffix("_heartbeat")
+        entry = {"name": heartbeat.name, "kind": kind, "age": round(now - heard.at, 1), "phase": heartbeat.phase}
+        if isinstance(heartbeat, InferenceHeartbeat):
+            state = "quarantined" if heartbeat.boot_id in self._machine.updates.quarantined else heartbeat.engine_state
+            version = heartbeat.policy and heartbeat.policy.version
+            entry |= {"engine": state, "version": version, "load": heartbeat.load, "error": heartbeat.error}
+        elif isinstance(heartbeat, TrainerHeartbeat):
+            entry |= {"next_step": heartbeat.next_step}
+        elif isinstance(heartbeat, RewardHeartbeat):
+            entry |= {"load": heartbeat.load}
+        elif isinstance(heartbeat, RolloutHeartbeat):
+            entry |= {"holds": len(heartbeat.holds), "free_slots": heartbeat.free_slots}
         return entry
 
 

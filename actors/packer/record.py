@@ -16,22 +16,22 @@ import structlog
 
 from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.lag import lag_of
-from actors.ledger import GroupState, Machine, Store, WentBack
-from actors.ledger.replies import beats_by_role
+from actors.ledger import GroupState, Machine, Rewound, Store
+from actors.ledger.replies import heartbeats_by_role
 from actors.packer.gauges import Gauges
 from actors.packer.progress import Progress, ProgressFile
 from actors.packer.results import EvalResults, evaluate, step_values
 from actors.packer.summary import summarise
-from actors.telemetry.attempts import RETRY_SECONDS, Attempts
 from actors.telemetry.clock import RunClock
 from actors.telemetry.engines import EngineTotals
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
+from actors.telemetry.retrying_writer import RETRY_SECONDS, RetryingWriter
 from actors.telemetry.targets import Target, TargetsFile
 from actors.telemetry.totals import StepTotals
 from schemas.config import RunConfig
 from schemas.errors import RunFailedError
-from schemas.messages import Beat, InferenceBeat, ScoredGroup, StepReport, TrainerBeat
+from schemas.messages import Heartbeat, InferenceHeartbeat, ScoredGroup, StepReport, TrainerHeartbeat
 
 log = structlog.get_logger("packer")
 
@@ -54,7 +54,7 @@ EvalGroups = tuple[int, list[ScoredGroup]]
 
 
 class RunRecord:
-    """Record of the run: collects what beats and groups tell, and writes the run's files.
+    """Record of the run: collects what heartbeats and groups tell, and writes the run's files.
 
     Args:
         config: configuration of the run.
@@ -78,7 +78,7 @@ class RunRecord:
     ) -> None:
         self._config, self._store, self._machine, self._metrics = config, store, machine, metrics
         self._reporter, self._load = reporter, load
-        self._attempts = Attempts(partial(metrics.count, "grpo_packer_record_failures_total"))
+        self._writer = RetryingWriter(partial(metrics.count, "grpo_packer_record_failures_total"))
         self._reports: dict[int, tuple[float, StepReport]] = {}
         """Reports of steps not recorded yet, each with the time when it was first heard."""
         self._incarnation = machine.gang.incarnation
@@ -90,7 +90,7 @@ class RunRecord:
         self._engines_told = False
         """True if engines have reported tokens that are not committed yet."""
         self._stuck_since: float | None = None
-        self._went_back: dict[str, Any] = {}
+        self._rewound: dict[str, Any] = {}
         """Newest return to an older checkpoint seen by this packer, for screens; empty: none."""
         self._summarised = self._reopens = False
         """True once the summary is written; true if the files must first be cut back to the committed steps."""
@@ -112,7 +112,7 @@ class RunRecord:
         self._values["times"].setdefault("started", started_at or self.clock.now())
         self._engines = EngineTotals(self._values["engine_tokens"])
         self.metrics_target: Target = ("packer", "", "")
-        """The packer's own metrics target; targets of other actors come with their beats."""
+        """The packer's own metrics target; targets of other actors come with their heartbeats."""
         self._targets = TargetsFile(config.output, config.name, reporter.writer)
         self._progress, self._progress_file = Progress(config, machine), ProgressFile(config.output, reporter.writer)
         self._open_files()
@@ -128,9 +128,9 @@ class RunRecord:
         self._reporter.begin(self._machine.recorded_step, self.evaluated, self._totals.add)
         self._summarised = self._reopens = False
 
-    def go_back(self, went_back: WentBack) -> None:
+    def rewind(self, rewound: Rewound) -> None:
         """Follow the run back to an earlier step. Later lines are removed from the files once this is committed."""
-        step = went_back.step
+        step = rewound.step
         evals = {version: r for version, r in self._values["evals"].items() if int(version) <= step}
         self._values["evals"] = evals
         self._dirty.add("evals")
@@ -138,13 +138,13 @@ class RunRecord:
         self._evals = deque(waiting for waiting in self._evals if waiting[0] <= step)
         self._samples = deque((waiting for waiting in self._samples if waiting[0] <= step), MAX_PENDING_SAMPLES)
         self._reopens = True  # `conclude` cuts the files after the commit: a crash before needs the old lines
-        self._went_back = {"to": step, "sample_anew": went_back.sample_anew, "given_up": went_back.given_up}
+        self._rewound = {"to": step, "sample_anew": rewound.sample_anew, "given_up": rewound.given_up}
 
     def take_values(self, *, is_last: bool = False) -> dict[str, Any]:
         """Return the values to store with the next commit.
 
-        Every beat of an engine tells its generated tokens, again after a crash. They are stored only every
-        ENGINES_SECONDS and at the end, so that a beat alone causes no commit.
+        Every heartbeat of an engine tells its generated tokens, again after a crash. They are stored only every
+        ENGINES_SECONDS and at the end, so that a heartbeat alone causes no commit.
 
         Args:
             is_last: True if this process stops after the commit.
@@ -157,18 +157,22 @@ class RunRecord:
         taken, self._dirty = {key: self._values[key] for key in self._dirty}, set()
         return taken
 
-    def heard(self, identity: str, beat: Beat) -> None:
-        """Record what a beat tells of finished work, and its sender."""
-        self._progress.heard(time.monotonic(), identity, beat)
-        if isinstance(beat, TrainerBeat) and beat.rank == 0 and beat.incarnation == self._machine.gang.incarnation:
-            for report in beat.reports:
+    def heard(self, identity: str, heartbeat: Heartbeat) -> None:
+        """Record what a heartbeat tells of finished work, and its sender."""
+        self._progress.heard(time.monotonic(), identity, heartbeat)
+        if (
+            isinstance(heartbeat, TrainerHeartbeat)
+            and heartbeat.rank == 0
+            and heartbeat.incarnation == self._machine.gang.incarnation
+        ):
+            for report in heartbeat.reports:
                 if report.step > self._machine.recorded_step:
                     first_heard, _ = self._reports.get(report.step, (self.clock.now(), None))
-                    # each beat repeats the reports until they are recorded: the time of the first counts
+                    # each heartbeat repeats the reports until they are recorded: the time of the first counts
                     self._reports[report.step] = first_heard, report
-        elif isinstance(beat, InferenceBeat):
-            num_live = len(self._machine.peers.all(InferenceBeat))
-            generated = self._engines.heard(identity, beat, num_live)
+        elif isinstance(heartbeat, InferenceHeartbeat):
+            num_live = len(self._machine.peers.all(InferenceHeartbeat))
+            generated = self._engines.heard(identity, heartbeat, num_live)
             self._values["generated"] += generated
             self._engines_told |= generated > 0
 
@@ -228,7 +232,7 @@ class RunRecord:
         while self._evals:  # the summary names the last evaluation, so evals.jsonl comes first
             self._wait_for_room()
         write = partial(self._reporter.write_summary, self.summary())
-        while not self._attempts.write("summary.json", write):
+        while not self._writer.write("summary.json", write):
             self._wait_for_room()
         self._summarised = True
         self._show()
@@ -242,7 +246,7 @@ class RunRecord:
 
     def _write(self) -> None:
         """Write what waits, in order, as far as each file takes it now."""
-        write = self._attempts.write
+        write = self._writer.write
         while self._evals and write("evals.jsonl", partial(self._record_eval, *self._evals[0])):
             self._evals.popleft()
         for _ in range(STEPS_PER_ROUND):
@@ -266,14 +270,18 @@ class RunRecord:
         """Return whether the report of a trained step is lost for good, so that the step is recorded without.
 
         This happens if packer and trainer crash together after the step's checkpoint: a gang reports only steps after
-        the checkpoint it has started from. A beat carries the oldest reports only, so the report may still come while
-        all reports in the beat are of earlier steps.
+        the checkpoint it has started from. A heartbeat carries the oldest reports only, so the report may still come
+        while all reports in the heartbeat are of earlier steps.
         """
         gang = self._machine.gang
-        beat = self._machine.peers.beat_of(gang.members.get(0, ""))
-        if not isinstance(beat, TrainerBeat) or beat.incarnation != gang.incarnation or step > gang.checkpoint:
+        heartbeat = self._machine.peers.heartbeat_of(gang.members.get(0, ""))
+        if (
+            not isinstance(heartbeat, TrainerHeartbeat)
+            or heartbeat.incarnation != gang.incarnation
+            or step > gang.checkpoint
+        ):
             return False
-        return not beat.reports or beat.reports[-1].step >= step
+        return not heartbeat.reports or heartbeat.reports[-1].step >= step
 
     def _record_step(self, heard_at: float, report: StepReport) -> None:
         step = self._machine.steps.composed[report.step]
@@ -317,7 +325,7 @@ class RunRecord:
             RunFailedError: RECORD_PATIENCE_SECONDS are over; the text names the files.
         """
         machine = self._machine
-        problems = [text for name, text in sorted(self._attempts.problems.items()) if name not in BEST_EFFORT]
+        problems = [text for name, text in sorted(self._writer.problems.items()) if name not in BEST_EFFORT]
         over = machine.durable_step >= machine.settings.max_steps and machine.evaluations.next_version() is None
         if not (problems and over):
             self._stuck_since = None
@@ -356,7 +364,7 @@ class RunRecord:
             "composed": counts[GroupState.COMPOSED],
             "tokens_per_second": totals.per_second("tokens"),
             "idle": totals.per_second("seconds_wait_batch"),  # seconds waited per second: a share
-            "peers": {role: len(beats) for role, beats in beats_by_role(machine).items()},
+            "peers": {role: len(heartbeats) for role, heartbeats in heartbeats_by_role(machine).items()},
             "missing": missing_actors(machine),
             "eval_open": len(machine.evaluations.open),
             "dropped": {reason: n for reason, n in machine.groups.dropped["train"].items() if n},
@@ -364,9 +372,9 @@ class RunRecord:
             "num_issued": machine.groups.num_issued["train"],
             "last_failure": machine.groups.last_failure,
             "failure": machine.failure,
-            "unwritten": sorted(self._attempts.problems.values()),
+            "unwritten": sorted(self._writer.problems.values()),
             "checkpoint": machine.gang.checkpoint if machine.gang.members else None,
-            "went_back": self._went_back,
+            "went_back": self._rewound,
             "packer": self.metrics_target[1],
             "seconds": self.clock.now() - self._values["times"]["started"],
         } | self._progress.values(time.monotonic())
@@ -388,13 +396,15 @@ class RunRecord:
         machine, now = self._machine, time.monotonic()
         self._progress.sample(now)
         if self._progress_file.is_due(now, machine.phase):
-            self._attempts.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
+            self._writer.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
         self._gauges.show_run()
-        roles = beats_by_role(machine).items()
-        peers = [(role, beat.name, beat.metrics_url) for role, beats in roles for beat in beats]
+        roles = heartbeats_by_role(machine).items()
+        peers = [
+            (role, heartbeat.name, heartbeat.metrics_url) for role, heartbeats in roles for heartbeat in heartbeats
+        ]
         # a done run has no targets, so that no alert reports its processes as down
         targets = [] if self._summarised else [self.metrics_target, *peers]
-        self._attempts.write("metrics_targets.json", partial(self._targets.follow, targets))
+        self._writer.write("metrics_targets.json", partial(self._targets.follow, targets))
 
     def _stamp(self, what: str, at: float) -> None:
         self._values["times"][what] = at
@@ -403,7 +413,7 @@ class RunRecord:
 
 def missing_actors(machine: Machine) -> list[str]:
     """Return the actors without which nothing goes on: missing ranks by name, other actors by kind if there is none."""
-    roles = beats_by_role(machine)
-    ranks = {beat.rank for beat in roles.get("trainer", []) if isinstance(beat, TrainerBeat)}
+    roles = heartbeats_by_role(machine)
+    ranks = {heartbeat.rank for heartbeat in roles.get("trainer", []) if isinstance(heartbeat, TrainerHeartbeat)}
     missing = [f"trainer-{rank}" for rank in range(machine.settings.num_ranks) if rank not in ranks]
     return missing + [kind for kind in ("rollout", "reward", "inference") if not roles.get(kind)]

@@ -57,7 +57,7 @@ def restore(
         changes |= _fork(store, machine, bool(refused), order.started_at, values.get("forked_at"))
     elif machine.phase == "done" and order.lacks_checkpoint(machine.durable_step):
         log.warning("the last checkpoint is gone or damaged; going back to the newest good one")
-        machine.go_back(sample_anew=False)
+        machine.rewind(sample_anew=False)
     changes |= examples.give_back(values, order.started_at, seed=f"{config.seed} {store.term}")
     # one commit for all of it: a crash before leaves the ledger as it was, and the next start does the same again
     taken = replace(machine.take_changes(), pools=examples.take_moved())
@@ -82,6 +82,6 @@ def _fork(
     if not is_needed and started_at is None:
         log.warning("not forked: no identity key differs, and this may be a restart; use actors rewind")
     elif is_needed or started_at != forked_at:
-        machine.go_back()
+        machine.rewind()
         return {"forked_at": started_at}
     return {}

@@ -3,7 +3,7 @@
 from actors.algorithms.lag import surplus_groups
 from actors.ledger import GroupFacts, Settings
 from schemas.config import RunConfig
-from schemas.messages import Policy, ScoredGroup
+from schemas.messages import PolicyVersion, ScoredGroup
 
 
 def settings_of(config: RunConfig) -> Settings:
@@ -59,7 +59,7 @@ def facts_of(group: ScoredGroup, digest: str, rejected: str = "") -> GroupFacts:
         example_key=group.example_key,
         num_completions=group.num_completions,
         oldest_version=min(version for _, version in pairs),
-        policies=frozenset(Policy(lineage=a, version=b) for a, b in pairs),
+        policies=frozenset(PolicyVersion(lineage=a, version=b) for a, b in pairs),
         longest_sample=group.prompt_ids.size + max(group.lengths_G.tolist()),
         digest=digest,
         rejected_as=rejected,

@@ -9,7 +9,7 @@ Without GRPO_FAULTS in the environment a point costs a comparison. Otherwise GRP
     sleep 3.5        the thread at the point sleeps for so many seconds
 
 So a test chooses the state in which a process is harmed. `POINTS` are states of actors. `THREADS` are points of loops,
-passed in each turn (`bus.threads.pass_by`). `WORK` are points of threads that do a single piece of work.
+passed in each turn (`bus.threads.mark`). `WORK` are points of threads that do a single piece of work.
 """
 
 import builtins
@@ -31,9 +31,9 @@ POINTS = {
     "reward.scored": "between score and send",
     "reward.sent": "has sent a scored group",
     "packer.taken": "has read groups and committed nothing",
-    "packer.committed": "between commit and State",
+    "packer.committed": "between commit and the directive",
     "packer.between_ranks": "between two ranks' batches",
-    "packer.told": "has sent States and batches",
+    "packer.told": "has sent directives and batches",
     "trainer.batch": "has its batch and has not begun the step",
     "trainer.gradients": "inside a step, gradients computed and not yet summed over the ranks",
     "trainer.updated": "inside a step, weights updated and not published",
@@ -49,13 +49,13 @@ POINTS = {
 """All points of actors, and the state of a process there."""
 
 THREADS = {
-    "control.client": "beats and hears States: every actor but the packer",
-    "control.server": "hears beats and answers them: the packer",
+    "control.client": "sends heartbeats and receives directives: every actor but the packer",
+    "control.server": "receives heartbeats and answers them: the packer",
     "name": "resolves the packer's name: every actor but the packer, over tcp where `bus.control` has a name",
     "unfinished": "looks for messages without end: who binds data sockets over tcp",
     "log": "writes log lines: every actor that has had something to say",
     "metrics": "accepts connections to /metrics: every actor",
-    "doorman": "lets peers in by their keys: every actor, over tcp with keys",
+    "authenticator": "lets peers in by their keys: every actor, over tcp with keys",
     "keys": "looks at the files of keys: every actor, over tcp with keys",
     "packer.inbox": "reads scored groups",
     "packer.backup": "copies the ledger",
@@ -114,4 +114,4 @@ def _harm(what: str, seconds: str = "0") -> None:
 
 
 if _folder is not None:  # threads belong to `bus`, which must not import this package
-    threads.on_pass = point
+    threads.on_mark = point

@@ -36,7 +36,7 @@ class Liveness:
         self.turns, self._turned_at = self.turns + 1, time.monotonic()
         self.on_turn()
 
-    def beside(self, app: WSGIApplication) -> WSGIApplication:
+    def wrap(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application with PATH added, answered here."""
 
         def serve(request: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

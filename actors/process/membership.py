@@ -1,6 +1,6 @@
-"""An actor's place in the run: boot id, beats, the packer's newest State, when to leave and when to give up.
+"""An actor's place in the run: boot id, heartbeats, the packer's newest directive, when to leave and when to give up.
 
-Every actor but the packer owns a Membership. `latest` never blocks. `wait` returns with the next State or after a
+Every actor but the packer owns a Membership. `latest` never blocks. `wait` returns with the next directive or after a
 timeout.
 """
 
@@ -18,12 +18,12 @@ from bus.counts import EdgeCounts
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from schemas.errors import NameTakenError, PeerRefusedError
-from schemas.messages import ActorPhase, Beat, ObserverState, State
+from schemas.messages import ActorPhase, Directive, Heartbeat, ObserverDirective
 
 log = structlog.get_logger("membership")
 
 SILENCE_WORTH_SAYING_SECONDS = 10.0
-"""Seconds without a State after which a warning is logged, and between two warnings."""
+"""Seconds without a directive after which a warning is logged, and between two warnings."""
 DRAIN_SECONDS = 20.0
 """Longest time to finish work after the wish to leave; below Kubernetes' 30 s between SIGTERM and SIGKILL."""
 FAREWELL_SECONDS = 0.5
@@ -35,7 +35,7 @@ class StartOverError(Exception):
 
 
 class PackerSilentError(Exception):
-    """No State has come from the packer for `bus.peer_timeout`."""
+    """No directive has come from the packer for `bus.peer_timeout`."""
 
 
 class Drain:
@@ -58,7 +58,7 @@ class Drain:
 
     @property
     def phase(self) -> ActorPhase:
-        """Phase for the beat."""
+        """Phase for the heartbeat."""
         return "draining" if self else "running"
 
     def may_leave(self, *, holds_work: bool) -> bool:
@@ -80,35 +80,35 @@ def new_boot_id() -> str:
 
 
 class Membership:
-    """Membership of an actor in the run: sends beats and keeps the newest State.
+    """Membership of an actor in the run: sends heartbeats and keeps the newest directive.
 
     Args:
         config: configuration of the run.
-        beat_type: the actor's kind of beat.
+        heartbeat_type: the actor's kind of heartbeat.
         name: name in the run.
-        on_state: called with each State, in the control thread; must return quickly.
+        on_directive: called with each directive, in the control thread; must return quickly.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        beat_type: type[Beat],
+        heartbeat_type: type[Heartbeat],
         name: str,
-        on_state: Callable[[State], None] = lambda state: None,
+        on_directive: Callable[[Directive], None] = lambda directive: None,
     ) -> None:
         self.name, self.boot_id = name, new_boot_id()
         self.addresses = Addresses(config)
         self._timeout, self._lease = config.bus.peer_timeout, config.bus.lease
-        self._on_state = on_state
+        self._on_directive = on_directive
         self.liveness = Liveness()
         """Liveness of the owner's main loop, which calls `latest` once per iteration."""
-        self._state: State | None = None
+        self._directive: Directive | None = None
         self._news = threading.Event()
         # 0.0 on the monotonic clock is long ago: the first silence is told at once
         self._said_silent_at = 0.0
         self._client = ControlClient(
             self.addresses.control,
-            beat_type,
+            heartbeat_type,
             name,
             self.boot_id,
             self._take,
@@ -117,48 +117,48 @@ class Membership:
         )
 
     def start(self, **fields: Any) -> None:
-        """Start to send beats, with these fields set."""
+        """Start to send heartbeats, with these fields set."""
         self._client.report(**{"phase": "starting"} | fields)
         self._client.start()
 
     def report(self, *, urgent: bool = True, **fields: Any) -> None:
-        """Change fields of the beat.
+        """Change fields of the heartbeat.
 
         Args:
-            urgent: send a beat at once, not with the next interval.
+            urgent: send a heartbeat at once, not with the next interval.
             fields: new values by name.
         """
         self._client.report(urgent=urgent, **fields)
 
     @property
     def reported(self) -> Mapping[str, Any]:
-        """Newest fields of the beat, as reported so far."""
+        """Newest fields of the heartbeat, as reported so far."""
         return self._client.reported
 
-    def latest(self) -> State | None:
-        """Return the newest State; None before the first.
+    def latest(self) -> Directive | None:
+        """Return the newest directive; None before the first.
 
         Raises:
             PeerRefusedError: the packer refuses this process.
             NameTakenError: the packer refuses only the process's name.
             StartOverError: for a lease only the packer of another run has answered, in place of this process's own
-                packer (P1: a process belongs to the run of the first State taken).
-            PackerSilentError: no State for `bus.peer_timeout`.
+                packer (P1: a process belongs to the run of the first directive taken).
+            PackerSilentError: no directive for `bus.peer_timeout`.
         """
         self.liveness.turn()
-        # before State is looked at: an old State must not hide that its packer is gone
+        # before the directive is looked at: an old directive must not hide that its packer is gone
         self._check_silence()
         self._check_run()
-        state = self._state
-        if state is not None and state.refusal:
-            taken = isinstance(state, ObserverState) and state.name_taken
-            raise NameTakenError(state.refusal) if taken else PeerRefusedError(state.refusal)
-        return state
+        directive = self._directive
+        if directive is not None and directive.refusal:
+            taken = isinstance(directive, ObserverDirective) and directive.name_taken
+            raise NameTakenError(directive.refusal) if taken else PeerRefusedError(directive.refusal)
+        return directive
 
-    def wait(self, timeout: float) -> State | None:
-        """Wait up to `timeout` seconds for a new State and return the newest. Raises as `latest` does."""
+    def wait(self, timeout: float) -> Directive | None:
+        """Wait up to `timeout` seconds for a new directive and return the newest. Raises as `latest` does."""
         self._news.wait(timeout)
-        self._news.clear()  # before the look: a State that comes in between sets it again
+        self._news.clear()  # before the look: a directive that comes in between sets it again
         return self.latest()
 
     @property
@@ -172,21 +172,21 @@ class Membership:
         return self._client.counts
 
     def close(self, phase: str = "done") -> None:
-        """Send a last beat with this phase and stop sending."""
+        """Send a last heartbeat with this phase and stop sending."""
         self._client.report(phase=phase)
         self._client.close()
 
-    def _take(self, state: State) -> None:
-        # in the control thread: the owner's thread sees the State at its next look
-        self._state = state
+    def _take(self, directive: Directive) -> None:
+        # in the control thread: the owner's thread sees the directive at its next look
+        self._directive = directive
         self._news.set()
-        self._on_state(state)
+        self._on_directive(directive)
 
     def _check_run(self) -> None:
         other = self._client.other_run
-        # before its first State a process belongs to no run, and may join any
-        if other and self.silent_seconds > self._lease and self._state is not None:
-            raise StartOverError(f"the packer now serves run {other}, this process belongs to {self._state.run}")
+        # before its first directive a process belongs to no run, and may join any
+        if other and self.silent_seconds > self._lease and self._directive is not None:
+            raise StartOverError(f"the packer now serves run {other}, this process belongs to {self._directive.run}")
 
     def _check_silence(self) -> None:
         silent = self.silent_seconds

@@ -15,6 +15,14 @@ from schemas.errors import ConfigError
 OURS = Path(__file__).resolve().parents[2]
 """Folder of this project's packages."""
 OUR_PACKAGES = ("actors", "bus", "schemas")
+MOVED = {
+    "actors.algorithms.batch_words": "actors.algorithms.batch_sizes",
+    "actors.engines.openai": "actors.reward.judge",
+    "actors.environments.generated": "actors.datasets.generated",
+    "actors.rewards.builtin": "actors.reward.builtin",
+}
+"""Present names of modules that user code of earlier builds names. A configured path may have either name: the path is
+part of a run's identity, so a run of an earlier build must be able to keep it."""
 NAME_TAKEN = "this name is taken by a package of grpo-actors, which Python finds instead; rename yours"
 """End of the error for a user's module with the name of one of OUR_PACKAGES."""
 
@@ -40,7 +48,7 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
 def _import(name: str, key: str) -> ModuleType:
     _search(Path.cwd())
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(MOVED.get(name, name))
     except (Exception, SystemExit) as error:  # SystemExit: a script without `if __name__ == "__main__"`
         words = f"{key}: can't import {name}: {type(error).__name__}: {error}"
         raise ConfigError(words + _hint(error, Path.cwd())) from error
@@ -104,10 +112,14 @@ def _is_ours(dotted: str) -> bool:
 
 
 def _hint(error: BaseException, folder: Path) -> str:
-    """Return a hint for an import error that may come from a user's module named like one of OUR_PACKAGES; or empty."""
-    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    module = _named_like_ours(folder, name)
-    return f"; {name!r} is {module}, and {NAME_TAKEN}" if module else ""
+    """Return a hint for an import error explained by MOVED or by a user's module named like ours; empty otherwise."""
+    if not isinstance(error, ImportError) or not error.name:
+        return ""
+    moved = [f"{old} is {new} now" for old, new in MOVED.items() if f"{old}.".startswith(f"{error.name}.")]
+    package = error.name.partition(".")[0]
+    if module := _named_like_ours(folder, package):
+        return f"; {package!r} is {module}, and {NAME_TAKEN}"
+    return f"; {', '.join(moved)}" if moved else ""
 
 
 def _search(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.algorithms.advantages import Steps
+from actors.algorithms.advantages import StepRewards
 from actors.process import user_code
 from actors.reward.builtin import BUILTIN
 from actors.reward.values import check_steps, check_values
@@ -81,7 +81,7 @@ class NamedReward:
 class StepReward(NamedReward):
     """Function of `reward.steps`, loaded: rewards steps inside completions."""
 
-    def check(self, values: Any, group: RolloutGroup) -> list[Steps]:
+    def check(self, values: Any, group: RolloutGroup) -> list[StepRewards]:
         """Return the steps of each completion, as (end, reward) pairs. Raises RewardError for invalid ones."""
         return check_steps(self.name, values, group.lengths_G.tolist())
 

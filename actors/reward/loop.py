@@ -1,10 +1,10 @@
 """The reward actor: groups in, scored groups out.
 
-Consumes RolloutGroups from its inbox, releases and the packer's address from State. Emits ScoredGroups to the packer.
-The main thread is the bus thread and never blocks: it reads, reports every held group in its beats, and drops copies of
-held groups. P13 (senders keep a group until its release): a scored group is kept, and sent again to each new packer.
-Worker threads call the user's functions, under `reward.timeout`, then `score_group`, which is pure. Once stuck
-functions have taken all threads, a new process takes over.
+Consumes RolloutGroups from its inbox, releases and the packer's address from the directive. Emits ScoredGroups to the
+packer. The main thread is the bus thread and never blocks: it reads, reports every held group in its heartbeats, and
+drops copies of held groups. P13 (senders keep a group until its release): a scored group is kept, and sent again to
+each new packer. Worker threads call the user's functions, under `reward.timeout`, then `score_group`, which is pure.
+Once stuck functions have taken all threads, a new process takes over.
 """
 
 import math
@@ -16,13 +16,13 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from actors.algorithms.advantages import Steps, check_advantages
+from actors.algorithms.advantages import StepRewards, check_advantages
 from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, StartOverError
+from actors.reward.constant_rewards import ConstantRewards
 from actors.reward.errors import RewardError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
-from actors.reward.sameness import Sameness
 from actors.reward.scorer import Scorer
 from actors.telemetry.metrics import Metrics
 from bus import threads
@@ -32,12 +32,12 @@ from bus.fence import Fence
 from schemas import limits
 from schemas.config import RunConfig
 from schemas.errors import ConfigError, MessageTooLargeError
-from schemas.messages import AttemptFailure, RewardBeat, RewardState, RolloutGroup, ScoredGroup
+from schemas.messages import AttemptFailure, RewardDirective, RewardHeartbeat, RolloutGroup, ScoredGroup
 
 log = structlog.get_logger("reward")
 
 POLL_SECONDS = 0.05
-"""Longest wait for a group; State is looked at this often."""
+"""Longest wait for a group; the directive is looked at this often."""
 UNSCORABLE_WORTH_SAYING_SECONDS = 60.0
 """Shortest time between two warnings about groups to which no function applies."""
 
@@ -92,13 +92,13 @@ class RewardActor:
         # each group calls its functions at the same time; evaluations call the most
         num_calls = num_threads * len(self._rewards["eval"])
         self._scorer = Scorer(reward.timeout, num_calls, reward.timeout_retries, reward.on_timeout, self._note_late)
-        self._pool = threads.Workers(num_threads, "score")
+        self._executor = threads.Workers(num_threads, "score")
         self._unusable: ConfigError | None = None
         """Configuration error found while scoring; raised by the main loop, which ends the process."""
         self._worn_out = ""
         """Reason to start over; empty while this process can score."""
         self._num_scored = 0
-        self._sameness = Sameness()
+        self._constant_rewards = ConstantRewards()
         self._shown: set[tuple[str, ...]] = set()
         """Origins of user errors whose traceback has been logged; each is logged once."""
         self._said_unscorable_at = -UNSCORABLE_WORTH_SAYING_SECONDS
@@ -109,7 +109,7 @@ class RewardActor:
         self._term, self._fence = -1, Fence()
         self._drain, self._hand_over = Drain(), Drain(seconds=math.inf)
         """Order to leave soon, and wish to hand over to a new process once all groups are finished."""
-        self.membership = Membership(config, RewardBeat, name)
+        self.membership = Membership(config, RewardHeartbeat, name)
         self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("groups", self.membership.addresses, config.bus, name, self.membership.boot_id)
 
@@ -129,17 +129,18 @@ class RewardActor:
         self._report(starting={"phase": "running", "metrics_url": metrics_url, "address": self._inbox.address})
         try:
             while not self._follow():
-                # before the first State the run of the groups that arrive is unknown: they stay in the socket
+                # before the first directive the run of the groups that arrive is unknown: they stay in the socket
                 if not self._fence.run:
                     self.membership.wait(POLL_SECONDS)
                     continue
                 message = self._inbox.receive(POLL_SECONDS)
-                # read all that has come before looking at State again: a group that waits here is in no beat
+                # read all that has come before looking at the directive again: a group that waits here is in no
+                # heartbeat
                 while message is not None:
                     self._take(message)
                     message = self._inbox.receive(0)
         finally:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._executor.shutdown(wait=False, cancel_futures=True)
             self._scorer.runner.close()
             self.membership.close()
             self._inbox.close()
@@ -153,21 +154,21 @@ class RewardActor:
         self._drain.begin()
 
     def _follow(self) -> bool:
-        """Follow the newest State. Return True when the actor shall exit."""
+        """Follow the newest directive. Return True when the actor shall exit."""
         if self._unusable is not None:
             raise self._unusable
-        state = self.membership.latest()
-        if isinstance(state, RewardState):
-            self._fence.follow(state.run, state.term)
+        directive = self.membership.latest()
+        if isinstance(directive, RewardDirective):
+            self._fence.follow(directive.run, directive.term)
             with self._lock:
-                for ordinal, attempt in state.release.tolist():
+                for ordinal, attempt in directive.release.tolist():
                     self._held.pop((ordinal, attempt), None)
-            self._connect(state)
+            self._connect(directive)
         self._send_waiting()
         self._report()
         self._start_over_when_worn_out()
         self._start_over_when_used_up()
-        done = state is not None and state.phase == "done"
+        done = directive is not None and directive.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self._held))
 
     def _start_over_when_worn_out(self) -> None:
@@ -204,15 +205,15 @@ class RewardActor:
                 f"{self._num_scored} groups have been scored here (reward.max_groups_per_process {limit})"
             )
 
-    def _connect(self, state: RewardState) -> None:
+    def _connect(self, directive: RewardDirective) -> None:
         """Connect to the packer's address when its term has changed. The old socket is closed."""
-        if state.term == self._term:
+        if directive.term == self._term:
             return
         with self._sending:
             if self._packer is not None:
                 self._packer.close()
-            self._packer = Outbox("scored", state.packer_address, self._config.bus, self.membership.name)
-            self._term = state.term
+            self._packer = Outbox("scored", directive.packer_address, self._config.bus, self.membership.name)
+            self._term = directive.term
 
     def _take(self, message: object) -> None:
         # ScoredGroup is a subclass of RolloutGroup, but belongs to the packer
@@ -228,7 +229,7 @@ class RewardActor:
                 return
             held = self._held[key] = _Held(message)
         point("reward.taken")
-        self._pool.run(self._score, held)
+        self._executor.run(self._score, held)
 
     def _score(self, held: _Held) -> None:
         """Score a group, in a worker thread. Every outcome becomes a scored group, or a failure reported to the packer.
@@ -277,7 +278,7 @@ class RewardActor:
             token_advantages=score.token_advantages_N,
         )
 
-    def _call_steps(self, group: RolloutGroup) -> list[Steps] | None:
+    def _call_steps(self, group: RolloutGroup) -> list[StepRewards] | None:
         """Return the steps of each completion; None without a function of `reward.steps`, and for an evaluation."""
         if self._steps is None or group.purpose == "eval":
             return None
@@ -302,7 +303,7 @@ class RewardActor:
         if group.purpose == "eval":
             return
         names = [reward.name for reward in self._rewards["train"]]
-        for words in self._sameness.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
+        for words in self._constant_rewards.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
             log.warning("reward function returns one value", detail=words)
         for value in score.rewards_G[score.scored_G]:
             self._metrics.observe("grpo_reward_value", float(value))
@@ -366,12 +367,12 @@ class RewardActor:
         with self._lock:
             holds = np.array(sorted(self._held), np.int64).reshape(-1, 2)
             load = sum(held.scored is None and held.failure is None for held in self._held.values())
-            failures = [held.failure for held in self._held.values() if held.failure][: limits.BEAT_FAILURES]
+            failures = [held.failure for held in self._held.values() if held.failure][: limits.HEARTBEAT_FAILURES]
         self._metrics.set("grpo_reward_held_groups", len(holds))
         self._metrics.set("grpo_reward_queue_groups", load)
         said = {"holds": holds, "load": load, "failures": failures}
         said |= {"calls": self._scorer.runner.num_calls, "late_calls": self._scorer.runner.num_late}
-        said |= {"notes": self._sameness.words[: limits.BEAT_NOTES]}
+        said |= {"notes": self._constant_rewards.words[: limits.HEARTBEAT_NOTES]}
         if starting is not None:
             self.membership.start(**said, **starting)
         else:

@@ -20,7 +20,7 @@ from typing import Any
 from actors.reward import functions, values
 from actors.reward.errors import RewardError
 from actors.reward.functions import NamedReward
-from bus.threads import Workers, pass_by, start
+from bus.threads import Workers, mark, start
 from schemas.messages import RolloutGroup
 
 MAX_STUCK_CALLS = 16
@@ -66,7 +66,7 @@ class FunctionRunner:
         """Calls of functions since the start, and the late calls among them."""
         self._max_stuck = max_stuck
         # a stuck call keeps its thread, and must not keep another call waiting
-        self._pool = Workers(num_calls + max_stuck, "reward")
+        self._executor = Workers(num_calls + max_stuck, "reward")
         self._counting = threading.Lock()
         self._stuck: dict[Future[Any], str] = {}
         """Name of the function for each call that was given up and still runs."""
@@ -116,7 +116,7 @@ class FunctionRunner:
             except RuntimeError:  # the loop is closed
                 call.close()  # otherwise Python warns of a coroutine that was never awaited
                 raise
-        return self._pool.submit(_run, reward, group, arguments)
+        return self._executor.submit(_run, reward, group, arguments)
 
     @property
     def stuck(self) -> list[str]:
@@ -145,7 +145,7 @@ class FunctionRunner:
     def close(self) -> None:
         """Stop taking work. Threads of stuck calls are left behind."""
         self._loop.call_soon_threadsafe(self._end_loop)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _give_up(self, late: dict[Future[Any], str]) -> None:
         for call, name in late.items():
@@ -192,7 +192,7 @@ class FunctionRunner:
 
     def _tick(self) -> None:
         self._ticked = time.monotonic()
-        pass_by("reward.loop")
+        mark("reward.loop")
         self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _run_loop(self) -> None:
@@ -217,7 +217,7 @@ async def _end_late_tasks() -> None:
 
 def _run(reward: NamedReward, group: RolloutGroup, arguments: dict[str, Any]) -> Any:
     try:
-        pass_by("reward.function")
+        mark("reward.function")
         return reward.check(reward.function(**arguments), group)
     except RewardError:
         raise

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.algorithms.advantages import Steps
+from actors.algorithms.advantages import StepRewards
 from actors.reward.errors import RewardError
 
 
@@ -19,7 +19,7 @@ def check_values(name: str, values: Any, size: int) -> list[float]:
     return [_number(name, i, item) for i, item in enumerate(_one_each(name, values, size))]
 
 
-def check_steps(name: str, values: Any, lengths: Sequence[int]) -> list[Steps]:
+def check_steps(name: str, values: Any, lengths: Sequence[int]) -> list[StepRewards]:
     """Return the steps from a function of `reward.steps`: (end, reward) pairs per completion; no pairs for None.
 
     Args:
@@ -37,7 +37,7 @@ def check_steps(name: str, values: Any, lengths: Sequence[int]) -> list[Steps]:
     ]
 
 
-def _steps(name: str, i: int, item: Any, length: int) -> Steps:
+def _steps(name: str, i: int, item: Any, length: int) -> StepRewards:
     try:
         # index: int() would cut an end of 1.5 to 1
         pairs = [(operator.index(end), float(reward)) for end, reward in item]

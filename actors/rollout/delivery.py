@@ -1,6 +1,7 @@
 """Delivery of sampled groups to reward actors.
 
-Consumes sampled groups, and States with all reward actors, signs of life and held groups. Emits RolloutGroups. Waits
+Consumes sampled groups, and directives with all reward actors, signs of life and held groups. Emits RolloutGroups.
+Waits
 for nothing: `send` is called in each iteration of the main loop. P13 (senders keep a group until release): a group is
 sent again after the receiver's death, or without a report by the receiver. So no copy on the wire is the only copy.
 """
@@ -14,12 +15,12 @@ import structlog
 from actors.process.fault_points import point
 from actors.rollout.held import HeldTicket, Hold
 from actors.rollout.presence import Presence
-from actors.rollout.reward_choice import Arrivals
+from actors.rollout.reward_choice import RewardChoice
 from actors.telemetry.metrics import Metrics
 from bus.data import Outbox
 from schemas.config import RunConfig
 from schemas.errors import ConfigError, MessageTooLargeError
-from schemas.messages import RewardPeer, RolloutGroup, RolloutState, Ticket
+from schemas.messages import RewardPeer, RolloutDirective, RolloutGroup, Ticket
 
 log = structlog.get_logger("rollout")
 
@@ -42,19 +43,19 @@ class Delivery:
         self._name, self._metrics, self._held = name, metrics, held
         self.outboxes: dict[str, Outbox] = {}
         """Sockets to reward actors, by identity."""
-        self.arrivals = Arrivals(config.bus.resend_after)
+        self.arrivals = RewardChoice(config.bus.resend_after)
         """Reward actors at which groups have not arrived."""
         self._presence = Presence(config.bus.lease)
-        self._state: RolloutState | None = None
+        self._directive: RolloutDirective | None = None
         self._next_address_log = 0.0
 
-    def note(self, now: float, state: RolloutState) -> None:
-        """Take the reward actors of a State, once for each State.
+    def note(self, now: float, directive: RolloutDirective) -> None:
+        """Take the reward actors of a directive, once for each directive.
 
-        While the packer is gone no State comes, so no absence grows.
+        While the packer is gone no directive comes, so no absence grows.
         """
-        self._state = state
-        self._presence.note(now, state.term, state.live_rewards, state.rewards)
+        self._directive = directive
+        self._presence.note(now, directive.term, directive.live_rewards, directive.rewards)
 
     def send(self) -> None:
         """Send each group without a living receiver, and again each group not reported for a long time (P13).
@@ -67,7 +68,7 @@ class Delivery:
             self.outboxes.pop(identity).close()
             self.arrivals.forget(identity)
         now, full = time.monotonic(), False
-        named = set(map(tuple, self._state.scoring.tolist())) if self._state else set()
+        named = set(map(tuple, self._directive.scoring.tolist())) if self._directive else set()
         # even when no reward actor has room, `_is_to_send` runs for each group: it notes arrivals and timeouts
         for hold, held in self._held.items():
             if held.group is None or held.failure is not None or not self._is_to_send(held, hold in named, now) or full:
@@ -90,7 +91,7 @@ class Delivery:
 
     @property
     def _rewards(self) -> list[RewardPeer]:
-        return self._state.rewards if self._state else []
+        return self._directive.rewards if self._directive else []
 
     def _is_gone(self, identity: str) -> bool:
         """Return whether a reward actor has been absent for a lease, or another process has taken the name."""
@@ -98,10 +99,10 @@ class Delivery:
         return self._presence.is_gone(name, boot_id)
 
     def _is_to_send(self, held: HeldTicket, named: bool, now: float) -> bool:
-        """Return whether a sampled group is to be sent, judged by State; record arrivals and losses at the receiver.
+        """Return whether the directive lets a sampled group be sent; record arrivals and losses at the receiver.
 
-        A reward actor reports held groups to the packer, and only State passes the reports on. So both limits below
-        count only time through which States have come: without a packer no report can arrive.
+        A reward actor reports held groups to the packer, and only the directive passes the reports on. So both limits
+        below count only time through which directives have come: without a packer no report can arrive.
         """
         told_for = self._presence.told_for
         if named:
@@ -112,11 +113,11 @@ class Delivery:
         if not held.named and told_for(held.accepted_at) > self._group_timeout:
             self._fail_unnamed(held)
             return False
-        # never sent, or the holder is dead: at once; no State has to be waited for
+        # never sent, or the holder is dead: at once; no directive has to be waited for
         if held.sent_to is None or self._is_gone(held.sent_to):
             return True
-        # a receiver that State does not list as alive reports nothing: `_is_gone` decides about it
-        is_live = self._state is not None and held.sent_to.rpartition("/")[2] in self._state.live_rewards
+        # a receiver that the directive does not list as alive reports nothing: `_is_gone` decides about it
+        is_live = self._directive is not None and held.sent_to.rpartition("/")[2] in self._directive.live_rewards
         if told_for(held.sent_at) <= held.resend_after or not is_live:
             return False
         self._note_lost(held.ticket, held.sent_to, now)
@@ -151,7 +152,7 @@ class Delivery:
         Raises:
             MessageTooLargeError: no reward actor would take a group of this size.
         """
-        # loads in State are about a second old: groups sent since count as well
+        # loads in the directive are about a second old: groups sent since count as well
         on_the_way = Counter(held.sent_to for held in self._held.values() if held.sent_to is not None)
         for identity in self.arrivals.order(rewards, on_the_way, time.monotonic(), avoid):
             outbox = self._outbox_to(identity, rewards[identity])

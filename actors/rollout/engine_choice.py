@@ -1,6 +1,6 @@
 """Choice of an engine for each ticket, request, and choice of another engine after a failure.
 
-Consumes States with engines and signs of life. Emits requests, and the completions of a whole ticket. Waits for an
+Consumes directives with engines and signs of life. Emits requests, and the completions of a whole ticket. Waits for an
 engine with the ticket's version and for the engine's answer. The timeout of the attempt ends both waits. The wait for
 an answer also ends when the engine is gone.
 """
@@ -18,7 +18,7 @@ from actors.rollout.held import AttemptError
 from actors.rollout.presence import Presence
 from actors.telemetry.metrics import Metrics
 from schemas.config import RunConfig
-from schemas.messages import EnginePeer, RolloutState, Ticket
+from schemas.messages import EnginePeer, RolloutDirective, Ticket
 
 log = structlog.get_logger("rollout")
 
@@ -63,7 +63,7 @@ class EngineChoice:
         self.asked: Counter[str] = Counter()
         """Completions requested by this process and not answered yet, by the engine's boot id.
 
-        Loads in State are about a second old, so the choice of an engine adds these.
+        Loads in the directive are about a second old, so the choice of an engine adds these.
         """
         self._waits: dict[int, str] = {}
         """Words on the current wait of each ticket, by ordinal."""
@@ -76,10 +76,10 @@ class EngineChoice:
         if self._client is not None:
             await self._client.close()
 
-    def note(self, now: float, state: RolloutState) -> None:
-        """Take the engines of a State, once for each State."""
-        self._engines = state.engines
-        self._presence.note(now, state.term, state.live_engines, state.engines)
+    def note(self, now: float, directive: RolloutDirective) -> None:
+        """Take the engines of a directive, once for each directive."""
+        self._engines = directive.engines
+        self._presence.note(now, directive.term, directive.live_engines, directive.engines)
 
     def take_wait(self, ordinal: int) -> str:
         """Return the words on a ticket's current wait, for the error text of a timeout; the words are forgotten."""
@@ -90,8 +90,8 @@ class EngineChoice:
 
         P11 (a failed completion is tried again in place; then the whole attempt fails): there are
         `rollout.completion_retries` retries. The engine at fault is avoided for a lease; after a lease
-        State no longer names a dead engine. Without this pause a dead engine, which fails at once and has no load,
-        would use up the retries of all groups within a second.
+        the directive no longer names a dead engine. Without this pause a dead engine, which fails at once and has no
+        load, would use up the retries of all groups within a second.
 
         Raises:
             AttemptError: the engine refuses the request, or all retries have failed.
@@ -124,7 +124,7 @@ class EngineChoice:
         """Return the engine's answer. Wait as long as the engine is alive: a frozen engine keeps connections open.
 
         Raises:
-            EngineError: the client's errors; also if States of the same packer have not named the engine for a
+            EngineError: the client's errors; also if directives of the same packer have not named the engine for a
                 lease, or name another process under the engine's name.
         """
         assert self._client is not None
@@ -132,7 +132,7 @@ class EngineChoice:
         try:
             while not (await asyncio.wait({request}, timeout=LIVE_CHECK_SECONDS))[0]:
                 if self._presence.is_gone(engine.name, engine.boot_id):
-                    raise EngineError(f"{engine.name} at {engine.url} is gone: it has stopped beating")
+                    raise EngineError(f"{engine.name} at {engine.url} is gone: it has stopped sending heartbeats")
             return request.result()
         finally:
             request.cancel()  # closes the connection, at which the engine stops sampling for it
@@ -151,8 +151,8 @@ class EngineChoice:
             fit = [e for e in self._engines if may_sample(e, ticket) and now >= shunned.get(e.boot_id, 0.0)]
             if fit:
                 self._metrics.count("grpo_rollout_wait_seconds_total", now - started, cause="engine_choice")
-                # loads in State are a second old: without this rollout's own requests all tickets that come together
-                # would go to the same engine
+                # loads in the directive are a second old: without this rollout's own requests all tickets that come
+                # together would go to the same engine
                 return min(fit, key=lambda engine: engine.load + self.asked[engine.boot_id])
             await asyncio.sleep(RETRY_SECONDS)
 

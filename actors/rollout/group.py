@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from actors.datasets import Environment, Example
+from actors.datasets import Dataset, Example
 from actors.datasets.base import why_not_sendable
 from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
@@ -28,11 +28,11 @@ class GroupSampler:
         self,
         config: RunConfig,
         name: str,
-        environments: Mapping[tuple[Purpose, str], Environment],
+        environments: Mapping[tuple[Purpose, str], Dataset],
         encode: Callable[[Prompt], list[int]],
         engines: EngineChoice,
     ) -> None:
-        self._name, self._environments, self._encode, self._engines = name, environments, encode, engines
+        self._name, self._datasets, self._encode, self._engines = name, environments, encode, engines
         self._limit_key, self._limit = longest_sample(config)
 
     async def sample(self, run: str, ticket: Ticket) -> RolloutGroup:
@@ -56,7 +56,7 @@ class GroupSampler:
     def _example(self, ticket: Ticket) -> Example:
         where = f"{ticket.environment} example {ticket.index}"
         try:
-            example = self._environments[ticket.purpose, ticket.environment].example(ticket.index)
+            example = self._datasets[ticket.purpose, ticket.environment].example(ticket.index)
         except Exception as error:  # user code: whatever it raises costs this attempt alone
             raise AttemptError("environment", f"{where}: {type(error).__name__}: {error}") from error
         if example.key(ticket.environment) != ticket.example_key:

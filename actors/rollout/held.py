@@ -54,5 +54,5 @@ class HeldTicket:
         ordinal, attempt = self.ticket.ordinal, self.ticket.attempt
         log.warning("attempt failed", ordinal=ordinal, attempt=attempt, reason=reason, detail=detail)
         metrics.count("grpo_rollout_failures_total", reason=reason)
-        # cut, since the text goes into every beat until the release
+        # cut, since the text goes into every heartbeat until the release
         self.failure = AttemptFailure(ordinal=ordinal, attempt=attempt, reason=reason, detail=limits.cut(detail))

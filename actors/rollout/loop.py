@@ -1,9 +1,9 @@
 """The rollout actor: tickets in, sampled groups out.
 
-Consumes tickets, releases and addresses from State. Emits RolloutGroups to reward actors, and holds and failures in its
-beats. Waits on an engine with the ticket's version, on the engine's answer, and on a reward actor with room. Each wait
-ends with the group's deadline, a release, or a State with a new peer. P13 (senders keep a group until its release):
-after the death of any process the group can be sent again.
+Consumes tickets, releases and addresses from the directive. Emits RolloutGroups to reward actors, and holds and
+failures in its heartbeats. Waits on an engine with the ticket's version, on the engine's answer, and on a reward actor
+with room. Each wait ends with the group's deadline, a release, or a directive with a new peer. P13 (senders keep a
+group until its release): after the death of any process the group can be sent again.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import structlog
 
-from actors.datasets import Environment
+from actors.datasets import Dataset
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership
 from actors.rollout.delivery import Delivery
@@ -26,14 +26,14 @@ from bus.counts import EdgeCounts
 from schemas import limits
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
-from schemas.messages import Prompt, Purpose, RolloutBeat, RolloutState, Ticket
+from schemas.messages import Prompt, Purpose, RolloutDirective, RolloutHeartbeat, Ticket
 
 log = structlog.get_logger("rollout")
 
 COALESCE_SECONDS = 0.003
-"""Seconds between a wake-up and the next turn of the loop: all events of this time share a beat."""
+"""Seconds between a wake-up and the next turn of the loop: all events of this time share a heartbeat."""
 IDLE_SECONDS = 0.5
-"""Longest pause of the loop. State is looked at this often, even without any event."""
+"""Longest pause of the loop. The directive is looked at this often, even without any event."""
 RETRY_SECONDS = 0.05
 """Longest pause of the loop while a group waits for a reward actor with room."""
 
@@ -55,7 +55,7 @@ class RolloutActor:
         config: RunConfig,
         name: str,
         metrics: Metrics,
-        environments: Mapping[tuple[Purpose, str], Environment],
+        datasets: Mapping[tuple[Purpose, str], Dataset],
         encode: Callable[[Prompt], list[int]],
         make_client: Callable[[], Client],
     ) -> None:
@@ -64,15 +64,15 @@ class RolloutActor:
         """Tickets from arrival to release."""
         self.engines = EngineChoice(config, metrics, make_client)
         self.delivery = Delivery(config, name, metrics, self.held)
-        self._sampler = GroupSampler(config, name, environments, encode, self.engines)
+        self._sampler = GroupSampler(config, name, datasets, encode, self.engines)
         self._drain = Drain()
-        self._state: RolloutState | None = None
+        self._directive: RolloutDirective | None = None
         self._unusable: ConfigError | None = None
         """Configuration error found while sampling; raised by the main loop, which ends the process."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._slots_said = -1  # below any number of slots: the first report counts as an increase
-        self.membership = Membership(config, RolloutBeat, name, on_state=lambda _: self._ring())
+        self.membership = Membership(config, RolloutHeartbeat, name, on_directive=lambda _: self._wake_up())
         self.name, self.liveness = name, self.membership.liveness
 
     @property
@@ -93,11 +93,11 @@ class RolloutActor:
     def drain(self) -> None:
         """Ask for no more tickets, and exit once all groups are released or the drain time is over. Thread-safe."""
         self._drain.begin()
-        self._ring()
+        self._wake_up()
 
     async def _main(self, metrics_url: str) -> None:
         self._loop = asyncio.get_running_loop()
-        with contextlib.closing(self.membership):  # last, so that the last beat follows the last group
+        with contextlib.closing(self.membership):  # last, so that the last heartbeat follows the last group
             async with self.engines:
                 self._report(starting={"phase": "running", "metrics_url": metrics_url})
                 try:
@@ -109,7 +109,7 @@ class RolloutActor:
                             held.task.cancel()
 
     async def _pause(self) -> None:
-        """Wait for the next event: a State, the end of an attempt, or the drain."""
+        """Wait for the next event: a directive, the end of an attempt, or the drain."""
         waiting_to_send = any(held.waits_for_room for held in self.held.values())
         try:
             await asyncio.wait_for(self._wake.wait(), RETRY_SECONDS if waiting_to_send else IDLE_SECONDS)
@@ -119,13 +119,13 @@ class RolloutActor:
         await asyncio.sleep(COALESCE_SECONDS)
         self._wake.clear()
 
-    def _ring(self) -> None:
+    def _wake_up(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just been closed, so nothing waits for the event
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def follow(self) -> bool:
-        """Follow the newest State: one iteration of the main loop. Return True when the actor shall exit.
+        """Follow the newest directive: one iteration of the main loop. Return True when the actor shall exit.
 
         Raises:
             ConfigError: an attempt has shown that the configuration can't work.
@@ -133,22 +133,23 @@ class RolloutActor:
         """
         if self._unusable is not None:
             raise self._unusable
-        state = self.membership.latest()
-        if isinstance(state, RolloutState):
-            if state is not self._state:  # each State counts once: absence is measured by States, not by looks
-                self._state, now = state, time.monotonic()
-                self.engines.note(now, state)
-                self.delivery.note(now, state)
-            self._release(state)
-            for ticket in state.tickets:
-                self._accept(state.run, ticket)
+        directive = self.membership.latest()
+        if isinstance(directive, RolloutDirective):
+            # each directive counts once: absence is measured by directives, not by looks
+            if directive is not self._directive:
+                self._directive, now = directive, time.monotonic()
+                self.engines.note(now, directive)
+                self.delivery.note(now, directive)
+            self._release(directive)
+            for ticket in directive.tickets:
+                self._accept(directive.run, ticket)
         self.delivery.send()
         self._report()
-        done = state is not None and state.phase == "done"
+        done = directive is not None and directive.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self.held))
 
-    def _release(self, state: RolloutState) -> None:
-        for ordinal, attempt in state.release.tolist():
+    def _release(self, directive: RolloutDirective) -> None:
+        for ordinal, attempt in directive.release.tolist():
             held = self.held.pop((ordinal, attempt), None)
             # still sampling: a copy elsewhere was faster, or the run needs the group no more
             if held is not None and held.task is not None:
@@ -156,7 +157,7 @@ class RolloutActor:
 
     def _accept(self, run: str, ticket: Ticket) -> None:
         key = (ticket.ordinal, ticket.attempt)
-        if key not in self.held:  # State repeats a ticket until a beat has named it
+        if key not in self.held:  # the directive repeats a ticket until a heartbeat has named it
             held = self.held[key] = HeldTicket(ticket)
             point("rollout.ticket")
             held.task = asyncio.create_task(self.attempt(run, held))
@@ -196,13 +197,13 @@ class RolloutActor:
             "free_slots": slots,
             # tickets that have failed are named too, until the packer releases them
             "holds": np.array(sorted(self.held), np.int64).reshape(-1, 2),
-            "failures": [held.failure for held in self.held.values() if held.failure][: limits.BEAT_FAILURES],
+            "failures": [held.failure for held in self.held.values() if held.failure][: limits.HEARTBEAT_FAILURES],
         }
         self._metrics.set("grpo_rollout_held_groups", len(self.held))
         if starting is not None:
             self.membership.start(**fields, **starting)
             return
-        # a beat at once for news that the packer can use now: more slots, the drain, a failure
+        # a heartbeat at once for news that the packer can use now: more slots, the drain, a failure
         draining = bool(self._drain) and self._slots_said > 0
         urgent = slots > self._slots_said or draining or bool(fields["failures"])
         self._slots_said = slots

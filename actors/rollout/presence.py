@@ -1,12 +1,12 @@
-"""Signs of life of other processes, judged by the packer's States alone.
+"""Signs of life of other processes, judged by the packer's directives alone.
 
-A State lists the boot ids of all live processes of a kind. Absence counts only while States of the same term keep
-coming. A just started packer has not heard every process yet, and while the packer is away no absence grows.
+A directive lists the boot ids of all live processes of a kind. Absence counts only while directives of the same term
+keep coming. A just started packer has not heard every process yet, and while the packer is away no absence grows.
 
     Lease 3 s, B was listed at 9.0 s
-    States of term 2 without B from 10.0 to 13.1 s                                B is gone
-    State of term 2 without B at 10.0 s, then of term 3 without B at 11.0 s …     B may live until 14.0 s
-    State of term 2 without B at 10.0 s, the next one without B at 60.0 s …       B may live until 63.0 s
+    directives of term 2 without B from 10.0 to 13.1 s                       B is gone
+    one of term 2 without B at 10.0 s, then one of term 3 at 11.0 s …        B may live until 14.0 s
+    one of term 2 without B at 10.0 s, the next one without B at 60.0 s …    B may live until 63.0 s
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ MAX_REMEMBERED = 1000
 
 
 class Peer(Protocol):
-    """Process listed in a State: an engine or a reward actor."""
+    """Process listed in a directive: an engine or a reward actor."""
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class Peer(Protocol):
 
 
 class Presence:
-    """Processes of a kind, and since when each is absent. A process not yet listed by any State is not gone.
+    """Processes of a kind, and since when each is absent. A process not yet listed by any directive is not gone.
 
     Args:
         lease: seconds of absence after which a process counts as gone.
@@ -40,12 +40,12 @@ class Presence:
     def __init__(self, lease: float) -> None:
         self._lease = lease
         self._term = -1
-        """Term of the newest State; -1 before the first."""
+        """Term of the newest directive; -1 before the first."""
         self._told_at = 0.0
         self._told_since = 0.0
-        """Time since which States of the same term have come without a pause of a lease."""
+        """Time since which directives of the same term have come without a pause of a lease."""
         self._there: set[str] = set()
-        """Boot ids in the newest State."""
+        """Boot ids in the newest directive."""
         self._absent_since: dict[str, float] = {}
         self._boot_of: dict[str, str] = {}
         """Boot ids by name: the newest process with each name."""
@@ -56,11 +56,11 @@ class Presence:
         return len(self._absent_since)
 
     def note(self, now: float, term: int, live: Iterable[str], named: Iterable[Peer]) -> None:
-        """Record a State.
+        """Record a directive.
 
         Args:
             now: time on this process's monotonic clock.
-            term: the packer's term in the State.
+            term: the packer's term in the directive.
             live: boot ids of all live processes.
             named: processes open to new work. Another process listed under a name has replaced the old process.
         """
@@ -77,11 +77,11 @@ class Presence:
         self._boot_of = {peer.name: peer.boot_id for peer in named}
 
     def told_for(self, since: float) -> float:
-        """Return the seconds since a moment through which States have come; 0 or less if none has come.
+        """Return the seconds since a moment through which directives have come; 0 or less if none has come.
 
         A caller can conclude from silence: anything not reported in this time has not happened. The count starts again
-        with each term, and after a lease without any State, since the first State after a packer's absence may be
-        older than the absence.
+        with each term, and after a lease without any directive, since the first directive after a packer's absence may
+        be older than the absence.
         """
         return self._told_at - max(since, self._told_since)
 

@@ -12,7 +12,7 @@ LONGEST_PAUSE_SECONDS = 3600.0
 """Upper limit of the doubling pause."""
 
 
-class Arrivals:
+class RewardChoice:
     """Memory of the reward actors at which groups were lost: sent there and not reported in time.
 
     After a loss a reward actor gets no group for a pause, which doubles with each loss. After the pause the reward

@@ -58,7 +58,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
     def service_actions(self) -> None:
         """Close connections that are too old. Called twice a second, since a slow client may never time out."""
-        threads.pass_by("metrics")
+        threads.mark("metrics")
         self._close_oldest(None)
 
     def _close_oldest(self, room: int | None) -> None:

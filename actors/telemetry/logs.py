@@ -96,7 +96,7 @@ class Lines:
 
     def _write_all(self) -> None:
         while True:
-            threads.pass_by("log")
+            threads.mark("log")
             with self._news:
                 if not self._news.wait_for(lambda: self._waiting, IDLE_SECONDS):
                     continue

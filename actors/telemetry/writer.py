@@ -119,7 +119,7 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            threads.pass_by("packer.record")
+            threads.mark("packer.record")
             try:
                 self._queue.get(timeout=IDLE_SECONDS).do()
             except queue.Empty:

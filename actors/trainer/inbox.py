@@ -1,7 +1,7 @@
 """Batches for a trainer rank, read by a thread of its own: the packer never waits for a long step.
 
-Consumes StepBatches from the packer. Emits, for the beat, the steps whose batch is here. `take` waits for the batch of
-a step, up to a time limit; `close` ends the wait.
+Consumes StepBatches from the packer. Emits, for the heartbeat, the steps whose batch is here. `take` waits for the
+batch of a step, up to a time limit; `close` ends the wait.
 """
 
 import threading
@@ -17,8 +17,9 @@ from schemas.messages import StepBatch
 class BatchInbox:
     """Batches for this rank, read by a thread of its own.
 
-    Only batches of the live incarnation are kept. Batches of another run, or of an older packer term than State's, are
-    dropped (P2: a term fences State and StepBatch): the packer of the newer term sends its own.
+    Only batches of the live incarnation are kept. Batches of another run, or of an older packer term than the
+    directive's, are dropped (P2: a term fences the directive and StepBatch): the packer of the newer term sends its
+    own.
 
     Args:
         inbox: socket for StepBatches.
@@ -42,7 +43,7 @@ class BatchInbox:
         """Keep batches of this incarnation from now on; drop all batches kept so far."""
         with self._arrived:
             self._incarnation = incarnation
-            self._fence.follow(run, self._fence.term)  # the term as State has told it, which comes by `follow`
+            self._fence.follow(run, self._fence.term)  # the term as the directive has told it, which comes by `follow`
             self._by_step.clear()
 
     def follow(self, run: str, term: int) -> None:
@@ -78,7 +79,7 @@ class BatchInbox:
 
     def _read(self) -> None:
         while not self._stopping:
-            threads.pass_by("trainer.inbox")
+            threads.mark("trainer.inbox")
             message = self._inbox.receive(0.2)
             if isinstance(message, StepBatch) and (reason := self._fence.refuses(message.run, message.term)):
                 self._inbox.drop(message, reason)

@@ -1,7 +1,7 @@
 """A rank's way into the gang: the packer's orders, and the folder of checkpoints.
 
-Consumes orders from State. Waits for an order, and for a disk that takes the folder over; a drain ends each wait, and
-so does an order to exit or `bus.peer_timeout`.
+Consumes orders from the directive. Waits for an order, and for a disk that takes the folder over; a drain ends each
+wait, and so does an order to exit or `bus.peer_timeout`.
 """
 
 import time
@@ -12,44 +12,44 @@ import structlog
 from actors.learner.checkpoints import CheckpointFolder, FolderTakenError, Writer
 from actors.process.membership import Drain, Membership, StartOverError
 from schemas.errors import RunFailedError
-from schemas.messages import TrainerState
+from schemas.messages import TrainerDirective
 
 log = structlog.get_logger("trainer")
 
 POLL_SECONDS = 0.5
-"""Longest wait for an order before State is looked at again."""
+"""Longest wait for an order before the directive is looked at again."""
 
 
-def newest_order(membership: Membership) -> TrainerState | None:
-    """Return the newest State for trainers; None if there is none.
+def newest_order(membership: Membership) -> TrainerDirective | None:
+    """Return the newest directive for trainers; None if there is none.
 
     Raises:
         StartOverError: the gang was told to exit; also as `Membership.latest`.
         PeerRefusedError, PackerSilentError: as `Membership.latest`.
     """
-    state = membership.latest()
-    if not isinstance(state, TrainerState):
+    directive = membership.latest()
+    if not isinstance(directive, TrainerDirective):
         return None
-    if state.order == "exit":
+    if directive.order == "exit":
         raise StartOverError("another rank of the gang is gone, so this rank starts over with the new gang")
-    return state
+    return directive
 
 
 def wait_for_order(
-    membership: Membership, drain: Drain, is_wanted: Callable[[TrainerState], bool]
-) -> TrainerState | None:
-    """Wait for a State with the wanted order and return it; None when drained. Raises as `newest_order` does."""
-    state = newest_order(membership)
-    while state is None or not is_wanted(state):
+    membership: Membership, drain: Drain, is_wanted: Callable[[TrainerDirective], bool]
+) -> TrainerDirective | None:
+    """Wait for a directive with the wanted order and return it; None when drained. Raises as `newest_order` does."""
+    directive = newest_order(membership)
+    while directive is None or not is_wanted(directive):
         if drain:
             return None
         membership.wait(POLL_SECONDS)
-        state = newest_order(membership)
-    return state
+        directive = newest_order(membership)
+    return directive
 
 
 def take_folder(
-    membership: Membership, drain: Drain, checkpoints: CheckpointFolder, state: TrainerState, timeout: float
+    membership: Membership, drain: Drain, checkpoints: CheckpointFolder, directive: TrainerDirective, timeout: float
 ) -> bool:
     """Become the only process that writes checkpoints, and move away checkpoints later than the gang's start.
 
@@ -57,7 +57,7 @@ def take_folder(
         membership: place of this rank in the run.
         drain: wish to leave.
         checkpoints: folder with the run's checkpoints.
-        state: order of the gang.
+        directive: order of the gang.
         timeout: seconds for which a disk error is tried again (`trainer.checkpoint.timeout`).
 
     Returns:
@@ -73,9 +73,9 @@ def take_folder(
         try:
             # not current: the order may be outdated, since loading the model takes long
             if checkpoints.is_current():
-                checkpoints.take(Writer(state.run, state.incarnation, membership.boot_id))
-                checkpoints.begin_at(state.checkpoint)
-                membership.report(checkpoints=checkpoints.good(state.run))
+                checkpoints.take(Writer(directive.run, directive.incarnation, membership.boot_id))
+                checkpoints.begin_at(directive.checkpoint)
+                membership.report(checkpoints=checkpoints.good(directive.run))
                 return True
         except FolderTakenError as error:
             raise StartOverError(str(error)) from error

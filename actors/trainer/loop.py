@@ -1,8 +1,8 @@
 """The trainer actor: a rank of the gang (all trainer ranks of a run).
 
-Consumes StepBatches, read by a thread without pause, and orders from State. Emits published versions, step reports and
-checkpoints in its beats, and sends nothing else. Waits for the gang's order, for other ranks and for the next batch; an
-exit order, a drain or `bus.peer_timeout` ends each wait. Only rank 0 publishes, reports and saves.
+Consumes StepBatches, read by a thread without pause, and orders from the directive. Emits published versions, step
+reports and checkpoints in its heartbeats, and sends nothing else. Waits for the gang's order, for other ranks and for
+the next batch; an exit order, a drain or `bus.peer_timeout` ends each wait. Only rank 0 publishes, reports and saves.
 
     order wait ──run──▶ restore, meet, publish version c ──▶ step c+1 … max_steps ──▶ finish: wait until the run is done
 """
@@ -25,20 +25,20 @@ from actors.trainer.figures import show_step
 from actors.trainer.inbox import BatchInbox
 from actors.trainer.joining import POLL_SECONDS, newest_order, take_folder, wait_for_order
 from actors.trainer.reports import REPORTS, Reports
-from actors.trainer.weight_broadcaster import WeightSender
+from actors.trainer.weight_broadcaster import WeightBroadcaster
 from bus.counts import EdgeCounts
 from bus.data import Inbox
 from bus.weights import BroadcastPublisher, WeightPublisher, Weights
 from schemas.config import RunConfig
 from schemas.errors import PeerRefusedError, RunFailedError
 from schemas.messages import (
+    Directive,
     Manifest,
-    Policy,
-    State,
+    PolicyVersion,
     StepBatch,
     StepReport,
-    TrainerBeat,
-    TrainerState,
+    TrainerDirective,
+    TrainerHeartbeat,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class TrainerActor:
         config: configuration of the run.
         name: name in the run.
         metrics: destination of the `grpo_trainer_*` metrics.
-        make_learner: maker of the learner; called after the first beat, since loading takes long.
+        make_learner: maker of the learner; called after the first heartbeat, since loading takes long.
         meet: connects the ranks of an incarnation; called with run, incarnation, and a function to call while waiting.
         publisher: publisher of weights; None on ranks that publish nothing.
         checkpoints: folder with the run's checkpoints.
@@ -82,7 +82,7 @@ class TrainerActor:
     ) -> None:
         self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
-        self.membership = Membership(config, TrainerBeat, name, self._pass_update_on)
+        self.membership = Membership(config, TrainerHeartbeat, name, self._pass_update_on)
         self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("steps", self.membership.addresses, config.bus, name, self.membership.boot_id)
         self._batches = BatchInbox(self._inbox, rank, self._report_received)
@@ -93,10 +93,10 @@ class TrainerActor:
         self._stalled = 0.0
         """Seconds for which training stood still for the newest save."""
         self._told_to_leave = False
-        """True if the newest State orders to exit; read by threads that wait for another rank."""
-        self._sender: WeightSender | None = None
+        """True if the newest directive orders to exit; read by threads that wait for another rank."""
+        self._broadcaster: WeightBroadcaster | None = None
         if isinstance(publisher, BroadcastPublisher):
-            self._sender = WeightSender(
+            self._broadcaster = WeightBroadcaster(
                 publisher, metrics, lambda failure: self.membership.report(failed_update=failure)
             )
         self._witness, self._saver = Witness(), CheckpointSaver(checkpoints, metrics)
@@ -134,8 +134,8 @@ class TrainerActor:
             self._tell_everybody(error)
             raise
         finally:
-            if self._sender is not None:
-                self._sender.close()
+            if self._broadcaster is not None:
+                self._broadcaster.close()
             self._saver.close()
             self._batches.close()
             if self._publisher is not None:
@@ -150,17 +150,17 @@ class TrainerActor:
         """Report the steps whose batch is here: otherwise the packer would resend batches during a long step."""
         self.membership.report(urgent=False, received=np.array(steps, np.int64))
 
-    def _pass_update_on(self, state: State) -> None:
-        """Pass a State on, in the control thread: a broadcast starts at once, whatever the step under way does."""
-        self._batches.follow(state.run, state.term)
-        if isinstance(state, TrainerState):
-            self._told_to_leave = state.order == "exit" or bool(state.refusal)
-            if self._sender is not None:
-                self._sender.follow(state.update)
+    def _pass_update_on(self, directive: Directive) -> None:
+        """Pass a directive on, in the control thread: a broadcast starts at once, whatever the step under way does."""
+        self._batches.follow(directive.run, directive.term)
+        if isinstance(directive, TrainerDirective):
+            self._told_to_leave = directive.order == "exit" or bool(directive.refusal)
+            if self._broadcaster is not None:
+                self._broadcaster.follow(directive.update)
 
     def _train(self) -> None:
         learner = self._make_learner()
-        # imported here, after the first beat: torch is slow to import, and would keep the gang waiting
+        # imported here, after the first heartbeat: torch is slow to import, and would keep the gang waiting
         from actors.learner.ranks import RanksBrokenError
 
         start = self._join(learner)
@@ -170,7 +170,7 @@ class TrainerActor:
             self._run_steps(learner, start)
             if self._rank == 0:
                 self._save_last(learner)
-            self._end_of_assistance(learner)
+            self._finish_gathers(learner)
         except RanksBrokenError as error:
             self._wait_for_exit(error)
         while not self._drain and not self._done():
@@ -182,9 +182,9 @@ class TrainerActor:
     def _run_steps(self, learner: "Learner", start: int) -> None:
         """Train all steps after `start`, up to the last step or a drain."""
         ranks = self._meet(self._run, self._incarnation, self._follow)
-        learner.enter(ranks, self._ensure_the_gang_waits)
+        learner.join(ranks, self._ensure_the_gang_waits)
         self._publish(learner, start)  # engines start from exactly these weights
-        self._end_of_assistance(learner)
+        self._finish_gathers(learner)
         self.membership.report(published=self._published())
         for step in range(start + 1, self._config.trainer.max_steps + 1):
             batch, waited = self._wait_for(step)
@@ -194,12 +194,12 @@ class TrainerActor:
             if b"leaving" in ranks.exchange(b"leaving" if self._drain else b""):
                 return  # every rank leaves after the same step, so no rank waits for another that has left
 
-    def _end_of_assistance(self, learner: "Learner") -> None:
+    def _finish_gathers(self, learner: "Learner") -> None:
         """End the other ranks' part in publishing and saving: with sharded weights all ranks take part until here."""
         if self._rank == 0:
-            learner.dismiss()
+            learner.release_ranks()
         else:
-            learner.assist()
+            learner.serve_gathers()
 
     def _ensure_the_gang_waits(self) -> None:
         """Check that waiting still makes sense; called by a thread while a collective operation waits for a rank.
@@ -246,31 +246,31 @@ class TrainerActor:
             Step of the checkpoint, 0 without one. None: drained while waiting.
         """
         # only once the run is known: checkpoints of another run don't count
-        state = wait_for_order(self.membership, self._drain, lambda state: bool(state.run))
-        if state is None:
+        directive = wait_for_order(self.membership, self._drain, lambda directive: bool(directive.run))
+        if directive is None:
             return None
-        self._run = state.run
+        self._run = directive.run
         # P19: the packer picks the newest checkpoint that all ranks see, so each rank says what it sees
-        self.membership.report(checkpoints=self._checkpoints.good(state.run), phase="running")
-        may_run = lambda state: state.order in ("run", "finish") and state.incarnation > 0  # noqa: E731
-        state = wait_for_order(self.membership, self._drain, may_run)
-        if state is None:
+        self.membership.report(checkpoints=self._checkpoints.good(directive.run), phase="running")
+        may_run = lambda directive: directive.order in ("run", "finish") and directive.incarnation > 0  # noqa: E731
+        directive = wait_for_order(self.membership, self._drain, may_run)
+        if directive is None:
             return None
         timeout = self._config.trainer.checkpoint.timeout
-        if self._rank == 0 and not take_folder(self.membership, self._drain, self._checkpoints, state, timeout):
+        if self._rank == 0 and not take_folder(self.membership, self._drain, self._checkpoints, directive, timeout):
             return None
-        if state.checkpoint:
-            learner.restore(self._checkpoints.path(state.checkpoint))
-            self._witness = Witness(state.checkpoint, self._checkpoints.witness(state.checkpoint)["chain"])
+        if directive.checkpoint:
+            learner.restore(self._checkpoints.path(directive.checkpoint))
+            self._witness = Witness(directive.checkpoint, self._checkpoints.witness(directive.checkpoint)["chain"])
             if self._rank == 0:
-                self._reports = Reports.read(self._checkpoints.path(state.checkpoint))
-        self._incarnation, self._lineage = state.incarnation, state.lineage
-        self._batches.accept(state.run, state.incarnation)
+                self._reports = Reports.read(self._checkpoints.path(directive.checkpoint))
+        self._incarnation, self._lineage = directive.incarnation, directive.lineage
+        self._batches.accept(directive.run, directive.incarnation)
         self.membership.report(
-            incarnation=state.incarnation, next_step=state.checkpoint + 1, reports=self._reports.oldest()
+            incarnation=directive.incarnation, next_step=directive.checkpoint + 1, reports=self._reports.oldest()
         )
-        log.info("gang runs", incarnation=state.incarnation, checkpoint=state.checkpoint)
-        return state.checkpoint
+        log.info("gang runs", incarnation=directive.incarnation, checkpoint=directive.checkpoint)
+        return directive.checkpoint
 
     def _wait_for(self, step: int) -> tuple[StepBatch | None, float]:
         """Return the batch of a step and the seconds waited; None and 0 when drained."""
@@ -307,7 +307,7 @@ class TrainerActor:
             self.membership.report(reports=self._reports.oldest())
             if batch.step % self._config.trainer.checkpoint.interval == 0:
                 self._save(learner)
-        self._end_of_assistance(learner)
+        self._finish_gathers(learner)
         show_step(self._metrics, batch, values)
 
     def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
@@ -318,12 +318,12 @@ class TrainerActor:
         started = time.monotonic()
         weights = learner.weights()
         gathered = time.monotonic()
-        self._publish_patiently(self._publisher, Policy(lineage=self._lineage, version=version), weights)
+        self._publish_patiently(self._publisher, PolicyVersion(lineage=self._lineage, version=version), weights)
         seconds = {"seconds_gather": gathered - started, "seconds_publish": time.monotonic() - gathered}
         self._metrics.count("grpo_trainer_step_seconds_total", sum(seconds.values()), phase="publish")
         return seconds
 
-    def _publish_patiently(self, publisher: WeightPublisher, policy: Policy, weights: Weights) -> None:
+    def _publish_patiently(self, publisher: WeightPublisher, policy: PolicyVersion, weights: Weights) -> None:
         """Publish a version. Retry while there is no room, since engines let go of older versions meanwhile.
 
         Raises:
@@ -332,8 +332,8 @@ class TrainerActor:
         timeout = self._config.weights.timeout
         deadline = time.monotonic() + timeout
         while True:
-            state = self._follow()
-            publisher.prune(state.keep_version if state else 0)
+            directive = self._follow()
+            publisher.prune(directive.keep_version if directive else 0)
             try:
                 publisher.publish(policy, weights)
                 return
@@ -386,10 +386,10 @@ class TrainerActor:
             self._follow()
             self.membership.wait(SAVE_RETRY_SECONDS if self._saver.problem else SAVE_POLL_SECONDS)
 
-    # --- State ---------------------------------------------------------------------------------------------------
+    # --- the directive -------------------------------------------------------------------------------------------
 
-    def _follow(self) -> TrainerState | None:
-        """Follow the newest State and the checkpoint writer. Return the State; None if there is none for trainers.
+    def _follow(self) -> TrainerDirective | None:
+        """Follow the newest directive and the checkpoint writer. Return the directive; None: none for trainers.
 
         Raises:
             StartOverError: the gang was told to exit, or another process writes the checkpoints.
@@ -401,11 +401,11 @@ class TrainerActor:
         if saved is not None:
             self._witness.saved(saved)
             self.membership.report(checkpoints=self._checkpoints.good(self._run))
-        state = newest_order(self.membership)
-        if state is not None and self._reports.drop_recorded(state.recorded_step):
+        directive = newest_order(self.membership)
+        if directive is not None and self._reports.drop_recorded(directive.recorded_step):
             self.membership.report(urgent=False, reports=self._reports.oldest())
-        return state
+        return directive
 
     def _done(self) -> bool:
-        state = self._follow()
-        return state is not None and state.phase == "done"
+        directive = self._follow()
+        return directive is not None and directive.phase == "done"

@@ -1,4 +1,4 @@
-"""Reports of trained steps, kept until the packer has recorded them: in memory, in beats, and in checkpoints."""
+"""Reports of trained steps, kept until the packer has recorded them: in memory, in heartbeats, and in checkpoints."""
 
 import json
 from collections.abc import Sequence
@@ -41,18 +41,18 @@ class Reports:
         return len(self._reports) < before
 
     def oldest(self) -> list[StepReport]:
-        """Return the reports for a beat."""
+        """Return the reports for a heartbeat."""
         return oldest(self._reports)
 
 
 def oldest(reports: Sequence[StepReport]) -> list[StepReport]:
-    """Return the reports for a beat: the oldest, at least one, within the limits of `schemas.limits`.
+    """Return the reports for a heartbeat: the oldest, at least one, within the limits of `schemas.limits`.
 
     Later reports stay here and in checkpoints until the packer has recorded the earlier ones, without a time limit.
     """
     told: list[StepReport] = []
-    room = limits.BEAT_REPORT_BYTES
-    for report in reports[: limits.BEAT_REPORTS]:
+    room = limits.HEARTBEAT_REPORT_BYTES
+    for report in reports[: limits.HEARTBEAT_REPORTS]:
         room -= REPORT_BYTES + len(report.weights) + sum(len(key.encode()) + VALUE_BYTES for key in report.values)
         # at least one, however large: a report that is never told would hold up all later ones
         if told and room < 0:

@@ -1,7 +1,7 @@
 """Weight broadcasts of the rendezvous channel, in the background of training.
 
-Consumes updates named by State (`follow`, called by the control thread); a newer update ends an older. Waits in a
-separate thread for members and for the wire, both under `weights.timeout`. Emits failures through the beat; the
+Consumes updates named by the directive (`follow`, called by the control thread); a newer update ends an older. Waits in
+a separate thread for members and for the wire, both under `weights.timeout`. Emits failures through the heartbeat; the
 packer then names another update (P24: members enter only updates named by the packer).
 """
 
@@ -26,13 +26,13 @@ PAUSE_SECONDS = 1.0
 """Pause after an unexpected error, since the packer names the next update at once."""
 
 
-class WeightSender:
-    """Thread that broadcasts the updates named by State.
+class WeightBroadcaster:
+    """Thread that broadcasts the updates named by the directive.
 
     Args:
         publisher: publisher with the versions to send.
         metrics: destination of the broadcast metrics.
-        tell: puts a failure into the beat.
+        tell: puts a failure into the heartbeat.
     """
 
     def __init__(self, publisher: BroadcastPublisher, metrics: Metrics, tell: Callable[[UpdateFailure], None]) -> None:
@@ -61,7 +61,7 @@ class WeightSender:
             self._news.wait(LOOK_SECONDS)
             # cleared before the look at `_named`: an update that comes in between sets it again
             self._news.clear()
-            threads.pass_by("trainer.weights")
+            threads.mark("trainer.weights")
             update = self._named
             if update is not None and update is not done and not self._closing:
                 self._send(update)  # once: after a failure the packer names another update

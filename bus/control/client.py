@@ -1,8 +1,9 @@
 """The actor's end of the control plane.
 
-Consumes reports of its actor, and States. Emits a Beat every `bus.beat_interval`, and at once after an urgent report
-(10 per second sustained). The thread waits until the next beat is due; a State or an urgent report ends the wait. No
-send waits: a Beat without room is dropped, and the next Beat carries the same values.
+Consumes reports of its actor, and directives. Emits a heartbeat every `bus.beat_interval`, and at once after an urgent
+report (10 per second sustained). The thread waits until the next heartbeat is due; a directive or an urgent report ends
+the wait. No
+send waits: a heartbeat without room is dropped, and the next heartbeat carries the same values.
 """
 
 import contextlib
@@ -16,33 +17,33 @@ import zmq
 from bus import codec, threads
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
-from bus.curve import Link, keys_for, unlock, watch_link
+from bus.curve import Link, keys_for, secure_client, watch_link
 from bus.fence import Fence
-from bus.hosts import Route, choose_family
-from bus.sockets import AT_ONCE, drop, drop_fenced, send_frames, waiting
-from bus.topology import CONTROL_HWM, LAST_WORDS_MILLISECONDS, PLAIN, milliseconds, prepare
+from bus.hosts import HostResolver, choose_family
+from bus.sockets import MAX_IN_A_ROW, drop, drop_fenced, send_frames, waiting
+from bus.topology import CLOSE_LINGER_MILLISECONDS, CONTROL_HWM, PLAIN, milliseconds, prepare
 from schemas import limits
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError
-from schemas.messages import Beat, State, fingerprint
+from schemas.messages import Directive, Heartbeat, fingerprint
 from schemas.messages.base import check_name
 
-BEATS_PER_SECOND = 10.0
-"""Beats per second that a client sends at most, sustained."""
-BEAT_BURST = 10.0
-"""Beats that a client may send at once after a pause."""
+HEARTBEATS_PER_SECOND = 10.0
+"""Heartbeats per second that a client sends at most, sustained."""
+HEARTBEAT_BURST = 10.0
+"""Heartbeats that a client may send at once after a pause."""
 
 
 class ControlClient:
-    """The actor's end of the control plane: sends Beats, receives States.
+    """The actor's end of the control plane: sends heartbeats, receives directives.
 
     Args:
         address: address of the packer's control socket.
-        beat_type: message type of this actor's beats.
+        heartbeat_type: message type of this actor's heartbeats.
         name: name of the actor.
         boot_id: id of this process, new at each start (P3: a peer is its name and boot id).
-        on_state: called with each admitted State, in the client's thread; must return quickly.
-        interval: seconds between two beats.
+        on_directive: called with each admitted directive, in the client's thread; must return quickly.
+        interval: seconds between two heartbeats.
         bus: keys and limits of the run's bus.
 
     Raises:
@@ -52,26 +53,26 @@ class ControlClient:
     def __init__(
         self,
         address: str,
-        beat_type: type[Beat],
+        heartbeat_type: type[Heartbeat],
         name: str,
         boot_id: str,
-        on_state: Callable[[State], None],
+        on_directive: Callable[[Directive], None],
         interval: float = 1.0,
         bus: BusConfig = PLAIN,
     ) -> None:
         self.counts = EdgeCounts("control")
         self._ring = keys_for(address, bus)
-        self._beat_type, self._name, self._boot_id = beat_type, name, boot_id
-        self._on_state, self._interval = on_state, interval
+        self._heartbeat_type, self._name, self._boot_id = heartbeat_type, name, boot_id
+        self._on_directive, self._interval = on_directive, interval
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         prepare(self._socket, CONTROL_HWM, None, limits.CONTROL_FRAME_BYTES)
-        # before connecting: the ROUTER addresses States by it
+        # before connecting: the ROUTER addresses directives by it
         self._socket.setsockopt(zmq.IDENTITY, identity_of(name, boot_id))
         self._waker = Waker()
         self._link = Link(self._waker.wake)
         if self._ring:  # before connecting: libzmq reports no refusal that happened before the monitor
             watch_link(self._socket, self._link, address, until_heard=True)
-        self._route, self._endpoint = Route(address, self._waker.wake), ""
+        self._resolver, self._endpoint = HostResolver(address, self._waker.wake), ""
         self._connect()
         self._lock = threading.Lock()
         self._fields: dict[str, Any] = {}
@@ -80,8 +81,8 @@ class ControlClient:
         self.other_run = ""
         """Id of another run whose packer has answered since this run's packer was last heard; empty: none.
 
-        P1: a process belongs to the run of its first State."""
-        self._tokens, self._last_beat = BEAT_BURST, time.monotonic()
+        P1: a process belongs to the run of its first directive."""
+        self._tokens, self._last_heartbeat = HEARTBEAT_BURST, time.monotonic()
         self._last_heard = time.monotonic()
         self._thread = threads.make(f"control-{name}", self._loop)
 
@@ -92,28 +93,29 @@ class ControlClient:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the last admitted State; before the first State, since the client was made."""
+        """Seconds since the last admitted directive; before the first directive, since the client was made."""
         return time.monotonic() - self._last_heard
 
     @property
     def reported(self) -> Mapping[str, Any]:
-        """Newest fields of the beat, as reported so far."""
+        """Newest fields of the heartbeat, as reported so far."""
         with self._lock:
             return dict(self._fields)
 
     def start(self) -> None:
-        """Start the thread that sends beats. Every field of the beat must have been reported before."""
+        """Start the thread that sends heartbeats. Every field of the heartbeat must have been reported before."""
         self._thread.start()
 
     def report(self, *, urgent: bool = True, **fields: Any) -> None:
-        """Set fields of the next beats. Thread-safe.
+        """Set fields of the next heartbeats. Thread-safe.
 
         Args:
-            urgent: send a beat as soon as the rate allows, if any field has changed. False: wait for the next beat.
-            fields: fields of the beat; all other fields keep their values.
+            urgent: send a heartbeat as soon as the rate allows, if any field has changed. False: wait for the next
+                heartbeat.
+            fields: fields of the heartbeat; all other fields keep their values.
         """
         with self._lock:
-            # by identity: values may be arrays, and an equal copy costs no more than one more beat
+            # by identity: values may be arrays, and an equal copy costs no more than one more heartbeat
             changed = any(self._fields.get(key) is not value for key, value in fields.items())
             self._fields.update(fields)
             if not (urgent and changed):
@@ -122,7 +124,7 @@ class ControlClient:
         self._waker.wake()
 
     def close(self) -> None:
-        """Send a last beat and stop the thread; waits 2 s at most. May be called again."""
+        """Send a last heartbeat and stop the thread; waits 2 s at most. May be called again."""
         self._stopping = True
         self._waker.wake()
         if self._thread.is_alive():
@@ -132,8 +134,8 @@ class ControlClient:
 
     def _connect(self) -> None:
         if self._ring:  # libzmq reads the keys when it connects
-            unlock(self._socket, self._ring, self._ring.current().server_publics, self._link.attempt)
-        self._endpoint, self._connected_at = self._route.endpoint, time.monotonic()
+            secure_client(self._socket, self._ring, self._ring.current().server_publics, self._link.attempt)
+        self._endpoint, self._connected_at = self._resolver.endpoint, time.monotonic()
         if self._endpoint:  # empty until the packer's name is resolved
             choose_family(self._socket, self._endpoint)
             self._socket.connect(self._endpoint)
@@ -146,11 +148,11 @@ class ControlClient:
         self._connect()
 
     def _follow_name(self) -> None:
-        """Resolve the packer's name again while no State comes, and connect to the new address (P0: discovery)."""
-        # each beat is answered; two intervals leave room for a lost State, and for a connection to be made
+        """Resolve the packer's name again while no directive comes, and connect to the new address (P0: discovery)."""
+        # each heartbeat is answered; two intervals leave room for a lost directive, and for a connection to be made
         if time.monotonic() - max(self._last_heard, self._connected_at) > 2 * self._interval:
-            self._route.look()
-        if self._route.endpoint != self._endpoint:
+            self._resolver.look()
+        if self._resolver.endpoint != self._endpoint:
             self._connect_again()
 
     def _loop(self) -> None:
@@ -158,41 +160,42 @@ class ControlClient:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._waker.receiver, zmq.POLLIN)
         while not self._stopping:
-            threads.pass_by("control.client")
+            threads.mark("control.client")
             if self._link.wants_another_try():
                 self._connect_again()
             self._follow_name()
-            if self._seconds_to_next_beat() <= 0.0:
-                self._beat()
-            ready = dict(poller.poll(milliseconds(self._seconds_to_next_beat())))
+            if self._seconds_to_next_heartbeat() <= 0.0:
+                self._send_heartbeat()
+            ready = dict(poller.poll(milliseconds(self._seconds_to_next_heartbeat())))
             if self._waker.receiver in ready:
                 self._waker.clear()
             if self._socket in ready:
-                self._read_states()
-        self._beat()  # the last one: it carries the actor's final phase
+                self._read_directives()
+        self._send_heartbeat()  # the last one: it carries the actor's final phase
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        self._route.close()
-        self._socket.close(linger=LAST_WORDS_MILLISECONDS)  # LINGER is 0 otherwise, and the last beat would be dropped
+        self._resolver.close()
+        # LINGER is 0 otherwise, and the last heartbeat would be dropped
+        self._socket.close(linger=CLOSE_LINGER_MILLISECONDS)
         self._waker.close()
 
-    def _seconds_to_next_beat(self) -> float:
-        due = self._last_beat + self._interval - time.monotonic()
+    def _seconds_to_next_heartbeat(self) -> float:
+        due = self._last_heartbeat + self._interval - time.monotonic()
         if self._urgent:  # a token bucket: wait until one whole token is there
-            due = min(due, (1.0 - self._refilled()) / BEATS_PER_SECOND)
+            due = min(due, (1.0 - self._refilled()) / HEARTBEATS_PER_SECOND)
         return max(0.0, due)
 
     def _refilled(self) -> float:
-        return min(BEAT_BURST, self._tokens + (time.monotonic() - self._last_beat) * BEATS_PER_SECOND)
+        return min(HEARTBEAT_BURST, self._tokens + (time.monotonic() - self._last_heartbeat) * HEARTBEATS_PER_SECOND)
 
-    def _beat(self) -> None:
-        with self._lock:  # in one step: a report that comes after the copy makes the next beat urgent
+    def _send_heartbeat(self) -> None:
+        with self._lock:  # in one step: a report that comes after the copy makes the next heartbeat urgent
             fields, self._urgent = dict(self._fields), False
-        # regular beats take tokens too, but never wait for one
-        self._tokens, self._last_beat = max(0.0, self._refilled() - 1.0), time.monotonic()
+        # regular heartbeats take tokens too, but never wait for one
+        self._tokens, self._last_heartbeat = max(0.0, self._refilled() - 1.0), time.monotonic()
         self._sequence += 1
-        beat = self._beat_type(
+        heartbeat = self._heartbeat_type(
             run=self._fence.run,
             term=self._fence.term,
             name=self._name,
@@ -202,39 +205,40 @@ class ControlClient:
             **fields,
         )
         try:
-            send_frames(self._socket, codec.encode(beat))
+            send_frames(self._socket, codec.encode(heartbeat))
         except zmq.Again:
-            return  # the packer is away and the queue is full: the next beat carries the same values
+            return  # the packer is away and the queue is full: the next heartbeat carries the same values
 
-    def _read_states(self) -> None:
-        newest: State | None = None
-        for frames in waiting(self._socket, AT_ONCE):
+    def _read_directives(self) -> None:
+        newest: Directive | None = None
+        for frames in waiting(self._socket, MAX_IN_A_ROW):
             try:
                 message = codec.decode(frames, limits.CONTROL_HEADER_BYTES)
             except DecodeError as error:
                 drop(self.counts, error, "packer")
                 continue
             self.counts.add(codec.num_bytes(frames))
-            if isinstance(message, State) and self._admits(message):
-                newest = message  # States are absolute: older ones that wait before it are of no use
+            if isinstance(message, Directive) and self._admits(message):
+                newest = message  # directives are absolute: older ones that wait before it are of no use
         if newest is not None:
             self._last_heard, self.other_run = time.monotonic(), ""
             self._link.refused = ""  # a refusal of an earlier attempt, told late
-            self._on_state(newest)
+            self._on_directive(newest)
 
-    def _admits(self, state: State) -> bool:
-        """Return whether a State comes from this run's packer in its newest term (P1: run, P2: term).
+    def _admits(self, directive: Directive) -> bool:
+        """Return whether a directive comes from this run's packer in its newest term (P1: run, P2: term).
 
-        The first State decides the run.
+        The first directive decides the run.
         """
-        reason = self._fence.refuses(state.run, state.term)
+        reason = self._fence.refuses(directive.run, directive.term)
         if reason:
-            drop_fenced(self.counts, reason, state, "packer")
-            self.other_run = state.run if reason == "foreign_run" else self.other_run
+            drop_fenced(self.counts, reason, directive, "packer")
+            self.other_run = directive.run if reason == "foreign_run" else self.other_run
             return False
         if not self._fence.run:
-            self._urgent = True  # a process that waits for its name gets it with its next beat (P3: holder of a name)
-        self._fence.follow(state.run, state.term)
+            # a process that waits for its name gets it with its next heartbeat (P3: holder of a name)
+            self._urgent = True
+        self._fence.follow(directive.run, directive.term)
         return True
 
 

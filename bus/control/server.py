@@ -1,9 +1,10 @@
 """The packer's end of the control plane.
 
-Consumes Beats and published States. Emits the newest State of a peer as the answer to each Beat, and a changed State at
-most every 20 ms per peer. The thread waits until a State is due; a Beat or `publish` ends the wait. The thread does
-nothing slow (P7: the control socket has a thread of its own); while the thread is held up, the clock of leases stands
-still. No send waits: a State without room is dropped, and the next State repeats the values.
+Consumes heartbeats and published directives. Emits the newest directive of a peer as the answer to each heartbeat, and
+a changed directive at most every 20 ms per peer. The thread waits until a directive is due; a heartbeat or `publish`
+ends the wait. The thread does nothing slow (P7: the control socket has a thread of its own); while the thread is held
+up, the clock of leases stands still. No send waits: a directive without room is dropped, and the next directive repeats
+the values.
 """
 
 import contextlib
@@ -18,45 +19,46 @@ import zmq
 from bus import codec, threads
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
-from bus.curve import keys_for, lock
+from bus.curve import keys_for, secure_server
 from bus.gate import Gate
 from bus.hosts import choose_family, to_bind
 from bus.keys import public_of
 from bus.listening import ListeningClock
-from bus.sockets import AT_ONCE, drop, peer_of, send_frames, waiting
-from bus.topology import CONTROL_HWM, LAST_WORDS_MILLISECONDS, PLAIN, milliseconds, prepare
+from bus.sockets import MAX_IN_A_ROW, drop, peer_of, send_frames, waiting
+from bus.topology import CLOSE_LINGER_MILLISECONDS, CONTROL_HWM, PLAIN, milliseconds, prepare
 from bus.unfinished import guard, port_of
 from schemas import limits
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError, MessageTooLargeError
-from schemas.messages import Beat, State
+from schemas.messages import Directive, Heartbeat
 
 log = structlog.get_logger("bus")
 
 PUSH_INTERVAL_SECONDS = 0.02
-"""Seconds between two States pushed to the same peer."""
+"""Seconds between two directives pushed to the same peer."""
 SLICE_SECONDS = 0.02
-"""Seconds of encoding published States before the server reads beats again."""
+"""Seconds of encoding published directives before the server reads heartbeats again."""
 TURNS_PER_LEASE = 6
-"""The clock of leases stops `bus.lease` / TURNS_PER_LEASE seconds after the server has last read all beats."""
+"""The clock of leases stops `bus.lease` / TURNS_PER_LEASE seconds after the server has last read all heartbeats."""
 KEYS_INTERVAL_SECONDS = 1.0
 """Seconds between two checks of the server whether its own key has been retired."""
 TOO_LARGE_LOG_SECONDS = 10.0
-"""Seconds between two log lines about States that are too large."""
+"""Seconds between two log lines about directives that are too large."""
 BIND_SECONDS = 1.0
 """Seconds for which `bind` is retried while the address is still in use by a closed socket."""
 
 
 class ControlServer:
-    """The packer's end of the control plane: receives Beats, sends States.
+    """The packer's end of the control plane: receives heartbeats, sends directives.
 
     Args:
         address: address to bind; a tcp address may have the port `*`.
-        on_beat: called with the identity of the peer and each Beat, in the server's thread; must return quickly.
+        on_heartbeat: called with the identity of the peer and each heartbeat, in the server's thread; must return
+            quickly.
         bus: keys and limits of the run's bus.
         on_lost: called with the identity of a probed peer without a connection; must return quickly.
-        stale_after: seconds since the end of a round after which beats get no answer. A packer that hangs in a commit
-            is then as silent as a stopped packer, and no peer acts on an old State.
+        stale_after: seconds since the end of a round after which heartbeats get no answer. A packer that hangs in a
+            commit is then as silent as a stopped packer, and no peer acts on an old directive.
 
     Raises:
         ConfigError: the address can't be bound, or the keys can't be used.
@@ -65,18 +67,18 @@ class ControlServer:
     def __init__(
         self,
         address: str,
-        on_beat: Callable[[bytes, Beat], None],
+        on_heartbeat: Callable[[bytes, Heartbeat], None],
         bus: BusConfig = PLAIN,
         on_lost: Callable[[bytes], None] = lambda identity: None,
         stale_after: float = float("inf"),
     ) -> None:
         self.counts = EdgeCounts("control")
-        self._on_beat, self._on_lost = on_beat, on_lost
+        self._on_heartbeat, self._on_lost = on_heartbeat, on_lost
         self._address, self._ring, self._secret = address, keys_for(address, bus), b""
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         prepare(self._socket, CONTROL_HWM, None, limits.CONTROL_FRAME_BYTES)
-        # a peer that connects again takes its identity over: otherwise its beats would be ignored until libzmq notices
-        # that the old connection is dead
+        # a peer that connects again takes its identity over: otherwise its heartbeats would be ignored until libzmq
+        # notices that the old connection is dead
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         # sending to a peer that is not connected raises EHOSTUNREACH instead of dropping silently
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -95,11 +97,11 @@ class ControlServer:
         self._endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._gate.port = port_of(self._endpoint)
         self._waker = Waker()
-        self._published: dict[bytes, State | None] = {}
-        """Published States, not encoded yet, by identity. None: forget the peer."""
+        self._published: dict[bytes, Directive | None] = {}
+        """Published directives, not encoded yet, by identity. None: forget the peer."""
         self._stale_after, self._round_ended_at = stale_after, time.monotonic()
         self._told_at: dict[bytes, float] = {}
-        """Times of States published in the middle of a round, by identity."""
+        """Times of directives published in the middle of a round, by identity."""
         self._lock = threading.Lock()
         self._clock = ListeningClock(bus.lease / TURNS_PER_LEASE)
         # two turns in each allowed span: otherwise the clock of leases would stand still in an idle server
@@ -109,15 +111,15 @@ class ControlServer:
         """Messages read since the socket was last known to be read to the end."""
         self._probes: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._latest: dict[bytes, list[bytes]] = {}
-        """Frames of the newest State, by identity."""
+        """Frames of the newest directive, by identity."""
         self._last_push: dict[bytes, float] = {}
         self._to_push: set[bytes] = set()
-        """Identities with a changed State, not sent yet."""
+        """Identities with a changed directive, not sent yet."""
         self._stopping = False
         self._thread = threads.make("control-server", self._loop)
 
     def start(self) -> None:
-        """Start the thread that reads beats."""
+        """Start the thread that reads heartbeats."""
         self._round_ended_at = time.monotonic()
         self._thread.start()
 
@@ -133,43 +135,43 @@ class ControlServer:
 
     @property
     def num_unencoded(self) -> int:
-        """Number of published States that are not encoded yet."""
+        """Number of published directives that are not encoded yet."""
         return len(self._published)
 
     @property
     def listened(self) -> float:
-        """Seconds on the clock of leases: every beat that has come by this time has been handed to `on_beat`.
+        """Seconds on the clock of leases: every heartbeat that has come by this time has been handed to `on_heartbeat`.
 
-        The clock stands still while no beats are read (P8: leases run on the packer's clock, from the reading of a
-        beat), so no lease ends because the packer was held up.
+        The clock stands still while no heartbeats are read (P8: leases run on the packer's clock, from the reading of a
+        heartbeat), so no lease ends because the packer was held up.
         """
         return self._clock.now
 
-    def publish(self, states: dict[bytes, State | None], round_ended: bool = True) -> None:
-        """Set the newest States of peers. Changed States are pushed. Thread-safe.
+    def publish(self, directives: dict[bytes, Directive | None], round_ended: bool = True) -> None:
+        """Set the newest directives of peers. Changed directives are pushed. Thread-safe.
 
         Args:
-            states: new States by identity; None: forget the peer.
-            round_ended: True if the States of all other peers still hold. If False, the States of other peers go stale
-                `stale_after` seconds after the round before.
+            directives: new directives by identity; None: forget the peer.
+            round_ended: True if the directives of all other peers still hold. If False, the directives of other peers
+                go stale `stale_after` seconds after the round before.
         """
         now = time.monotonic()
         with self._lock:
-            self._published.update(states)
+            self._published.update(directives)
             if round_ended:
                 self._round_ended_at, self._told_at = now, {}
             else:
-                self._told_at |= dict.fromkeys(states, now)
-        if states:
+                self._told_at |= dict.fromkeys(directives, now)
+        if directives:
             self._waker.wake()
 
     def probe(self, identity: bytes) -> None:
-        """Send a peer its newest State again, and call `on_lost` if the connection is gone. Thread-safe."""
+        """Send a peer its newest directive again, and call `on_lost` if the connection is gone. Thread-safe."""
         self._probes.put(identity)
         self._waker.wake()
 
     def close(self) -> None:
-        """Send the States that are due and stop the thread; waits 2 s at most. May be called again."""
+        """Send the directives that are due and stop the thread; waits 2 s at most. May be called again."""
         self._stopping = True
         self._waker.wake()
         if self._thread.is_alive():
@@ -182,9 +184,9 @@ class ControlServer:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._waker.receiver, zmq.POLLIN)
         while not self._stopping:
-            threads.pass_by("control.server")
+            threads.mark("control.server")
             # idle: each peer with a whole message has been served by now, since the turn before has emptied the socket,
-            # or taken AT_ONCE messages from its peers in turn
+            # or taken MAX_IN_A_ROW messages from its peers in turn
             with self._gate.idle():
                 ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
             if self._waker.receiver in ready:
@@ -193,19 +195,19 @@ class ControlServer:
                 identity = self._probes.get_nowait()
                 if not self._send(identity):
                     self._on_lost(identity)
-            self._read_beats()
+            self._read_heartbeats()
             self._take_published(SLICE_SECONDS)
             self._push_due()
             if self._ring and time.monotonic() >= self._next_look:
                 self._follow_keys()
-        # a State published right before `close` must still leave
+        # a directive published right before `close` must still leave
         self._take_published(float("inf"))
         for identity in list(self._to_push):
             self._send(identity)
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        self._socket.close(linger=LAST_WORDS_MILLISECONDS)
+        self._socket.close(linger=CLOSE_LINGER_MILLISECONDS)
         self._waker.close()
 
     def _use_newest_key(self) -> None:
@@ -219,7 +221,7 @@ class ControlServer:
                 "set GRPO_BUS_SERVER_SECRET_KEY"
             )
         self._secret = secrets[0]  # the newest
-        lock(self._socket, self._ring, self._secret, self.counts, self._gate)
+        secure_server(self._socket, self._ring, self._secret, self.counts, self._gate)
 
     def _follow_keys(self) -> None:
         """Bind again with the newest key once the server's own key has been retired.
@@ -271,33 +273,33 @@ class ControlServer:
         return max(0.0, min(self._last_push.get(i, 0.0) + PUSH_INTERVAL_SECONDS - now for i in self._to_push))
 
     def _take_published(self, seconds: float) -> None:
-        """Encode published States for at most `seconds`. The others wait for the next turn of the loop."""
+        """Encode published directives for at most `seconds`. The others wait for the next turn of the loop."""
         until = time.monotonic() + seconds
         while self._published and time.monotonic() < until:
-            with self._lock:  # for one State at a time: `publish` must not wait for the encoding of all
+            with self._lock:  # for one directive at a time: `publish` must not wait for the encoding of all
                 identity = next(iter(self._published))
-                state = self._published.pop(identity)
-            if state is None:
+                directive = self._published.pop(identity)
+            if directive is None:
                 self._latest.pop(identity, None)
                 self._last_push.pop(identity, None)
                 self._to_push.discard(identity)
                 continue
             try:
-                # copies: encoded frames may share memory with the State, and these are sent many times
-                frames = [bytes(frame) for frame in codec.encode(state)]
-            except MessageTooLargeError as error:  # the peer keeps its older State; other peers are not affected
+                # copies: encoded frames may share memory with the directive, and these are sent many times
+                frames = [bytes(frame) for frame in codec.encode(directive)]
+            except MessageTooLargeError as error:  # the peer keeps its older directive; other peers are not affected
                 if time.monotonic() >= self._next_too_large_log:
                     self._next_too_large_log = time.monotonic() + TOO_LARGE_LOG_SECONDS
                     peer = identity.decode("utf-8", "replace")
-                    log.error("a State is too large to be sent", peer=peer, detail=str(error))
+                    log.error("a directive is too large to be sent", peer=peer, detail=str(error))
                 continue
-            if self._latest.get(identity) != frames:  # an equal State is not pushed; beats get it anyway
+            if self._latest.get(identity) != frames:  # an equal directive is not pushed; heartbeats get it anyway
                 self._latest[identity] = frames
                 self._to_push.add(identity)
 
-    def _read_beats(self) -> None:
+    def _read_heartbeats(self) -> None:
         count = 0
-        for frames in waiting(self._socket, AT_ONCE):
+        for frames in waiting(self._socket, MAX_IN_A_ROW):
             count += 1
             self._gate.took(frames[-1])
             try:
@@ -306,14 +308,14 @@ class ControlServer:
                 drop(self.counts, error, peer_of(frames[0]))
                 continue
             self.counts.add(codec.num_bytes(frames))
-            if isinstance(message, Beat):
+            if isinstance(message, Heartbeat):
                 identity = frames[0].bytes
-                self._on_beat(identity, message)
+                self._on_heartbeat(identity, message)
                 self._send(identity)
         self._unread += count
         # all that had come is read: either the socket was empty, or more messages were read than its queues can hold
         # (HWM per peer; the socket takes from its peers in turn)
-        if count < AT_ONCE or self._unread > CONTROL_HWM * (1 + len(self._latest)):
+        if count < MAX_IN_A_ROW or self._unread > CONTROL_HWM * (1 + len(self._latest)):
             self._unread = 0
             self._clock.listened()
 
@@ -324,9 +326,9 @@ class ControlServer:
             self._last_push[identity] = now
 
     def _send(self, identity: bytes) -> bool:
-        """Send a peer its newest State. Return False if no connection of this peer is left."""
+        """Send a peer its newest directive. Return False if no connection of this peer is left."""
         latest = self._latest.get(identity)
-        self._to_push.discard(identity)  # an answer to a beat makes the push superfluous
+        self._to_push.discard(identity)  # an answer to a heartbeat makes the push superfluous
         if latest is None:
             return True
         if time.monotonic() - self._told_at.get(identity, self._round_ended_at) > self._stale_after:
@@ -334,5 +336,5 @@ class ControlServer:
         try:
             send_frames(self._socket, [identity, *latest])
         except zmq.ZMQError as error:
-            return error.errno != zmq.EHOSTUNREACH  # any other error: the queue is full, the next State repeats it
+            return error.errno != zmq.EHOSTUNREACH  # any other error: the queue is full, the next directive repeats it
         return True

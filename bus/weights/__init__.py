@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from schemas.messages import Manifest, Policy, WeightUpdate
+from schemas.messages import Manifest, PolicyVersion, WeightUpdate
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ def check_files(content: str, files: object) -> None:
 class WeightPublisher(Protocol):
     """The trainer's end of a channel."""
 
-    def publish(self, policy: Policy, weights: Weights) -> Manifest:
+    def publish(self, policy: PolicyVersion, weights: Weights) -> Manifest:
         """Make a version available. Return its manifest when receivers can ask for the version.
 
         Raises:

@@ -109,7 +109,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedWeights:
     """A version ready to be sent. Shares no memory with the weights: training may go on."""
 
     header: Header
@@ -121,7 +121,7 @@ class Parcel:
     """GMAC codes of the buckets, 16 bytes each."""
 
 
-def pack(weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = ()) -> Parcel:
+def pack(weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = ()) -> PackedWeights:
     """Copy weights into buckets, tensor by tensor in the given order.
 
     Args:
@@ -135,7 +135,7 @@ def pack(weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = 
     with threads.Workers(FILLERS, "filler") as fillers:
         marks = list(fillers.map(partial(_fill, key), count(), flats, cuts))
     header = Header(weights.content, dict(weights.files), tuple(bucket for bucket, _ in marks))
-    return Parcel(header, flats, key, [code for _, code in marks])
+    return PackedWeights(header, flats, key, [code for _, code in marks])
 
 
 def staged(sizes: Sequence[int], spare: "Sequence[torch.Tensor]") -> "Sequence[torch.Tensor]":
@@ -215,7 +215,7 @@ def _fill(
     key: bytes, number: int, flat: "torch.Tensor", tensors: "Iterable[tuple[str, torch.Tensor]]"
 ) -> tuple[Bucket, bytes]:
     """Copy tensors into bucket `number`, and return the places of the tensors and the bucket's code."""
-    threads.pass_by("trainer.filler")
+    threads.mark("trainer.filler")
     places, mac = [], _mac(key, number)
     start = 0
     for name, tensor in tensors:

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from bus.run_folder import TRAINER, RunFolder, remove_folder
 from bus.weights import Weights, check_files
-from schemas.messages import Manifest, Policy, WeightUpdate
+from schemas.messages import Manifest, PolicyVersion, WeightUpdate
 
 if TYPE_CHECKING:
     import torch
@@ -46,13 +46,13 @@ class FilesystemPublisher:
         self._lock = folder.hold(TRAINER)
         folder.remove_versions()  # left by a dead trainer: no manifest names them any more
 
-    def publish(self, policy: Policy, weights: Weights) -> Manifest:
+    def publish(self, policy: PolicyVersion, weights: Weights) -> Manifest:
         """Write a version atomically, and return its manifest.
 
         Raises:
             OSError: the version can't be written, mostly for lack of room. Its partial files are removed.
         """
-        from safetensors import SafetensorError  # not at the top: importing torch would delay the first beat
+        from safetensors import SafetensorError  # not at the top: importing torch would delay the first heartbeat
         from safetensors.torch import save_file
 
         check_files(weights.content, weights.files)

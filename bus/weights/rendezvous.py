@@ -4,8 +4,8 @@
     trainer   rank 0 of the group; broadcasts its copy of the version's buckets
     engine    checks each bucket, and writes the number of checked buckets into the store (`got`)
 
-A group (`bus.weights.groups`) lasts until its members change or a transfer fails. Received bytes are checked by the
-manifest's digest and key, which came over the control plane.
+A group (`bus.weights.process_groups`) lasts until its members change or a transfer fails. Received bytes are checked by
+the manifest's digest and key, which came over the control plane.
 
     the trainer's store        header/POLICY, codes/POLICY of each version held; group/NAME → address of its store
     the newest group's store   got/BOOT_ID → "UPDATE NUM_BUCKETS", and gloo's own keys; closed with the group
@@ -20,9 +20,9 @@ from itertools import islice
 from typing import Any
 
 from bus.weights import UpdateAbandonedError, Weights
-from bus.weights.buckets import Header, Parcel, codes_from, pack, staged, unpack, verify
-from bus.weights.groups import Broadcast, Group, Store, Wait, client_of, in_time
-from schemas.messages import Manifest, Policy, WeightUpdate
+from bus.weights.buckets import Header, PackedWeights, codes_from, pack, staged, unpack, verify
+from bus.weights.process_groups import Broadcast, ProcessGroup, Store, Wait, client_of, in_time
+from schemas.messages import Manifest, PolicyVersion, WeightUpdate
 
 POLL_SECONDS = 0.002
 """Seconds between two looks at the members' counts in the store."""
@@ -43,19 +43,19 @@ class RendezvousPublisher:
     def __init__(self, host: str, bucket_bytes: int, keep: int, timeout: float) -> None:
         self._host, self._bucket_bytes, self._keep, self._timeout = host.strip("[]"), bucket_bytes, keep, timeout
         self._store: Store | None = None
-        self._parcels: dict[Policy, tuple[Manifest, Parcel]] = {}
+        self._packed: dict[PolicyVersion, tuple[Manifest, PackedWeights]] = {}
         self._spare: Sequence[Any] = ()
         """Buckets of the version pruned last; the next version reuses their memory."""
-        self._given_up: set[Policy] = set()
+        self._given_up: set[PolicyVersion] = set()
         """Versions whose broadcast was given up: gloo may still read their buckets."""
-        self._sending: Policy | None = None
+        self._sending: PolicyVersion | None = None
         """Version being broadcast."""
         self._lock = threading.Lock()
-        """Guards `_parcels` and `_sending`: training publishes and prunes while another thread sends."""
-        self._group_store: Store | None = None
-        self._group_name = ""
-        """Name of the newest group. `_group` is None if this group was given up."""
-        self._group: Group | None = None
+        """Guards `_packed` and `_sending`: training publishes and prunes while another thread sends."""
+        self._process_group_store: Store | None = None
+        self._process_group_name = ""
+        """Name of the newest group. `_process_group` is None if this group was given up."""
+        self._process_group: ProcessGroup | None = None
 
     @property
     def address(self) -> str:
@@ -63,53 +63,53 @@ class RendezvousPublisher:
         return self._open().address
 
     @property
-    def process_group(self) -> Group | None:
+    def process_group(self) -> ProcessGroup | None:
         """Newest group; None before the first one, and after it was given up."""
-        return self._group
+        return self._process_group
 
     @property
     def num_keys(self) -> tuple[int, int]:
         """Numbers of keys in the trainer's store and in the newest group's store."""
-        group_store = self._group_store
+        group_store = self._process_group_store
         return self._open().server.num_keys(), group_store.server.num_keys() if group_store else 0
 
-    def buckets(self, policy: Policy) -> Sequence[Any]:
+    def buckets(self, policy: PolicyVersion) -> Sequence[Any]:
         """Return the buckets of a version held: flat byte tensors, which broadcasts read."""
-        return self._parcels[policy][1].bytes_of
+        return self._packed[policy][1].bytes_of
 
-    def publish(self, policy: Policy, weights: Weights) -> Manifest:
+    def publish(self, policy: PolicyVersion, weights: Weights) -> Manifest:
         """Copy a version into buckets and return its manifest. Engines can ask for the version from now on."""
         store = self._open()
-        parcel, self._spare = pack(weights, self._bucket_bytes, self._spare), ()
+        packed, self._spare = pack(weights, self._bucket_bytes, self._spare), ()
         manifest = Manifest(
             policy=policy,
             channel="rendezvous",
             content=weights.content,
             uri=store.address,
-            digest=parcel.header.digest,
-            num_bytes=sum(parcel.header.sizes),
-            key=parcel.key.hex(),
+            digest=packed.header.digest,
+            num_bytes=sum(packed.header.sizes),
+            key=packed.key.hex(),
         )
-        store.server.set(_codes_key(policy), b"".join(parcel.codes).hex())
-        store.server.set(_header_key(policy), parcel.header.encode())
+        store.server.set(_codes_key(policy), b"".join(packed.codes).hex())
+        store.server.set(_header_key(policy), packed.header.encode())
         with self._lock:
-            self._parcels[policy] = (manifest, parcel)
+            self._packed[policy] = (manifest, packed)
         return manifest
 
     def published(self) -> list[Manifest]:
         """Return the manifests of the versions held, oldest first."""
         with self._lock:
-            return [manifest for manifest, _ in self._parcels.values()]
+            return [manifest for manifest, _ in self._packed.values()]
 
     def prune(self, keep_version: int) -> None:
         """Remove all versions but the newest `keep`. Versions from `keep_version` on, or being sent, stay."""
         store = self._open()
         with self._lock:
-            for policy in list(self._parcels)[: -self._keep]:
+            for policy in list(self._packed)[: -self._keep]:
                 if policy.version < keep_version and policy != self._sending:
-                    _, parcel = self._parcels.pop(policy)
+                    _, packed = self._packed.pop(policy)
                     if policy not in self._given_up:  # gloo may still read a given-up version: not to be overwritten
-                        self._spare = parcel.bytes_of
+                        self._spare = packed.bytes_of
                     self._given_up.discard(policy)
                     store.server.delete_key(_header_key(policy))
                     store.server.delete_key(_codes_key(policy))
@@ -117,7 +117,7 @@ class RendezvousPublisher:
     def close(self) -> None:
         """Remove all versions."""
         with self._lock:
-            self._parcels.clear()
+            self._packed.clear()
 
     def leave(self) -> None:
         """Do nothing: the versions are in this process's memory, and keep no successor from publishing."""
@@ -133,10 +133,10 @@ class RendezvousPublisher:
             UpdateAbandonedError: `check` raised it, a member is gone or too late, or the version was removed. After a
                 failed broadcast, the next update must name another group.
         """
-        wait, parcel = Wait(check, self._timeout), self._hold(update.policy)
+        wait, packed = Wait(check, self._timeout), self._hold(update.policy)
         try:
-            self._broadcast(update, parcel, wait)
-            while any(count < len(parcel.bytes_of) for count in self._counts(update).values()):
+            self._broadcast(update, packed, wait)
+            while any(count < len(packed.bytes_of) for count in self._counts(update).values()):
                 wait.look("a member did not finish")
                 time.sleep(POLL_SECONDS)
         except UpdateAbandonedError as error:
@@ -148,20 +148,20 @@ class RendezvousPublisher:
         finally:
             self._sending = None  # the version may be pruned from here on
 
-    def _hold(self, policy: Policy) -> Parcel:
+    def _hold(self, policy: PolicyVersion) -> PackedWeights:
         with self._lock:
-            held = self._parcels.get(policy)
+            held = self._packed.get(policy)
             if held is None:
                 raise UpdateAbandonedError(f"the trainer no longer holds {policy}")
             self._sending = policy
         return held[1]
 
-    def _broadcast(self, update: WeightUpdate, parcel: Parcel, wait: Wait) -> None:
+    def _broadcast(self, update: WeightUpdate, packed: PackedWeights, wait: Wait) -> None:
         under_way: deque[Broadcast] = deque()
         try:
-            group = self.process_group_of(update, wait)
-            for flat in parcel.bytes_of:  # at most AHEAD at once: more would only share the wire
-                under_way.append(group.broadcast(flat, wait))
+            process_group = self.process_group_of(update, wait)
+            for flat in packed.bytes_of:  # at most AHEAD at once: more would only share the wire
+                under_way.append(process_group.broadcast(flat, wait))
                 if len(under_way) == AHEAD:
                     under_way.popleft().wait()
             for broadcast in under_way:
@@ -174,44 +174,44 @@ class RendezvousPublisher:
             raise
 
     def _open(self) -> "Store":
-        """Return the store. The first call opens it, and not `__init__`: importing torch would delay the first beat."""
+        """Return the store. The first call opens it, not `__init__`: importing torch delays the first heartbeat."""
         if self._store is None:
             self._store = Store(self._host)
         return self._store
 
-    def process_group_of(self, update: WeightUpdate, wait: Wait) -> Group:
+    def process_group_of(self, update: WeightUpdate, wait: Wait) -> ProcessGroup:
         """Return the group of an update: the current group if the names agree, else a new group in a new store.
 
         Raises:
             UpdateAbandonedError: the group has been given up here, or its members did not meet.
         """
-        if self._group_name == update.group:
-            if self._group is None:
-                raise UpdateAbandonedError(f"group {update.group} has been given up")
-            return self._group
+        if self._process_group_name == update.process_group:
+            if self._process_group is None:
+                raise UpdateAbandonedError(f"group {update.process_group} has been given up")
+            return self._process_group
         self._leave()
-        address = self._announce(update.group)
-        self._group = Group(
-            update.group, lambda: client_of(address, self._timeout), 0, update.num_ranks, self._host, wait
+        address = self._announce(update.process_group)
+        self._process_group = ProcessGroup(
+            update.process_group, lambda: client_of(address, self._timeout), 0, update.num_ranks, self._host, wait
         )
-        return self._group
+        return self._process_group
 
-    def _announce(self, group: str) -> str:
+    def _announce(self, process_group: str) -> str:
         """Open a store for a new group, and return its address. Closing the old store ends all its waits."""
         server = self._open().server
-        server.delete_key(_group_key(self._group_name))
-        self._group_store, self._group_name = Store(self._host), group
-        server.set(_group_key(group), self._group_store.address)
-        return self._group_store.address
+        server.delete_key(_process_group_key(self._process_group_name))
+        self._process_group_store, self._process_group_name = Store(self._host), process_group
+        server.set(_process_group_key(process_group), self._process_group_store.address)
+        return self._process_group_store.address
 
     def _leave(self) -> None:
-        if self._group is not None:
-            self._group.leave()
-        self._group = None
+        if self._process_group is not None:
+            self._process_group.leave()
+        self._process_group = None
 
     def _counts(self, update: WeightUpdate) -> dict[str, int]:
         """Return each member's number of checked buckets, by boot id; −1: the member has not come."""
-        store, counts = self._group_store, {member.boot_id: -1 for member in update.members}
+        store, counts = self._process_group_store, {member.boot_id: -1 for member in update.members}
         for boot_id in counts:
             key = _got_key(boot_id)
             # asked first: `get` of a missing key would wait for the store's timeout
@@ -232,15 +232,15 @@ class RendezvousReceiver:
     def __init__(self, boot_id: str, host: str, timeout: float) -> None:
         self._boot_id, self._host, self._timeout = boot_id, host.strip("[]"), timeout
         self._clients: dict[str, Any] = {}
-        self._group: Group | None = None
+        self._process_group: ProcessGroup | None = None
         self._staging: Sequence[Any] = ()
         self.progress = 0
         """Number of steps done since the start: the header read, the group met, each bucket received."""
 
     @property
-    def process_group(self) -> Group | None:
+    def process_group(self) -> ProcessGroup | None:
         """Newest group; None before the first one, and after a failure."""
-        return self._group
+        return self._process_group
 
     @property
     def staging(self) -> Sequence[Any]:
@@ -256,15 +256,16 @@ class RendezvousReceiver:
         wait, key = Wait(check, self._timeout, self._note_progress), bytes.fromhex(manifest.key)
         header, codes = self.header(manifest, wait)
         try:
-            group = self._group_of(manifest, update, wait)
+            process_group = self._process_group_of(manifest, update, wait)
             self._staging = staged(header.sizes, self._staging)
-            begun = (group.broadcast(flat, wait) for flat in self._staging)  # a generator: each starts when it is taken
+            # a generator: each starts when it is taken
+            begun = (process_group.broadcast(flat, wait) for flat in self._staging)
             coming = deque(islice(begun, AHEAD))
             for number, code in enumerate(codes):  # one code per bucket; the next bucket travels while this is checked
                 flat = coming.popleft().wait()
                 coming.extend(islice(begun, 1))
                 verify(key, number, flat, code)
-                self._say_got(group, update, number + 1)
+                self._say_got(process_group, update, number + 1)
         except BaseException:
             self._leave()
             self._staging = ()  # gloo may still write into the memory of a broadcast that was given up
@@ -295,11 +296,12 @@ class RendezvousReceiver:
         header = Header.decode(found[0], manifest.digest)
         return header, codes_from(found[1], len(header.buckets))
 
-    def _group_of(self, manifest: Manifest, update: WeightUpdate, wait: Wait) -> Group:
-        name = f"{manifest.uri} {update.group}"  # with the store's address: a restarted trainer is in no group yet
-        if self._group is None or self._group.name != name:
+    def _process_group_of(self, manifest: Manifest, update: WeightUpdate, wait: Wait) -> ProcessGroup:
+        # with the store's address: a restarted trainer is in no group yet
+        name = f"{manifest.uri} {update.process_group}"
+        if self._process_group is None or self._process_group.name != name:
             self._leave()
-            self._group = Group(
+            self._process_group = ProcessGroup(
                 name,
                 lambda: self._come(manifest, update),
                 update.first_rank(self._boot_id),
@@ -307,25 +309,25 @@ class RendezvousReceiver:
                 self._host,
                 wait,
             )
-        return self._group
+        return self._process_group
 
     def _come(self, manifest: Manifest, update: WeightUpdate) -> Any:
         """Return a client of the group's store, after noting there that this member has come."""
-        found = client_of(manifest.uri, self._timeout).get(_group_key(update.group))
+        found = client_of(manifest.uri, self._timeout).get(_process_group_key(update.process_group))
         store = client_of(found.decode(), self._timeout)
         store.set(_got_key(self._boot_id), f"{update.update} 0")
         return store
 
-    def _say_got(self, group: Group, update: WeightUpdate, num_buckets: int) -> None:
+    def _say_got(self, process_group: ProcessGroup, update: WeightUpdate, num_buckets: int) -> None:
         try:
-            group.store.set(_got_key(self._boot_id), f"{update.update} {num_buckets}")
+            process_group.store.set(_got_key(self._boot_id), f"{update.update} {num_buckets}")
         except RuntimeError as error:
             raise UpdateAbandonedError(f"the trainer is gone: {error}") from error
 
     def _leave(self) -> None:
-        if self._group is not None:
-            self._group.leave()
-        self._group = None
+        if self._process_group is not None:
+            self._process_group.leave()
+        self._process_group = None
 
     def read_header(self, manifest: Manifest) -> tuple[bytes, bytes] | None:
         """Return a version's header and codes from the trainer's store, not checked yet; None: not held there."""
@@ -347,16 +349,16 @@ def _count(said: bytes, update: WeightUpdate) -> int:
     return int(words[2]) if words and words[1] == update.update.encode() else -1
 
 
-def _header_key(policy: Policy) -> str:
+def _header_key(policy: PolicyVersion) -> str:
     return f"header/{policy}"
 
 
-def _codes_key(policy: Policy) -> str:
+def _codes_key(policy: PolicyVersion) -> str:
     return f"codes/{policy}"
 
 
-def _group_key(group: str) -> str:
-    return f"group/{group}"
+def _process_group_key(process_group: str) -> str:
+    return f"group/{process_group}"
 
 
 def _got_key(boot_id: str) -> str:

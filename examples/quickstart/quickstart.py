@@ -21,7 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from actors.ops.up.run_lock import claimed
+from actors.ops.up.run_lock import hold_run_lock
 from actors.process.ledger_file import SUFFIXES as LEDGER_SUFFIXES
 from actors.process.output_dir import WRITTEN
 from schemas.errors import ConfigError
@@ -82,7 +82,7 @@ def make_room(output: Path) -> None:
     """
     mark = output / ".quickstart"
     if mark.exists():
-        with claimed(output):
+        with hold_run_lock(output):
             for name in (*LEFT_BEHIND, *WRITTEN):
                 _remove(output / name)
         print(f"beginning anew; the earlier quickstart in {output} has been removed (--resume would have gone on)")

@@ -8,6 +8,7 @@ from schemas import limits
 from schemas.config.advantages import AdvantageConfig, NormConfig, ZScoreAdvantageConfig
 from schemas.config.base import Section
 from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
+from schemas.config.difficulty_pools import DifficultyPoolsConfig
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.engines import EngineConfig
 from schemas.config.filters import CompletionFilterConfig
@@ -16,10 +17,9 @@ from schemas.config.model import Dtype
 from schemas.config.noise import NoiseConfig
 from schemas.config.objective import ObjectiveConfig
 from schemas.config.optimizers import AdamWConfig, OptimizerConfig
-from schemas.config.pools import PoolsConfig
 from schemas.config.resume_classes import Free, Identity, Repack
 from schemas.config.sampling import SamplingParams
-from schemas.config.server_pool import EnginePoolConfig
+from schemas.config.server_pool import ServerPoolConfig
 
 
 class TemperatureScheduleConfig(Section):
@@ -159,7 +159,7 @@ class PackerConfig(Section):
     max_drop_fraction: Free[float] = Field(0.5, gt=0, le=1)
     """Limit of the share of groups dropped as `poison` (three failed attempts each) among the last 100. Above the limit
     the run fails, since the other groups are no fair sample of the data. 1: never."""
-    pools: Free[PoolsConfig | None] = None
+    pools: Free[DifficultyPoolsConfig | None] = None
     """Difficulty pools: easy and hard examples are set aside. Empty: none."""
 
     @model_validator(mode="after")
@@ -243,7 +243,7 @@ class InferenceConfig(Section):
 
     engine: EngineConfig = EmbeddedEngineConfig()
     """Engine that serves the policy."""
-    pool: Free[EnginePoolConfig | None] = None
+    pool: Free[ServerPoolConfig | None] = None
     """Pool of vLLM or SGLang servers that join and leave during the run, with an inference actor for each. Empty:
     none."""
     noise: Free[NoiseConfig | None] = None

@@ -11,7 +11,7 @@ from schemas.config.sampling import SamplingParams
 Split = Literal["train", "eval"]
 
 
-class EnvironmentBase(Section):
+class DatasetBase(Section):
     """Base of all environments: name and weights."""
 
     name: str = Field("", pattern=r"^[A-Za-z0-9_.-]*$")
@@ -32,7 +32,7 @@ class EnvironmentBase(Section):
         return self.name or str(self.__dict__["type"])
 
 
-class ReverseTextConfig(EnvironmentBase):
+class ReverseTextConfig(DatasetBase):
     """Task: reverse a random word, letter by letter.
 
     Words are generated without end. Words for evaluation never occur in training.
@@ -51,7 +51,7 @@ class ReverseTextConfig(EnvironmentBase):
         return self
 
 
-class ArithmeticConfig(EnvironmentBase):
+class ArithmeticConfig(DatasetBase):
     """Task: integer sums, differences and products.
 
     Problems are generated without end. Problems for evaluation never occur in training.
@@ -64,7 +64,7 @@ class ArithmeticConfig(EnvironmentBase):
     """Largest operand; the smallest is 0."""
 
 
-class JsonlConfig(EnvironmentBase):
+class JsonlConfig(DatasetBase):
     """Examples from a JSON Lines file: one prompt (text or messages) per row; all other columns go to the rewards."""
 
     type: Literal["jsonl"] = "jsonl"
@@ -82,7 +82,7 @@ class JsonlConfig(EnvironmentBase):
     """Conversion of text prompts to a user message, so that the model's chat template applies."""
 
 
-EnvironmentConfig = Annotated[ReverseTextConfig | ArithmeticConfig | JsonlConfig, Field(discriminator="type")]
+DatasetConfig = Annotated[ReverseTextConfig | ArithmeticConfig | JsonlConfig, Field(discriminator="type")]
 
 
 class ShapingConfig(Section):

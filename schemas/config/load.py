@@ -16,7 +16,7 @@ from schemas.config.resolved import RESOLVED
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
 
-_ENVIRONMENT_PATHS = ("path", "eval_path")  # keys that name files; environments of other types lack both
+_DATASET_PATHS = ("path", "eval_path")  # keys that name files; environments of other types lack both
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # NAME or OWNER/NAME on the Hugging Face hub
 
 
@@ -150,7 +150,7 @@ def _index(node: list[Any], name: str, key: str) -> int:
 
 def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration with absolute paths, so that actors started in other directories find the same files."""
-    environments = [_resolve_environment(environment, folder) for environment in config.environments]
+    environments = [_resolve_dataset(dataset, folder) for dataset in config.environments]
     reward = config.reward
     located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
     located["steps"] = reward.steps and _with_code(reward.steps, folder)
@@ -216,6 +216,6 @@ def _tls_files(config: RunConfig, folder: Path) -> dict[str, str]:
     return {key: str(_locate(path, folder)) for key, path in given.items() if path}
 
 
-def _resolve_environment(environment: Any, folder: Path) -> Any:
-    values = {key: getattr(environment, key, None) for key in _ENVIRONMENT_PATHS}
-    return environment.model_copy(update={key: str(_locate(value, folder)) for key, value in values.items() if value})
+def _resolve_dataset(dataset: Any, folder: Path) -> Any:
+    values = {key: getattr(dataset, key, None) for key in _DATASET_PATHS}
+    return dataset.model_copy(update={key: str(_locate(value, folder)) for key, value in values.items() if value})

@@ -61,12 +61,12 @@ class RefKlCompatConfig(CompatConfig):
 
 
 class PolicyLossConfig(Section):
-    """Base of all losses: their relation to the switches of the objective. Class variables are not keys of the file."""
+    """Base of all losses: how modifiers of the objective act on them. Class variables are not keys of the file."""
 
     ignores: ClassVar[frozenset[str]] = frozenset()
-    """Switches without effect on this loss; `actors check` warns of them."""
+    """Modifiers without effect on this loss; `actors check` warns of them."""
     takes_inside: ClassVar[frozenset[str]] = frozenset()
-    """Switches inside this loss's own formula, not applied to its result."""
+    """Modifiers inside this loss's own formula, not applied to its result."""
     compat: CompatConfig = CompatConfig()
     """Details to reproduce the numbers of another system. The defaults suit all other runs."""
 

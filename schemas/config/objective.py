@@ -17,7 +17,7 @@ from schemas.config.losses import (
 from schemas.config.resume_classes import Identity
 from schemas.config.sft import SftConfig
 
-SWITCHES = (
+MODIFIERS = (
     "correction",
     "off_policy_mask_threshold",
     "top_entropy_quantile",
@@ -139,13 +139,13 @@ class ObjectiveConfig(Section):
     """Supervised examples mixed into training (CHORD). Empty: none."""
 
     @model_validator(mode="after")
-    def _switches_fit(self) -> "ObjectiveConfig":
+    def _modifiers_fit(self) -> "ObjectiveConfig":
         if isinstance(self.loss, VespoLossConfig) and self.correction and self.correction.level == "sequence":
             raise ValueError("correction.level sequence: loss vespo weighs whole completions itself; it must be token")
         if isinstance(self.loss, CustomLossConfig):
             fields = type(self).model_fields
-            # `reference` is not among the switches: a custom loss finds its logprobs in the inputs.
-            acting = [key for key in SWITCHES if getattr(self, key) != fields[key].default]
+            # `reference` is not among the modifiers: a custom loss finds its logprobs in the inputs.
+            acting = [key for key in MODIFIERS if getattr(self, key) != fields[key].default]
             if acting:
                 raise ValueError(f"{acting[0]}: acts on no loss of type custom; remove it or put it into the function")
         return self

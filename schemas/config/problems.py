@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from schemas.config.keys import Sections, keys_in, paths, type_of
 from schemas.config.moved import new_place
 from schemas.config.run import RunConfig
-from schemas.config.words import TRL_WORDS
+from schemas.config.trl_names import TRL_NAMES
 
 Location = Sequence[str | int]
 
@@ -69,8 +69,8 @@ def _unknown_key(location: Location) -> str:
         return f"is a key of type {' or '.join(types)}, not of {type_of(chosen[0])}"
     allowed = sorted({key for model in chosen for key in model.model_fields})
     # A near miss of a key here is a typo, even if TRL has the word too.
-    if name in TRL_WORDS and not difflib.get_close_matches(name, allowed, n=1, cutoff=0.9):
-        return f"no such key; TRL's {name} is {' and '.join(TRL_WORDS[name])} here (docs/algorithms.md)"
+    if name in TRL_NAMES and not difflib.get_close_matches(name, allowed, n=1, cutoff=0.9):
+        return f"no such key; TRL's {name} is {' and '.join(TRL_NAMES[name])} here (docs/algorithms.md)"
     # A path is known and still unknown here if only another type of a section above has it.
     elsewhere = [path for path in dict(paths([RunConfig])) if path.rpartition(".")[2] == name and path != here]
     # A name used by many sections is no hint, except at the top level, where the user has forgotten the section.

@@ -51,13 +51,13 @@ def _lag_rules_agree(config: "RunConfig") -> Iterator[str]:
         yield f"packer.max_off_policy_steps: {limit} is below packer.max_async_level {level}; all groups would be stale"
 
 
-def _leases_outlast_a_lost_beat(config: "RunConfig") -> Iterator[str]:
+def _leases_outlast_a_lost_heartbeat(config: "RunConfig") -> Iterator[str]:
     bus = config.bus
-    # With less than two beats in a lease, one lost beat would end a living peer's work.
+    # With less than two heartbeats in a lease, one lost heartbeat would end a living peer's work.
     if bus.lease < 2 * bus.beat_interval:
         yield (
             f"bus.lease: {bus.lease:g} s is less than twice bus.beat_interval {bus.beat_interval:g} s; a peer would "
-            "count as gone when one of its beats is lost"
+            "count as gone when one of its heartbeats is lost"
         )
 
 
@@ -244,7 +244,7 @@ RULES = (
     _secrets_are_elsewhere,
     _shards_hold_what_they_can,
     _lag_rules_agree,
-    _leases_outlast_a_lost_beat,
+    _leases_outlast_a_lost_heartbeat,
     _samples_fit,
     _every_engine_has_a_server,
     _pool_is_of_servers,

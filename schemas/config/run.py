@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from schemas.config.actors import InferenceConfig, PackerConfig, RewardConfig, RolloutConfig, TrainerConfig, UpConfig
 from schemas.config.base import Section
-from schemas.config.data import EnvironmentConfig, EvalConfig
+from schemas.config.data import DatasetConfig, EvalConfig
 from schemas.config.model import ModelConfig
 from schemas.config.resume_classes import Free, Identity
 from schemas.config.rules import problems_of
@@ -26,7 +26,7 @@ class RunConfig(Section):
     is an error."""
     model: ModelConfig
     """Policy model: path, precision, adapters."""
-    environments: Identity[list[EnvironmentConfig]] = Field(min_length=1)
+    environments: Identity[list[DatasetConfig]] = Field(min_length=1)
     """Sources of prompts. Each training prompt is drawn from one of them, in proportion to its `weight`."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling: group size, lengths, temperature."""

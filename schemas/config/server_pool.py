@@ -11,7 +11,7 @@ ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/\s]+$")]
 """URL of a server, http://host:port or https://host:port, without a path."""
 
 
-class EnginePoolConfig(Section):
+class ServerPoolConfig(Section):
     """Pool of vLLM or SGLang servers that join and leave during the run, each with its own inference actor."""
 
     urls: Free[list[ServerUrl]] = Field(min_length=1)

@@ -47,10 +47,10 @@ class BusConfig(Section):
     socket_buffer_bytes: Free[int | None] = Field(None, ge=1)
     """Bytes of each kernel buffer (send, receive) of a data socket. Empty: the system's default."""
     beat_interval: Free[float] = Field(1.0, gt=0)
-    """Seconds between two beats of an actor, its reports to the packer. Changes are reported at once, in at most 10
-    beats per second."""
+    """Seconds between two heartbeats of an actor, its reports to the packer. Changes are reported at once, in at most
+    10 heartbeats per second."""
     lease: Free[float] = Field(3.0, gt=0)
-    """Seconds without a beat until a peer counts as gone and its work is given to others; at least 2 ×
+    """Seconds without a heartbeat until a peer counts as gone and its work is given to others; at least 2 ×
     `beat_interval`."""
     resend_after: Free[float] = Field(30.0, gt=0)
     """Seconds until a sampled group is sent again if no live reward actor has reported it. The time doubles with each

@@ -1,4 +1,4 @@
-"""Messages of the control plane: Beats from each actor to the packer, States from the packer to each actor.
+"""Messages of the control plane: heartbeats from each actor to the packer, directives from the packer to each actor.
 
 Both carry absolute values only, so that any single message may be lost: the next one repeats everything that counts
 (protocol rule P6). Arrays `holds`, `scoring` and `release` have a row (ordinal, attempt) per group.
@@ -11,7 +11,7 @@ from pydantic import Field
 from schemas import arrays, limits
 from schemas.config.sampling import SamplingParams
 from schemas.messages.base import Address, Frozen, Listed, Message, Name, Reason, Words
-from schemas.messages.data import Policy, Purpose
+from schemas.messages.data import PolicyVersion, Purpose
 
 ActorPhase = Literal["starting", "running", "draining", "done"]
 """Phase of an actor. `draining`: takes no new work and finishes its own; `done`: exits."""
@@ -45,7 +45,7 @@ class Ticket(Frozen):
     """Maximum number of new tokens per completion."""
     min_version: int
     """Oldest policy version allowed to sample the group (protocol rule P10)."""
-    policy: Policy | None = None
+    policy: PolicyVersion | None = None
     """The only policy allowed to sample the group, in evaluations; None in training."""
 
 
@@ -63,7 +63,7 @@ class AttemptFailure(Frozen):
 class Manifest(Frozen):
     """Published version of the weights, and its location."""
 
-    policy: Policy
+    policy: PolicyVersion
     channel: Literal["filesystem", "rendezvous"]
     content: Literal["full", "adapter"]
     """All weights, or those of the LoRA adapter."""
@@ -91,10 +91,10 @@ class WeightUpdate(Frozen):
 
     update: Name
     """Name of the update, never used again by any packer of the run."""
-    group: Name
+    process_group: Name
     """Name of the process group; changes if members change or an update has failed. The trainer is rank 0, members
     follow in order."""
-    policy: Policy
+    policy: PolicyVersion
     members: Listed[WeightMember]
 
     @property
@@ -155,7 +155,7 @@ class EnginePeer(Frozen):
     name: Name
     boot_id: Name
     url: Address
-    policy: Policy
+    policy: PolicyVersion
     load: int
     """Number of completions running or waiting at the engine."""
 
@@ -171,15 +171,17 @@ class RewardPeer(Frozen):
     """Number of groups held and not yet scored."""
 
 
-class Beat(Message):
+class Heartbeat(Message):
     """Base of the actors' reports to the packer, sent every `bus.beat_interval` seconds and on change."""
+
+    version: ClassVar[int] = 2
 
     name: Name
     """Name of the actor, e.g. `rollout-0`."""
     boot_id: Name
     """Random id of the process."""
     sequence: int
-    """Number of the Beat, rising; the packer ignores older ones."""
+    """Number of the heartbeat, rising; the packer ignores older ones."""
     phase: ActorPhase
     fingerprint: Name | None = None
     """Fingerprint of all message types, sent until the packer has answered; None afterwards."""
@@ -189,44 +191,44 @@ class Beat(Message):
     than its own exits."""
 
 
-class RolloutBeat(Beat):
+class RolloutHeartbeat(Heartbeat):
     """Report of a rollout actor."""
 
-    kind: ClassVar[str] = "rollout_beat"
+    kind: ClassVar[str] = "rollout_heartbeat"
 
     free_slots: int
     """Number of further tickets wanted."""
     failures: Listed[AttemptFailure]
-    """Oldest failures that the packer has not confirmed, at most `limits.BEAT_FAILURES`."""
+    """Oldest failures that the packer has not confirmed, at most `limits.HEARTBEAT_FAILURES`."""
     holds: arrays.Holds_H
     """Shape (H, 2). Tickets being sampled, and groups kept until the packer releases them (protocol rule P13)."""
 
 
-class RewardBeat(Beat):
+class RewardHeartbeat(Heartbeat):
     """Report of a reward actor."""
 
-    kind: ClassVar[str] = "reward_beat"
+    kind: ClassVar[str] = "reward_heartbeat"
 
     address: Address
     """Socket address for groups."""
     load: int
     """Number of groups held and not yet scored."""
     failures: Listed[AttemptFailure]
-    """Oldest failures that the packer has not confirmed, at most `limits.BEAT_FAILURES`."""
+    """Oldest failures that the packer has not confirmed, at most `limits.HEARTBEAT_FAILURES`."""
     holds: arrays.Holds_H
     """Shape (H, 2). Groups received or scored and not yet released by the packer."""
     calls: int = 0
     """Number of calls of reward functions since the start of the process."""
     late_calls: int = 0
     """Number of these calls that took longer than `reward.timeout`."""
-    notes: Annotated[Listed[Words], Field(max_length=limits.BEAT_NOTES)] = []
+    notes: Annotated[Listed[Words], Field(max_length=limits.HEARTBEAT_NOTES)] = []
     """Notes for screens on reward functions, e.g. on a function that returns the same value for all completions."""
 
 
-class TrainerBeat(Beat):
+class TrainerHeartbeat(Heartbeat):
     """Report of a trainer rank."""
 
-    kind: ClassVar[str] = "trainer_beat"
+    kind: ClassVar[str] = "trainer_heartbeat"
 
     rank: int
     num_ranks: int
@@ -241,7 +243,7 @@ class TrainerBeat(Beat):
     published: Listed[Manifest]
     """Versions of the weights that engines can still receive, oldest first; rank 0 only."""
     reports: Listed[StepReport]
-    """Oldest measurements of steps that State has not confirmed as recorded."""
+    """Oldest measurements of steps that the directive has not confirmed as recorded."""
     received: arrays.Int64_K
     """Shape (K,). Steps whose batch the rank has."""
     failure: Reason = ""
@@ -250,15 +252,15 @@ class TrainerBeat(Beat):
     """Last update in channel `rendezvous` that failed at this rank."""
 
 
-class InferenceBeat(Beat):
+class InferenceHeartbeat(Heartbeat):
     """Report of an inference actor: address, served policy and load of its engine."""
 
-    kind: ClassVar[str] = "inference_beat"
+    kind: ClassVar[str] = "inference_heartbeat"
 
     url: Address
     """URL of the completions API; empty while the engine starts."""
     engine_state: EngineState
-    policy: Policy | None
+    policy: PolicyVersion | None
     """Policy served; None if the engine serves none."""
     load: int
     """Number of completions running or waiting."""
@@ -278,17 +280,19 @@ class InferenceBeat(Beat):
     """Cause of the engine's last trouble, for people; empty: none."""
 
 
-class ObserverBeat(Beat):
+class ObserverHeartbeat(Heartbeat):
     """Report of a process that only watches the run (`actors up`, `actors top`)."""
 
-    kind: ClassVar[str] = "observer_beat"
+    kind: ClassVar[str] = "observer_heartbeat"
 
 
-class State(Message):
-    """Base of the packer's answers to Beats: the absolute state of the run."""
+class Directive(Message):
+    """Base of the packer's answers to heartbeats: the absolute state of the run."""
+
+    version: ClassVar[int] = 2
 
     term: int
-    """Number of the packer's start. Receivers drop States of an older term (protocol rule P2)."""
+    """Number of the packer's start. Receivers drop directives of an older term (protocol rule P2)."""
     phase: RunPhase
     step: int
     """Number of steps trained by all ranks in the current lineage."""
@@ -297,15 +301,14 @@ class State(Message):
     """Reason why the packer refuses this process, which must then exit; empty: not refused."""
 
 
-class RolloutState(State):
-    """State for a rollout actor: new tickets, engines and reward actors to use, and groups to release."""
+class RolloutDirective(Directive):
+    """Directive for a rollout actor: new tickets, engines and reward actors to use, and groups to release."""
 
-    kind: ClassVar[str] = "rollout_state"
-    version: ClassVar[int] = 2
+    kind: ClassVar[str] = "rollout_directive"
 
     tickets: Listed[Ticket]
-    """Tickets of this rollout actor that its Beat does not name, at most `limits.STATE_TICKETS`. Further tickets follow
-    once a Beat names these (protocol rule P9)."""
+    """Tickets of this rollout actor that its heartbeat does not name, at most `limits.DIRECTIVE_TICKETS`. Further
+    tickets follow once a heartbeat names these (protocol rule P9)."""
     engines: Listed[EnginePeer]
     """Engines that accept new requests."""
     live_engines: Listed[str]
@@ -320,10 +323,10 @@ class RolloutState(State):
     """Shape (H, 2). Holds to discard: settled, dropped, or given to another holder."""
 
 
-class RewardState(State):
-    """State for a reward actor."""
+class RewardDirective(Directive):
+    """Directive for a reward actor."""
 
-    kind: ClassVar[str] = "reward_state"
+    kind: ClassVar[str] = "reward_directive"
 
     packer_address: Address
     """Socket address for scored groups."""
@@ -331,10 +334,10 @@ class RewardState(State):
     """Shape (H, 2). Holds to discard: settled, dropped or failed."""
 
 
-class TrainerState(State):
-    """State for a trainer rank. All ranks form a gang, which starts and exits together (protocol rule P19)."""
+class TrainerDirective(Directive):
+    """Directive for a trainer rank. All ranks form a gang, which starts and exits together (protocol rule P19)."""
 
-    kind: ClassVar[str] = "trainer_state"
+    kind: ClassVar[str] = "trainer_directive"
 
     order: TrainerOrder
     incarnation: int
@@ -351,10 +354,10 @@ class TrainerState(State):
     """Update for rank 0 to broadcast now; None: none."""
 
 
-class InferenceState(State):
-    """State for an inference actor: the version to serve."""
+class InferenceDirective(Directive):
+    """Directive for an inference actor: the version to serve."""
 
-    kind: ClassVar[str] = "inference_state"
+    kind: ClassVar[str] = "inference_directive"
 
     update_id: int
     """Number of the target, rising with each change."""
@@ -364,10 +367,10 @@ class InferenceState(State):
     """Update that brings the manifest's version, in channel `rendezvous`; None: not announced yet."""
 
 
-class ObserverState(State):
-    """State for an observer, and for a process that is refused or waits to be admitted."""
+class ObserverDirective(Directive):
+    """Directive for an observer, and for a process that is refused or waits to be admitted."""
 
-    kind: ClassVar[str] = "observer_state"
+    kind: ClassVar[str] = "observer_directive"
 
     progress: dict[str, Any]
     """Progress of the run as plain values, for screens."""

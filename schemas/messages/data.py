@@ -22,7 +22,7 @@ SEGMENT_START, SEGMENT_LINEAGE, SEGMENT_VERSION = 0, 1, 2
 """Column indices of `RolloutGroup.segments`."""
 
 
-class Policy(Frozen):
+class PolicyVersion(Frozen):
     """Identity of a policy's weights, written `lineage.version`.
 
     Version v is the policy after v training steps. Each start of the trainer is a new lineage: after a restart from

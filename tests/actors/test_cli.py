@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors import cli
-from actors.assembly import ordinal_of
+from actors.assembly import replica_index
 from actors.cli import main
 from schemas.config import dump_config
 from tests.ring.harness import ring_config
@@ -65,7 +65,7 @@ def test_default_name_is_nobody_elses(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     assert cli._default_name("trainer") == "trainer-3"
     assert cli._default_name("packer") == "packer-0"
-    assert ordinal_of(cli._default_name("inference")) == 0
+    assert replica_index(cli._default_name("inference")) == 0
 
 
 def test_missing_configuration_is_all_that_is_asked_for(capsys):

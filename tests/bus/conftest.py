@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from bus import keys
-from bus.curve import keys_for, split_key, unlock
+from bus.curve import keys_for, secure_client, split_key
 from schemas.config import RunConfig, check_tree
 from schemas.config.services import BusConfig
 from tests.ports import free_port
@@ -73,5 +73,5 @@ def connect(socket: "zmq.Socket[bytes]", address: str, bus: BusConfig) -> None:
         socket.connect(address)
         return
     endpoint, known = split_key(address, ring) if "#" in address else (address, ring.current().server_publics)
-    unlock(socket, ring, known, 0)
+    secure_client(socket, ring, known, 0)
     socket.connect(endpoint)

@@ -17,12 +17,12 @@ from schemas.messages import (
     MESSAGE_TYPES,
     DroppedOrdinal,
     Message,
-    ObserverState,
+    ObserverDirective,
     RolloutGroup,
     StepBatch,
     drop_fields,
 )
-from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
+from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
 
 KINDS = sorted(MESSAGE_TYPES)
 Frames = list[bytes]
@@ -106,10 +106,10 @@ def test_what_json_allows_in_columns_round_trips() -> None:
 
 def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> None:
     """A field that msgpack does not know is a TypeError with the value, and the next message is whole."""
-    state = ObserverState(**STATE_FIELDS, progress={"path": object()})
+    directive = ObserverDirective(**DIRECTIVE_FIELDS, progress={"path": object()})
     with pytest.raises(TypeError, match="a object can't be sent: <object"):
-        codec.encode(state)
-    test = EXAMPLES["observer_state"]
+        codec.encode(directive)
+    test = EXAMPLES["observer_directive"]
     assert codec.decode([bytes(frame) for frame in codec.encode(test)]).equals(test)
 
 
@@ -129,7 +129,7 @@ def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> Non
         ([msgpack.packb([["rollout_group"], 1, {}])], "unknown_kind"),
         ([msgpack.packb(["rollout_group", 99, {}])], "unknown_version"),
         ([msgpack.packb(["rollout_group", None, {}])], "unknown_version"),
-        ([msgpack.packb(["observer_beat", 1, {}])], "bad_array"),
+        ([msgpack.packb(["observer_heartbeat", 2, {}])], "bad_array"),
         ([b"x"] * (limits.FRAMES + 1), "malformed"),
         (example_frames("rollout_group")[:-1], "bad_array"),
         ([*example_frames("rollout_group"), b""], "bad_array"),

@@ -1,4 +1,4 @@
-"""The control channel on every transport: beats and States may be lost, late or doubled, and all still agree."""
+"""The control channel on every transport: messages may be lost, late or doubled, and all still agree."""
 
 import queue
 import re
@@ -17,14 +17,22 @@ from actors.ledger.peers import Peers
 from bus import codec, threads
 from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
 from bus.counts import EdgeCounts
-from bus.curve import keys_for, lock
+from bus.curve import keys_for, secure_server
 from bus.topology import Addresses
 from schemas.errors import ConfigError
-from schemas.messages import BEAT_KINDS, STATE_KINDS, Beat, ObserverBeat, ObserverState, RolloutBeat, State
+from schemas.messages import (
+    DIRECTIVE_KINDS,
+    HEARTBEAT_KINDS,
+    Directive,
+    Heartbeat,
+    ObserverDirective,
+    ObserverHeartbeat,
+    RolloutHeartbeat,
+)
 from tests.bus.conftest import MakeConfig, Place, connect
 from tests.dropping import DroppingTransport
 from tests.ports import free_port
-from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
+from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
 
 WAIT = 10.0
 AT_ONCE = 5.0
@@ -50,35 +58,39 @@ class Packer:
     """A server that remembers what it heard, and when."""
 
     def __init__(self, stack: ExitStack, address: Place, **options: Any) -> None:
-        self.heard: list[tuple[float, bytes, Beat]] = []
+        self.heard: list[tuple[float, bytes, Heartbeat]] = []
         self.server = ControlServer(address, self._hear, bus=address.bus, **options)
         self.server.start()
         stack.callback(self.server.close)
 
-    def _hear(self, identity: bytes, beat: Beat) -> None:
-        self.heard.append((time.monotonic(), identity, beat))
+    def _hear(self, identity: bytes, heartbeat: Heartbeat) -> None:
+        self.heard.append((time.monotonic(), identity, heartbeat))
 
     def say(self, step: int, *identities: bytes) -> None:
-        """Publish a State with this step."""
-        self.server.publish(dict.fromkeys(identities or (ME,), _state(step)))
+        """Publish a directive with this step."""
+        self.server.publish(dict.fromkeys(identities or (ME,), _directive(step)))
 
 
 class Actor:
-    """A client that remembers the States it got."""
+    """A client that remembers the directives it got."""
 
-    def __init__(self, stack: ExitStack, address: Place, beat_type: type[Beat] = ObserverBeat, **options: Any) -> None:
-        self.states: list[State] = []
-        self.client = ControlClient(address, beat_type, "screen", "b0", self.states.append, bus=address.bus, **options)
+    def __init__(
+        self, stack: ExitStack, address: Place, heartbeat_type: type[Heartbeat] = ObserverHeartbeat, **options: Any
+    ) -> None:
+        self.directives: list[Directive] = []
+        self.client = ControlClient(
+            address, heartbeat_type, "screen", "b0", self.directives.append, bus=address.bus, **options
+        )
         stack.callback(self.client.close)
 
     @property
     def step(self) -> int:
-        """Of the newest State."""
-        return self.states[-1].step if self.states else -1
+        """Of the newest directive."""
+        return self.directives[-1].step if self.directives else -1
 
 
-def _state(step: int) -> ObserverState:
-    return ObserverState(**STATE_FIELDS | {"step": step}, progress={})
+def _directive(step: int) -> ObserverDirective:
+    return ObserverDirective(**DIRECTIVE_FIELDS | {"step": step}, progress={})
 
 
 def _started(stack: ExitStack, address: Place, **options: Any) -> Actor:
@@ -97,11 +109,11 @@ def _dealer(stack: ExitStack, address: Place, identity: bytes = ME) -> "zmq.Sock
 
 
 def _steps(socket: "zmq.Socket[bytes]", quiet: float, at_least: int = 0) -> list[int]:
-    """Steps of the States that come until it has been quiet for so many seconds; `at_least` so many are waited for."""
+    """Steps of the directives until it has been quiet for so many seconds; `at_least` so many are waited for."""
     steps: list[int] = []
     while socket.poll(1000 * (WAIT if len(steps) < at_least else quiet)):
         message = codec.decode(socket.recv_multipart())
-        assert isinstance(message, State)
+        assert isinstance(message, Directive)
         steps.append(message.step)
     return steps
 
@@ -113,18 +125,18 @@ def _until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-# --- beats -----------------------------------------------------------------------------------------------------------
+# --- heartbeats ------------------------------------------------------------------------------------------------------
 
 
 def test_actor_beats_every_interval(address: Place, closing: ExitStack) -> None:
-    """With nothing to report beats come one interval apart, with rising sequence numbers."""
+    """With nothing to report heartbeats come one interval apart, with rising sequence numbers."""
     packer = Packer(closing, address)
     _started(closing, address, interval=0.05)
     _until(lambda: len(packer.heard) >= 6)
     times = [at for at, _, _ in packer.heard[1:6]]
     assert 0.15 < times[-1] - times[0] < 2.0
-    beats = [beat for _, _, beat in packer.heard]
-    assert [beat.sequence for beat in beats] == list(range(1, len(beats) + 1))
+    heartbeats = [heartbeat for _, _, heartbeat in packer.heard]
+    assert [heartbeat.sequence for heartbeat in heartbeats] == list(range(1, len(heartbeats) + 1))
     assert packer.heard[0][1] == ME
 
 
@@ -144,7 +156,7 @@ def test_urgent_change_is_beaten_at_once_and_any_other_waits(address: Place, clo
 
 
 def test_urgent_changes_are_at_most_ten_a_second_after_a_burst(address: Place, closing: ExitStack) -> None:
-    """Changes every millisecond for 0.6 s are at most 10 beats at once and 6 more, and the last one says the last."""
+    """Changes every millisecond for 0.6 s make at most 10 heartbeats at once and 6 more; the last says the last."""
     packer = Packer(closing, address)
     actor = _started(closing, address, interval=60.0)
     started = time.monotonic()
@@ -161,11 +173,11 @@ def test_urgent_changes_are_at_most_ten_a_second_after_a_burst(address: Place, c
 def test_beats_carry_the_run_and_no_fingerprint_once_the_packer_has_answered(
     address: Place, closing: ExitStack
 ) -> None:
-    """The first beat says which build this is; after a State it says the run instead."""
+    """The first heartbeat says which build this is; after a directive it says the run instead."""
     packer = Packer(closing, address)
     packer.say(1)
     actor = _started(closing, address, interval=0.03)
-    _until(lambda: actor.states)
+    _until(lambda: actor.directives)
     seen = len(packer.heard)
     _until(lambda: len(packer.heard) > seen + 1)
     first, last = packer.heard[0][2], packer.heard[-1][2]
@@ -179,22 +191,22 @@ def test_beats_carry_the_run_and_no_fingerprint_once_the_packer_has_answered(
 
 
 def test_state_answers_each_beat(address: Place, closing: ExitStack) -> None:
-    """Five beats of a peer whose State does not change are answered five times."""
+    """Five heartbeats of a peer whose directive does not change are answered five times."""
     packer = Packer(closing, address)
     packer.say(3)
     peer = _dealer(closing, address)
-    peer.send_multipart(example_frames("observer_beat"))
+    peer.send_multipart(example_frames("observer_heartbeat"))
     assert set(_steps(peer, 0.1, at_least=1)) == {3}
     for _ in range(5):
-        peer.send_multipart(example_frames("observer_beat"))
+        peer.send_multipart(example_frames("observer_heartbeat"))
     assert _steps(peer, 0.1, at_least=5) == [3] * 5
 
 
 def test_changed_state_is_sent_unasked_and_an_unchanged_one_is_not(address: Place, closing: ExitStack) -> None:
-    """A peer that has beaten once hears each change without beating again, and equal States only once."""
+    """After one heartbeat a peer hears each change without another one, and equal directives only once."""
     packer = Packer(closing, address)
     peer = _dealer(closing, address)
-    peer.send_multipart(example_frames("observer_beat"))
+    peer.send_multipart(example_frames("observer_heartbeat"))
     _until(lambda: packer.heard)
     packer.say(1)
     assert _steps(peer, 0.1, at_least=1) == [1]
@@ -209,7 +221,7 @@ def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: 
     """Of a change every millisecond few are sent, in order, and the last one always is."""
     packer = Packer(closing, address)
     peer = _dealer(closing, address)
-    peer.send_multipart(example_frames("observer_beat"))
+    peer.send_multipart(example_frames("observer_heartbeat"))
     _until(lambda: packer.heard)
     started = time.monotonic()
     for step in range(100):
@@ -222,66 +234,66 @@ def test_changes_are_pushed_at_most_once_per_20_ms_and_the_newest_wins(address: 
 
 
 def test_forgotten_and_unknown_peers_get_no_answer_and_do_no_harm(address: Place, closing: ExitStack) -> None:
-    """A beat of a peer without a State is heard and not answered; others are; a State for nobody is dropped."""
+    """A peer without a directive is heard and not answered; others are; a directive for nobody is dropped."""
     packer = Packer(closing, address)
     packer.say(1, ME, b"never/seen")
     peer, stranger = _dealer(closing, address), _dealer(closing, address, b"stranger/1")
     for socket in (peer, stranger):
-        socket.send_multipart(example_frames("observer_beat"))
+        socket.send_multipart(example_frames("observer_heartbeat"))
     assert 1 in _steps(peer, 0.1, at_least=1)
     assert _steps(stranger, 0.05) == []
     packer.server.publish({ME: None})
 
-    def beats_in_vain() -> bool:
-        peer.send_multipart(example_frames("observer_beat"))
+    def heartbeats_in_vain() -> bool:
+        peer.send_multipart(example_frames("observer_heartbeat"))
         return not _steps(peer, 0.05)
 
     heard = len(packer.heard)
-    _until(beats_in_vain)
+    _until(heartbeats_in_vain)
     _until(lambda: len(packer.heard) > heard)
 
 
-@pytest.mark.parametrize(("beat_type", "state_type"), list(zip(BEAT_KINDS, STATE_KINDS, strict=True)))
+@pytest.mark.parametrize(("heartbeat_type", "directive_type"), list(zip(HEARTBEAT_KINDS, DIRECTIVE_KINDS, strict=True)))
 def test_both_sides_agree_though_half_of_all_messages_are_lost(
-    beat_type: type[Beat],
-    state_type: type[State],
+    heartbeat_type: type[Heartbeat],
+    directive_type: type[Directive],
     address: Place,
     closing: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With every second Beat and State lost, the newest report and the newest State get through."""
+    """With every second heartbeat and directive lost, the newest report and the newest directive get through."""
     transport = DroppingTransport(0.5, seed=1)
     transport.replace_sending(monkeypatch)
     packer = Packer(closing, address)
-    actor = Actor(closing, address, beat_type, interval=0.02)
-    example = dict(EXAMPLES[beat_type.kind])
-    fields = {name: example[name] for name in set(beat_type.model_fields) - {"run", "name", "boot_id", "sequence"}}
+    actor = Actor(closing, address, heartbeat_type, interval=0.02)
+    example = dict(EXAMPLES[heartbeat_type.kind])
+    fields = {name: example[name] for name in set(heartbeat_type.model_fields) - {"run", "name", "boot_id", "sequence"}}
     del fields["fingerprint"], fields["term"]
     actor.client.report(**fields)
     actor.client.start()
     for step in range(10):
-        packer.server.publish({ME: EXAMPLES[state_type.kind].model_copy(update={"step": step})})
+        packer.server.publish({ME: EXAMPLES[directive_type.kind].model_copy(update={"step": step})})
         actor.client.report(metrics_url=f"http://{step}")
         time.sleep(0.005)
     _until(lambda: actor.step == 9 and packer.heard[-1][2].metrics_url == "http://9")
-    final = EXAMPLES[state_type.kind].model_copy(update={"step": 9})
-    assert actor.states[-1].equals(final)
-    _until(lambda: set(transport.lost) == set(transport.sent) == {beat_type.kind, state_type.kind})
+    final = EXAMPLES[directive_type.kind].model_copy(update={"step": 9})
+    assert actor.directives[-1].equals(final)
+    _until(lambda: set(transport.lost) == set(transport.sent) == {heartbeat_type.kind, directive_type.kind})
 
 
 def test_dropping_transport_loses_what_it_counts_and_delivers_the_rest(
     address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beats are numbered by their sender: all counted as sent arrive once, and the numbers of others are missing."""
+    """Heartbeats are numbered by their sender: those counted as sent arrive once, the numbers of others are missing."""
     transport = DroppingTransport(0.5, seed=1)
     transport.replace_sending(monkeypatch)
     packer = Packer(closing, address)
     actor = _started(closing, address, interval=0.01)
     _until(lambda: len(packer.heard) >= 20)
     actor.client.close()
-    sent, lost = (counted["observer_beat"] for counted in (transport.sent, transport.lost))
+    sent, lost = (counted["observer_heartbeat"] for counted in (transport.sent, transport.lost))
     _until(lambda: len(packer.heard) == sent)
-    numbers = [beat.sequence for _, _, beat in packer.heard]
+    numbers = [heartbeat.sequence for _, _, heartbeat in packer.heard]
     assert len(set(numbers)) == sent
     assert lost > 0
     assert numbers[-1] > sent
@@ -295,28 +307,28 @@ def test_bad_frames_are_named_and_good_beats_still_answered(address: Place, clos
     with capture_logs() as logs:
         stranger.send_multipart([b"junk"])
         stranger.send_multipart([b"\x93\xa6gossip\x01\x80"])
-        stranger.send_multipart(example_frames("observer_state"))  # good, but no beat
+        stranger.send_multipart(example_frames("observer_directive"))  # good, but no heartbeat
         _until(lambda: packer.server.counts.dropped.total() == 2)
-        peer.send_multipart(example_frames("observer_beat"))
+        peer.send_multipart(example_frames("observer_heartbeat"))
         assert 1 in _steps(peer, 0.05, at_least=1)
     assert packer.server.counts.dropped["unknown_kind"] == packer.server.counts.dropped["malformed"] == 1
     assert [(line["event"], line["peer"].split(" at ")[0]) for line in logs] == [("frame dropped", "evil/1")]
 
 
 def test_bad_state_is_counted_and_the_next_good_one_is_taken(address: Place, closing: ExitStack) -> None:
-    """An actor drops what it can't decode and keeps beating."""
+    """An actor drops what it can't decode and keeps sending heartbeats."""
     router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     if ring := keys_for(address, address.bus):
-        lock(router, ring, ring.current().server_secrets[0], EdgeCounts("control"))
+        secure_server(router, ring, ring.current().server_secrets[0], EdgeCounts("control"))
     router.bind(address)
     closing.callback(router.close, 0)
     actor = _started(closing, address, interval=0.05)
     identity, *_ = router.recv_multipart()
     router.send_multipart([identity, b"junk"])
-    router.send_multipart([identity, *example_frames("observer_beat")])  # good, but no State
-    router.send_multipart([identity, *example_frames("observer_state")])
-    _until(lambda: actor.states)
-    assert [state.kind for state in actor.states] == ["observer_state"]
+    router.send_multipart([identity, *example_frames("observer_heartbeat")])  # good, but no directive
+    router.send_multipart([identity, *example_frames("observer_directive")])
+    _until(lambda: actor.directives)
+    assert [directive.kind for directive in actor.directives] == ["observer_directive"]
     assert actor.client.counts.dropped["malformed"] == 1
 
 
@@ -337,20 +349,20 @@ def test_address_that_another_server_holds_is_refused_by_name(address: Place, cl
     """Not at once: the other might be about to leave."""
     Packer(closing, address)
     with pytest.raises(ConfigError, match=rf"bus.control: {re.escape(address)} can't be bound: Address already in use"):
-        ControlServer(address, lambda identity, beat: None, bus=address.bus)
+        ControlServer(address, lambda identity, heartbeat: None, bus=address.bus)
 
 
 def test_probe_tells_a_dead_peer_from_a_living_one(address: Place, closing: ExitStack) -> None:
-    """A peer that is there gets its State once more; of one whose socket is closed the packer hears that it is lost."""
+    """A peer that is there gets its directive once more; of a closed socket the packer hears that it is lost."""
     lost: list[bytes] = []
     packer = Packer(closing, address, on_lost=lost.append)
     actor = _started(closing, address, interval=60.0)
     _until(lambda: packer.heard)
     packer.say(3)
-    _until(lambda: len(packer.heard) > 1)  # it beats at once when it knows its run
-    number = len(actor.states)
+    _until(lambda: len(packer.heard) > 1)  # it sends a heartbeat at once when it knows its run
+    number = len(actor.directives)
     packer.server.probe(ME)
-    _until(lambda: len(actor.states) > number)
+    _until(lambda: len(actor.directives) > number)
     assert lost == []
     actor.client.close()
 
@@ -405,7 +417,7 @@ def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: Place, 
 
 
 def test_a_packer_whose_round_does_not_end_is_silent_until_it_does(address: Place, closing: ExitStack) -> None:
-    """Older States are repeated for `stale_after` and no longer; a peer told in the middle of a round is answered."""
+    """Older directives are repeated for `stale_after`, not longer; a peer told in the middle of a round is answered."""
     told, stale_after = b"screen/2", 0.5
     packer = Packer(closing, address, stale_after=stale_after)
     held, asked = _started(closing, address, interval=0.01), _dealer(closing, address, told)
@@ -413,8 +425,8 @@ def test_a_packer_whose_round_does_not_end_is_silent_until_it_does(address: Plac
     _until(lambda: held.client.silent_seconds > 2 * stale_after)
 
     def is_told() -> bool:
-        packer.server.publish({told: _state(2)}, round_ended=False)
-        asked.send_multipart(example_frames("observer_beat"))
+        packer.server.publish({told: _directive(2)}, round_ended=False)
+        asked.send_multipart(example_frames("observer_heartbeat"))
         return 2 in _steps(asked, quiet=0.1)
 
     _until(is_told)
@@ -446,8 +458,10 @@ def test_close_is_idempotent_and_never_hangs(started: bool, address: Place) -> N
     bus = address.bus
     for _ in range(2):
         with ExitStack() as stack:
-            server = _retry(lambda: ControlServer(address, lambda identity, beat: None, bus=bus))
-            client = ControlClient(address, ObserverBeat, "screen", "b0", lambda state: None, interval=0.01, bus=bus)
+            server = _retry(lambda: ControlServer(address, lambda identity, heartbeat: None, bus=bus))
+            client = ControlClient(
+                address, ObserverHeartbeat, "screen", "b0", lambda directive: None, interval=0.01, bus=bus
+            )
             client.report(phase="running")
             if started:
                 server.start()
@@ -456,7 +470,7 @@ def test_close_is_idempotent_and_never_hangs(started: bool, address: Place) -> N
             for closable in (server, client, client, server):
                 closable.close()
             client.report(phase="done")
-            server.publish({ME: _state(1)})
+            server.publish({ME: _directive(1)})
             assert time.monotonic() - begun < AT_ONCE
             stack.close()
 
@@ -472,17 +486,17 @@ def _retry(make: Callable[[], ControlServer]) -> ControlServer:
 
 
 def test_hundred_peers_are_all_answered(address: Place, closing: ExitStack) -> None:
-    """Each of 100 peers gets its own State, not another's."""
+    """Each of 100 peers gets its own directive, not another's."""
     packer = Packer(closing, address)
     identities = [identity_of(f"rollout-{number}", "b") for number in range(100)]
-    packer.server.publish({identity: _state(number) for number, identity in enumerate(identities)})
+    packer.server.publish({identity: _directive(number) for number, identity in enumerate(identities)})
     peers = [_dealer(closing, address, identity) for identity in identities]
-    beat = RolloutBeat(**dict(EXAMPLES["rollout_beat"]) | {"holds": np.zeros((0, 2), np.int64)})
+    heartbeat = RolloutHeartbeat(**dict(EXAMPLES["rollout_heartbeat"]) | {"holds": np.zeros((0, 2), np.int64)})
     for peer in peers:
-        peer.send_multipart(codec.encode(beat))
+        peer.send_multipart(codec.encode(heartbeat))
     for number, peer in enumerate(peers):
         assert peer.poll(WAIT * 1000)
-        assert codec.decode(peer.recv_multipart()).equals(_state(number))
+        assert codec.decode(peer.recv_multipart()).equals(_directive(number))
     _until(lambda: len(packer.heard) == 100)
 
 
@@ -492,11 +506,11 @@ LEASE = 0.9
 
 
 class Listeners:
-    """Leases of peers that beat through one real server, looked at in rounds of another thread, as the packer does."""
+    """Leases of peers behind one real server, looked at in rounds of another thread, as the packer does."""
 
     def __init__(self, stack: ExitStack, address: Place, size: int) -> None:
         self.peers = Peers(LEASE)
-        self._heard: queue.SimpleQueue[tuple[str, Beat, float]] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[str, Heartbeat, float]] = queue.SimpleQueue()
         self.server = ControlServer(address, self._hear, bus=address.bus.model_copy(update={"lease": LEASE}))
         self.server.start()
         stack.callback(self.server.close)
@@ -505,31 +519,35 @@ class Listeners:
         self._sequence = 0
         self.expired: set[str] = set()
 
-    def _hear(self, identity: bytes, beat: Beat) -> None:
-        self._heard.put((identity.decode(), beat, self.server.listened))
+    def _hear(self, identity: bytes, heartbeat: Heartbeat) -> None:
+        self._heard.put((identity.decode(), heartbeat, self.server.listened))
 
-    def beat(self, *silent: str) -> None:
-        """All peers but these beat."""
+    def heartbeat(self, *silent: str) -> None:
+        """All peers but these send heartbeats."""
         self._sequence += 1
         for name, socket in zip(self.names, self._sockets, strict=True):
             if name not in silent:
-                fields = dict(EXAMPLES["observer_beat"]) | {"name": name, "boot_id": "b0", "sequence": self._sequence}
+                fields = dict(EXAMPLES["observer_heartbeat"]) | {
+                    "name": name,
+                    "boot_id": "b0",
+                    "sequence": self._sequence,
+                }
                 with suppress(zmq.Again):
-                    socket.send_multipart(codec.encode(ObserverBeat(**fields)), zmq.NOBLOCK)
+                    socket.send_multipart(codec.encode(ObserverHeartbeat(**fields)), zmq.NOBLOCK)
 
     def round(self) -> None:
         """One round."""
         listened = self.server.listened
         while not self._heard.empty():
-            identity, beat, arrived = self._heard.get()
-            self.peers.heard(arrived, identity, beat)
+            identity, heartbeat, arrived = self._heard.get()
+            self.peers.heard(arrived, identity, heartbeat)
         self.expired.update(self.peers.expire(listened))
 
     def go_on(self, seconds: float, *silent: str) -> None:
-        """Beats and rounds for so long."""
+        """Heartbeats and rounds for so long."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self.beat(*silent)
+            self.heartbeat(*silent)
             self.round()
             time.sleep(0.05)
 
@@ -538,7 +556,7 @@ class Listeners:
 def test_a_server_that_is_held_up_ends_nobodys_lease_and_notices_the_dead_afterwards(
     address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Held up for two leases while rounds go on: all that beat live; one that had died is late afterwards."""
+    """Held up for two leases while rounds go on: all that are alive live on; one that had died is late afterwards."""
     listeners = Listeners(closing, address, size + 1)
     _until(lambda: listeners.go_on(0.05) or len(listeners.peers.identities()) == size + 1)
     stall, over = threading.Event(), threading.Event()
@@ -548,7 +566,7 @@ def test_a_server_that_is_held_up_ends_nobodys_lease_and_notices_the_dead_afterw
             time.sleep(2 * LEASE)
             over.set()
 
-    monkeypatch.setattr(threads, "on_pass", hold_up)
+    monkeypatch.setattr(threads, "on_mark", hold_up)
     listeners.expired.clear()
     stall.set()
     listeners.go_on(2 * LEASE, "peer-0")
@@ -561,13 +579,15 @@ def test_a_server_that_is_held_up_ends_nobodys_lease_and_notices_the_dead_afterw
 
 
 def test_beats_are_read_while_a_huge_batch_of_states_is_encoded(address: Place, closing: ExitStack) -> None:
-    """Of many large States published at once some are still to be encoded when the next beat is heard."""
+    """Of many large directives published at once some are still to be encoded when the next heartbeat is heard."""
     packer = Packer(closing, address)
     peer = _dealer(closing, address)
-    large = ObserverState(**STATE_FIELDS, progress={"actors": [{"name": str(number)} for number in range(5000)]})
+    large = ObserverDirective(
+        **DIRECTIVE_FIELDS, progress={"actors": [{"name": str(number)} for number in range(5000)]}
+    )
     identities = [f"peer-{number}/b".encode() for number in range(2000)]
     packer.server.publish(dict.fromkeys(identities, large))
-    peer.send_multipart(example_frames("observer_beat"))
+    peer.send_multipart(example_frames("observer_heartbeat"))
     _until(lambda: packer.heard)
     assert packer.server.num_unencoded
     packer.server.publish(dict.fromkeys(identities))  # encoding all of them would take long
@@ -585,7 +605,7 @@ def test_of_states_published_for_one_peer_only_the_newest_is_encoded(
             held.set()
             go_on.wait(WAIT)
 
-    monkeypatch.setattr(threads, "on_pass", hold_up)
+    monkeypatch.setattr(threads, "on_mark", hold_up)
     packer = Packer(closing, address)
     assert held.wait(WAIT)
     encode = codec.encode
@@ -599,14 +619,14 @@ def test_of_states_published_for_one_peer_only_the_newest_is_encoded(
 
 
 def test_a_state_that_is_too_large_harms_no_other_peer(address: Place, closing: ExitStack) -> None:
-    """The server says so, the peer keeps the State before, and newer ones of any size that travels still come."""
+    """The server says so, the peer keeps the directive before, and newer ones of any size that travels still come."""
     packer = Packer(closing, address)
     actor = _started(closing, address, interval=0.05)
     packer.say(1)
     _until(lambda: actor.step == 1)
     with capture_logs() as logs:
-        packer.server.publish({ME: _state(2).model_copy(update={"progress": {"text": "x" * (2 << 20)}})})
-        _until(lambda: any(line["event"] == "a State is too large to be sent" for line in logs))
+        packer.server.publish({ME: _directive(2).model_copy(update={"progress": {"text": "x" * (2 << 20)}})})
+        _until(lambda: any(line["event"] == "a directive is too large to be sent" for line in logs))
     heard = len(packer.heard)
     _until(lambda: len(packer.heard) > heard + 2)
     assert actor.step == 1

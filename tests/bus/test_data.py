@@ -211,7 +211,7 @@ def test_bad_frames_are_counted_by_reason_and_named_and_good_ones_follow(
         "unknown_kind": [[b"evil\n", msgpack.packb(["gossip", 1, {}])]],
         "unknown_version": [[b"evil\n", msgpack.packb(["rollout_group", 77, {}])]],
         "bad_array": [[b"evil\n", *good[:-1]]],
-        "bad_header": [[b"evil\n", msgpack.packb(["observer_beat", 1, {"%": ["", []]}])]],
+        "bad_header": [[b"evil\n", msgpack.packb(["observer_heartbeat", 2, {"%": ["", []]}])]],
     }
     with capture_logs() as logs:
         for messages in bad.values():

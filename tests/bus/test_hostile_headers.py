@@ -21,10 +21,10 @@ from bus.data import Inbox
 from bus.topology import Addresses
 from schemas import limits
 from schemas.errors import ConfigError, DecodeError, MessageTooLargeError
-from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Frozen, ObserverState, RolloutGroup, _values_in
+from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Frozen, ObserverDirective, RolloutGroup, _values_in
 from tests.bus.conftest import MakeConfig, connect
 from tests.marks import long_but
-from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS, example_frames
+from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
 
 SIZE = 1 << 20
 CPU_SECONDS = 0.1
@@ -129,10 +129,10 @@ def _cost(frames: list[bytes]) -> tuple[float, int, str]:
 def _cases() -> Iterator[tuple[str, str, str]]:
     """Every content in a field of any type and in a list; some in every field of every kind."""
     for content in CONTENTS:
-        yield "rollout_beat", "failures", content
+        yield "rollout_heartbeat", "failures", content
         yield "rollout_group", "columns", content
-        yield "rollout_beat", "no such field", content
-        yield "observer_state", "progress", content
+        yield "rollout_heartbeat", "no such field", content
+        yield "observer_directive", "progress", content
     for kind, message_type in MESSAGE_TYPES.items():
         for field in sorted(message_type.header_keys):
             for content in IN_EVERY_FIELD:
@@ -140,7 +140,9 @@ def _cases() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.usefixtures("nothing_else_to_collect")
-@pytest.mark.parametrize("kind", long_but(["rollout_beat", "rollout_group", "observer_state"], sorted(MESSAGE_TYPES)))
+@pytest.mark.parametrize(
+    "kind", long_but(["rollout_heartbeat", "rollout_group", "observer_directive"], sorted(MESSAGE_TYPES))
+)
 def test_a_header_of_one_mebibyte_costs_little_whatever_is_in_it(kind: str) -> None:
     """Any content in any field of any kind: at most 100 ms of CPU (with a factor) and 64 MiB."""
     made = {name: make() for name, make in CONTENTS.items()}
@@ -154,7 +156,7 @@ def test_a_header_of_one_mebibyte_costs_little_whatever_is_in_it(kind: str) -> N
 
 def test_one_wrong_element_is_told_and_not_each() -> None:
     """The detail names the first wrong element of a list of wrong ones."""
-    wrong = _frames("rollout_beat", "failures", msgpack.packb([{}] * 1000))
+    wrong = _frames("rollout_heartbeat", "failures", msgpack.packb([{}] * 1000))
     with pytest.raises(DecodeError, match=r"failures\.0\.ordinal: Field required"):
         codec.decode(wrong)
 
@@ -195,12 +197,12 @@ def _flood() -> list[list[bytes]]:
     """Frames that are no message, of the kinds that have cost most."""
     few = 256
     return [
-        _frames("rollout_beat", "failures", _list_of(b"\x80", few)),
-        _frames("rollout_beat", "failures", _list_of(b"\xc0", few)),
-        _frames("reward_beat", "failures", b"\x91" * few),
-        _frames("trainer_beat", "reports", b"\x91" * 900 + b"\x90"),
-        _frames("inference_beat", "name", _map_of(b"\xc0", few)),
-        _frames("rollout_state", "tickets", _list_of(b"\xa2ab", few)),
+        _frames("rollout_heartbeat", "failures", _list_of(b"\x80", few)),
+        _frames("rollout_heartbeat", "failures", _list_of(b"\xc0", few)),
+        _frames("reward_heartbeat", "failures", b"\x91" * few),
+        _frames("trainer_heartbeat", "reports", b"\x91" * 900 + b"\x90"),
+        _frames("inference_heartbeat", "name", _map_of(b"\xc0", few)),
+        _frames("rollout_directive", "tickets", _list_of(b"\xa2ab", few)),
         [b"\xdd\xff\xff\xff\xff" * 10],
         [b"x"] * 200,
     ]
@@ -291,9 +293,9 @@ def test_a_sender_is_told_what_no_receiver_would_take(kind: str, monkeypatch: py
 
 def test_a_state_that_no_peer_would_take_is_told_at_the_sender() -> None:
     """The control plane takes 1 MiB of header, and both ends know."""
-    state = ObserverState(**STATE_FIELDS, progress={"text": "x" * limits.CONTROL_HEADER_BYTES})
-    with pytest.raises(MessageTooLargeError, match="a observer_state has 10"):
-        codec.encode(state)
+    directive = ObserverDirective(**DIRECTIVE_FIELDS, progress={"text": "x" * limits.CONTROL_HEADER_BYTES})
+    with pytest.raises(MessageTooLargeError, match="a observer_directive has 10"):
+        codec.encode(directive)
 
 
 def test_ledger_and_receivers_take_what_a_sender_may_send() -> None:
@@ -313,11 +315,15 @@ def test_lists_that_no_receiver_would_take_are_told_at_the_sender() -> None:
 
 
 def test_what_one_peer_says_of_itself_can_be_told_to_all() -> None:
-    """Addresses and names are bounded, and texts for people are cut: a State is made of many peers' beats."""
-    for kind, field in (("reward_beat", "address"), ("inference_beat", "url"), ("reward_beat", "metrics_url")):
+    """Addresses and names are bounded, and texts for people are cut: a directive is made of many peers' heartbeats."""
+    for kind, field in (
+        ("reward_heartbeat", "address"),
+        ("inference_heartbeat", "url"),
+        ("reward_heartbeat", "metrics_url"),
+    ):
         with pytest.raises(DecodeError, match=rf"bad_header: {field}: .* more than 4096 bytes"):
             codec.decode(_frames(kind, field, msgpack.packb("x" * 5000)))
-    for kind, field, most in (("inference_beat", "error", 1000), ("trainer_beat", "failure", 4000)):
+    for kind, field, most in (("inference_heartbeat", "error", 1000), ("trainer_heartbeat", "failure", 4000)):
         told = codec.decode(_frames(kind, field, msgpack.packb("x" * 100_000)))
         assert len(getattr(told, field)) == most
 
@@ -346,9 +352,9 @@ def test_columns_that_no_receiver_would_take_are_found_before_anything_is_sample
 @pytest.mark.parametrize("name", ["rollout-\ud800", "x" * (limits.NAME_BYTES + 1), "é" * limits.NAME_BYTES])
 def test_peers_with_names_that_no_identity_can_have_are_refused(name: str) -> None:
     """A lone surrogate, or more bytes than ZeroMQ takes, is no name; the sender is told at its start."""
-    beat = _frames("rollout_beat", "name", msgpack.packb(name, unicode_errors="surrogatepass"))
+    heartbeat = _frames("rollout_heartbeat", "name", msgpack.packb(name, unicode_errors="surrogatepass"))
     with pytest.raises(DecodeError, match=r"bad_header: name: .* a name has"):
-        codec.decode(beat)
+        codec.decode(heartbeat)
     with pytest.raises(ConfigError, match="--name: a name has"):
         identity_of(name, "0123456789abcdef")
     assert len(identity_of("x" * limits.NAME_BYTES, "0123456789abcdef")) <= 255

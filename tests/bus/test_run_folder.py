@@ -14,7 +14,7 @@ from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 from tests.ring.harness import ring_config
 
 FULL = Weights("full", {"a": torch.ones(3)})
@@ -48,11 +48,11 @@ def _kept(before: dict[str, str]) -> bool:
 def _whole_life(config: RunConfig) -> None:
     """Publish, crash, publish again, prune, end, and clean up behind everything."""
     first = FilesystemPublisher(weights_folder(config), 2)
-    first.publish(Policy(lineage=1, version=0), FULL)
+    first.publish(PolicyVersion(lineage=1, version=0), FULL)
     first.leave()
     second = FilesystemPublisher(weights_folder(config), 2)
     for version in range(4):
-        second.publish(Policy(lineage=2, version=version), FULL)
+        second.publish(PolicyVersion(lineage=2, version=version), FULL)
         second.prune(keep_version=version)
     scratch = Scratch(scratch_folder(config, own=True), "server.inference-0")
     (scratch.make() / "2.3.1").mkdir()
@@ -94,10 +94,10 @@ def test_two_runs_with_one_weights_directory_never_touch_each_others_files(tmp_p
     """The second begins, publishes and ends while the first one serves."""
     one, other = (_configured(tmp_path, tmp_path / "shared", name) for name in ("a", "b"))
     first = FilesystemPublisher(weights_folder(one), 3)
-    manifest = first.publish(Policy(lineage=1, version=0), FULL)
+    manifest = first.publish(PolicyVersion(lineage=1, version=0), FULL)
     _whole_life(other)
     assert (Path(manifest.uri) / "model.safetensors").is_file()
-    assert first.publish(Policy(lineage=1, version=1), FULL).uri != manifest.uri
+    assert first.publish(PolicyVersion(lineage=1, version=1), FULL).uri != manifest.uri
     first.close()
     assert list((tmp_path / "shared").iterdir()) == []
 
@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_cleans_up_its_own_old_versions_at_its_next_start(
     """Its folder is found again under the same name; an entry that is no version stays, and so does the folder."""
     config = _configured(tmp_path, tmp_path / "w")
     killed = FilesystemPublisher(weights_folder(config), 3)
-    old = Path(killed.publish(Policy(lineage=1, version=5), FULL).uri)
+    old = Path(killed.publish(PolicyVersion(lineage=1, version=5), FULL).uri)
     killed.leave()  # as the kernel does
     note = weights_folder(config).path / "notes.txt"
     note.write_text("mine")
@@ -186,7 +186,7 @@ def test_a_second_trainer_with_the_same_folder_is_refused_and_the_first_ones_ver
     monkeypatch.setattr("bus.run_folder.CLEAR_SECONDS", 0.0)
     folder = weights_folder(_configured(tmp_path, tmp_path / "w"))
     first = FilesystemPublisher(folder, 2)
-    version = Path(first.publish(Policy(lineage=1, version=0), FULL).uri)
+    version = Path(first.publish(PolicyVersion(lineage=1, version=0), FULL).uri)
     with pytest.raises(ConfigError, match=r"is in use by another process as trainer.*set another output_dir"):
         FilesystemPublisher(folder, 2)
     folder.clear()

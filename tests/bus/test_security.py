@@ -22,7 +22,7 @@ from schemas import limits
 from schemas.config import RunConfig
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
-from schemas.messages import ObserverBeat, RolloutGroup
+from schemas.messages import ObserverHeartbeat, RolloutGroup
 from tests.bus.conftest import MakeConfig, Place
 from tests.bus.test_control import Actor, Packer, _dealer, _started, _steps
 from tests.bus.test_data import _group, _inbox, _outbox, _take
@@ -139,7 +139,7 @@ def test_stranger_on_the_data_plane_is_not_heard_and_named_once(
 def test_stranger_on_the_control_plane_hears_nothing(
     address: Place, closing: ExitStack, stranger: Stranger, reason: str
 ) -> None:
-    """With the identity of a peer that has a State it gets none, its beat is not heard, and the peer's are answered."""
+    """With the identity of a peer it gets no directive and its heartbeat is not heard; the peer's are answered."""
     packer = Packer(closing, address)
     packer.say(4)
     evil: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -147,12 +147,12 @@ def test_stranger_on_the_control_plane_hears_nothing(
     evil.setsockopt(zmq.IDENTITY, identity_of("screen", "b0"))
     stranger(evil, keys.load(Path(address.bus.keys)).server_publics[0])
     evil.connect(address)
-    knock(evil, example_frames("observer_beat"))
+    knock(evil, example_frames("observer_heartbeat"))
     _until(lambda: _refused(packer.server.counts, reason))
     assert not evil.poll(100)
     assert packer.heard == []
     peer = _dealer(closing, address)
-    peer.send_multipart(example_frames("observer_beat"))
+    peer.send_multipart(example_frames("observer_heartbeat"))
     assert 4 in _steps(peer, 0.2)
 
 
@@ -207,7 +207,7 @@ def test_message_that_is_no_handshake_is_counted(config: RunConfig, closing: Exi
 
 
 def test_closed_sockets_leave_nothing_with_the_doorman(config: RunConfig) -> None:
-    """Fifty inboxes and outboxes that came and went are watched no more, and their doors are shut."""
+    """Fifty inboxes and outboxes that came and went are watched no more, and no key may connect to them."""
     before = (0, 0)
     for number in range(51):
         inbox = Inbox("groups", Addresses(config), config.bus, "reward-0", f"boot-{number}")
@@ -230,7 +230,7 @@ def test_peer_that_is_told_of_an_address_beyond_loopback_refuses_without_keys(cl
     bus = BusConfig()
 
     def client(bus: BusConfig) -> ControlClient:
-        return ControlClient("tcp://10.0.0.5:1", ObserverBeat, "screen", "b0", lambda state: None, bus=bus)
+        return ControlClient("tcp://10.0.0.5:1", ObserverHeartbeat, "screen", "b0", lambda directive: None, bus=bus)
 
     told = (
         "bus.keys: 10.0.0.5:1 is reachable from other machines and there are no keys; make some with `actors keys new"
@@ -238,7 +238,7 @@ def test_peer_that_is_told_of_an_address_beyond_loopback_refuses_without_keys(cl
     for do in (
         lambda: Outbox("groups", "tcp://10.0.0.5:1", bus, "rollout-0"),
         lambda: client(bus),
-        lambda: ControlServer("tcp://10.0.0.5:1", lambda identity, beat: None, bus=bus),
+        lambda: ControlServer("tcp://10.0.0.5:1", lambda identity, heartbeat: None, bus=bus),
     ):
         assert _problem(do).startswith(told)
     allowed = BusConfig(allow_plaintext=True)
@@ -456,7 +456,7 @@ def test_packer_needs_the_server_secret_and_others_do_not(
     (Path(config.bus.keys) / "server.secret").unlink()
     _inbox(closing, config)
     Actor(closing, address)
-    problem = _problem(lambda: ControlServer(address, lambda identity, beat: None, bus=config.bus))
+    problem = _problem(lambda: ControlServer(address, lambda identity, heartbeat: None, bus=config.bus))
     assert problem == (
         f"bus.keys: {config.bus.keys} has no server.secret, which the packer needs; copy the file there, or set "
         f"{keys.SECRET_VARIABLES['server']}"

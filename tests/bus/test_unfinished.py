@@ -21,7 +21,7 @@ from bus.data import Inbox
 from bus.growth import Growth
 from schemas import limits
 from schemas.config import RunConfig
-from schemas.messages import Beat
+from schemas.messages import Heartbeat
 from tests.bus.conftest import MakeConfig
 from tests.bus.test_data import _group, _inbox, _outbox, _take
 from tests.bus.test_security import _greeting
@@ -303,10 +303,10 @@ def test_a_flood_of_whole_messages_does_not_hide_one_without_end(config: RunConf
 def test_control_plane_ends_a_beat_without_end_and_hears_the_others(
     make_config: MakeConfig, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2 MiB of an unfinished beat are the most; a peer that beats goes on."""
+    """2 MiB of an unfinished heartbeat are the most; a peer that sends heartbeats goes on."""
     config, before = make_config("tcp"), _resident()
-    beats: list[Beat] = []
-    server = ControlServer(config.bus.control, lambda identity, beat: beats.append(beat), bus=config.bus)
+    heartbeats: list[Heartbeat] = []
+    server = ControlServer(config.bus.control, lambda identity, heartbeat: heartbeats.append(heartbeat), bus=config.bus)
     closing.callback(server.close)
     server.start()
     peer = Endless(server.endpoint, b"DEALER", large(64 << 10), at_most=2048 * MIB).start()

@@ -1,7 +1,7 @@
 """Another run on this machine, which has the ports of a process that has just died, and sends to its successor.
 
-On tcp without keys ports come again: a foreign packer answers beats, foreign receivers swallow groups and batches, and
-foreign senders reach whoever binds a port next. Here all of that happens on purpose, with real sockets.
+On tcp without keys ports come again: a foreign packer answers heartbeats, foreign receivers swallow groups and batches,
+and foreign senders reach whoever binds a port next. Here all of that happens on purpose, with real sockets.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ from pathlib import Path
 import zmq
 
 from bus import codec
-from schemas.messages import Message, ObserverState
-from tests.schemas.messages.examples import EXAMPLES, STATE_FIELDS
+from schemas.messages import Message, ObserverDirective
+from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES
 
 RUN = "another run"
 SECONDS = 0.6
@@ -37,7 +37,7 @@ def ports_of(pid: int) -> set[int]:
 
 
 def stand_in(control: int, ports: Collection[int]) -> int:
-    """Bind the ports of a dead process for a while: answer beats, swallow everything else.
+    """Bind the ports of a dead process for a while: answer heartbeats, swallow everything else.
 
     Args:
         control: the port of the packer's control socket.
@@ -55,8 +55,10 @@ def stand_in(control: int, ports: Collection[int]) -> int:
                     came += 1
                     frames = socket.recv_multipart()
                     if socket.type == zmq.ROUTER:
-                        state = ObserverState(**STATE_FIELDS | {"run": RUN, "term": 99, "phase": "done"}, progress={})
-                        socket.send_multipart([frames[0], *codec.encode(state)])
+                        directive = ObserverDirective(
+                            **DIRECTIVE_FIELDS | {"run": RUN, "term": 99, "phase": "done"}, progress={}
+                        )
+                        socket.send_multipart([frames[0], *codec.encode(directive)])
     return came
 
 

@@ -25,9 +25,9 @@ EVERYWHERE = (
 )  # fmt: skip
 """Places of threads that every run has."""
 RAISED = exceptions(ACTORS, EVERYWHERE)
-RAISED_WITH_KEYS = exceptions(ACTORS, ("name", "unfinished", "doorman", "keys"))
+RAISED_WITH_KEYS = exceptions(ACTORS, ("name", "unfinished", "authenticator", "keys"))
 RAISED_IN_POOL = (
-    *exceptions(["inference-pool-0"], ("control.client", "name", "doorman", "keys", "log")),
+    *exceptions(["inference-pool-0"], ("control.client", "name", "authenticator", "keys", "log")),
     *exceptions(["inference-0"], ("inference.relay",)),
 )
 RAISED_BY_MODEL = exceptions(ACTORS, ("inference.engine",))
@@ -77,7 +77,7 @@ def broadcast(folder: Path, control: str) -> RunConfig:
 
 
 def encrypted(folder: Path, control: str) -> RunConfig:
-    """Over tcp with keys and the packer by name: each actor has a doorman, and looks at files of keys and names."""
+    """Over tcp with keys and the packer by name: each actor has an authenticator and looks at files of keys."""
     return fake(folder, by_name(), bus=encryption(folder))
 
 

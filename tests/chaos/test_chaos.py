@@ -90,7 +90,7 @@ def test_every_thread_in_the_code_has_an_exception_in_a_plan() -> None:
 def test_every_place_of_a_thread_is_in_the_code_and_told_where_it_is_defined() -> None:
     """What threads pass by, what `actors.process.fault_points` describes, and what the table of the threads has."""
     code = "\n".join(path.read_text() for path in CODE)
-    passed = set(re.findall(r"""(?:pass_by|tick)\((?:self\._loop, )?"([a-z.]+)"\)""", code))
+    passed = set(re.findall(r"""(?:mark|tick)\((?:self\._loop, )?"([a-z.]+)"\)""", code))
     assert passed == fault_points.THREADS.keys() | fault_points.WORK.keys()
     assert passed == {thread.place for thread in THREADS} - POINTS.keys()
 

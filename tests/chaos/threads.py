@@ -40,7 +40,7 @@ THREADS = (
     Thread("'control-server'", "control.server", ("packer",)),
     Thread("'name'", "name", (*PEERS, POOL)),
     Thread("'control-unfinished'", "unfinished", ("packer", "reward", "trainer")),
-    Thread("'doorman'", "doorman", (*ACTORS, POOL)),
+    Thread("'authenticator'", "authenticator", (*ACTORS, POOL)),
     Thread("'keys'", "keys", (*ACTORS, POOL)),
     Thread("'log'", "log", (*ACTORS, POOL)),
     Thread("'metrics'", "metrics", ACTORS),

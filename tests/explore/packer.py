@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from actors.ledger import Changes, ExampleRef, Group, GroupFacts, Machine, Settings, Step, Verdict, replies
-from schemas.messages import Beat, TrainerBeat
+from schemas.messages import Heartbeat, TrainerHeartbeat
 from tests.explore.rules import Violation
 from tests.explore.values import Names, clone, key_of
 
@@ -39,8 +39,8 @@ class Lost(NamedTuple):
     identity: str
 
 
-Inflow = tuple[str, Beat] | GroupFacts | Lost
-"""A beat with the identity of who has sent it, a scored group, or what a probe has found."""
+Inflow = tuple[str, Heartbeat] | GroupFacts | Lost
+"""A heartbeat with the identity of who has sent it, a scored group, or what a probe has found."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Stored:
     steps: Mapping[int, Step] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[Step, ...] = ()
-    """All steps of the live history, for the rules alone: the ledger forgets those that it has folded."""
+    """All steps of the live history, for the rules alone: the ledger forgets those that it has compacted."""
 
     def commit(self, changes: Changes, payloads: Mapping[int, GroupFacts]) -> "Stored":
         """With one round written, rows copied: the machine goes on changing its own.
@@ -66,8 +66,8 @@ class Stored:
                 raise Violation("P18", f"step {step.step} is composed a second time, of {step.ordinals}")
             steps[step.step] = step
         gone = set(changes.gone_groups)
-        folded = {**self.values, **changes.values}.get("folded", {"step": 0})["step"]
-        cut = {number for number in changes.gone_steps if number > folded}
+        compacted = {**self.values, **changes.values}.get("folded", {"step": 0})["step"]
+        cut = {number for number in changes.gone_steps if number > compacted}
         return Stored(
             _without(gone, self.groups) | {ordinal: clone(group) for ordinal, group in changes.groups.items()},
             _without(gone, {**self.payloads, **payloads}),
@@ -147,7 +147,7 @@ class Packer:
     def forked(self, now: float, at_most: int | None) -> "Packer":
         """The process that `actors up --fork` starts after this one's end, or `actors up` after `actors rewind`."""
         packer = self.successor(now)
-        packer.machine.go_back(at_most)
+        packer.machine.rewind(at_most)
         packer.stored = packer.stored.commit(packer.machine.take_changes(), {})
         return packer
 
@@ -185,7 +185,7 @@ class Packer:
                 self.machine.lost(now, event.identity)
                 continue
             self.machine.heard(now, *event)
-            if isinstance(event[1], TrainerBeat) and event[1].rank == 0:
+            if isinstance(event[1], TrainerHeartbeat) and event[1].rank == 0:
                 self.reports |= {report.step for report in event[1].reports}
         self.inflow = ()
 
@@ -196,10 +196,10 @@ class Packer:
     def record(self, now: float) -> None:
         """Write down evaluations, and the steps that rank 0 has reported, in order, as `RunRecord.follow` does."""
         machine = self.machine
-        if machine.went_back is not None:
+        if machine.rewound is not None:
             evals = self.stored.values.get("evals", {})
-            kept = {version: text for version, text in evals.items() if int(version) <= machine.went_back.step}
-            self.reports, machine._changes.values["evals"], machine.went_back = frozenset(), kept, None
+            kept = {version: text for version, text in evals.items() if int(version) <= machine.rewound.step}
+            self.reports, machine._changes.values["evals"], machine.rewound = frozenset(), kept, None
         if machine.gang.incarnation != self.incarnation:  # it trains the steps after its checkpoint again
             self.incarnation = machine.gang.incarnation
             self.reports = frozenset(step for step in self.reports if step <= machine.gang.checkpoint)
@@ -215,8 +215,8 @@ class Packer:
     def _can_record(self, step: int) -> bool:
         """Whether its report is here, or died with the trainer that had saved the step."""
         gang = self.machine.gang
-        beat = self.machine.peers.beat_of(gang.members.get(0, ""))
-        joined = isinstance(beat, TrainerBeat) and beat.incarnation == gang.incarnation
+        heartbeat = self.machine.peers.heartbeat_of(gang.members.get(0, ""))
+        joined = isinstance(heartbeat, TrainerHeartbeat) and heartbeat.incarnation == gang.incarnation
         return step in self.reports or (joined and step <= gang.checkpoint)
 
     def commit(self, now: float) -> None:
@@ -230,18 +230,21 @@ class Packer:
             self.stored = self.stored.commit(changes, self._settled)
 
     def send(self, now: float) -> None:
-        """Say it: the batches that ranks lack, and the States of all concerned."""
+        """Say it: the batches that ranks lack, and the directives of all concerned."""
         machine, run = self.machine, self.machine.run
         self.out = [
             Parcel(
-                f"batch {step.step} to {beat.name}", identity, Batch(machine.term, machine.gang.incarnation, step), run
+                f"batch {step.step} to {heartbeat.name}",
+                identity,
+                Batch(machine.term, machine.gang.incarnation, step),
+                run,
             )
-            for identity, beat, step in machine.batches_wanted()
+            for identity, heartbeat, step in machine.batches_wanted()
         ]
-        states = {identity.decode(): state for identity, state in replies.states(machine).items()}
-        for identity, state in sorted(states.items()):
-            if state is not None:
-                self.out.append(Parcel(f"State to {identity.partition('/')[0]}", identity, state, run))
+        directives = {identity.decode(): directive for identity, directive in replies.directives(machine).items()}
+        for identity, directive in sorted(directives.items()):
+            if directive is not None:
+                self.out.append(Parcel(f"directive to {identity.partition('/')[0]}", identity, directive, run))
         self.probes = machine.peers.take_contested()
         self.over = machine.phase == "done"
 

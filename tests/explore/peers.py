@@ -2,8 +2,8 @@
 
 Rollout and reward actors and engines are the ledger tests' doubles with what may come between two moments of a crash:
 a reward actor sends a scored group again when the packer's term is a new one or when it has waited for long, and a
-rollout follows `actors/rollout/loop.py`: only States tell it that a group is lost (P13). The ranks are a gang with one
-disk, as the trainer's are.
+rollout follows `actors/rollout/loop.py`: only directives tell it that a group is lost (P13). The ranks are a gang with
+one disk, as the trainer's are.
 """
 
 from collections.abc import Hashable, Mapping
@@ -16,17 +16,17 @@ from actors.ledger import GroupFacts, Step
 from actors.ledger.witness import START, next_chain
 from bus.fence import Fence
 from schemas.messages import (
-    Beat,
     CheckpointInfo,
     EnginePeer,
+    Heartbeat,
     Manifest,
-    Policy,
+    PolicyVersion,
+    RewardDirective,
     RewardPeer,
-    RewardState,
-    RolloutState,
+    RolloutDirective,
     StepReport,
-    TrainerBeat,
-    TrainerState,
+    TrainerDirective,
+    TrainerHeartbeat,
 )
 from tests.actors.ledger.driver import Double, Engine, Hold, Reward, Rollout, manifest_of
 from tests.explore.values import Names, key_of
@@ -39,7 +39,7 @@ RESEND_SECONDS = 6
 UNNAMED_SECONDS = 10
 """Stands for `rollout.group_timeout`, in which a group is to be named: longer than RESEND_SECONDS, as that is."""
 LONGEST_GAP = 5
-"""Beyond it all times between two States are the same: longer than a lease."""
+"""Beyond it all times between two directives are the same: longer than a lease."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Watched(Double):
     """A process as the search sees it."""
 
     said: Hashable = "nothing"
-    """What it last said; a beat that says something else is due at once, any other one after a second (P6)."""
+    """What it last said; a heartbeat that says something else is due at once, any other one after a second (P6)."""
     clock: float = 0.0
     """Seconds since it was started."""
     stray: bool = False
@@ -63,13 +63,13 @@ class Watched(Double):
         """What the search calls it: its name, and for a stray process a mark behind it."""
         return self.name + STRAY * self.stray
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         """What it says now."""
         self.said = self.words()
-        return super().beat()
+        return super().heartbeat()
 
     def words(self) -> Hashable:
-        """What its beat tells."""
+        """What its heartbeat tells."""
         raise NotImplementedError
 
     def mind(self, names: Names) -> Hashable:
@@ -90,7 +90,7 @@ class Watched(Double):
 
 
 def identity_of(peer: Any) -> str:
-    """Of a peer that State names."""
+    """Of a peer that the directive names."""
     return f"{peer.name}/{peer.boot_id}"
 
 
@@ -105,7 +105,7 @@ class Sampler(Watched, Rollout):
     sent: dict[Hold, float] = field(default_factory=dict)
     receivers: dict[Hold, str] = field(default_factory=dict)
     misled: bool = False
-    """A State has overtaken another one on its way to this process, which no connection allows."""
+    """A directive has overtaken another one on its way to this process, which no connection allows."""
 
     def words(self) -> Hashable:
         """Tickets and failures; its free slots follow from them and from what is sampled."""
@@ -119,7 +119,7 @@ class Sampler(Watched, Rollout):
         return sampled, sent_to, times, tuple(names.get(identity_of(peer)) for peer in self.rewards), self.scoring
 
     def _waits(self) -> Hashable:
-        """Return for how long States have told nothing of each group, and for how long there has been no State."""
+        """Return for how long directives have not told of each group, and for how long there has been none."""
         if not self.held:
             return ()
         there = self.rewards_there
@@ -140,24 +140,26 @@ class Sampler(Watched, Rollout):
     @property
     def rewards(self) -> list[RewardPeer]:
         """Whom it may send to, in a fixed order."""
-        named = self.state.rewards if isinstance(self.state, RolloutState) else []
+        named = self.directive.rewards if isinstance(self.directive, RolloutDirective) else []
         return sorted(named, key=identity_of)
 
     @property
     def engines(self) -> list[EnginePeer]:
         """Engines that may sample for it: those that serve a policy of a living history."""
-        return self.state.engines if isinstance(self.state, RolloutState) else []
+        return self.directive.engines if isinstance(self.directive, RolloutDirective) else []
 
     @property
     def scoring(self) -> frozenset[Hold]:
-        """The holds that a live reward actor names, by the newest State: they are not sent again."""
+        """The holds that a live reward actor names, by the newest directive: they are not sent again."""
         return (
-            frozenset(map(tuple, self.state.scoring.tolist())) if isinstance(self.state, RolloutState) else frozenset()
+            frozenset(map(tuple, self.directive.scoring.tolist()))
+            if isinstance(self.directive, RolloutDirective)
+            else frozenset()
         )
 
     @property
     def to_send(self) -> list[Hold]:
-        """Sampled groups that no reward actor has, as far as State tells (P13)."""
+        """Sampled groups that no reward actor has, as far as the directive tells (P13)."""
         return [hold for hold in super().to_send if hold not in self.scoring]
 
     def receivers_for(self, hold: Hold) -> list[str]:
@@ -165,7 +167,7 @@ class Sampler(Watched, Rollout):
         known = [identity_of(peer) for peer in self.rewards]
         return [identity for identity in known if identity != self.receivers.get(hold)] or known
 
-    def sample(self, hold: Hold, policy: Policy) -> GroupFacts:
+    def sample(self, hold: Hold, policy: PolicyVersion) -> GroupFacts:
         """Two samples of one ordinal are two payloads."""
         digest = f"{hold[0]}.{hold[1]} by {policy}"
         self.sampled[hold] = replace(super().sample(hold, policy), digest=digest)
@@ -178,11 +180,11 @@ class Sampler(Watched, Rollout):
         return self.sampled[hold]
 
     def is_late(self, hold: Hold) -> bool:
-        """Return whether States have come for so long without naming a group that it is taken for lost."""
+        """Return whether directives have come for so long without naming a group that it is taken for lost."""
         return self.rewards_there.told_for(self.sent[hold]) > RESEND_SECONDS
 
-    def _obey(self, state: RolloutState) -> None:
-        super()._obey(state)
+    def _obey(self, directive: RolloutDirective) -> None:
+        super()._obey(directive)
         for hold in self.held:
             self.accepted.setdefault(hold, self.heard_at)
         for table in (self.accepted, self.receivers, self.sent):
@@ -190,10 +192,10 @@ class Sampler(Watched, Rollout):
                 del table[hold]
         self.named = (self.named | self.scoring) & self.held.keys()
         for hold in [hold for hold in self.sampled if hold not in self.scoring]:
-            self._miss(hold, state.live_rewards)
+            self._miss(hold, directive.live_rewards)
 
     def _miss(self, hold: Hold, live: list[str]) -> None:
-        """Act upon a State that does not name a sampled group."""
+        """Act upon a directive that does not name a sampled group."""
         if hold not in self.named and self.rewards_there.told_for(self.accepted[hold]) > UNNAMED_SECONDS:
             self.fail(hold, "timeout")
             self.sent_to.pop(hold, None)
@@ -219,12 +221,12 @@ class Scorer(Watched, Reward):
         digests = frozenset((hold, facts.digest) for hold, facts in self.held.items())
         sent = frozenset((hold, self.term - term, seconds) for hold, (term, seconds) in self.sent.items())
         held_for = frozenset((hold, min(self.clock - self.got[hold], LONGEST_GAP)) for hold in self.held)
-        return digests, sent, held_for, self.state is not None
+        return digests, sent, held_for, self.directive is not None
 
     @property
     def to_send(self) -> list[Hold]:
         """Scored groups that the packer of this term has not been sent, or not for long."""
-        if not isinstance(self.state, RewardState):
+        if not isinstance(self.directive, RewardDirective):
             return []
         return [hold for hold in sorted(self.held) if hold not in self.failed and not self._has_sent(hold)]
 
@@ -252,8 +254,8 @@ class Scorer(Watched, Reward):
         """Whether it drains and has nothing left to do."""
         return self.phase == "draining" and not self.held
 
-    def _obey(self, state: RewardState) -> None:
-        super()._obey(state)
+    def _obey(self, directive: RewardDirective) -> None:
+        super()._obey(directive)
         self.sent = {hold: sent for hold, sent in self.sent.items() if hold in self.held}
         self.got = {hold: at for hold, at in self.got.items() if hold in self.held}
 
@@ -268,8 +270,8 @@ class Server(Watched, Engine):
     """An engine."""
 
     @property
-    def target(self) -> Policy | None:
-        """What it shall serve and does not; a State that comes late does not make it go back (P22).
+    def target(self) -> PolicyVersion | None:
+        """What it shall serve and does not; a directive that comes late does not make it go back (P22).
 
         After a fork a newer lineage has older versions; the actor tells by the number of the update.
         """
@@ -324,10 +326,11 @@ class Disk:
 class Rank(Watched):
     """A trainer rank. Rank 0 publishes, reports and saves for all; a save takes a while, and training goes on.
 
-    starts ──State──▶ reads the disk, beats "running" ──order──▶ joins, publishes ──▶ trains, closes its step, trains …
+    starts ──directive──▶ reads the disk, says "running" ──order──▶ joins, publishes ──▶ trains, closes its step, trains
+    …
     """
 
-    kind: ClassVar[type[Beat]] = TrainerBeat
+    kind: ClassVar[type[Heartbeat]] = TrainerHeartbeat
     phase: str = "starting"
     rank: int = 0
     num_ranks: int = 1
@@ -336,7 +339,7 @@ class Rank(Watched):
     disk: Disk = field(default_factory=Disk)
     """As it is now."""
     seen: tuple[tuple[int, str], ...] = ()
-    """The checkpoints that its beats name: steps and chains."""
+    """The checkpoints that its heartbeats name: steps and chains."""
     incarnation: int = 0
     trained: tuple[Step, ...] = ()
     published: list[Manifest] = field(default_factory=list)
@@ -356,7 +359,7 @@ class Rank(Watched):
         return len(self.trained) + 1
 
     def words(self) -> Hashable:
-        """All that its beat says."""
+        """All that its heartbeat says."""
         published = tuple(manifest.policy for manifest in self.published)
         progress = (self.phase, self.incarnation, self.next_step, self.seen, tuple(sorted(self.batches)))
         return *progress, published, self.reports
@@ -379,25 +382,25 @@ class Rank(Watched):
             "received": np.array(sorted(self.batches), np.int64),
         }
 
-    def _obey(self, state: TrainerState) -> None:
-        self.reports = tuple(step for step in self.reports if step > state.recorded_step)
-        if state.order == "exit":
+    def _obey(self, directive: TrainerDirective) -> None:
+        self.reports = tuple(step for step in self.reports if step > directive.recorded_step)
+        if directive.order == "exit":
             self.over = True
-        elif self.phase == "running" and not self.incarnation and state.order in ("run", "finish"):
-            self._join(state)
+        elif self.phase == "running" and not self.incarnation and directive.order in ("run", "finish"):
+            self._join(directive)
 
-    def _join(self, state: TrainerState) -> None:
-        if not state.incarnation:
+    def _join(self, directive: TrainerDirective) -> None:
+        if not directive.incarnation:
             return
-        if self.rank == 0 and self.disk.writer > state.incarnation:
+        if self.rank == 0 and self.disk.writer > directive.incarnation:
             self.over = True  # the order is an old one
             return
-        self.incarnation, self.to_publish = state.incarnation, self.rank == 0
+        self.incarnation, self.to_publish = directive.incarnation, self.rank == 0
         if self.rank == 0:
-            self.disk = replace(self.disk.up_to(state.checkpoint), writer=state.incarnation)
+            self.disk = replace(self.disk.up_to(directive.checkpoint), writer=directive.incarnation)
             self._look()
-        if state.checkpoint:
-            start = self.disk.checkpoints[state.checkpoint]
+        if directive.checkpoint:
+            start = self.disk.checkpoints[directive.checkpoint]
             self.trained, self.reports = start.trained, start.reports if self.rank == 0 else ()
 
     @property
@@ -445,12 +448,12 @@ class Rank(Watched):
         """Its weights, as the version that they are; three are kept, and those that may still be asked for."""
         self.to_publish = False
         old = {m.policy.version for m in self.published[:-2] if m.policy.version < self._keep_version}
-        policy = Policy(lineage=self.incarnation, version=len(self.trained))
+        policy = PolicyVersion(lineage=self.incarnation, version=len(self.trained))
         self.published = [m for m in self.published if m.policy.version not in old] + [manifest_of(policy)]
 
     @property
     def _keep_version(self) -> int:
-        return self.state.keep_version if isinstance(self.state, TrainerState) else 0
+        return self.directive.keep_version if isinstance(self.directive, TrainerDirective) else 0
 
     def close(self) -> None:
         """Report the step, and begin to save it if that is due."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.ledger import Group, GroupFacts, GroupState, Machine, Settings, Step
-from actors.ledger.rows import Attempt
+from actors.ledger.rows import AttemptOutcome
 from actors.ledger.witness import START, next_chain
-from schemas.messages import InferenceState, RewardState, RolloutState, TrainerState
+from schemas.messages import InferenceDirective, RewardDirective, RolloutDirective, TrainerDirective
 
 if TYPE_CHECKING:
     from tests.explore.packer import Parcel, Stored
@@ -139,14 +139,14 @@ def check_ordinals(steps: Iterable[Step]) -> list[int]:
 def check_told(parcels: "Iterable[Parcel]", stored: "Stored") -> None:
     """Whatever has left the packer is committed (P9, P11, P18, P19): if it dies now, its successor knows as much."""
     for _, identity, content, _ in parcels:
-        if isinstance(content, RolloutState):
+        if isinstance(content, RolloutDirective):
             _check_tickets(identity, content, stored)
-        elif isinstance(content, RewardState):
+        elif isinstance(content, RewardDirective):
             for hold in content.release.tolist():
                 demand(_has_ended(stored, *hold), "P11", f"{identity} is told to let {hold} go, which is not settled")
-        elif isinstance(content, TrainerState):
+        elif isinstance(content, TrainerDirective):
             _check_gang(identity, content, stored.values)
-        elif isinstance(content, InferenceState):
+        elif isinstance(content, InferenceDirective):
             target = stored.values.get("target", {}).get("manifest")
             told = content.manifest and content.manifest.model_dump(exclude={"key"})
             demand(told == target, "P22", f"{identity} is told to serve {told}, committed is {target}")
@@ -156,8 +156,8 @@ def check_told(parcels: "Iterable[Parcel]", stored: "Stored") -> None:
             demand(kept, "P18", f"a batch of step {step.step}, {step.ordinals}, has left that is not in the ledger")
 
 
-def _check_tickets(identity: str, state: RolloutState, stored: "Stored") -> None:
-    for ticket in state.tickets:
+def _check_tickets(identity: str, directive: RolloutDirective, stored: "Stored") -> None:
+    for ticket in directive.tickets:
         row = stored.groups.get(ticket.ordinal)
         held = row is not None and (row.holder, row.attempt) == (identity, ticket.attempt)
         demand(
@@ -166,7 +166,7 @@ def _check_tickets(identity: str, state: RolloutState, stored: "Stored") -> None
         assert row is not None
         same = (row.example.key, row.seed) == (ticket.example_key, ticket.seed)
         demand(same, "P10", f"ticket {ticket.ordinal}.{ticket.attempt} names another example than its row")
-    for ordinal, attempt in state.release.tolist():
+    for ordinal, attempt in directive.release.tolist():
         row = stored.groups.get(ordinal)
         held = row is not None and (row.holder, row.attempt) == (identity, attempt)
         demand(not held, "P11", f"{identity} is told to let {ordinal}.{attempt} go, which it holds in the ledger")
@@ -175,19 +175,19 @@ def _check_tickets(identity: str, state: RolloutState, stored: "Stored") -> None
 def _has_ended(stored: "Stored", ordinal: int, attempt: int) -> bool:
     """Whether this attempt is over, or is not the newest one and has failed at whoever is told to let it go."""
     row = stored.groups.get(ordinal)
-    return row is None or row.state is not S.ISSUED or row.outcome is Attempt.FAILED or row.attempt > attempt
+    return row is None or row.state is not S.ISSUED or row.outcome is AttemptOutcome.FAILED or row.attempt > attempt
 
 
-def _check_gang(identity: str, state: TrainerState, values: Mapping[str, Any]) -> None:
+def _check_gang(identity: str, directive: TrainerDirective, values: Mapping[str, Any]) -> None:
     gang = values.get("gang", {"incarnation": 0, "checkpoint": 0, "members": []})
-    told = (state.incarnation, state.checkpoint) if state.incarnation else None
+    told = (directive.incarnation, directive.checkpoint) if directive.incarnation else None
     if told is not None:
         demand(
             told == (gang["incarnation"], gang["checkpoint"]), "P19", f"{identity} is told {told}, committed is {gang}"
         )
     recorded = values.get("recorded_step", 0)
-    kept = state.recorded_step <= recorded and (state.phase != "done" or recorded >= state.max_steps)
-    demand(kept, "P18", f"{identity} hears that step {state.recorded_step} is recorded, committed is {recorded}")
+    kept = directive.recorded_step <= recorded and (directive.phase != "done" or recorded >= directive.max_steps)
+    demand(kept, "P18", f"{identity} hears that step {directive.recorded_step} is recorded, committed is {recorded}")
 
 
 # --- restart, ranks, engines, the end --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from tests.explore.world import FATES, Action, World
 
 
 def fair(world: World) -> Action | None:
-    """What happens when nothing goes wrong: work, then beats, then the packer's round, then time; None at the end."""
+    """What happens when nothing goes wrong: work, heartbeats, the packer's round, then time; None at the end."""
     if world.packer.over and not world.packer.stirred:
         return None
     for action in (*world.work(), *world.news()):

@@ -16,7 +16,7 @@ from tests.explore.world import Action, World
 
 ROUNDS = 1_000
 CONTROL_SHARE = 0.3
-"""Of beats and States that are brought to the wrong run; of groups and batches, which are fewer, all are."""
+"""Of heartbeats and directives that are brought to the wrong run; of groups and batches, which are fewer, all are."""
 OURS = STEPS
 THEIRS = replace(STEPS, product=Product(run="another run"), first_boot=10_001)
 
@@ -25,7 +25,7 @@ def neighbours(seed: int, rounds: int) -> Counter[str]:
     """Let both runs meet crashes and losses, and bring messages of each to processes of the other with the same name.
 
     Both are at the same steps, so numbers of ordinals, attempts, steps, terms and incarnations are mostly those that
-    the receiver waits for. A process that has heard no packer yet belongs to no run, and its beats are left out.
+    the receiver waits for. A process that has heard no packer yet belongs to no run, and its heartbeats are left out.
 
     Returns:
         messages that were brought to the wrong run, by kind.
@@ -57,11 +57,22 @@ def kind_of(parcel: Parcel) -> str:
 
 
 def test_no_message_of_another_run_is_taken_in_a_thousand_rounds() -> None:
-    """States, groups, scored groups and batches of a run that is at the same step change nothing in any process."""
+    """Directives, groups, scored groups and batches of a run that is at the same step change nothing in any process."""
     brought = neighbours(seed=0, rounds=ROUNDS)
     print(brought)
-    states = ("RolloutState", "RewardState", "TrainerState", "InferenceState", "ObserverState", "GroupFacts", "Batch")
-    assert min(brought[kind] for kind in ("GroupFacts to packer", *(f"{state} to peer" for state in states))) >= 5
+    directives = (
+        "RolloutDirective",
+        "RewardDirective",
+        "TrainerDirective",
+        "InferenceDirective",
+        "ObserverDirective",
+        "GroupFacts",
+        "Batch",
+    )
+    assert (
+        min(brought[kind] for kind in ("GroupFacts to packer", *(f"{directive} to peer" for directive in directives)))
+        >= 5
+    )
 
 
 def test_the_search_finds_a_process_that_does_not_compare_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ from actors.ledger import Changes, Group, GroupFacts, GroupState, Machine, Step,
 from actors.ledger.peers import Peers
 from actors.ledger.witness import START, next_chain
 from bus.fence import Fence
-from schemas.messages import RolloutState
+from schemas.messages import RolloutDirective
 from tests.actors.ledger.driver import Hold
 from tests.explore import scenarios
 from tests.explore.packer import Product, Stored
 from tests.explore.peers import RESEND_SECONDS, UNNAMED_SECONDS, Sampler, Scorer, Server, identity_of
 from tests.explore.rules import Violation
-from tests.explore.scenarios import DROPS, EVALS, FILTERS, FOLDING, FORKS, ONE_STEP, STEPS, STRAYS
+from tests.explore.scenarios import COMPACTING, DROPS, EVALS, FILTERS, FORKS, ONE_STEP, STEPS, STRAYS
 from tests.explore.schedule import fair
 from tests.explore.search import FoundError, search
 from tests.explore.walks import replay, walk
@@ -69,14 +69,14 @@ def test_no_history_breaks_a_rule(scenario: Scenario) -> None:
 
 
 def test_a_rank_is_not_blamed_for_a_checkpoint_that_came_after_its_last_beat() -> None:
-    """Its next beat is lost, rank 0 saves for the first time and dies: the whole run would end (P19)."""
+    """Its next heartbeat is lost, rank 0 saves for the first time and dies: the whole run would end (P19)."""
     world = World(ONE_STEP)
     while not world.disk.checkpoints:
         has_joined = world.peers["t1"].incarnation > 0
         action = fair(world)
         assert action is not None
-        if action == Action("beat", "t1") and has_joined:
-            action = action._replace(fates=(("beat of t1", "lose"),))
+        if action == Action("heartbeat", "t1") and has_joined:
+            action = action._replace(fates=(("heartbeat of t1", "lose"),))
         world = world.after(action)
     world = world.after(Action("crash", "t0"))
     while (action := fair(world)) is not None:
@@ -84,21 +84,25 @@ def test_a_rank_is_not_blamed_for_a_checkpoint_that_came_after_its_last_beat() -
 
 
 def test_an_old_beat_is_not_believed_after_the_lease_of_its_process() -> None:
-    """A gang would start from the checkpoints of long ago, which the ledger may have folded away."""
+    """A gang would start from the checkpoints of long ago, which the ledger may have compacted away."""
     world = World(STEPS)
-    for action in (Action("beat", "t1", fates=(("beat of t1", "double"),)), Action("second"), Action("round")):
+    for action in (
+        Action("heartbeat", "t1", fates=(("heartbeat of t1", "double"),)),
+        Action("second"),
+        Action("round"),
+    ):
         world = world.after(action)
     identity = world.peers["t1"].identity
-    newest = world.packer.machine.peers.beat_of(identity)
+    newest = world.packer.machine.peers.heartbeat_of(identity)
     for action in (Action("pause"), Action("round"), Action("deliver", detail=0), Action("round")):
         world = world.after(action)
     assert newest is not None
-    assert world.packer.machine.peers.beat_of(identity) is None
+    assert world.packer.machine.peers.heartbeat_of(identity) is None
 
 
 def test_a_late_beat_of_a_dead_process_does_not_replace_a_living_one() -> None:
     """The living one would be refused, which ends the run; so a process has to have heard this packer first (P3)."""
-    for seed in (*range(WALKS), 64):  # in 64 the packer starts anew between two beats of the dead
+    for seed in (*range(WALKS), 64):  # in 64 the packer starts anew between two heartbeats of the dead
         walk(replace(STEPS, ghosts=True), seed, WALK_ACTIONS)
 
 
@@ -118,7 +122,7 @@ def test_rewards_that_are_all_equal_for_ever_end_the_run_and_do_not_hold_it_up()
 
 
 def test_search_finds_a_packer_that_speaks_before_its_commit() -> None:
-    """Stands for one that answers beats from memory while the commit of the round is still under way."""
+    """Stands for one that answers heartbeats from memory while the commit of the round is still under way."""
     hasty = Product(stages=("hear", "decide", "record", "send", "commit"))
     bug = found(replace(STEPS, product=hasty))
     assert bug.violation.rule in ("P9", "P11", "P18", "P19", "P22")
@@ -218,11 +222,11 @@ def test_search_finds_a_scored_group_that_is_never_sent_again() -> None:
 
 
 class Impatient(Sampler):
-    """Stands for a rollout that takes whoever State does not name for gone; it once was so."""
+    """Stands for a rollout that takes whoever the directive does not name for gone; it once was so."""
 
-    def _obey(self, state: RolloutState) -> None:
-        super()._obey(state)
-        named = {identity_of(peer) for peer in state.rewards}
+    def _obey(self, directive: RolloutDirective) -> None:
+        super()._obey(directive)
+        named = {identity_of(peer) for peer in directive.rewards}
         self.sent_to = {hold: to for hold, to in self.sent_to.items() if to in named}
 
 
@@ -239,8 +243,8 @@ def scoring_world(scenario: Scenario) -> World:
 @pytest.mark.parametrize(
     "trouble",
     [
-        [Action("drain", "r0"), Action("beat", "r0"), Action("round")],
-        [Action("crash", "packer"), Action("second", fates=(("beat of r0", "lose"),)), Action("round")],
+        [Action("drain", "r0"), Action("heartbeat", "r0"), Action("round")],
+        [Action("crash", "packer"), Action("second", fates=(("heartbeat of r0", "lose"),)), Action("round")],
     ],
     ids=["a reward actor drains", "a new packer has not heard it yet"],
 )
@@ -257,7 +261,7 @@ class OwnClock(Sampler):
     """Stands for a rollout that sends again what is late by its own clock; it once was so."""
 
     def second(self) -> None:
-        """Take a group for lost though no State has come to tell so."""
+        """Take a group for lost though no directive has come to tell so."""
         super().second()
         self.sent_to = {hold: to for hold, to in self.sent_to.items() if self.clock - self.sent[hold] < RESEND_SECONDS}
 
@@ -278,7 +282,7 @@ class GivesUp(Sampler):
 
 
 class Deaf(Sampler):
-    """Stands for a rollout that does not read what State says of the groups that are being scored."""
+    """Stands for a rollout that does not read what the directive says of the groups that are being scored."""
 
     scoring = frozenset()
 
@@ -304,7 +308,7 @@ def test_while_the_packer_is_away_nothing_is_sent_again_and_nothing_fails(
 
 
 def test_a_group_that_a_live_reward_actor_names_is_never_sent_again() -> None:
-    """P13: however long its scoring takes, as State tells (`scoring`)."""
+    """P13: however long its scoring takes, as the directive tells (`scoring`)."""
     long = [Action("second"), Action("round")] * (UNNAMED_SECONDS + 2)
     violation, _ = replay(scoring_world(replace(ONE_STEP, peers={"Sampler": Deaf})), long)
     assert violation is not None
@@ -316,7 +320,7 @@ def test_a_group_that_a_live_reward_actor_names_is_never_sent_again() -> None:
 
 
 def test_a_late_group_that_nobody_names_goes_to_another_reward_actor() -> None:
-    """P13: it got lost on its way; after RESEND_SECONDS of States the other one gets it."""
+    """P13: it got lost on its way; after RESEND_SECONDS of directives the other one gets it."""
     world = World(ONE_STEP)
     while (action := fair(world)) is not None and action.verb != "send":
         world = world.after(action)
@@ -348,11 +352,15 @@ def test_search_finds_a_newcomer_that_takes_the_name_of_a_living_process(monkeyp
 
 
 def test_search_finds_a_peer_that_follows_an_older_packer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P2: a State that the packer's death has overtaken, or that of a second packer, is taken for the newest."""
+    """P2: a directive that the packer's death has overtaken, or that of a second packer, is taken for the newest."""
     monkeypatch.setattr(Fence, "refuses", lambda self, run, term=None: "")
     world = World(STEPS)
-    trouble = [Action("beat", "a0"), Action("round", fates=(("State to a0", "hold"),)), Action("crash", "packer")]
-    trouble += [Action("beat", "a0"), Action("round"), Action("deliver", detail=0)]
+    trouble = [
+        Action("heartbeat", "a0"),
+        Action("round", fates=(("directive to a0", "hold"),)),
+        Action("crash", "packer"),
+    ]
+    trouble += [Action("heartbeat", "a0"), Action("round"), Action("deliver", detail=0)]
     violation, _ = replay(world, trouble)
     assert violation is not None
     assert violation.rule == "P2"
@@ -407,7 +415,7 @@ def to_the_end_after_a_late_rewind(machine: type[Machine]) -> None:
 
 
 def test_a_checkpoint_of_a_dead_history_is_no_sign_of_lost_commits() -> None:
-    """A rank that has seen it before it was buried names it in all its beats (P5, P23)."""
+    """A rank that has seen it before it was buried names it in all its heartbeats (P5, P23)."""
     to_the_end_after_a_late_rewind(Machine)
     with pytest.raises(Violation, match="P5"):
         to_the_end_after_a_late_rewind(Forgetful)
@@ -416,10 +424,10 @@ def test_a_checkpoint_of_a_dead_history_is_no_sign_of_lost_commits() -> None:
 class Adopting(Machine):
     """Stands for a fork that lets the trainers of the dead history go on."""
 
-    def go_back(self, at_most: int | None = None, sample_anew: bool = True) -> None:
+    def rewind(self, at_most: int | None = None, sample_anew: bool = True) -> None:
         """As it should be done, but for the gang."""
         expected = dict(self.gang._expected)
-        super().go_back(at_most, sample_anew)
+        super().rewind(at_most, sample_anew)
         self.gang._expected = expected
 
 
@@ -432,12 +440,12 @@ def test_search_finds_a_fork_that_adopts_the_gang_of_the_dead_history() -> None:
 class ByLedger(Machine):
     """Stands for a fork at the step that the ledger knows to be durable, which may be older than the checkpoints."""
 
-    def go_back(self, at_most: int | None = None, sample_anew: bool = True) -> None:
+    def rewind(self, at_most: int | None = None, sample_anew: bool = True) -> None:
         """Back to that step at once: what the trainer has saved while the packer was away is not there."""
-        super().go_back(at_most, sample_anew)
+        super().rewind(at_most, sample_anew)
         self._roll_back_to(min(self.durable_step, self.steps.last if at_most is None else at_most))
-        assert self.going_back is not None
-        self._carry_out(self.going_back, self.durable_step)
+        assert self.rewind_order is not None
+        self._carry_out(self.rewind_order, self.durable_step)
 
 
 def test_search_finds_a_fork_of_a_run_whose_trainer_has_saved_while_the_packer_was_away() -> None:
@@ -450,7 +458,7 @@ def test_search_finds_a_fork_of_a_run_whose_trainer_has_saved_while_the_packer_w
 
 
 def test_search_finds_a_record_that_is_told_before_its_commit() -> None:
-    """The packer once wrote a step down between its commit and its States; rank 0 forgot the report too early."""
+    """The packer once wrote a step down between its commit and its directives; rank 0 forgot the report too early."""
     hasty = Product(stages=("hear", "decide", "commit", "record", "send"))
     bug = found(replace(STEPS, product=hasty))
     assert bug.violation.rule == "P18"
@@ -466,7 +474,7 @@ def test_search_finds_a_ledger_that_is_not_taken_over_before_its_first_ticket() 
 
 
 class Obedient(Server):
-    """Takes whatever State comes last for the newest."""
+    """Takes whatever the directive comes last for the newest."""
 
     @property
     def target(self) -> Any:
@@ -486,7 +494,7 @@ def test_walks_find_an_engine_that_goes_back_when_a_state_is_late() -> None:
 
 def test_the_fair_schedule_alone_ends_each_run_without_a_drop() -> None:
     """What the search finds is due to the trouble that it makes."""
-    for scenario in (STEPS, ONE_STEP, EVALS, FOLDING):
+    for scenario in (STEPS, ONE_STEP, EVALS, COMPACTING):
         violation, steps = replay(World(scenario), [])
         assert violation is None
         world = World(scenario)
@@ -511,14 +519,14 @@ def test_a_world_is_not_changed_by_what_comes_after_it() -> None:
 
 
 def test_a_process_that_comes_back_the_same_makes_the_same_world() -> None:
-    """Numbers of boots and of beats are not in the key, or no two histories would ever meet."""
+    """Numbers of boots and of heartbeats are not in the key, or no two histories would ever meet."""
     world, crashed = World(STEPS), World(STEPS)
-    for actions in ([], [Action("crash", "a0"), Action("beat", "a1"), Action("beat", "a1")]):
+    for actions in ([], [Action("crash", "a0"), Action("heartbeat", "a1"), Action("heartbeat", "a1")]):
         crashed = World(STEPS)
         for action in actions:
             crashed = crashed.after(action)
-    world = world.after(Action("beat", "a1"))
-    crashed = World(STEPS).after(Action("crash", "a0")).after(Action("beat", "a1"))
+    world = world.after(Action("heartbeat", "a1"))
+    crashed = World(STEPS).after(Action("crash", "a0")).after(Action("heartbeat", "a1"))
     assert crashed.key == world.key
 
 
@@ -531,7 +539,7 @@ def test_the_double_of_the_store_keeps_what_the_store_keeps(monkeypatch: pytest.
         return commit(self, changes, payloads)
 
     monkeypatch.setattr(Stored, "commit", both)
-    for scenario in (DROPS, EVALS, FOLDING, FILTERS, FORKS):
+    for scenario in (DROPS, EVALS, COMPACTING, FILTERS, FORKS):
         real, world, number = Store(":memory:"), World(scenario), 0
         while (action := fair(world)) is not None:
             number += 1

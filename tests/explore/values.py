@@ -54,7 +54,7 @@ LEFT_OUT = frozenset(
 )
 """Attributes that decide nothing, or only what becomes of a message that is late, which the world's key tells."""
 OF_ONE_MESSAGE = frozenset({"sequence", "boot_id", "url", "address", "fingerprint"})
-"""Fields of a beat that tell two processes, or two beats that say the same, apart."""
+"""Fields of a heartbeat that tell two processes, or two heartbeats that say the same, apart."""
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

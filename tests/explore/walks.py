@@ -13,7 +13,7 @@ from tests.explore.search import LIVENESS, MAX_FAIR_SECONDS, Figures, FoundError
 from tests.explore.world import FATES, Action, ImpossibleError, Scenario, World
 
 FAIR_SHARE, LOSSY_SHARE = 0.4, 0.4
-WEIGHTS = {"beat": 8, "round": 8, "deliver": 8, "second": 6, "crash": 5, "fork": 4}
+WEIGHTS = {"heartbeat": 8, "round": 8, "deliver": 8, "second": 6, "crash": 5, "fork": 4}
 """Of what is not fair, by verb: what goes wrong seldom has 1, work has WORK_WEIGHT."""
 RARE = ("pause", "silence", "fail", "drain", "stray")
 WORK_WEIGHT = 12

@@ -4,12 +4,12 @@ A world never changes: `after(action)` is another one, which shares with it what
 action one process does one thing; what it says in it arrives at once, unless the action's fates say otherwise:
 
     Action("sample", "a0", (2, 1))                            a0 finishes attempt 1 of ordinal 2
-    Action("beat", "a0", fates=(("beat of a0", "hold"),))      its beat stays on the wire, and may arrive whenever
+    Action("heartbeat", "a0", fates=(("heartbeat of a0", "hold"),))  stays on the wire, and may arrive whenever
     Action("round", detail=("commit", 0))                      the packer dies between its commit and its first word
     Action("round", detail=("send", 2))                        … with two of its messages sent
 
 So a message that is held may overtake and be overtaken by any other. A process that dies starts again at once, with a
-new boot id, and says nothing before its first beat; what was sent to the old one finds nobody.
+new boot id, and says nothing before its first heartbeat; what was sent to the old one finds nobody.
 """
 
 import copy
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from actors.ledger import GroupFacts, Settings
 from bus.fence import Fence
 from schemas.errors import ProtocolError
-from schemas.messages import Beat, ObserverState, Policy, RolloutState, State
+from schemas.messages import Directive, Heartbeat, ObserverDirective, PolicyVersion, RolloutDirective
 from tests.actors.ledger.driver import Hold
 from tests.explore import rules
 from tests.explore.packer import PACKER, Batch, Lost, Packer, Parcel, Product, Stored
@@ -93,7 +93,7 @@ class World:
         self.num_forks = 0
         self.wire: tuple[Parcel, ...] = ()
         self.silent: tuple[tuple[str, float], ...] = ()
-        """Whose beats are lost, and until when."""
+        """Whose heartbeats are lost, and until when."""
         self.highest = -1
         """The last train ordinal that anybody has got a ticket for."""
         self.said: tuple[Parcel, ...] = ()
@@ -187,13 +187,13 @@ class World:
         self._hand_over(self._own(label), parcel)
 
     def _hand_over(self, peer: Watched, parcel: Parcel) -> None:
-        """A process gets a message; one of another run, or a State of an older term, changes nothing (P1, P2)."""
+        """A process gets a message; one of another run, or a directive of an older term, changes nothing (P1, P2)."""
         content, run = parcel.content, self.scenario.product.run
         rule = "P1" if peer.run and parcel.run != run else ""
-        if isinstance(content, State | Batch) and content.term < peer.term:
+        if isinstance(content, Directive | Batch) and content.term < peer.term:
             rule = rule or "P2"
         before = self._mind_of(peer) if rule else None
-        if isinstance(content, State):
+        if isinstance(content, Directive):
             self._take_state(peer, content)
         elif isinstance(content, GroupFacts):
             peer.receive(parcel.run, content)  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ class World:
         return next((o for o in found if self.peers[o].identity == identity and self.peers[o].started), None)
 
     def _note_heard(self, identity: str) -> None:
-        """A beat has come."""
+        """A heartbeat has come."""
         label = self._label_of(identity)
         if label is None:
             return
@@ -244,68 +244,68 @@ class World:
         lease = self.scenario.settings.lease
         return known == peer.identity and self.now - last < lease <= self.now - since
 
-    def _take_state(self, peer: Watched, state: State) -> None:
-        if Fence(peer.run, peer.term).refuses(state.run, state.term):
+    def _take_state(self, peer: Watched, directive: Directive) -> None:
+        if Fence(peer.run, peer.term).refuses(directive.run, directive.term):
             return
-        if state.refusal:
-            self._refuse(peer, state)
+        if directive.refusal:
+            self._refuse(peer, directive)
             return
         sent_to = dict(peer.sent_to) if isinstance(peer, Sampler) else {}
-        peer.take(state, peer.clock)
+        peer.take(directive, peer.clock)
         if isinstance(peer, Sampler):
             self._check_given_up(peer, sent_to)
         if isinstance(peer, Rank):
             self.disk = peer.disk
-        if not isinstance(state, ObserverState):
-            known = peer.counted is not None and peer.counted[0] == state.term
-            peer.counted = peer.counted if known and self._is_steady(peer) else (state.term, self.now)
+        if not isinstance(directive, ObserverDirective):
+            known = peer.counted is not None and peer.counted[0] == directive.term
+            peer.counted = peer.counted if known and self._is_steady(peer) else (directive.term, self.now)
         if isinstance(peer, Sampler) and peer.held:
             self.highest = max(self.highest, *(ordinal for ordinal, _ in peer.held))
         if peer.over:
             self._restart(peer)
 
-    def _refuse(self, peer: Watched, state: State) -> None:
+    def _refuse(self, peer: Watched, directive: Directive) -> None:
         """It ends; its supervisor starts it again later, and nobody a stray process.
 
         Only for its name, which another process has that lives; and the one that had it first keeps it (P3).
         """
-        what = f"{peer.identity} lives and is refused: {state.refusal}"
-        rules.demand(isinstance(state, ObserverState) and state.name_taken, "P3", what)
+        what = f"{peer.identity} lives and is refused: {directive.refusal}"
+        rules.demand(isinstance(directive, ObserverDirective) and directive.name_taken, "P3", what)
         lease, nobody = self.scenario.settings.lease, ("", 0.0, 0.0)
         _, other_at, _ = self.heard.get(peer.name if peer.stray else peer.name + STRAY, nobody)
         rules.demand(self.now - other_at <= 2 * lease, "P3", f"{what}, and nobody else has its name")
         known, at, since = self.heard.get(peer.label, nobody)
         steady = known == peer.identity and self.now - at < lease
-        had_it = peer.counted is not None and peer.counted[0] == state.term and peer.counted[1] >= since
+        had_it = peer.counted is not None and peer.counted[0] == directive.term and peer.counted[1] >= since
         rules.demand(not (steady and had_it), "P3", f"{what}, and it had the name")
         peer.started = not peer.stray
         self._restart(peer)
 
     def _restart(self, peer: Watched) -> None:
-        """Its beats die with it: a connection is in order, and the next process has one of its own."""
+        """Its heartbeats die with it: a connection is in order, and the next process has one of its own."""
         if not self.scenario.ghosts:
-            self.wire = tuple(parcel for parcel in self.wire if parcel.label != f"beat of {peer.label}")
+            self.wire = tuple(parcel for parcel in self.wire if parcel.label != f"heartbeat of {peer.label}")
         kept = {name: getattr(peer, name) for name in ("stray", "started")}
         peer.restart()
         peer.__dict__.update(kept)
 
     # --- what may happen -----------------------------------------------------------------------------------------
 
-    def _beat(self, action: Action) -> None:
+    def _heartbeat(self, action: Action) -> None:
         if action.who in dict(self.silent) or not self._own(action.who).started:
             raise ImpossibleError(str(action))
-        self._post([self._beat_of(self._own(action.who))], action)
+        self._post([self._heartbeat_of(self._own(action.who))], action)
 
     def _stray(self, action: Action) -> None:
-        """Somebody starts another process under the name of this one, which beats at once."""
+        """Somebody starts another process under the name of this one, which sends a heartbeat at once."""
         peer = self._own(action.who + STRAY)
         if peer.started:
             raise ImpossibleError(str(action))
         peer.started = True
-        self._post([self._beat_of(peer)], action)
+        self._post([self._heartbeat_of(peer)], action)
 
-    def _beat_of(self, peer: Watched) -> Parcel:
-        return Parcel(f"beat of {peer.label}", PACKER, (peer.identity, peer.beat()), peer.run)
+    def _heartbeat_of(self, peer: Watched) -> Parcel:
+        return Parcel(f"heartbeat of {peer.label}", PACKER, (peer.identity, peer.heartbeat()), peer.run)
 
     def _round(self, action: Action) -> None:
         """The packer's; `detail`: after which stage it dies, and how many messages it has sent by then."""
@@ -325,7 +325,7 @@ class World:
         parcel = self.wire[action.detail]
         self.wire = self.wire[: action.detail] + self.wire[action.detail + 1 :]
         counted = {label: peer.counted for label, peer in self.peers.items()}
-        label = self._label_of(parcel.to) if isinstance(parcel.content, RolloutState) else None
+        label = self._label_of(parcel.to) if isinstance(parcel.content, RolloutDirective) else None
         if label is not None:
             self._own(label).misled = True
         self._arrive(parcel)
@@ -354,12 +354,12 @@ class World:
             self.disk = replace(self.disk, writer=-1)  # no trainer that still lives writes any more
 
     def _silence(self, action: Action) -> None:
-        """The beats of a process get lost for as long as its lease lasts."""
+        """The heartbeats of a process get lost for as long as its lease lasts."""
         until = self.now + self.scenario.settings.lease + 1.0
         self.silent = (*(one for one in self.silent if one[0] != action.who), (action.who, until))
 
     def _second(self, action: Action) -> None:
-        """A second passes, after which everybody beats."""
+        """A second passes, after which everybody sends heartbeats."""
         self.now += 1.0
         self.silent = tuple(one for one in self.silent if one[1] > self.now)
         silent = {name for name, _ in self.silent}
@@ -368,14 +368,14 @@ class World:
             knew = (dict(peer.sent_to), set(peer.failed)) if isinstance(peer, Sampler) else None
             peer.second()
             if isinstance(peer, Sampler):
-                what = f"no State comes, and {name} gives up a group that it has sent"
+                what = f"no directive comes, and {name} gives up a group that it has sent"
                 rules.demand(knew == (peer.sent_to, peer.failed.keys()), "P13", what)
             if name not in silent and peer.started:
-                self._post([self._beat_of(peer)], action)
+                self._post([self._heartbeat_of(peer)], action)
         self._own_packer().time_has_passed = True
 
     def _pause(self, action: Action) -> None:
-        """A lease passes in which nobody beats: the network, or the packer's machine, stands still."""
+        """A lease passes in which nobody sends heartbeats: the network, or the packer's machine, stands still."""
         self.now += self.scenario.settings.lease
         for name in self.peers:
             self._own(name).clock += self.scenario.settings.lease
@@ -424,7 +424,7 @@ class World:
             holder = self.peers[label]
             other = self.peers.get(holder.name if holder.stray else holder.name + STRAY)
             if other is not None and other.started:
-                continue  # State may name either of them
+                continue  # the directive may name either of them
             new = holder.clock - holder.got.get(hold, holder.clock) < self.scenario.settings.lease
             if not (new and (sampler.is_late(hold) or hold in sampler.failed)):
                 what = f"{sampler.name} gives {_name(hold)} up, and {receiver} lives and holds it"
@@ -516,7 +516,7 @@ class World:
     def _publisher(self) -> Rank:
         return max((rank for rank in self.all(Rank) if rank.rank == 0), key=lambda rank: int(rank.incarnation))
 
-    def _policies_for(self, sampler: Sampler, hold: Hold) -> list[Policy]:
+    def _policies_for(self, sampler: Sampler, hold: Hold) -> list[PolicyVersion]:
         """What the engines serve that may sample a ticket (P10)."""
         ticket = sampler.held[hold]
         named = {identity_of(engine) for engine in sampler.engines}
@@ -526,7 +526,7 @@ class World:
         return [policy for policy in served if policy.version >= ticket.min_version]
 
     def work(self) -> Iterator[Action]:
-        """Everything that a process could do now but beat."""
+        """Everything that a process could do now but send heartbeats."""
         published = [manifest.policy for manifest in self._publisher.published]
         for server in self.all(Server):
             if server.target in published:
@@ -561,11 +561,11 @@ class World:
                 yield Action("send", sampler.label, (hold, receivers[(hold[0] + i) % len(receivers)]))
 
     def news(self) -> Iterator[Action]:
-        """The beats that are due."""
+        """The heartbeats that are due."""
         silent = {name for name, _ in self.silent}
         for name, peer in self.peers.items():
             if name not in silent and peer.started and peer.words() != peer.said:
-                yield Action("beat", name)
+                yield Action("heartbeat", name)
 
     # --- what it is ----------------------------------------------------------------------------------------------
 
@@ -599,24 +599,24 @@ class World:
 
     def _key_of(self, parcel: Parcel) -> Hashable:
         label, to, content, _ = parcel
-        if isinstance(content, State):
+        if isinstance(content, Directive):
             rewards = [self.names.get(identity_of(peer)) for peer in getattr(content, "rewards", ())]
             content = (key_of(content, {}, 0.0), tuple(rewards))
         elif isinstance(content, Batch):
             content = (content.term < self.packer.machine.term, content.incarnation, content.step)
         elif not isinstance(content, GroupFacts):
-            identity, beat = content
-            old = self._is_old(identity, beat)
-            content = (self.names.get(identity), old, None if old else key_of(beat, {}, 0.0))
+            identity, heartbeat = content
+            old = self._is_old(identity, heartbeat)
+            content = (self.names.get(identity), old, None if old else key_of(heartbeat, {}, 0.0))
         return label, self.names.get(to, to), content
 
-    def _is_old(self, identity: str, beat: Beat) -> bool:
+    def _is_old(self, identity: str, heartbeat: Heartbeat) -> bool:
         """Whether the packer has heard, or will refuse, what comes now."""
         packer = self.packer
         heard = [event[1].sequence for event in packer.inflow if isinstance(event, tuple) and event[0] == identity]
-        known = packer.machine.peers.beat_of(identity)
+        known = packer.machine.peers.heartbeat_of(identity)
         newest = max([*heard, known.sequence if known else 0])
-        return bool(packer.machine.peers.refusal_of(identity)) or newest >= beat.sequence
+        return bool(packer.machine.peers.refusal_of(identity)) or newest >= heartbeat.sequence
 
 
 _names: dict[tuple[str, ...], dict[str, str]] = {}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from actors.cli import main
+from actors.engines.vllm.compat import check_version, installed
 from actors.engines.vllm.process import command
-from actors.engines.vllm.versions import check_version, installed
 from actors.ops.preflight import preflight
 from bus.keys import load
 from schemas.config import RunConfig, check_tree, load_config, warnings

@@ -1,7 +1,7 @@
 """Runs of the whole ring for tests: as threads of this process, as real processes, or mixed.
 
 No model is loaded: `inference.engine.type: fake` makes the actors use FakeEngine and FakeLearner, so that a step takes
-milliseconds. Tests wait on state (the ledger's file, an observer's State, /metrics), never for a time.
+milliseconds. Tests wait on state (the ledger's file, an observer's directive, /metrics), never for a time.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config
 from schemas.config.load import check_tree
 from schemas.errors import PeerRefusedError
-from schemas.messages import ObserverBeat, ObserverState
+from schemas.messages import ObserverDirective, ObserverHeartbeat
 from tests.ports import free_port
 from tests.ring.witness_checker import Testimony, check_witnesses
 
@@ -205,16 +205,16 @@ class Watcher:
     """What an observer of the run sees."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._membership = Membership(config, ObserverBeat, "watcher")
+        self._membership = Membership(config, ObserverHeartbeat, "watcher")
         self._membership.start(phase="running")
 
     def progress(self) -> dict[str, Any]:
-        """The newest progress; empty before the first State. A failed run shows its reason under `failure`."""
+        """The newest progress; empty before the first directive. A failed run shows its reason under `failure`."""
         try:
-            state = self._membership.latest()
+            directive = self._membership.latest()
         except PeerRefusedError as error:
             return {"failure": str(error)}
-        return state.progress if isinstance(state, ObserverState) else {}
+        return directive.progress if isinstance(directive, ObserverDirective) else {}
 
     def close(self) -> None:
         """Stop watching."""

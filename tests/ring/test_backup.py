@@ -97,7 +97,7 @@ def test_a_rewind_behind_a_restored_backup_is_refused_and_stands_in_the_way_of_n
     config = ring_config(tmp_path, trainer={"max_steps": 9, "checkpoint": {"interval": 3}}, eval={"num_prompts": 0})
     with ring(config) as run:
         run.start().wait()
-    assert back_up(config.ledger_path)[0] == 9, "all steps of the backup are folded"
+    assert back_up(config.ledger_path)[0] == 9, "all steps of the backup are compacted"
     restore(config.output)
     with pytest.raises(ConfigError, match=r"--step 6: the ledger has groups from step 10 on only"):
         rewind(config.output, 6)

@@ -319,7 +319,7 @@ def test_group_that_the_engine_never_answers_is_dropped_after_three_attempts(
     assert list(check_promise(config).dropped.values()) == ["poison"]
 
 
-class BrokenEnvironment(ReverseText):
+class BrokenDataset(ReverseText):
     """Cannot give its first example."""
 
     def example(self, index: int) -> Example:
@@ -330,8 +330,8 @@ class BrokenEnvironment(ReverseText):
 
 
 def broken_for(broken_purpose, config, purpose, seed, **options):
-    """As `make_environment`; the data set of one purpose is broken."""
-    return (BrokenEnvironment if purpose == broken_purpose else ReverseText)(config, purpose, seed)
+    """As `make_dataset`; the data set of one purpose is broken."""
+    return (BrokenDataset if purpose == broken_purpose else ReverseText)(config, purpose, seed)
 
 
 @pytest.mark.parametrize("purpose", ["train", "eval"])
@@ -340,7 +340,7 @@ def test_example_that_the_environment_can_not_give_is_dropped_after_three_attemp
     config = ring_config(tmp_path, "inproc", trainer={"max_steps": 3})
     with ring(config) as run:
         with monkeypatch.context() as rollout_only:
-            rollout_only.setattr("actors.datasets.make_environment", partial(broken_for, purpose))
+            rollout_only.setattr("actors.datasets.make_dataset", partial(broken_for, purpose))
             run.start("rollout-0")
         run.start("packer-0", "trainer-0", "inference-0", "reward-0").wait()
         assert "environment: reverse_text example 0: ValueError: row 0 is damaged" in last_failure(run)
@@ -407,7 +407,7 @@ def test_drained_trainer_saves_what_it_has_trained(tmp_path):
 def test_an_engine_that_freezes_with_requests_under_way_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps its connections and answers nothing: rollouts ask another one as soon as it has stopped beating."""
+    """It keeps its connections and answers nothing: rollouts ask another one as soon as its heartbeats have stopped."""
     faults = tmp_path / "faults"
     faults.mkdir()
     monkeypatch.setenv("GRPO_FAULTS", str(faults))

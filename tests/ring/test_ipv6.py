@@ -12,7 +12,7 @@ from bus.control import ControlClient
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas.config.services import BusConfig
-from schemas.messages import ObserverBeat
+from schemas.messages import ObserverHeartbeat
 from tests.bus.test_data import _group as a_group
 from tests.ports import free_port
 from tests.ring.harness import PATIENCE_SECONDS, check_promise, processes, ring, ring_config, wait_until
@@ -88,7 +88,7 @@ def test_a_name_with_two_addresses_is_tried_in_turn_and_only_news_are_told(monke
     monkeypatch.setattr(hosts.socket, "getaddrinfo", lookup)
     monkeypatch.setattr(hosts, "LOOK_SECONDS", 0.05)
     address = f"tcp://packer.test:{free_port()}"
-    client = ControlClient(address, ObserverBeat, "screen", "b0", lambda state: None, interval=0.1, bus=OPEN)
+    client = ControlClient(address, ObserverHeartbeat, "screen", "b0", lambda directive: None, interval=0.1, bus=OPEN)
     client.report(phase="running")
     with capture_logs() as logs:
         client.start()
@@ -115,7 +115,7 @@ def test_a_name_server_that_hangs_holds_up_neither_data_nor_the_end_of_an_actor(
     monkeypatch.setattr(hosts.socket, "getaddrinfo", lookup)
     config = ring_config(tmp_path, "tcp")
     client = ControlClient(
-        f"tcp://packer.test:{free_port()}", ObserverBeat, "screen", "b0", lambda state: None, bus=OPEN
+        f"tcp://packer.test:{free_port()}", ObserverHeartbeat, "screen", "b0", lambda directive: None, bus=OPEN
     )
     client.report(phase="running")
     client.start()

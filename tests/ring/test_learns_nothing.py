@@ -23,7 +23,7 @@ def test_a_run_whose_rewards_are_all_equal_is_not_healthy_and_says_why(tmp_path)
         view = ended(config, run)
     assert view.ended.startswith("done at step 8")
     assert not view.is_healthy
-    (trouble,) = view.troubles
+    (trouble,) = view.diagnostics
     assert trouble.startswith("nothing is learned: no group of the last 8 steps had different rewards")
     assert trouble in describe(view.progress, 0.0)
 
@@ -35,7 +35,7 @@ def test_a_run_whose_rewards_are_always_late_says_how_many_calls_were(tmp_path):
     with ring(config) as run:
         view = ended(config, run)
     assert view.progress["reward_calls"] == view.progress["late_reward_calls"] >= 3
-    assert any("took longer than reward.timeout 0.05 s" in trouble for trouble in view.troubles)
+    assert any("took longer than reward.timeout 0.05 s" in trouble for trouble in view.diagnostics)
 
 
 @pytest.mark.parametrize("function", ["characters_in_place", "length_penalty"])
@@ -46,4 +46,4 @@ def test_a_run_that_learns_is_healthy(tmp_path, function):
     config = ring_config(tmp_path, "inproc", reward=reward, eval=NO_EVAL)
     with ring(config) as run:
         view = ended(config, run)
-    assert view.is_healthy, view.troubles
+    assert view.is_healthy, view.diagnostics

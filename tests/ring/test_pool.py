@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.ops.up.server_pool import Pool
+from actors.ops.up.server_pool import ServerPool
 from schemas.config import RunConfig
 from tests.actors.engines.sglang.stub import StubServer
 from tests.conftest import ModelFolder
@@ -87,7 +87,7 @@ def test_a_server_whose_address_goes_is_left_in_good_order(
         for kind in ("packer", "trainer", "reward", "rollout"):
             started.run(f"{kind}-0")
         command = [sys.executable, "-m", "actors", "run", "inference", "--config", str(started.config_path)]
-        pool = Pool(config, "inference-pool-0", command, lambda: servers)
+        pool = ServerPool(config, "inference-pool-0", command, lambda: servers)
         thread = threading.Thread(target=pool.run)
         thread.start()
         wait_until(lambda: steps_recorded(config) >= 1 and served(first) and served(second), "work for both", PATIENCE)

@@ -22,7 +22,7 @@ from tests.strangers import knock
 
 
 def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and_keys_are_rotated(tmp_path):
-    """12 steps of 3 groups; a peer without a key beats all the time; a rotation begins after step 2, ends after 4."""
+    """12 steps of 3 groups; a peer without a key keeps knocking; a rotation starts after step 2, ends after 4."""
     folder = tmp_path / "keys"
     keys.make(folder)
     config = ring_config(
@@ -39,7 +39,7 @@ def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and
             with zmq.Context.instance().socket(zmq.DEALER) as stranger:
                 stranger.setsockopt(zmq.LINGER, 0)
                 stranger.connect(config.bus.control)
-                knock(stranger, [b"beat"])
+                knock(stranger, [b"heartbeat"])
                 stranger.poll(50)
 
     with ring(config) as run, watching(config) as watcher:
@@ -62,7 +62,7 @@ def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and
 
 @pytest.mark.slow
 def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
-    """`actors up` on tcp with keys ends with 0; a stranger that beats meanwhile is in the packer's metrics."""
+    """`actors up` on tcp with keys ends with 0; a stranger that knocks meanwhile is in the packer's metrics."""
     folder = tmp_path / "keys"
     keys.make(folder)
     config = ring_config(
@@ -78,7 +78,7 @@ def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
         with zmq.Context.instance().socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 0)
             stranger.connect(config.bus.control)
-            knock(stranger, [b"beat"])
+            knock(stranger, [b"heartbeat"])
             name = "grpo_bus_refused_connections_total"
             samples = [f'{name}{{reason="{reason}"}}' for reason in ("plaintext", "incomplete")]
             wait_until(lambda: sum(scraped(config, "packer-0", each) for each in samples), "the stranger is counted")

@@ -72,7 +72,7 @@ def test_nobody_blocks_while_the_trainer_stands_still_for_a_minute(tmp_path):
         for one in rings:
             one.wait()
         deaths = [p.value("grpo_packer_holder_deaths_total") for p in packers]
-    assert fewest_peers == 4, "beats of all four peers went on"
+    assert fewest_peers == 4, "heartbeats of all four peers went on"
     assert min(turned.values()) > STILL_SECONDS, f"main loops went round at least once a second: {turned}"
     assert issued == [36.0] * 3, "admission stops 5 levels of 6 groups ahead of the version served, which is 1"
     assert deaths == [0.0] * 3
@@ -81,7 +81,7 @@ def test_nobody_blocks_while_the_trainer_stands_still_for_a_minute(tmp_path):
 
 
 def test_a_death_is_noticed_though_every_commit_is_slow(tmp_path, monkeypatch):
-    """Rounds take longer than half a lease throughout, and beats are read all the same."""
+    """Rounds take longer than half a lease throughout, and heartbeats are read all the same."""
     config = ring_config(tmp_path, trainer={"max_steps": 1000}, eval={"num_prompts": 0})
     commit = Store.commit_patiently
 
@@ -93,7 +93,7 @@ def test_a_death_is_noticed_though_every_commit_is_slow(tmp_path, monkeypatch):
     with ring(config) as run:
         run.start().start("rollout-1")
         rollouts = lambda: run["packer-0"].value("grpo_packer_peers", role="rollout")  # noqa: E731
-        wait_until(lambda: rollouts() == 2, "both rollouts have beaten")
+        wait_until(lambda: rollouts() == 2, "both rollouts have sent a heartbeat")
         run["rollout-1"].crash()
         wait_until(lambda: rollouts() == 1, "the death of one is noticed")
         assert "rollout-0" in run.actors
@@ -101,7 +101,7 @@ def test_a_death_is_noticed_though_every_commit_is_slow(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_packer_that_hangs_in_a_commit_is_silent_for_all_and_the_run_goes_on_afterwards(tmp_path, monkeypatch):
-    """Nobody acts on States of before the commit, so no group is sent again: after `bus.resend_after` it would be."""
+    """Nobody acts on older directives, so no group is sent again: after `bus.resend_after` it would be."""
     config = ring_config(tmp_path, trainer={"max_steps": 6}, eval={"num_prompts": 0})
     hangs, go_on, commit = threading.Event(), threading.Event(), Store.commit_patiently
 

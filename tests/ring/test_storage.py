@@ -13,7 +13,7 @@ from actors.learner.fake import FakeLearner
 from actors.learner.snapshots import Snapshot
 from actors.ledger import LedgerReader, Store
 from actors.ops.resume import rewind
-from actors.ops.view.diagnostics import troubles
+from actors.ops.view.diagnostics import diagnose
 from bus.run_folder import weights_folder
 from schemas.errors import ConfigError, RunFailedError
 from tests.ring.harness import PATIENCE_SECONDS, check_promise, ring, ring_config, steps_recorded, wait_until, watching
@@ -76,7 +76,7 @@ def test_checkpoints_that_can_not_be_taken_over_are_tried_again_for_their_timeou
 
 
 def test_a_trainer_that_waits_for_a_silent_packer_before_it_takes_the_checkpoints_hears_a_drain(tmp_path):
-    """SIGTERM must not wait for bus.peer_timeout. To this trainer every State is too old to take the folder by."""
+    """SIGTERM must not wait for bus.peer_timeout. To this trainer every directive is too old to take the folder by."""
     config = ring_config(tmp_path, eval={"num_prompts": 0})
     deaf = config.model_copy(update={"bus": config.bus.model_copy(update={"lease": 1e-9})})
     with ring(config) as run, ring(deaf) as late:
@@ -190,7 +190,7 @@ def test_a_ledger_without_room_waits_for_it(tmp_path):
             wait_until(before.progress, "a screen")
             database.execute("PRAGMA max_page_count=1")  # SQLite takes the present size where it is more
             wait_until(lambda: before.progress().get("unwritten"), "the screen shows it")
-            assert "ledger.sqlite: database or disk is full" in troubles(before.progress(), 0.0)[-1]
+            assert "ledger.sqlite: database or disk is full" in diagnose(before.progress(), 0.0)[-1]
             with watching(config) as later:
                 wait_until(lambda: later.progress().get("unwritten"), "a screen that comes now shows it too")
         time.sleep(1.5)  # longer than the pause between two attempts

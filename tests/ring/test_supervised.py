@@ -119,7 +119,7 @@ def test_a_frozen_process_feeds_no_watchdog(tmp_path: Path, supervisor: Supervis
 def test_a_main_loop_that_hangs_feeds_no_watchdog_though_all_other_threads_live(
     tmp_path: Path, supervisor: Supervisor
 ) -> None:
-    """A packer that waits for its ledger still beats and serves metrics; probe and watchdog tell that it hangs."""
+    """A packer that waits for its ledger still answers and serves metrics; probe and watchdog tell that it hangs."""
     port = free_port()
     config = ring_config(
         tmp_path, **LONG, ledger={"commit_timeout": 600.0}, telemetry={"metrics_host": "127.0.0.1", "metrics_port": 0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.messages import BEAT_KINDS, STATE_KINDS
+from schemas.messages import DIRECTIVE_KINDS, HEARTBEAT_KINDS
 from tests.dropping import DroppingTransport
 from tests.ring.harness import (
     PATIENCE_SECONDS,
@@ -85,12 +85,12 @@ def test_peer_that_crashes_and_starts_again_costs_nothing_but_time(tmp_path, tra
 
 @pytest.mark.slow
 def test_half_of_all_beats_and_states_may_be_lost(tmp_path, transport, monkeypatch):
-    """Every kind of Beat and State is dropped with probability 0.5 for a whole run, which ends as it should."""
+    """Every kind of heartbeat and directive is lost with probability 0.5 for a whole run, which ends as it should."""
     control = DroppingTransport(0.5, seed=7)
     control.replace_sending(monkeypatch)
     config = ring_config(tmp_path, transport, trainer={"max_steps": 3}, bus={"beat_interval": 0.1, "lease": 3.0})
     with ring(config) as run, watching(config):
         run.start().wait(PATIENCE_SECONDS)
-    kinds = {kind.kind for kind in (*BEAT_KINDS, *STATE_KINDS)}
+    kinds = {kind.kind for kind in (*HEARTBEAT_KINDS, *DIRECTIVE_KINDS)}
     assert kinds == set(control.lost) == set(control.sent)
     assert check_promise(config).dropped == {}

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 BIND = """
 import zmq
-from bus.weights.groups import Store
+from bus.weights.process_groups import Store
 sockets = [zmq.Context.instance().socket(zmq.PULL) for _ in range(50)]
 for one in sockets:
     one.bind("tcp://127.0.0.1:*")

@@ -15,7 +15,7 @@ import pytest
 from actors.engines.protocol import EngineStoppedError
 from actors.engines.sglang.answers import completion_of
 from actors.engines.sglang.client import NEVER_LOADED
-from actors.engines.sglang.versions import SUPPORTED
+from actors.engines.sglang.compat import SUPPORTED
 from tests.actors.engines.engines import WAIT, ask, policy, sample
 from tests.actors.engines.sglang.conftest import MakeSglang, make_sglang, stub  # noqa: F401 - fixtures
 from tests.actors.engines.sglang.stub import StubServer

@@ -39,13 +39,13 @@ NAMES_ON_THE_WIRE = (b"token_ids", b"rewards_G", b"boot_id", b"rollout_group", b
 PLAINTEXT = """
 import sys, zmq
 from bus import codec
-from schemas.messages import ObserverBeat
+from schemas.messages import ObserverHeartbeat
 context = zmq.Context()
 socket = context.socket(zmq.PUSH if sys.argv[1] == "connect" else zmq.PULL)
 getattr(socket, sys.argv[1])(sys.argv[2])
 if sys.argv[1] == "connect":
-    beat = ObserverBeat(run="r", name="n", boot_id="b", sequence=1, phase="running")
-    socket.send_multipart([bytes(frame) for frame in codec.encode(beat)])
+    heartbeat = ObserverHeartbeat(run="r", name="n", boot_id="b", sequence=1, phase="running")
+    socket.send_multipart([bytes(frame) for frame in codec.encode(heartbeat)])
 else:
     socket.RCVTIMEO = 60000
     socket.recv_multipart()

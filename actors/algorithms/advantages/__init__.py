@@ -24,7 +24,7 @@ from actors.algorithms.advantages.group import (
 from actors.algorithms.advantages.norm import with_adv_norm
 from actors.algorithms.advantages.shaping import combine_rewards, shape_functions
 from actors.algorithms.advantages.step import step_advantages
-from actors.algorithms.advantages.tokens import Steps, gae_of_group, process
+from actors.algorithms.advantages.tokens import StepRewards, gae_of_group, process
 from schemas.config.actors import RewardConfig
 from schemas.config.advantages import AdvantageConfig, GaeAdvantageConfig, ProcessAdvantageConfig
 from schemas.messages import RolloutGroup, ScoredGroup
@@ -76,7 +76,10 @@ def compute_advantages(
 
 
 def compute_token_advantages(
-    rewards_PG: Floats, config: AdvantageConfig, lengths_PG: Ints, steps_PG: Sequence[Sequence[Steps]] | None = None
+    rewards_PG: Floats,
+    config: AdvantageConfig,
+    lengths_PG: Ints,
+    steps_PG: Sequence[Sequence[StepRewards]] | None = None,
 ) -> Floats:
     """Return the advantages per token of `process` or `gae`, (P, G, T) in float64, 0 after a completion's end.
 
@@ -105,7 +108,7 @@ def token_advantages(
     offsets: Ints,
     loss_mask_N: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]",
     config: AdvantageConfig,
-    steps: Sequence[Steps] | None,
+    steps: Sequence[StepRewards] | None,
     zeroed_G: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None" = None,
 ) -> Floats:
     """Return the advantages of one group's tokens, (N,), for types of level `token`; arguments as in `tokens.py`.
@@ -174,7 +177,7 @@ def _groups(
 
 __all__ = [
     "GroupRewards",
-    "Steps",
+    "StepRewards",
     "check_advantages",
     "compute_advantages",
     "compute_token_advantages",

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from actors.algorithms.advantages.group import Floats, Ints, mean, zscore
 from schemas.config import advantages as configs
 
-Steps = Sequence[tuple[int, float]]
+StepRewards = Sequence[tuple[int, float]]
 """Steps (end, reward) of one completion."""
 
 AREAL_NORM = configs.ZScoreAdvantageConfig(eps=1e-5)
 """z-score of AReaL's reward_norm: unbiased deviation, eps 1e-5."""
 
 
-def process(steps: Sequence[Steps], lengths_G: Ints, config: configs.DeviationConfig) -> Floats:
+def process(steps: Sequence[StepRewards], lengths_G: Ints, config: configs.DeviationConfig) -> Floats:
     """Return at each token the sum of normalised rewards of the steps that end there or later, (N,) (DeepSeekMath).
 
     Rewards are z-scores over all steps of the group. Steps [(2, 1), (3, 0)] and [(2, 0), (3, 1)] have z-scores ±1
@@ -68,7 +68,7 @@ def gae_of_group(
     offsets: Ints,
     loss_mask_N: NDArray[np.uint8],
     config: configs.GaeAdvantageConfig,
-    steps: Sequence[Steps] | None = None,
+    steps: Sequence[StepRewards] | None = None,
     zeroed_G: NDArray[np.bool_] | None = None,
 ) -> Floats:
     """Return GAE over the loss tokens of one group, (N,), without a critic.

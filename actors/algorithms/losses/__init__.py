@@ -1,10 +1,11 @@
-"""Objective of a training step: one policy loss (a module each) and the switches that combine with any loss.
+"""Objective of a training step: one policy loss (a module each) and the modifiers that combine with any loss.
 
     KL in the reward → RLSD weights → loss → entropy quantile → inference correction → off-policy mask → + β·KL
     → average → + distillation → − entropy bonus
 
-The first two act on the advantages. `ignores` and `takes_inside` of a loss's config class name the switches that do not
-act on the loss from outside: it leaves them out, or has them in its own formula. A custom loss has no switches.
+The first two act on the advantages. `ignores` and `takes_inside` of a loss's config class name the modifiers that do
+not
+act on the loss from outside: it leaves them out, or has them in its own formula. A custom loss has no modifiers.
 
 A new loss needs a config class in `schemas/config/losses.py`, a module here with a function
 `(LossInputs, config) -> TokenLoss`, and a line in `LOSSES`.
@@ -29,11 +30,11 @@ from actors.algorithms.losses.inputs import LossInputs, LossOutput, TokenLoss
 from actors.algorithms.losses.ipo import ipo
 from actors.algorithms.losses.m2po import m2po
 from actors.algorithms.losses.metrics import common_sums
+from actors.algorithms.losses.modifiers import entropy_bonus, kl_in_reward, off_policy, reference_kl, with_weights
 from actors.algorithms.losses.ref_kl import ref_kl
 from actors.algorithms.losses.rloo import rloo
 from actors.algorithms.losses.sapo import sapo
 from actors.algorithms.losses.surogate import surogate
-from actors.algorithms.losses.switches import entropy_bonus, kl_in_reward, off_policy, reference_kl, with_weights
 from actors.algorithms.losses.vespo import vespo
 from schemas.config import losses as configs
 from schemas.config.objective import ObjectiveConfig
@@ -69,7 +70,7 @@ def compute_loss(inputs: LossInputs, objective: ObjectiveConfig, custom_loss: Cu
 
     Args:
         inputs: arrays of the micro-batch.
-        objective: loss and switches.
+        objective: loss and modifiers.
         custom_loss: the function at `trainer.loss.path`, for a loss of type `custom`.
 
     Raises:
@@ -77,18 +78,18 @@ def compute_loss(inputs: LossInputs, objective: ObjectiveConfig, custom_loss: Cu
             function of a custom loss.
     """
     inputs = inputs.prepared()
-    # advantages first: every loss and every switch below reads them
+    # advantages first: every loss and every modifier below reads them
     inputs = replace(inputs, advantages_T=kl_in_reward(inputs, objective))
     inputs = replace(inputs, advantages_T=reweighted(inputs, objective.distillation))
     sums = common_sums(inputs)
     if isinstance(objective.loss, configs.CustomLossConfig):
         output = custom(inputs, objective.loss, custom_loss)
         return LossOutput(output.loss, sums | output.sums)
-    # before the loss: losses with the switches inside their formula read weights and mask from the inputs
+    # before the loss: losses with the modifiers inside their formula read weights and mask from the inputs
     inputs = with_weights(inputs, objective, sums)
     policy = LOSSES[type(objective.loss)](inputs, objective.loss)
     sums |= policy.sums
-    values_T, counted = switched(inputs, objective, policy, sums)
+    values_T, counted = modified(inputs, objective, policy, sums)
     if inputs.weights_T is not None:  # a component's weights scale the KL too, since it is part of the component's loss
         values_T = values_T * inputs.weights_T
     loss = share_of_step(counted, values_T, policy.average)
@@ -98,15 +99,15 @@ def compute_loss(inputs: LossInputs, objective: ObjectiveConfig, custom_loss: Cu
     return LossOutput(loss if bonus is None else loss - bonus, sums)
 
 
-def switched(
+def modified(
     inputs: LossInputs, objective: ObjectiveConfig, policy: TokenLoss, sums: dict[str, Tensor]
 ) -> tuple[Tensor, LossInputs]:
-    """Apply the switches that act on a loss from outside.
+    """Apply the modifiers that act on a loss from outside.
 
     Returns:
         Values per token, (T,), and the inputs with the loss mask that the average counts.
     """
-    # switches that this loss leaves out, or has inside its formula
+    # modifiers that this loss leaves out, or has inside its formula
     elsewhere = objective.loss.ignores | objective.loss.takes_inside
     values_T, counted = policy.values_T, inputs
     kl_T = reference_kl(inputs, objective, policy.ratio_T, sums)
@@ -124,7 +125,7 @@ def switched(
         values_T = values_T.masked_fill(dropped_T, 0.0)
         if objective.loss.compat.off_policy_tokens == "leave":  # leave the denominator too, not only the numerator
             counted = replace(inputs, loss_mask_T=inputs.loss_mask_T & ~dropped_T)
-    if kl_T is not None and kl_escapes:  # TRL's order: no switch above has an effect on the KL
+    if kl_T is not None and kl_escapes:  # TRL's order: no modifier above has an effect on the KL
         values_T = values_T + kl_T
     return values_T, counted
 

@@ -75,7 +75,7 @@ class LossInputs:
     correction_T: Tensor | None = None
     """Weights of the inference correction; None without a correction."""
     high_entropy_T: Tensor | None = None
-    """bool, loss-mask tokens that top_entropy_quantile keeps; None without the switch."""
+    """bool, loss-mask tokens that top_entropy_quantile keeps; None without the modifier."""
 
     @classmethod
     def of_padded(
@@ -217,7 +217,7 @@ def _inside(mask_BT: Tensor, arrays_BT: Mapping[str, Any], dtype: torch.dtype) -
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Result of a policy loss, before the switches that combine with it and before the average."""
+    """Result of a policy loss, before the modifiers that combine with it and before the average."""
 
     values_T: Tensor
     """Loss per token, (T,), with gradient; 0 for dropped tokens and outside the loss mask, never NaN."""

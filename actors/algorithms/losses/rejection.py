@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from actors.algorithms.losses.inputs import LossInputs
+from actors.algorithms.losses.modifiers import kl_estimate
 from actors.algorithms.losses.ratios import ratio_of
-from actors.algorithms.losses.switches import kl_estimate
 from schemas.config.losses import RejectionConfig
 
 

@@ -44,7 +44,7 @@ from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.config.services import UpdateMode
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
 log = structlog.get_logger("engine")
 
@@ -56,7 +56,7 @@ MAX_FAILED = 8
 class _Update:
     """New weights, waiting for a token boundary."""
 
-    policy: Policy
+    policy: PolicyVersion
     weights: Weights
     done: "Future[float]" = field(default_factory=Future)
 
@@ -83,7 +83,7 @@ class EmbeddedEngine(Tokenizing):
         self._mode = "drain" if config.deterministic else update_mode
         self._decoder = Decoder(model, config, noise)
         self._eos = np.array(sorted(eos_ids(model)), np.int32)
-        self._policy: Policy | None = None
+        self._policy: PolicyVersion | None = None
         self._running = Running(config.max_sequences, self._decoder.max_length, self._tokenizer.decode)
         self._waiting: deque[Request] = deque()
         self._update: _Update | None = None
@@ -117,7 +117,7 @@ class EmbeddedEngine(Tokenizing):
             self._changed.notify()
         return queued.future
 
-    def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
+    def load(self, policy: PolicyVersion, weights: Weights, timeout: float) -> float:
         """Hand weights to the engine's thread, wait for the switch, and return the seconds taken.
 
         Raises:
@@ -191,7 +191,7 @@ class EmbeddedEngine(Tokenizing):
     def _loop(self) -> None:
         try:
             while self._wait_for_work():
-                threads.pass_by("inference.engine")  # fault point of the chaos tests
+                threads.mark("inference.engine")  # fault point of the chaos tests
                 started = time.monotonic()
                 self._drop_cancelled()
                 self._switch_if_due()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.engines.protocol import Segment
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
 ADAPTER_PREFIX = "policy-"
 """Prefix of the adapter names of all versions: it marks leftovers of earlier engines."""
@@ -26,7 +26,7 @@ class UnknownWeightsError(Exception):
 
 
 @dataclass(frozen=True)
-class Version:
+class ServedWeights:
     """Weights loaded into the server, with the derived names.
 
     Args:
@@ -35,7 +35,7 @@ class Version:
     """
 
     boot: str
-    policy: Policy | None
+    policy: PolicyVersion | None
     """Policy of the weights; None for the weights with which the server started."""
     update: int
 
@@ -55,7 +55,7 @@ class Version:
         return f"{ADAPTER_PREFIX}{self.name}"
 
 
-def segments_of(spans: Sequence[Mapping[str, Any]] | None, labels: Mapping[str, Policy | None]) -> list[Segment]:
+def segments_of(spans: Sequence[Mapping[str, Any]] | None, labels: Mapping[str, PolicyVersion | None]) -> list[Segment]:
     """Return the segments of an answer from the spans of labels. Spans of the model without a policy make no segment.
 
     Raises:

@@ -131,16 +131,16 @@ class Relay:
 
     # --- the loop's thread ---------------------------------------------------------------------------------------
 
-    def keep(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    def start_task(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Start a task on the loop. The task runs until done, or until the relay is closed. For the loop's thread."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task in the background. A failure of the task stops the engine, with the exception as the reason."""
-        self.keep(work).add_done_callback(self._fail_with)
+        self.start_task(work).add_done_callback(self._fail_with)
 
     def _fail_with(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -149,7 +149,7 @@ class Relay:
 
     async def _kept(self, work: Coroutine[Any, Any, T], over: threading.Event) -> T:
         try:
-            return await self.keep(work)
+            return await self.start_task(work)
         finally:
             over.set()
 
@@ -166,7 +166,7 @@ class Relay:
 
     def _begin(self, asked: SampleRequest, future: "Future[list[Completion]]") -> None:
         # the task is never awaited: its callback sets the future, also when `fail` or `close` cancels it
-        task = self.keep(self._sample(asked))
+        task = self.start_task(self._sample(asked))
         task.add_done_callback(partial(self._finish, asked, future))
         future.add_done_callback(partial(self._drop_cancelled, task))
         if not self.num_running:

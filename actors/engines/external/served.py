@@ -28,9 +28,9 @@ from typing import Any, Protocol
 import structlog
 
 from actors.engines.external.continuation import ABORTED, cut_at_stop, joined, rest_of
-from actors.engines.external.labels import ADAPTER_PREFIX, Version
+from actors.engines.external.labels import ADAPTER_PREFIX, ServedWeights
 from actors.engines.external.relay import Relay
-from actors.engines.external.staging import Folders, model_shapes, vocab_size
+from actors.engines.external.staging import Staging, model_shapes, vocab_size
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, SampleRequest
 from actors.engines.tokenizing import Tokenizing
@@ -40,7 +40,7 @@ from bus.weights import Weights
 from schemas.config.model import ModelConfig
 from schemas.config.services import UpdateMode
 from schemas.errors import ConfigError
-from schemas.messages import EngineState, Policy
+from schemas.messages import EngineState, PolicyVersion
 
 log = structlog.get_logger("engine")
 
@@ -85,15 +85,15 @@ class Client(Protocol):
         ...
 
 
-def server_of(urls: Sequence[str], ordinal: int) -> str:
+def server_of(urls: Sequence[str], server_index: int) -> str:
     """Return the server of the inference actor with this ordinal.
 
     Raises:
         ConfigError: `inference.engine.urls` has no entry for this actor.
     """
-    if ordinal >= len(urls):
-        raise ConfigError(f"inference.engine.urls: has none for inference-{ordinal}")
-    return urls[ordinal]
+    if server_index >= len(urls):
+        raise ConfigError(f"inference.engine.urls: has none for inference-{server_index}")
+    return urls[server_index]
 
 
 class ServedEngine(Tokenizing, ABC):
@@ -120,15 +120,15 @@ class ServedEngine(Tokenizing, ABC):
         self._serves_adapters = self.holds_two_versions = model.lora is not None
         self._eos, self._vocab_size = eos_ids(model), vocab_size(model)
         self._shapes = {} if self._serves_adapters else model_shapes(model)
-        self._folders = Folders(scratch, server)
-        self._serving = Version(uuid.uuid4().hex[:12], None, 0)
+        self._staging = Staging(scratch, server)
+        self._serving = ServedWeights(uuid.uuid4().hex[:12], None, 0)
         """Version of the label on new tokens."""
-        self._labels: dict[str, Policy | None] = {}
+        self._labels: dict[str, PolicyVersion | None] = {}
         """Policy by label, for every version loaded so far: answers under way may carry old labels."""
         self._num_updates = 0
-        self._adapters: list[Version] = []
+        self._adapters: list[ServedWeights] = []
         """Adapters in the server, oldest first."""
-        self._under_way: dict[str, Version] = {}
+        self._under_way: dict[str, ServedWeights] = {}
         """Version of each call under way, by request id."""
         self._state: EngineState = "clean"
         self._loading = threading.Lock()
@@ -154,7 +154,7 @@ class ServedEngine(Tokenizing, ABC):
         self._check(request)
         return self._relay.submit(request)
 
-    def load(self, policy: Policy, weights: Weights, timeout: float) -> float:
+    def load(self, policy: PolicyVersion, weights: Weights, timeout: float) -> float:
         """Have the server switch to these weights; return the seconds without decoding, at most.
 
         Raises:
@@ -171,12 +171,12 @@ class ServedEngine(Tokenizing, ABC):
             )
         with self._loading:
             self._num_updates += 1
-            version = Version(self._serving.boot, policy, self._num_updates)
+            version = ServedWeights(self._serving.boot, policy, self._num_updates)
             try:
                 return self._relay.call(self._switch(version, weights, timeout), 3 * timeout)
             finally:
                 if version not in self._adapters:  # a server may read an adapter again while serving it
-                    self._folders.forget(version.name)
+                    self._staging.forget(version.name)
 
     def status(self) -> EngineStatus:
         """Return a snapshot of the engine's state; without a policy while the server's weights are unknown.
@@ -195,7 +195,7 @@ class ServedEngine(Tokenizing, ABC):
         """Fail all requests, and stop the server if this engine started it."""
         self._relay.close(self._leave)
         self._end_server()
-        self._folders.close()
+        self._staging.close()
 
     # --- what each server does in its own way --------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class ServedEngine(Tokenizing, ABC):
         """Return all completions of a request, each whole."""
 
     @abstractmethod
-    def _switch(self, version: Version, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
+    def _switch(self, version: ServedWeights, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
         """Return the coroutine for switching to a version.
 
         The version's files are written before the call returns, in the caller's thread: the loop serves requests
@@ -233,7 +233,7 @@ class ServedEngine(Tokenizing, ABC):
     # --- the loop's thread: requests -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _call(self, version: Version) -> Iterator[str]:
+    def _call(self, version: ServedWeights) -> Iterator[str]:
         """Register a call of the server while the call runs; yield the request id for the server."""
         request_id = uuid.uuid4().hex
         self._under_way[request_id] = version
@@ -251,7 +251,7 @@ class ServedEngine(Tokenizing, ABC):
             completion = joined(completion, await ask(rest_of(asked, number, completion)))
         return cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion
 
-    def _quarantine(self, version: Version, reason: str) -> None:
+    def _quarantine(self, version: ServedWeights, reason: str) -> None:
         if self._serving is version and self._state == "clean":  # otherwise an earlier answer has reported it
             log.error("served weights do not match", detail=reason)
             self._state = "quarantined"
@@ -284,24 +284,24 @@ class ServedEngine(Tokenizing, ABC):
         except RefusedError as error:
             raise ConfigError(f"{self._key_setting}: {error}") from None
 
-    async def _take(self, version: Version) -> None:
+    async def _take(self, version: ServedWeights) -> None:
         """Label the server's tokens with this version, and open the gate."""
         # registered first: answers may carry the label as soon as it is set
         self._labels[version.label] = version.policy
         await self._client.label(version.label)
         self._open(version)
 
-    def _open(self, version: Version) -> None:
+    def _open(self, version: ServedWeights) -> None:
         self._serving, self._state = version, "clean"
         self._gate.set()
 
-    async def _switch_adapter(self, version: Version, folder: Path, timeout: float) -> float:
+    async def _switch_adapter(self, version: ServedWeights, folder: Path, timeout: float) -> float:
         async with self._in_time(version, timeout):
             seconds = await self._add_adapter(version, folder)
             await self._take(version)
         return seconds
 
-    async def _add_adapter(self, version: Version, folder: Path) -> float:
+    async def _add_adapter(self, version: ServedWeights, folder: Path) -> float:
         """Load an adapter next to the loaded ones; return the seconds taken."""
         await self._make_room()
         started = time.monotonic()
@@ -320,7 +320,7 @@ class ServedEngine(Tokenizing, ABC):
             for version in [adapter for adapter in self._adapters if adapter not in in_use]:
                 self._adapters.remove(version)
                 await self._client.unload_adapter(version.adapter)
-                self._folders.forget(version.name)
+                self._staging.forget(version.name)
             if len(self._adapters) < self._max_loras:
                 return
             if self._mode != "drain":
@@ -328,7 +328,9 @@ class ServedEngine(Tokenizing, ABC):
                 await self._client.abort(oldest)  # they continue with the current version
             await asyncio.sleep(ROOM_SECONDS)
 
-    async def _switch_all(self, version: Version, overwrite: Callable[[], Awaitable[None]], timeout: float) -> float:
+    async def _switch_all(
+        self, version: ServedWeights, overwrite: Callable[[], Awaitable[None]], timeout: float
+    ) -> float:
         """Switch all weights: `overwrite` gives the server weights and label."""
         self._gate.clear()
         try:
@@ -360,7 +362,7 @@ class ServedEngine(Tokenizing, ABC):
             log.error("server may still be paused", detail=str(error) or f"no answer within {timeout:g} s")
 
     @contextlib.asynccontextmanager
-    async def _in_time(self, version: Version, timeout: float) -> AsyncIterator[None]:
+    async def _in_time(self, version: ServedWeights, timeout: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(timeout):
                 yield

@@ -28,7 +28,7 @@ COMPUTED = "rotary_emb.inv_freq"
 """Name ending of computed values, present as tensors in some old files."""
 
 
-class Folders:
+class Staging:
     """Folders of versions below `scratch`. Folders laid out by the channel are used as they are.
 
     Args:

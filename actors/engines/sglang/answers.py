@@ -11,10 +11,10 @@ The engine sets the label with each update (see `labels`).
 from collections.abc import Mapping
 from typing import Any
 
-from actors.engines.external.labels import Version, segments_of
+from actors.engines.external.labels import ServedWeights, segments_of
 from actors.engines.external.upstream import Json
 from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, RequestError, SampleRequest
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
 LARGEST_SEED = 2**63
 """Bound of SGLang's seeds; larger seeds are taken modulo this number."""
@@ -57,8 +57,8 @@ def completion_of(
     asked: SampleRequest,
     max_tokens: int,
     eos: frozenset[int],
-    labels: Mapping[str, Policy | None],
-    sampled_by: Version | None = None,
+    labels: Mapping[str, PolicyVersion | None],
+    sampled_by: ServedWeights | None = None,
 ) -> Completion:
     """Return the completion of an answer.
 

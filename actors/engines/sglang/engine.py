@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from actors.engines.external.labels import UnknownWeightsError, Version
+from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import Json, RefusedError
@@ -30,7 +30,7 @@ from actors.engines.protocol import (
 )
 from actors.engines.sglang.answers import completion_of, generate_body
 from actors.engines.sglang.client import SglangClient
-from actors.engines.sglang.versions import check_server
+from actors.engines.sglang.compat import check_server
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
@@ -76,9 +76,9 @@ class SglangEngine(ServedEngine):
         config: SglangEngineConfig,
         update_mode: UpdateMode,
         scratch: Scratch,
-        ordinal: int = 0,
+        server_index: int = 0,
     ) -> None:
-        url = server_of(config.urls, ordinal)
+        url = server_of(config.urls, server_index)
         super().__init__("SGLang", model, update_mode, config.max_loras, scratch)
         self._config = config
         keys = [secret(getattr(config, key), f"inference.engine.{key}") for key in ("api_key_env", "admin_api_key_env")]
@@ -86,10 +86,10 @@ class SglangEngine(ServedEngine):
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
-    def _switch(self, version: Version, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
+    def _switch(self, version: ServedWeights, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
         if self._serves_adapters:
-            return self._switch_adapter(version, self._folders.adapter(version.name, weights), timeout)
-        folder = self._folders.full(version.name, weights, with_head=False)
+            return self._switch_adapter(version, self._staging.adapter(version.name, weights), timeout)
+        folder = self._staging.full(version.name, weights, with_head=False)
         check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
         # a flush is refused while requests are stopped in between; the salt alone then keeps the versions apart
         overwrite = partial(self._client.update, folder, version.label, flush_cache=self._mode != "inflight")
@@ -118,7 +118,7 @@ class SglangEngine(ServedEngine):
             log.warning("SGLang ignores seeds; start it with --enable-deterministic-inference to have them", url=url)
         self._longest = int(info["max_req_input_len"]) + MARGIN_TOKENS - 1
         await self._take_over(url, self._config.startup_timeout)
-        self._relay.beside(self._watch())
+        self._relay.start_background(self._watch())
 
     async def _until_it_serves(self) -> Json:
         deadline = time.monotonic() + self._config.startup_timeout
@@ -184,7 +184,7 @@ class SglangEngine(ServedEngine):
             return await self._client.generate(body | {"rid": rid})
         except asyncio.CancelledError:  # the server notices closed connections by itself, but late
             if not self._relay.failure:
-                self._relay.beside(self._abort(rid))
+                self._relay.start_background(self._abort(rid))
             raise
 
     async def _abort(self, rid: str) -> None:

@@ -2,7 +2,7 @@
 
 guard     runs an owned server for the lifetime of its owner
 process   owned server: command line, environment, log, start and stop
-inside    our modules in an owned server: a door before the endpoints for changes of weights, and a setter of norms
+inside    our modules in an owned server: a guard of the endpoints for changes of weights, and a setter of norms
 norms     norms of a version with noise
 versions  supported version of vLLM
 client    HTTP client of the server

@@ -11,9 +11,9 @@ The engine sets the label with each update (see `labels`).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.engines.external.labels import Version, segments_of
+from actors.engines.external.labels import ServedWeights, segments_of
 from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, SampleRequest
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
 NO_LOGPROB = -9999.0
 """Value sent by the server for a logprob that is NaN or infinite."""
@@ -43,8 +43,8 @@ def completions_of(
     answer: Mapping[str, Any],
     asked: SampleRequest,
     eos: frozenset[int],
-    labels: Mapping[str, Policy | None],
-    sampled_by: Version | None = None,
+    labels: Mapping[str, PolicyVersion | None],
+    sampled_by: ServedWeights | None = None,
 ) -> list[Completion]:
     """Return the choices of an answer, in order.
 
@@ -68,8 +68,8 @@ def _completion(
     choice: Mapping[str, Any],
     asked: SampleRequest,
     eos: frozenset[int],
-    labels: Mapping[str, Policy | None],
-    sampled_by: Version | None,
+    labels: Mapping[str, PolicyVersion | None],
+    sampled_by: ServedWeights | None,
 ) -> Completion:
     content, stop_reason = choice["logprobs"]["content"], choice["stop_reason"]
     segments = segments_of(choice["weight_versions"], labels)

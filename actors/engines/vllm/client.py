@@ -8,7 +8,7 @@ import aiohttp
 from actors.engines.external.labels import UnknownWeightsError
 from actors.engines.external.upstream import Json, RefusedError, Upstream
 from actors.engines.protocol import EngineStoppedError, RequestError
-from actors.engines.vllm.inside.grpo_actors_door import HEADER
+from actors.engines.vllm.inside.grpo_actors_owner_key import HEADER
 
 HEALTH_SECONDS = 30.0
 """Seconds for a health check. A server busy with long prompts answers late; a dead server refuses at once."""
@@ -20,12 +20,12 @@ class VllmClient:
     """Client of a server.
 
     Args:
-        door_key: key of the door in an owned server; empty without a door.
+        owner_key: key of the owner of an owned server; empty for another server.
     """
 
-    def __init__(self, url: str, api_key: str = "", door_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", owner_key: str = "") -> None:
         self.url = url
-        headers = {"Authorization": f"Bearer {api_key}" if api_key else "", HEADER: door_key}
+        headers = {"Authorization": f"Bearer {api_key}" if api_key else "", HEADER: owner_key}
         self._http = Upstream("vLLM", url, {name: value for name, value in headers.items() if value})
 
     async def generate(self, body: Json) -> Json:

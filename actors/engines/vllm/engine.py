@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from actors.engines.external.labels import UnknownWeightsError, Version
+from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import RefusedError
@@ -42,8 +42,8 @@ from actors.engines.protocol import (
 )
 from actors.engines.vllm import answers
 from actors.engines.vllm.client import VllmClient
+from actors.engines.vllm.compat import check_version, installed
 from actors.engines.vllm.process import END_SECONDS, WHOLE_PROMPTS, OwnServer, api_key
-from actors.engines.vllm.versions import check_version, installed
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
@@ -91,7 +91,7 @@ class VllmEngine(ServedEngine):
         update_mode: UpdateMode,
         log_path: Path,
         scratch: Scratch,
-        ordinal: int = 0,
+        server_index: int = 0,
         noise: "NormNoise | None" = None,
     ) -> None:
         super().__init__("vLLM", model, update_mode, config.max_loras, scratch)
@@ -100,7 +100,7 @@ class VllmEngine(ServedEngine):
         self.holds_two_versions = self._serves_adapters and noise is None
         self._clean_norms: dict[str, torch.Tensor] = {}
         self._server = None if config.urls else self._start_server(log_path)
-        url = self._server.url if self._server else server_of(config.urls, ordinal)
+        url = self._server.url if self._server else server_of(config.urls, server_index)
         self._start(lambda: self._connect(url), config.startup_timeout)
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -127,21 +127,21 @@ class VllmEngine(ServedEngine):
         log.info("vLLM starts", url=server.url, log=str(log_path))
         return server
 
-    def _switch(self, version: Version, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
+    def _switch(self, version: ServedWeights, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
         from actors.engines.vllm.norms import model_norms, noisy  # imported here: torch is slow to import
 
         assert version.policy is not None
         number = version.policy.version  # the seed of its noise
         if not self._serves_adapters:
             clean_or_noisy = weights if self._noise is None else noisy(weights, self._noise, number)
-            folder = self._folders.full(version.name, clean_or_noisy, with_head=self._on_cpu)
+            folder = self._staging.full(version.name, clean_or_noisy, with_head=self._on_cpu)
             check_fit(self._shapes, shapes_of(folder / FILE_NAMES["full"]))
             return self._switch_all(version, partial(self._overwrite, version, self._client.reload, folder), timeout)
-        folder = self._folders.adapter(version.name, weights)
+        folder = self._staging.adapter(version.name, weights)
         if self._noise is None:
             return self._switch_adapter(version, folder, timeout)
         self._clean_norms = self._clean_norms or model_norms(self._model)
-        norms = self._folders.norms(version.name, self._noise.on(self._clean_norms, number))
+        norms = self._staging.norms(version.name, self._noise.on(self._clean_norms, number))
         return self._switch_adapter_and_norms(version, folder, norms, timeout)
 
     def _check(self, request: SampleRequest) -> None:
@@ -160,14 +160,14 @@ class VllmEngine(ServedEngine):
 
     async def _connect(self, url: str) -> None:
         self._alarm = asyncio.Event()
-        self._client = VllmClient(url, api_key(self._config), self._server.door_key if self._server else "")
+        self._client = VllmClient(url, api_key(self._config), self._server.owner_key if self._server else "")
         await self._until_it_serves()
         check_version(await self._client.version(), url)
         settings = await self._settings()
         self._longest = int(settings["model_config"]["max_model_len"])
         self._on_cpu = settings["device_config"]["device"] == "cpu"
         await self._take_over(url, self._config.startup_timeout)
-        self._relay.beside(self._watch())
+        self._relay.start_background(self._watch())
 
     async def _until_it_serves(self) -> None:
         deadline = time.monotonic() + self._config.startup_timeout
@@ -267,13 +267,15 @@ class VllmEngine(ServedEngine):
 
     # --- the loop's thread: weights ------------------------------------------------------------------------------
 
-    async def _switch_adapter_and_norms(self, version: Version, folder: Path, norms: Path, timeout: float) -> float:
+    async def _switch_adapter_and_norms(
+        self, version: ServedWeights, folder: Path, norms: Path, timeout: float
+    ) -> float:
         async with self._in_time(version, timeout):
             await self._add_adapter(version, folder)
         overwrite = partial(self._overwrite, version, self._client.set_norms, norms)
         return await self._switch_all(version, overwrite, timeout)
 
-    async def _overwrite(self, version: Version, write: Callable[[Path], Awaitable[None]], path: Path) -> None:
+    async def _overwrite(self, version: ServedWeights, write: Callable[[Path], Awaitable[None]], path: Path) -> None:
         await write(path)
         await self._client.label(version.label)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from actors.engines.http.access import secret
 from actors.engines.http.requests import MOST_TOP_LOGPROBS
 from actors.engines.vllm import guard
-from actors.engines.vllm.inside import grpo_actors_door as door
 from actors.engines.vllm.inside import grpo_actors_norms as norms
+from actors.engines.vllm.inside import grpo_actors_owner_key as owner_key_module
 from schemas.config.model import ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
@@ -37,7 +37,7 @@ class OwnServer:
     ) -> None:
         port = _free_port()
         # loopback is open to every user of the machine, so the endpoints that change weights require a key
-        self.url, self.door_key = f"http://127.0.0.1:{port}", secrets.token_hex(16)
+        self.url, self.owner_key = f"http://127.0.0.1:{port}", secrets.token_hex(16)
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
@@ -47,12 +47,12 @@ class OwnServer:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                env=environment(model, config, self.door_key),
+                env=environment(model, config, self.owner_key),
                 start_new_session=True,
             )
 
     @property
-    def group(self) -> int:
+    def process_group(self) -> int:
         """Process group of the server and the workers."""
         return self._process.pid
 
@@ -74,7 +74,7 @@ class OwnServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         with contextlib.suppress(ProcessLookupError):  # the guard has killed the group
-            os.killpg(self.group, signal.SIGKILL)
+            os.killpg(self.process_group, signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -103,7 +103,7 @@ def command(
         "--logprobs-mode": "processed_logprobs",
         # one more than clients may request: see `answers.alternatives`
         "--max-logprobs": MOST_TOP_LOGPROBS + 1,
-        "--middleware": door.MIDDLEWARE,
+        "--middleware": owner_key_module.MIDDLEWARE,
         "--worker-extension-cls": norms.EXTENSION if sets_norms else None,
     }
     if model.lora is not None:
@@ -126,18 +126,18 @@ def command(
     return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]  # last, so that they win
 
 
-def environment(model: ModelConfig, config: VllmEngineConfig, door_key: str) -> dict[str, str]:
-    """Return the server's environment: this process's own, the endpoints for weights, the door, and the keys.
+def environment(model: ModelConfig, config: VllmEngineConfig, owner_key: str) -> dict[str, str]:
+    """Return the server's environment: this process's own, the endpoints for weights, the middleware, and the keys.
 
     Keys stay off the command line, which every user of the machine can read. PYTHONSAFEPATH keeps modules of the folder
     where the run was started out of the path: such a module may have the name of a module of vLLM or Python.
     """
-    path = [str(Path(door.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(owner_key_module.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     added = {
         "VLLM_SERVER_DEV_MODE": "1",
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
-        door.KEY_VARIABLE: door_key,
+        owner_key_module.KEY_VARIABLE: owner_key,
     }
     if model.lora is not None:
         added["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"

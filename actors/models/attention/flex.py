@@ -18,7 +18,7 @@ from actors.models.attention.rows import PackedRow
 Index = Tensor
 
 
-class Sight:
+class RowMask:
     """Visibility between the tokens of a row, with the blocks a kernel may skip."""
 
     def __init__(self, row: PackedRow) -> None:
@@ -82,7 +82,7 @@ def flex_row_attention(
         key.to(value.dtype),
         value,
         score_mod=_capped(softcap) if softcap is not None else None,
-        block_mask=packed_row.planned(Sight).mask(sliding_window),
+        block_mask=packed_row.planned(RowMask).mask(sliding_window),
         scale=scaling,
         enable_gqa=key.shape[1] != query.shape[1],
     )

@@ -23,7 +23,7 @@ POLL_SECONDS = 0.02
 
 
 @contextlib.contextmanager
-def claimed(output: Path, patience_seconds: float = ACTORS_END_SECONDS) -> Iterator[int]:
+def hold_run_lock(output: Path, patience_seconds: float = ACTORS_END_SECONDS) -> Iterator[int]:
     """Hold the locks for the duration of a block; the kernel releases them if this process dies.
 
     Yields:

@@ -4,7 +4,7 @@
 
 Looks every `inference.pool.sync_interval`. A new server gets an actor, which takes work once the current weights are
 loaded. If a server's address is gone, the actor finishes all work and exits. If a server has died, the actor exits by
-itself, and is started again at later looks. None of this fails the run. Waits on State for the end of the run.
+itself, and is started again at later looks. None of this fails the run. Waits on the directive for the end of the run.
 """
 
 import os
@@ -21,7 +21,7 @@ from actors.ops.up.child import Child, how_it_ended, wait_for
 from actors.process.membership import DRAIN_SECONDS, Membership
 from actors.process.output_dir import take
 from schemas.config import RunConfig
-from schemas.messages import ObserverBeat
+from schemas.messages import ObserverHeartbeat
 
 log = structlog.get_logger("pool")
 
@@ -83,7 +83,7 @@ def name_of(url: str) -> str:
     return f"inference-{re.sub(r'[^A-Za-z0-9.]+', '-', url.partition('://')[2]).strip('-')}-server"
 
 
-class Pool:
+class ServerPool:
     """Pool of inference actors, one per server.
 
     Args:
@@ -100,7 +100,7 @@ class Pool:
         take(config)  # the actors' logs are written there
         self._config, self._interval = config, config.inference.pool.sync_interval
         self._command, self._servers = command, servers
-        self._membership = Membership(config, ObserverBeat, name)
+        self._membership = Membership(config, ObserverHeartbeat, name)
         self._actors: dict[str, Child] = {}
         """Actors by the server's URL."""
         self._leaving: list[tuple[Child, float]] = []
@@ -113,9 +113,10 @@ class Pool:
         next_look = 0.0
         try:
             while not self._draining:
-                state = self._membership.latest()
-                if state is not None and state.phase == "done":
-                    wait_for(self._actors.values(), LEAVE_SECONDS)  # State has told the actors too, so they exit
+                directive = self._membership.latest()
+                if directive is not None and directive.phase == "done":
+                    # the directive has told the actors too, so they exit
+                    wait_for(self._actors.values(), LEAVE_SECONDS)
                     return
                 if time.monotonic() >= next_look:
                     self.look()

@@ -23,7 +23,7 @@ from actors.ops.fit import busy_ports
 from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
-from actors.ops.up.run_lock import claimed
+from actors.ops.up.run_lock import hold_run_lock
 from actors.ops.view.result import result_on_disk
 from actors.ops.view.screen import Screen, titled
 from actors.process.descriptors import raise_limits
@@ -37,7 +37,7 @@ from schemas.config import RunConfig, warnings
 from schemas.config.resolved import write_resolved
 from schemas.config.resume import differences, refusal
 from schemas.errors import ConfigError, PeerRefusedError, RunFailedError
-from schemas.messages import ObserverBeat, ObserverState
+from schemas.messages import ObserverDirective, ObserverHeartbeat
 
 log = structlog.get_logger("up")
 
@@ -86,7 +86,7 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
     output = config.output
     take(config)
     (output / "logs").mkdir(exist_ok=True)
-    with claimed(output) as claim, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
+    with hold_run_lock(output) as run_lock, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
         other_data, more_data = changed_data(config)
         refused = refusal(differences(run_so_far(config), config)) + other_data
         if refused and not fork:
@@ -103,7 +103,7 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
         configure_logs(config.telemetry, up_log)
         bind_everywhere(actor="up")
         raise_limits(config)
-        supervisor = Supervisor(config, resolved, (claim,), fork)
+        supervisor = Supervisor(config, resolved, (run_lock,), fork)
         try:
             return supervisor.run()
         except (RunFailedError, PeerRefusedError) as error:
@@ -168,7 +168,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         stop_at_hangup(self._on_signal)
-        membership = Membership(self._config, ObserverBeat, f"up-{os.getpid()}")
+        membership = Membership(self._config, ObserverHeartbeat, f"up-{os.getpid()}")
         membership.start(phase="running")
         try:
             while not self._stopping:
@@ -310,7 +310,7 @@ class Supervisor:
     def _progress(self, membership: Membership) -> dict[str, Any]:
         with contextlib.suppress(PackerSilentError, StartOverError):
             state = membership.latest()
-            if isinstance(state, ObserverState):
+            if isinstance(state, ObserverDirective):
                 self._say_where_it_starts(state.progress)
                 if state.progress:
                     self._made_progress = [state.progress.get(name) for name in PROGRESS]

@@ -1,4 +1,4 @@
-"""Diagnostics of a run: current troubles, and past troubles already dealt with. Pure functions of the progress."""
+"""Diagnostics of a run: present problems, and past problems already dealt with. Pure functions of the progress."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ MISSED = {
 }
 
 
-def troubles(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
+def diagnose(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
     """Return everything about a run that needs attention, as texts; empty if the run is well.
 
     Args:
@@ -79,7 +79,7 @@ def _actors(progress: Mapping[str, Any], lease: float) -> Iterator[str]:
 
 
 def dealt_with(progress: Mapping[str, Any], longest: int = MAX_FAILURE_CHARACTERS) -> list[str]:
-    """Return past troubles that only cost time, as texts; empty if there were none."""
+    """Return past problems that only cost time, as texts; empty if there were none."""
     found = []
     if restarts := progress.get("restarts"):
         found.append("restarted " + ", ".join(f"{name} ×{count}" for name, count in restarts.items()))

@@ -20,7 +20,8 @@ Stage = Literal["unknown", "nothing", "sampling", "scoring", "packing", "trainin
 TRAINER_IDLE = 0.2
 """Share of time spent waiting, below which the trainer counts as the bottleneck."""
 FULL = 0.8
-"""Share of a stage's capacity that counts as full, by the mean. Not 1, since beats tell of groups once a second."""
+"""Share of a stage's capacity that counts as full, by the mean. Not 1, since heartbeats tell of groups once a
+second."""
 STAGE_OF_ACTOR: dict[str, Stage] = {
     "rollout": "sampling", "inference": "sampling", "reward": "scoring", "trainer": "training",
 }  # fmt: skip

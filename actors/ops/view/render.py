@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.ops.view.diagnostics import dealt_with, learning, seconds_in_words, troubles
+from actors.ops.view.diagnostics import dealt_with, diagnose, learning, seconds_in_words
 from actors.ops.view.limits import limits
 
 MARGIN = 11
@@ -74,14 +74,14 @@ class View:
         return bool(self.ended) or self.progress.get("phase") in ("done", "failed")
 
     @property
-    def troubles(self) -> list[str]:
+    def diagnostics(self) -> list[str]:
         """Texts on everything that needs attention."""
-        return troubles(self.progress, 0.0 if self.is_over else self.silent_seconds)
+        return diagnose(self.progress, 0.0 if self.is_over else self.silent_seconds)
 
     @property
     def is_healthy(self) -> bool:
         """True if nothing needs attention."""
-        return self.ended_well and not self.troubles
+        return self.ended_well and not self.diagnostics
 
 
 def render(view: View, columns: int = 100) -> list[str]:
@@ -90,7 +90,7 @@ def render(view: View, columns: int = 100) -> list[str]:
     lines = [_head(view), *_section("ended", [view.ended] if view.ended else [], width)]
     if not progress:
         return [line[:columns] for line in [*lines, *(() if view.ended else ("waiting for the packer",))]]
-    lines += _section("trouble", view.troubles, width)
+    lines += _section("trouble", view.diagnostics, width)
     lines += _section("note", progress.get("notes", ()), width)
     if not view.is_over:
         limit = limits(progress)

@@ -1,6 +1,6 @@
 """`actors top` and `actors status`: watch a run from another terminal.
 
-An observer sends beats on the control plane and gets the packer's progress. The run neither counts nor awaits
+An observer sends heartbeats on the control plane and gets the packer's progress. The run neither counts nor awaits
 observers. If no packer answers, the run's files are shown.
 """
 
@@ -23,11 +23,11 @@ from bus.topology import Addresses
 from schemas.config import RunConfig, load_config
 from schemas.config.resolved import RESOLVED
 from schemas.errors import ConfigError
-from schemas.messages import ObserverBeat, ObserverState, State
+from schemas.messages import Directive, ObserverDirective, ObserverHeartbeat
 
 EXIT_HEALTHY, EXIT_NOT_HEALTHY = 0, 1
 ANSWER_SECONDS = 5.0
-"""Time for the packer to answer a first beat; usually a round, more during a start or a large commit."""
+"""Time for the packer to answer a first heartbeat; usually a round, more during a start or a large commit."""
 GONE_SECONDS = 60.0
 """Silence of a packer after which no restart is expected any more."""
 POLL_SECONDS = 0.1
@@ -103,41 +103,46 @@ def _print_end(config: RunConfig, observer: "_Observer") -> int:
     if not view.is_over and has_ended_on_disk(config):
         view = view_on_disk(config)  # the packer may have gone before this process has heard of the end
     if view.ended_well and view.progress.get("phase") == "done":
-        print("\n".join(["the run is done", *view.troubles]))
+        print("\n".join(["the run is done", *view.diagnostics]))
         return EXIT_HEALTHY
-    print("\n".join([*view.troubles, *([view.ended] if view.ended else [])]), file=sys.stderr)
+    print("\n".join([*view.diagnostics, *([view.ended] if view.ended else [])]), file=sys.stderr)
     return EXIT_NOT_HEALTHY
 
 
 class _Observer:
-    """Observer of a run: keeps the newest State from the packer."""
+    """Observer of a run: keeps the newest directive from the packer."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._state: ObserverState | None = None
-        self._membership = Membership(config, ObserverBeat, f"watcher-{uuid.uuid4().hex[:8]}", self._take)
+        self._directive: ObserverDirective | None = None
+        self._membership = Membership(config, ObserverHeartbeat, f"watcher-{uuid.uuid4().hex[:8]}", self._take)
         self._membership.start(phase="running")
 
-    def _take(self, state: State) -> None:
-        if isinstance(state, ObserverState):
-            self._state = state
+    def _take(self, directive: Directive) -> None:
+        if isinstance(directive, ObserverDirective):
+            self._directive = directive
 
     def is_answered(self, seconds: float) -> bool:
         """Wait up to `seconds` for the packer's first answer; return whether it has come."""
         deadline = time.monotonic() + seconds
-        while self._state is None and time.monotonic() < deadline:
+        while self._directive is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS / 5)  # short, since `actors status` shall answer at once
-        return self._state is not None
+        return self._directive is not None
 
     def newest(self) -> tuple[dict[str, Any], float]:
         """Return the newest progress, and the seconds since the packer was heard.
 
         If the packer refuses this process, the progress has the phase "failed" and the reason.
         """
-        state, silent = self._state, self._membership.silent_seconds
-        assert state is not None  # `is_answered` has been true before
-        failed = {"phase": "failed", "step": state.step, "max_steps": state.max_steps, "failure": state.refusal}
-        return state.progress | (failed if state.refusal else {}), silent
+        directive, silent = self._directive, self._membership.silent_seconds
+        assert directive is not None  # `is_answered` has been true before
+        failed = {
+            "phase": "failed",
+            "step": directive.step,
+            "max_steps": directive.max_steps,
+            "failure": directive.refusal,
+        }
+        return directive.progress | (failed if directive.refusal else {}), silent
 
     @property
     def has_ended(self) -> bool:

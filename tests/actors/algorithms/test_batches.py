@@ -28,12 +28,12 @@ def a_group(ordinal: int, lengths: list[int], prompt: int = 2, masked: int = 0) 
     """
     size, group_size = sum(lengths), len(lengths)
     offsets = np.cumsum([0, *lengths])
-    starts, rows, heats = [], [], []
+    starts, rows, temperatures = [], [], []
     for start, length in zip(offsets[:-1].tolist(), lengths, strict=True):
         for shift in range(min(2, length)):
             starts.append(start + shift)
             rows.append((start + shift, 1, 5 + shift))
-            heats.append(0.5 + shift)
+            temperatures.append(0.5 + shift)
     return ScoredGroup(
         run="run",
         sender="a",
@@ -52,7 +52,7 @@ def a_group(ordinal: int, lengths: list[int], prompt: int = 2, masked: int = 0) 
         loss_mask=(np.arange(size) >= masked).astype(np.uint8),
         logprobs=(-(ordinal + 1) - np.arange(size) / 64).astype(np.float32),
         segments=np.array(rows, np.int64).reshape(-1, 3),
-        segment_temperatures=np.array(heats, np.float32),
+        segment_temperatures=np.array(temperatures, np.float32),
         scorer="r",
         reward_names=["f"],
         rewards_FG=np.array([np.arange(group_size, dtype=np.float64)]),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.algorithms.advantages import Steps
+from actors.algorithms.advantages import StepRewards
 from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
 from schemas.config.actors import RewardConfig
 from schemas.config.data import ShapingConfig
@@ -34,7 +34,7 @@ def score(
     taken: RolloutGroup,
     rewards: Sequence[Sequence[float]],
     by: ScoringRules,
-    steps: Sequence[Steps] | None = None,
+    steps: Sequence[StepRewards] | None = None,
     custom: Sequence[float] | None = None,
 ) -> GroupScore:
     """The group's score from the values of functions, a row each."""
@@ -120,7 +120,7 @@ def test_gae_gives_each_token_its_own_advantage_and_each_completion_their_mean()
     ("steps", "tokens"),
     [([[(1, 1.0)], [(2, 1.0)]], [0.0, 0.0, 0.0]), ([[(1, 1.0)], [(1, 0.0), (2, 0.5)]], [1.0, -1.0, 0.0])],
 )
-def test_process_supervision_reads_steps_and_no_rewards(steps: list[Steps], tokens: list[float]) -> None:
+def test_process_supervision_reads_steps_and_no_rewards(steps: list[StepRewards], tokens: list[float]) -> None:
     """Two equal steps have z-scores of 0; rewards 1, 0 and ½ of three steps have 1, −1, 0."""
     by = rules(steps=OWN, advantage={"type": "process", "eps": 0.0})
     assert score(sampled(1, 2), [[NAN, NAN]], by, steps).token_advantages_N.tolist() == tokens

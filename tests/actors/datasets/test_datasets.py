@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from actors.datasets import make_environment
+from actors.datasets import make_dataset
 from actors.datasets.jsonl import Jsonl
 from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig, Split
 from schemas.errors import ConfigError
@@ -12,9 +12,9 @@ from schemas.errors import ConfigError
 
 def test_reverse_text_asks_for_the_word_backwards() -> None:
     """The prompt is the word and =, the answer the word reversed, within the configured lengths."""
-    environment = make_environment(ReverseTextConfig(min_letters=2, max_letters=3), "train", seed=1)
+    dataset = make_dataset(ReverseTextConfig(min_letters=2, max_letters=3), "train", seed=1)
     for index in range(50):
-        example = environment.example(index)
+        example = dataset.example(index)
         word = str(example.prompt).removesuffix("=")
         assert example.columns == {"answer": word[::-1]}
         assert 2 <= len(word) <= 3
@@ -22,25 +22,25 @@ def test_reverse_text_asks_for_the_word_backwards() -> None:
 
 def test_arithmetic_answers_are_right() -> None:
     """The answer column is the value of the expression in the prompt."""
-    environment = make_environment(ArithmeticConfig(operations=["+", "-", "*"], max_operand=12), "eval", seed=3)
+    dataset = make_dataset(ArithmeticConfig(operations=["+", "-", "*"], max_operand=12), "eval", seed=3)
     for index in range(50):
-        example = environment.example(index)
+        example = dataset.example(index)
         assert eval(str(example.prompt).removesuffix("=")) == int(example.columns["answer"])
 
 
 def test_an_example_is_the_same_in_every_process_and_another_under_another_seed() -> None:
     """Examples depend on seed, split and index alone, so packer and rollout agree without sending data."""
     config = ReverseTextConfig()
-    first = [make_environment(config, "train", seed=5).example(i).prompt for i in range(20)]
-    assert first == [make_environment(config, "train", seed=5).example(i).prompt for i in range(20)]
-    assert first != [make_environment(config, "train", seed=6).example(i).prompt for i in range(20)]
+    first = [make_dataset(config, "train", seed=5).example(i).prompt for i in range(20)]
+    assert first == [make_dataset(config, "train", seed=5).example(i).prompt for i in range(20)]
+    assert first != [make_dataset(config, "train", seed=6).example(i).prompt for i in range(20)]
 
 
 def test_no_train_prompt_is_ever_an_eval_prompt() -> None:
     """Even in a world of 26 words, whatever the seed: which split a prompt belongs to is a property of the prompt."""
     config = ReverseTextConfig(min_letters=1, max_letters=1)
-    train = {make_environment(config, "train", seed=s).example(i).prompt for s in range(3) for i in range(300)}
-    held_out = {make_environment(config, "eval", seed=s).example(i).prompt for s in range(3) for i in range(300)}
+    train = {make_dataset(config, "train", seed=s).example(i).prompt for s in range(3) for i in range(300)}
+    held_out = {make_dataset(config, "eval", seed=s).example(i).prompt for s in range(3) for i in range(300)}
     assert held_out
     assert train.isdisjoint(held_out)
     assert len(train | held_out) == 26
@@ -49,10 +49,10 @@ def test_no_train_prompt_is_ever_an_eval_prompt() -> None:
 def test_an_environment_with_too_few_prompts_says_so() -> None:
     """0+0= is the only problem, it belongs to one split, and the other one reports it instead of hanging."""
     config = ArithmeticConfig(operations=["+"], max_operand=1)
-    prompts = {str(make_environment(config, "train", 0).example(i).prompt) for i in range(20)}
+    prompts = {str(make_dataset(config, "train", 0).example(i).prompt) for i in range(20)}
     assert prompts <= {"0+0=", "0+1=", "1+0=", "1+1="}
     with pytest.raises(ValueError, match="too few different prompts"):
-        make_environment(config, "eval", 0).example(0)
+        make_dataset(config, "eval", 0).example(0)
 
 
 def _write(path: Path, rows: list[object]) -> str:
@@ -66,9 +66,9 @@ def test_jsonl_takes_gsm8k_as_people_download_it(tmp_path: Path) -> None:
         tmp_path / "train.jsonl", [{"question": "1+1?", "answer": "so #### 2"}, "", {"question": "2+2?", "answer": "4"}]
     )
     config = JsonlConfig(path=path, prompt_column="question", system_prompt="Think.")
-    environment = make_environment(config, "train", 0)
-    assert environment.num_examples == 2
-    example = environment.example(1)
+    dataset = make_dataset(config, "train", 0)
+    assert dataset.num_examples == 2
+    example = dataset.example(1)
     assert example.prompt == [{"role": "system", "content": "Think."}, {"role": "user", "content": "2+2?"}]
     assert example.columns == {"answer": "4"}
 
@@ -77,11 +77,11 @@ def test_jsonl_keeps_text_as_text_and_messages_as_messages(tmp_path: Path) -> No
     """Without chat or system prompt a text prompt stays text; messages stay what they are."""
     messages = [{"role": "user", "content": "hi"}]
     path = _write(tmp_path / "rows.jsonl", [{"prompt": "plain", "n": 3}, {"prompt": messages}])
-    environment = make_environment(JsonlConfig(path=path), "train", 0)
-    assert environment.example(0).prompt == "plain"
-    assert environment.example(0).columns == {"n": 3}
-    assert environment.example(1).prompt == messages
-    assert make_environment(JsonlConfig(path=path, chat=True), "train", 0).example(0).prompt == [
+    dataset = make_dataset(JsonlConfig(path=path), "train", 0)
+    assert dataset.example(0).prompt == "plain"
+    assert dataset.example(0).columns == {"n": 3}
+    assert dataset.example(1).prompt == messages
+    assert make_dataset(JsonlConfig(path=path, chat=True), "train", 0).example(0).prompt == [
         {"role": "user", "content": "plain"}
     ]
 
@@ -89,7 +89,7 @@ def test_jsonl_keeps_text_as_text_and_messages_as_messages(tmp_path: Path) -> No
 def test_jsonl_without_an_eval_file_holds_nothing_out(tmp_path: Path) -> None:
     """The eval split is empty then."""
     path = _write(tmp_path / "rows.jsonl", [{"prompt": "a"}])
-    assert make_environment(JsonlConfig(path=path), "eval", 0).num_examples == 0
+    assert make_dataset(JsonlConfig(path=path), "eval", 0).num_examples == 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_jsonl_names_file_and_line_of_a_bad_row(tmp_path: Path, split: Split, ro
     path, eval_path = (bad, good) if split == "train" else (good, bad)
     key = "path" if split == "train" else "eval_path"
     with pytest.raises(ConfigError, match=rf"environments\[\]\.{key}: {bad}, {words}"):
-        make_environment(JsonlConfig(path=path, eval_path=eval_path), split, 0)
+        make_dataset(JsonlConfig(path=path, eval_path=eval_path), split, 0)
 
 
 def test_jsonl_knows_the_columns_that_every_row_has(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_jsonl_knows_the_columns_that_every_row_has(tmp_path: Path) -> None:
 def test_jsonl_says_when_a_file_was_changed_under_it(tmp_path: Path) -> None:
     """A row that was good and is not any more."""
     path = _write(tmp_path / "rows.jsonl", [{"prompt": "a"}])
-    environment = make_environment(JsonlConfig(path=path), "train", 0)
+    dataset = make_dataset(JsonlConfig(path=path), "train", 0)
     _write(Path(path), ["changed"])
     with pytest.raises(ConfigError, match="row 1 is not what it was when the file was read first: not JSON"):
-        environment.example(0)
+        dataset.example(0)
 
 
 def test_jsonl_without_a_check_parses_a_row_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -148,27 +148,27 @@ def test_jsonl_without_a_check_parses_a_row_when_it_is_asked_for(tmp_path: Path)
 def test_jsonl_that_is_replaced_under_its_name_stays_what_was_read(tmp_path: Path) -> None:
     """The index fits the file that was read, so a draw neither opens the new one nor mixes the two."""
     path = tmp_path / "rows.jsonl"
-    environment = make_environment(JsonlConfig(path=_write(path, [{"prompt": "a"}, {"prompt": "b"}])), "train", 0)
+    dataset = make_dataset(JsonlConfig(path=_write(path, [{"prompt": "a"}, {"prompt": "b"}])), "train", 0)
     other = tmp_path / "other.jsonl"
     _write(other, [{"prompt": "something longer"}])
     other.replace(path)
-    assert [environment.example(i).prompt for i in range(2)] == ["a", "b"]
+    assert [dataset.example(i).prompt for i in range(2)] == ["a", "b"]
 
 
 def test_jsonl_says_when_the_file_is_missing_or_empty(tmp_path: Path) -> None:
     """Both name the key and the path."""
     with pytest.raises(ConfigError, match=r"environments\[\].path: .*nothing.jsonl can't be read"):
-        make_environment(JsonlConfig(path=str(tmp_path / "nothing.jsonl")), "train", 0)
+        make_dataset(JsonlConfig(path=str(tmp_path / "nothing.jsonl")), "train", 0)
     (tmp_path / "empty.jsonl").write_text("\n\n")
     for split in get_args(Split):
         config = JsonlConfig(path=str(tmp_path / "empty.jsonl"), eval_path=str(tmp_path / "empty.jsonl"))
         with pytest.raises(ConfigError, match="has no rows"):
-            make_environment(config, split, 0)
+            make_dataset(config, split, 0)
 
 
 def test_the_key_of_an_example_is_its_content() -> None:
     """Equal prompts of one environment have one key; the environment's name is part of it."""
-    environment = make_environment(ReverseTextConfig(), "train", seed=5)
-    assert environment.example(3).key("a") == make_environment(ReverseTextConfig(), "train", 5).example(3).key("a")
-    assert environment.example(3).key("a") != environment.example(3).key("b")
-    assert environment.example(3).key("a") != environment.example(4).key("a")
+    dataset = make_dataset(ReverseTextConfig(), "train", seed=5)
+    assert dataset.example(3).key("a") == make_dataset(ReverseTextConfig(), "train", 5).example(3).key("a")
+    assert dataset.example(3).key("a") != dataset.example(3).key("b")
+    assert dataset.example(3).key("a") != dataset.example(4).key("a")

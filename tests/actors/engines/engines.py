@@ -10,7 +10,7 @@ from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import Completion, Engine, SampleRequest
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
 WAIT = 30.0
 """Seconds after which a wait in a test has failed."""
@@ -29,9 +29,9 @@ def sample(engine: Engine, *requests: SampleRequest) -> list[list[Completion]]:
     return [future.result(WAIT) for future in [engine.submit(request) for request in requests]]
 
 
-def policy(version: int) -> Policy:
+def policy(version: int) -> PolicyVersion:
     """Lineage 1."""
-    return Policy(lineage=1, version=version)
+    return PolicyVersion(lineage=1, version=version)
 
 
 class Gate:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from actors.assembly import make_inference, ordinal_of
+from actors.assembly import make_inference, replica_index
 from actors.engines.fake import FakeEngine
 from actors.inference.loop import InferenceActor
 from actors.telemetry.metrics import Metrics
 from bus.weights import Weights
 from schemas.errors import ConfigError
-from schemas.messages import Manifest, Policy, WeightUpdate
+from schemas.messages import Manifest, PolicyVersion, WeightUpdate
 from tests.ring.harness import ring_config
 
 
@@ -31,12 +31,12 @@ class Receiver:
 
 def manifest(version: int) -> Manifest:
     """A published version."""
-    policy = Policy(lineage=1, version=version)
+    policy = PolicyVersion(lineage=1, version=version)
     return Manifest(policy=policy, channel="filesystem", content="full", uri="/x", digest="d", num_bytes=1)
 
 
 def test_weights_that_cannot_be_had_leave_the_old_version_serving(tmp_path):
-    """Version 1 loads, version 2 does not: the engine serves 1, the failure is counted and said in the beat."""
+    """Version 1 loads, version 2 does not: the engine serves 1, the failure is counted and said in the heartbeat."""
     config, metrics = ring_config(tmp_path, "inproc"), Metrics("inference")
     engine, receiver = FakeEngine(config.inference.engine), Receiver()
     actor = InferenceActor(config, "inference-0", metrics, lambda: engine, lambda boot_id: receiver)
@@ -45,7 +45,7 @@ def test_weights_that_cannot_be_had_leave_the_old_version_serving(tmp_path):
     actor.update(engine, manifest(1), None)
     receiver.error = OSError("pruned meanwhile")
     actor.update(engine, manifest(2), None)
-    assert engine.status().policy == Policy(lineage=1, version=1)
+    assert engine.status().policy == PolicyVersion(lineage=1, version=1)
     assert value("grpo_inference_policy_version") == 1
     assert value("grpo_inference_weight_updates_total", {"outcome": "loaded"}) == 1
     assert value("grpo_inference_weight_updates_total", {"outcome": "failed"}) == 1
@@ -71,4 +71,4 @@ def test_each_inference_actor_takes_the_next_port(tmp_path):
     config = ring_config(tmp_path, "inproc", inference={"engine": {"type": "fake"}, "port": 9000})
     assert make_inference(config, "inference-2", Metrics("inference")).port == 9002
     assert make_inference(ring_config(tmp_path, "inproc"), "inference-2", Metrics("inference")).port == 0
-    assert [ordinal_of(name) for name in ("inference-12", "engine", "a100-3")] == [12, 0, 3]
+    assert [replica_index(name) for name in ("inference-12", "engine", "a100-3")] == [12, 0, 3]

@@ -28,23 +28,23 @@ def main(folder: Path, rank: int) -> None:
     if task["restore"]:
         learner.restore(Path(task["restore"]))
     ranks = GlooRanks(rank, task["size"], folder / "ranks", "127.0.0.1", lambda: None, 60.0)
-    learner.enter(ranks, lambda: None)
+    learner.join(ranks, lambda: None)
     for step in task["steps"]:
         if step == task["steps"][-1]:
             if rank == 0:
                 learner.snapshot().write(folder / "checkpoint")
-                learner.dismiss()
+                learner.release_ranks()
             else:
-                learner.assist()
+                learner.serve_gathers()
         groups = [scored_group(ordinal) for ordinal in range(5)]
         batch = batches_of(groups, task["size"], config.trainer.num_minibatches, step)[rank]
         values.append({n: v for n, v in learner.step(batch, ranks).items() if "seconds" not in n})
     if rank == 0:
         save_file(learner.weights().tensors, folder / "weights.safetensors")
         (folder / "values.json").write_text(json.dumps(values))
-        learner.dismiss()
+        learner.release_ranks()
     else:
-        learner.assist()
+        learner.serve_gathers()
     sys.stdout.flush()
     os._exit(0)  # to tear collectives down in order is no part of the product: an actor leaves
 

@@ -9,7 +9,7 @@ import torch
 
 from actors.learner import learner as learner_module
 from actors.learner.learner import TorchLearner
-from actors.learner.ranks import ALONE
+from actors.learner.ranks import SINGLE_RANK
 from actors.learner.snapshots import ENTROPY_CONTROL
 from schemas.config import RunConfig
 from tests.actors.learner.steps import batches_of, random_samples, run_config, scored_group, step_batch
@@ -121,7 +121,7 @@ def test_ranks_go_by_the_entropy_of_all_and_a_replay_too(model_folder: ModelFold
     """The target lies between the entropies of the two ranks, on either side of which each alone would go its way."""
     dealt = batches_of([scored_group(ordinal) for ordinal in range(4)], 2)
     alone = [TorchLearner(adaptive(model_folder)).step(each)["entropy_regularised"] for each in dealt]
-    whole = TorchLearner(adaptive(model_folder)).step(dealt[1], ALONE, dealt[:1])["entropy_regularised"]
+    whole = TorchLearner(adaptive(model_folder)).step(dealt[1], SINGLE_RANK, dealt[:1])["entropy_regularised"]
     for target in (sum((whole, min(alone))) / 2, sum((whole, max(alone))) / 2):
         config = adaptive(model_folder, adaptive_entropy={"target": target})
         *learners, replaying = [TorchLearner(config) for _ in range(3)]
@@ -133,9 +133,9 @@ def test_ranks_go_by_the_entropy_of_all_and_a_replay_too(model_folder: ModelFold
 
         (folder := tmp_path / f"{target}").mkdir()
         one, other = on_ranks(folder, 2, two_steps)
-        replaying.step(dealt[1], ALONE, dealt[:1])
+        replaying.step(dealt[1], SINGLE_RANK, dealt[:1])
         late = [batch.model_copy(update={"step": 2}) for batch in dealt]
-        replayed = trained(replaying, late[1], ALONE, late[:1])
+        replayed = trained(replaying, late[1], SINGLE_RANK, late[:1])
         assert one.values == other.values == replayed.values
         assert one.values["entropy_coef"] == (0.505 if whole <= target else 0.0)
         for name, parameter in one.weights.items():

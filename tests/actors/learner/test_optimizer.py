@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Policy(nn.Module):
+class PolicyVersion(nn.Module):
     """An embedding, a hidden matrix large enough for 8 bits, experts in one tensor, a norm and an output layer."""
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Policy(nn.Module):
         return self.head
 
 
-def made(**optimizer: Any) -> tuple[Policy, PolicyOptimizer]:
+def made(**optimizer: Any) -> tuple[PolicyVersion, PolicyOptimizer]:
     """A policy with its optimizer at the peak of the learning rate."""
-    policy = Policy()
+    policy = PolicyVersion()
     config = TrainerConfig(max_steps=1, learning_rate=RATE, optimizer=optimizer)  # type: ignore[arg-type]
     found = make_optimizer(policy, config)
     found.set_rate(RATE)
@@ -147,7 +147,7 @@ def test_muon_is_of_the_matrices_of_an_adapter_too(model_folder: ModelFolder) ->
 def test_eight_bits_are_those_of_the_library(model_folder: ModelFolder) -> None:
     """The library's own optimizer over the same parameters and gradients: the same bits; large moments take a byte."""
     policy, optimizer = made(type="adamw_8bit", weight_decay=0.5)
-    other = Policy()
+    other = PolicyVersion()
     matrices = [p for p in other.parameters() if p.ndim >= 2]
     vectors = [p for p in other.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actors.learner.collective_watch import CollectiveWatch
 from actors.learner.learner import TorchLearner
-from actors.learner.ranks import ALONE, RanksBrokenError
+from actors.learner.ranks import SINGLE_RANK, RanksBrokenError
 from schemas.config import RunConfig, check_tree
 from schemas.config.resume import as_tree
 from schemas.errors import ConfigError
@@ -86,7 +86,7 @@ def whole(config: RunConfig, steps: list[int], restore: Path | None = None, num_
     for step in steps:
         groups = [scored_group(ordinal) for ordinal in range(5)]
         *before, batch = batches_of(groups, num_batches, config.trainer.num_minibatches, step)
-        values.append(learner.step(batch, ALONE, before))
+        values.append(learner.step(batch, SINGLE_RANK, before))
     return Trained(learner.weights().tensors, values, Path())
 
 
@@ -178,7 +178,7 @@ def test_a_collective_is_left_when_the_gang_shall_not_wait() -> None:
     before, threading.excepthook = threading.excepthook, note
     try:
         watch = CollectiveWatch(shall_wait)
-        with watch.beside():
+        with watch.watching():
             assert ended.wait(10.0)
     finally:
         threading.excepthook = before
@@ -195,7 +195,7 @@ def test_a_collective_is_left_when_the_gang_shall_not_wait() -> None:
 )
 def test_only_the_loss_of_a_rank_is_called_that(error: Exception, expected: type[Exception]) -> None:
     """An error of the model is told as it is."""
-    with pytest.raises(expected) as found, CollectiveWatch(lambda: None).beside():
+    with pytest.raises(expected) as found, CollectiveWatch(lambda: None).watching():
         raise error
     assert type(found.value) is expected
 

@@ -19,7 +19,7 @@ from schemas.config import RunConfig
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 from tests import models
 from tests.actors.learner.steps import Sampled, random_samples, run_config, step_batch
 from tests.actors.learner.test_learner import changed, mismatch_of, parameters, saved
@@ -103,7 +103,7 @@ def test_the_engine_serves_what_is_trained(dtype: str, folder: Path) -> None:
     learner.step(step_batch(random_samples()))
     engine = EmbeddedEngine(config.model, EmbeddedEngineConfig(max_sequences=16, max_sequence_len=64), "interrupt")
     try:
-        engine.load(Policy(lineage=0, version=1), learner.weights(), 60.0)
+        engine.load(PolicyVersion(lineage=0, version=1), learner.weights(), 60.0)
         request = SampleRequest(prompt_ids=[1, 10, 11], num_completions=8, max_tokens=6, seed=0)
         completions = engine.submit(request).result(60.0)
     finally:
@@ -153,7 +153,7 @@ def test_evaluating_in_between_leaves_gradients_as_they_are(folder: Path) -> Non
     """Old logprobs, in eval mode without gradient, change neither the layers nor what flows through them."""
     learner, other = (TorchLearner(quantized(folder, "bfloat16")) for _ in range(2))
     batch = step_batch(random_samples())
-    assert learner._frozen.logprobs(batch, with_old=True)
+    assert learner._reference_models.logprobs(batch, with_old=True)
     assert learner.step(batch)["grad_norm"] == other.step(batch)["grad_norm"]
     assert changed(parameters(learner), other) == set()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actors.learner.learner import TorchLearner
-from actors.learner.ranks import ALONE, BUCKET_ELEMENTS, GlooRanks, Ranks, RanksBrokenError, _buckets
+from actors.learner.ranks import BUCKET_ELEMENTS, SINGLE_RANK, GlooRanks, Ranks, RanksBrokenError, _buckets
 from schemas.config.advantages import NormConfig, ReinforcePPAdvantageConfig
 from schemas.messages import StepBatch
 from tests.actors.learner.steps import batches_of, run_config, scored_group
@@ -98,7 +98,9 @@ class Trained:
     weights: dict[str, torch.Tensor]
 
 
-def trained(learner: TorchLearner, batch: StepBatch, ranks: Ranks = ALONE, before: Sequence[StepBatch] = ()) -> Trained:
+def trained(
+    learner: TorchLearner, batch: StepBatch, ranks: Ranks = SINGLE_RANK, before: Sequence[StepBatch] = ()
+) -> Trained:
     """A learner after one step; of what it measured, all but times."""
     values = learner.step(batch, ranks, before)
     return Trained({n: v for n, v in values.items() if "seconds" not in n}, dict(learner.model.named_parameters()))
@@ -127,7 +129,7 @@ def test_a_kl_in_the_rewards_makes_the_same_advantages_on_any_number_of_ranks(
     *learners, one, another = [TorchLearner(config) for _ in range(num_ranks + 2)]
     alone = trained(one, batches_of(groups, 1)[0])
     gang = on_ranks(tmp_path, num_ranks, lambda ranks: trained(learners[ranks.rank], dealt[ranks.rank], ranks))
-    replayed = trained(another, dealt[-1], ALONE, dealt[:-1])
+    replayed = trained(another, dealt[-1], SINGLE_RANK, dealt[:-1])
     assert all(mine.values == replayed.values for mine in gang)
     assert gang[0].values["advantage_std"] == pytest.approx(alone.values["advantage_std"], rel=1e-4)
     for name, parameter in alone.weights.items():
@@ -148,7 +150,7 @@ def test_two_ranks_make_the_step_of_one_and_one_process_replays_them(
     *learners, one, another = [TorchLearner(config) for _ in range(4)]
     alone = trained(one, whole)
     mine, other = on_ranks(tmp_path, 2, lambda ranks: trained(learners[ranks.rank], dealt[ranks.rank], ranks))
-    replayed = trained(another, dealt[1], ALONE, dealt[:1])
+    replayed = trained(another, dealt[1], SINGLE_RANK, dealt[:1])
     assert mine.values == other.values == replayed.values
     assert mine.values["tokens"] == whole.loss_tokens.sum()
     assert mine.values["updates"] == minibatches**2

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.algorithms.losses.switches import kl_in_reward
+from actors.algorithms.losses.modifiers import kl_in_reward
 from actors.learner.learner import TorchLearner
 from actors.learner.micro_batches import micro_batch
 from actors.learner.parallelism import DataParallel
-from actors.learner.reference_models import FixedLogprobs, FrozenModels, check_vocabulary
-from actors.models.token_logprobs import ChosenLogprobs
+from actors.learner.reference_models import FixedLogprobs, ReferenceModels, check_vocabulary
+from actors.models.token_logprobs import TokenLogprobs
 from schemas.config import RunConfig
 from schemas.config.advantages import MeanAdvantageConfig, NormConfig
 from schemas.config.model import ModelConfig
@@ -37,7 +37,7 @@ def plain_logprobs(folder: Path, samples: list[Sampled]) -> Tensor:
 
 def fixed(learner: TorchLearner, batch: StepBatch) -> list[FixedLogprobs]:
     """By micro-batch, the policy's among them."""
-    return list(learner._frozen.logprobs(batch, with_old=True).values())
+    return list(learner._reference_models.logprobs(batch, with_old=True).values())
 
 
 def joined(found: list[FixedLogprobs], name: str) -> Tensor:
@@ -247,13 +247,13 @@ def test_frozen_logprobs_that_are_not_finite_once_are_computed_again(
     """A fault of the machine that passes is no fault of the run."""
     learner = TorchLearner(run_config(model_folder(), **REFERENCE))
     expected = fixed(learner, step_batch(random_samples()))
-    whole, calls = learner._frozen.of, []
+    whole, calls = learner._reference_models.of, []
 
     def faulty(*arguments: Any) -> FixedLogprobs:
         calls.append(arguments)
         return FixedLogprobs(old_T=torch.tensor([float("nan")])) if len(calls) == 1 else whole(*arguments)
 
-    monkeypatch.setattr(learner._frozen, "of", faulty)
+    monkeypatch.setattr(learner._reference_models, "of", faulty)
     found = fixed(learner, step_batch(random_samples()))
     assert len(calls) == 2
     assert torch.equal(joined(found, "old_T"), joined(expected, "old_T"))
@@ -277,8 +277,8 @@ def test_a_rank_without_samples_computes_frozen_logprobs_as_often_as_the_others(
 ) -> None:
     """One completion for two ranks: the other one computes a made-up row, and again when any rank must."""
     config = run_config(model_folder(), **REFERENCE)
-    policy = ChosenLogprobs(TorchLearner(config).model)
-    frozen, calls = FrozenModels(config, policy, nullcontext, _Lockstep(*agreed)), []
+    policy = TokenLogprobs(TorchLearner(config).model)
+    frozen, calls = ReferenceModels(config, policy, nullcontext, _Lockstep(*agreed)), []
     whole = frozen.of
     monkeypatch.setattr(frozen, "of", lambda *arguments: calls.append(arguments) or whole(*arguments))
     empty = min(batches_of([scored_group(0, (3,))], 2), key=lambda batch: batch.token_ids.size)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.algorithms.chord import sft_indices
 from actors.learner.learner import TorchLearner
-from actors.learner.ranks import ALONE
+from actors.learner.ranks import SINGLE_RANK
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
 from tests import models
@@ -44,7 +44,7 @@ def gradients(learner: TorchLearner, batch: Any, before: Any = ()) -> dict[str, 
     """Of one update, on all ranks."""
     from actors.learner.learner import _RankStep
 
-    learner._gradients([_RankStep(each, {}) for each in (*before, batch)], ALONE, 0)
+    learner._gradients([_RankStep(each, {}) for each in (*before, batch)], SINGLE_RANK, 0)
     return {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
 
 

@@ -221,5 +221,5 @@ def test_each_update_of_a_step_has_random_numbers_of_its_own(model_folder: Model
         if "lora_B" in name:
             parameter.data.fill_(0.1)  # else dropout in front of the adapter has nothing to change
     part = learner_module._RankStep(step_batch(random_samples()), {})
-    first, second, again = (learner._gradients([part], learner_module.ALONE, update).loss for update in (0, 1, 0))
+    first, second, again = (learner._gradients([part], learner_module.SINGLE_RANK, update).loss for update in (0, 1, 0))
     assert first == again != second

@@ -1,11 +1,11 @@
 """A ring without sockets, threads or a clock: the machine, its store, and doubles of all actors.
 
-A double beats what an actor would beat, obeys every State as an actor would, and does its work only when it is told
-to, so that a test, a random walk or a search decides what happens when and what gets lost:
+A double sends the heartbeats of an actor, obeys every directive as an actor would, and does its work only when it is
+told to, so that a test, a random walk or a search decides what happens when and what gets lost:
 
     ring = Ring(Settings(groups_per_step=2, ...))      rollout = ring.add(Rollout("a", slots=2))
-    ring.turn()            everybody beats; the machine decides; the store commits; States and batches arrive
-    ring.wait(3.1, rollout)   3.1 s pass in which everybody beats but this one
+    ring.turn()            everybody sends a heartbeat; the machine decides; the store commits; all answers arrive
+    ring.wait(3.1, rollout)   3.1 s pass in which everybody sends heartbeats but this one
     ring.restart_packer()  what was not committed is gone
 """
 
@@ -23,26 +23,26 @@ from actors.rollout.presence import Presence
 from bus.fence import Fence
 from schemas.messages import (
     AttemptFailure,
-    Beat,
     CheckpointInfo,
-    InferenceBeat,
-    InferenceState,
+    Directive,
+    Heartbeat,
+    InferenceDirective,
+    InferenceHeartbeat,
     Manifest,
-    ObserverState,
-    Policy,
-    RewardBeat,
-    RewardState,
-    RolloutBeat,
-    RolloutState,
-    State,
+    ObserverDirective,
+    PolicyVersion,
+    RewardDirective,
+    RewardHeartbeat,
+    RolloutDirective,
+    RolloutHeartbeat,
     Ticket,
-    TrainerBeat,
-    TrainerState,
+    TrainerDirective,
+    TrainerHeartbeat,
     fingerprint,
 )
 
 Hold = tuple[int, int]
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 SETTINGS = {"groups_per_step": 2, "max_steps": 4, "group_size": 2, "sequence_len": 64}
 
 
@@ -53,16 +53,16 @@ def settings(**changes: Any) -> Settings:
 
 @dataclass
 class Double:
-    """What all actors have: name, boot, run, sequence number, the newest State."""
+    """What all actors have: name, boot, run, sequence number, the newest directive."""
 
     name: str
-    kind: ClassVar[type[Beat]]
+    kind: ClassVar[type[Heartbeat]]
     boot: int = 1
     run: str = ""
     phase: str = "running"
     term: int = 0
     sequence: int = 0
-    state: State | None = None
+    directive: Directive | None = None
     heard_at: float = 0.0
     over: bool = False
     """It was told to begin again, or was refused: an actor's process would end here."""
@@ -72,26 +72,26 @@ class Double:
         """As in ZeroMQ."""
         return f"{self.name}/{self.boot}"
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         """What it says now."""
         self.sequence += 1
         common = {"name": self.name, "boot_id": str(self.boot), "sequence": self.sequence, "phase": self.phase}
         said = None if self.run else fingerprint()
         return self.kind(run=self.run, term=self.term, fingerprint=said, **common, **self._fields())
 
-    def take(self, state: State, now: float) -> None:
-        """A State arrives, at this time of the process's clock."""
-        if Fence(self.run, self.term).refuses(state.run, state.term):
+    def take(self, directive: Directive, now: float) -> None:
+        """A directive arrives, at this time of the process's clock."""
+        if Fence(self.run, self.term).refuses(directive.run, directive.term):
             return
-        if state.refusal:
+        if directive.refusal:
             self.over = True
             return
-        self.run, self.term = state.run, state.term
-        if isinstance(state, ObserverState):  # it does not count yet: another process of its name does
+        self.run, self.term = directive.run, directive.term
+        if isinstance(directive, ObserverDirective):  # it does not count yet: another process of its name does
             return
-        self.state, self.heard_at = state, now
+        self.directive, self.heard_at = directive, now
         if not self.over:
-            self._obey(state)
+            self._obey(directive)
 
     def restart(self) -> None:
         """A new process of the same name, which remembers nothing."""
@@ -103,18 +103,18 @@ class Double:
         return {"name": self.name}
 
     def _fields(self) -> dict[str, Any]:
-        """The part of the beat that is of this kind."""
+        """The part of the heartbeat that is of this kind."""
         raise NotImplementedError
 
-    def _obey(self, state: Any) -> None:
-        """Do what State says."""
+    def _obey(self, directive: Any) -> None:
+        """Do what the directive says."""
 
 
 @dataclass
 class Rollout(Double):
     """Holds tickets; each is sampled or fails when told so, and is kept until it is released."""
 
-    kind: ClassVar[type[Beat]] = RolloutBeat
+    kind: ClassVar[type[Heartbeat]] = RolloutHeartbeat
     slots: int = 4
     lease: float = 3.0
     held: dict[Hold, Ticket] = field(default_factory=dict)
@@ -138,13 +138,13 @@ class Rollout(Double):
             "failures": list(self.failed.values()),
         }
 
-    def _obey(self, state: RolloutState) -> None:
-        for ordinal, attempt in state.release.tolist():
+    def _obey(self, directive: RolloutDirective) -> None:
+        for ordinal, attempt in directive.release.tolist():
             for table in (self.held, self.sampled, self.failed, self.sent_to):
                 table.pop((ordinal, attempt), None)
-        for ticket in state.tickets:
+        for ticket in directive.tickets:
             self.held.setdefault((ticket.ordinal, ticket.attempt), ticket)
-        self.rewards_there.note(self.heard_at, state.term, state.live_rewards, state.rewards)
+        self.rewards_there.note(self.heard_at, directive.term, directive.live_rewards, directive.rewards)
         gone = {identity for identity in self.sent_to.values() if self.rewards_there.is_gone(*identity.split("/"))}
         self.sent_to = {hold: identity for hold, identity in self.sent_to.items() if identity not in gone}
 
@@ -158,7 +158,7 @@ class Rollout(Double):
         """Sampled groups that no reward actor has which may still be there (P13)."""
         return [hold for hold in sorted(self.sampled) if hold not in self.sent_to]
 
-    def sample(self, hold: Hold, policy: Policy) -> GroupFacts:
+    def sample(self, hold: Hold, policy: PolicyVersion) -> GroupFacts:
         """Finish a ticket with this policy."""
         self.sampled[hold] = facts_of(self.held[hold], policy)
         return self.sampled[hold]
@@ -172,7 +172,7 @@ class Rollout(Double):
 class Reward(Double):
     """Names what it has got until it is released."""
 
-    kind: ClassVar[type[Beat]] = RewardBeat
+    kind: ClassVar[type[Heartbeat]] = RewardHeartbeat
     held: dict[Hold, GroupFacts] = field(default_factory=dict)
     failed: dict[Hold, AttemptFailure] = field(default_factory=dict)
 
@@ -184,8 +184,8 @@ class Reward(Double):
             "failures": list(self.failed.values()),
         }
 
-    def _obey(self, state: RewardState) -> None:
-        for ordinal, attempt in state.release.tolist():
+    def _obey(self, directive: RewardDirective) -> None:
+        for ordinal, attempt in directive.release.tolist():
             self.held.pop((ordinal, attempt), None)
             self.failed.pop((ordinal, attempt), None)
 
@@ -200,25 +200,25 @@ class Reward(Double):
 
 @dataclass
 class Engine(Double):
-    """Serves a policy; loads the one that State names when told to."""
+    """Serves a policy; loads the one that the directive names when told to."""
 
-    kind: ClassVar[type[Beat]] = InferenceBeat
-    policy: Policy | None = None
+    kind: ClassVar[type[Heartbeat]] = InferenceHeartbeat
+    policy: PolicyVersion | None = None
     engine_state: str = "clean"
 
     def _fields(self) -> dict[str, Any]:
-        state = self.engine_state if self.policy else "starting"
+        engine_state = self.engine_state if self.policy else "starting"
         rest = {"load": 0, "generated_tokens": 0, "holds_two_versions": False, "update_seconds": {}}
-        return {"url": f"http://{self.identity}", "engine_state": state, "policy": self.policy} | rest
+        return {"url": f"http://{self.identity}", "engine_state": engine_state, "policy": self.policy} | rest
 
     @property
-    def target(self) -> Policy | None:
+    def target(self) -> PolicyVersion | None:
         """What it shall serve and does not."""
-        manifest = self.state.manifest if isinstance(self.state, InferenceState) else None
+        manifest = self.directive.manifest if isinstance(self.directive, InferenceDirective) else None
         return manifest.policy if manifest and manifest.policy != self.policy else None
 
     def load(self, trainer: "Trainer") -> None:
-        """Switch to what State names, if the rank that published it still has it."""
+        """Switch to what the directive names, if the rank that published it still has it."""
         if self.target in [manifest.policy for manifest in trainer.published]:
             self.policy = self.target
 
@@ -235,7 +235,7 @@ class Disk:
 class Trainer(Double):
     """One rank; trains, publishes and saves a batch that it has when told to."""
 
-    kind: ClassVar[type[Beat]] = TrainerBeat
+    kind: ClassVar[type[Heartbeat]] = TrainerHeartbeat
     rank: int = 0
     num_ranks: int = 1
     save_every: int = 2
@@ -266,14 +266,14 @@ class Trainer(Double):
             "received": np.array(sorted(self.batches), np.int64),
         }
 
-    def _obey(self, state: TrainerState) -> None:
-        if state.order == "exit":
+    def _obey(self, directive: TrainerDirective) -> None:
+        if directive.order == "exit":
             self.over = True
-        elif state.order in ("run", "finish") and not self.incarnation and state.incarnation:
-            self._join(state)
+        elif directive.order in ("run", "finish") and not self.incarnation and directive.incarnation:
+            self._join(directive)
 
-    def _join(self, state: TrainerState) -> None:
-        step, self.incarnation = state.checkpoint, state.incarnation
+    def _join(self, directive: TrainerDirective) -> None:
+        step, self.incarnation = directive.checkpoint, directive.incarnation
         self.chain, self.trained = self.disk.chains.get(step, START), list(self.disk.witness.get(step, []))
         self.next_step = step + 1
         self._publish(step)
@@ -299,26 +299,28 @@ class Trainer(Double):
         self.next_step = step.step + 1
 
     def _publish(self, version: int) -> None:
-        keep = self.state.keep_version if isinstance(self.state, TrainerState) else 0
+        keep = self.directive.keep_version if isinstance(self.directive, TrainerDirective) else 0
         old = {m.policy.version for m in self.published[: -self.keep_published] if m.policy.version < keep}
         kept = [m for m in self.published if m.policy.version not in old]
-        self.published = [*kept, manifest_of(Policy(lineage=self.incarnation, version=version))]
+        self.published = [*kept, manifest_of(PolicyVersion(lineage=self.incarnation, version=version))]
 
 
 class Ring:
     """One run: a machine with a store, a clock that only moves when told to, and the doubles.
 
-    Steps fold only where a test asks for it: all others look at every step.
+    Steps are compacted only where a test asks for it: all others look at every step.
     """
 
-    def __init__(self, settings: Settings, num_evals: int = 0, store: Store | None = None, fold: bool = False) -> None:
-        self.settings = settings if fold else replace(settings, keep_steps=sys.maxsize)
+    def __init__(
+        self, settings: Settings, num_evals: int = 0, store: Store | None = None, compact: bool = False
+    ) -> None:
+        self.settings = settings if compact else replace(settings, keep_steps=sys.maxsize)
         self.now, self.store = 100.0, store or Store(":memory:")
         self.doubles: list[Double] = []
         self.eval_examples = [ExampleRef("held_out", i, f"e{i}") for i in range(num_evals)]
         self.lose: Callable[[str, str], bool] = lambda direction, identity: False
-        """Whether a "beat", "state" or "batch" of a peer is lost."""
-        self.states: dict[str, State | None] = {}
+        """Whether a "heartbeat", "directive" or "batch" of a peer is lost."""
+        self.directives: dict[str, Directive | None] = {}
         self.machine = self.new_machine()
 
     def new_machine(self) -> Machine:
@@ -339,19 +341,19 @@ class Ring:
         return doubles[0]
 
     def kill(self, double: Double) -> None:
-        """It beats no more."""
+        """It sends no more heartbeats."""
         self.doubles.remove(double)
 
     # --- what happens --------------------------------------------------------------------------------------------
 
-    def beat(self, *doubles: Double) -> None:
-        """These beat now."""
+    def heartbeat(self, *doubles: Double) -> None:
+        """These send heartbeats now."""
         for double in doubles:
-            if not self.lose("beat", double.identity):
-                self.machine.heard(self.now, double.identity, double.beat())
+            if not self.lose("heartbeat", double.identity):
+                self.machine.heard(self.now, double.identity, double.heartbeat())
 
-    def decide(self) -> dict[str, State | None]:
-        """One round of the packer; returns the States said in it."""
+    def decide(self) -> dict[str, Directive | None]:
+        """One round of the packer; returns the directives said in it."""
         self.probe()
         self.machine.decide(self.now)
         self.commit()
@@ -369,43 +371,43 @@ class Ring:
         """Write what has changed."""
         self.store.commit(self.machine.take_changes(), {})
 
-    def say(self) -> dict[str, State | None]:
-        """States and batches leave, and arrive unless they are lost."""
-        said = {identity.decode(): state for identity, state in replies.states(self.machine).items()}
-        self.states.update(said)
+    def say(self) -> dict[str, Directive | None]:
+        """Directives and batches leave, and arrive unless they are lost."""
+        said = {identity.decode(): directive for identity, directive in replies.directives(self.machine).items()}
+        self.directives.update(said)
         doubles = {double.identity: double for double in self.doubles}
-        for identity, state in sorted(said.items()):
-            if state is not None and identity in doubles and not self.lose("state", identity):
-                doubles[identity].take(state, self.now)
+        for identity, directive in sorted(said.items()):
+            if directive is not None and identity in doubles and not self.lose("directive", identity):
+                doubles[identity].take(directive, self.now)
         for identity, _, step in self.machine.batches_wanted():
             trainer = doubles.get(identity)
             if isinstance(trainer, Trainer) and not self.lose("batch", identity):
                 trainer.get(step)
         return said
 
-    def turn(self, *silent: Double) -> dict[str, State | None]:
-        """Everybody but these beats, and the packer does one round; two where somebody takes another's place."""
-        beating = [double for double in self.doubles if double not in silent]
-        self.beat(*beating)
-        states = self.decide()
+    def turn(self, *silent: Double) -> dict[str, Directive | None]:
+        """Everybody but these sends a heartbeat; the packer does one round, two if somebody takes another's place."""
+        sending = [double for double in self.doubles if double not in silent]
+        self.heartbeat(*sending)
+        directives = self.decide()
         counted = self.machine.peers.identities()
-        if newcomers := [d for d in beating if d.run and not d.over and d.identity not in counted]:
-            self.beat(*newcomers)  # at once, as a client does when it has heard its first State
-            states |= self.decide()
-        return states
+        if newcomers := [d for d in sending if d.run and not d.over and d.identity not in counted]:
+            self.heartbeat(*newcomers)  # at once, as a client does when it has heard its first directive
+            directives |= self.decide()
+        return directives
 
     def wait(self, seconds: float, *silent: Double) -> None:
-        """Time goes by, and everybody but these beats each second and at its end."""
+        """Time goes by, and everybody but these sends heartbeats each second and at its end."""
         end = self.now + seconds
         while self.now < end:
-            self.now = min(end, self.now + BEAT_SECONDS)
+            self.now = min(end, self.now + HEARTBEAT_SECONDS)
             self.turn(*silent)
 
     def score(self, facts: GroupFacts) -> Verdict:
         """A scored group reaches the packer."""
         return self.machine.scored(facts)
 
-    def settle(self, rollout: Rollout, policy: Policy, *ordinals: int) -> None:
+    def settle(self, rollout: Rollout, policy: PolicyVersion, *ordinals: int) -> None:
         """A rollout samples these ordinals (or all it has), and their scored groups reach the packer."""
         for hold in list(rollout.to_sample):
             if not ordinals or hold[0] in ordinals:
@@ -428,7 +430,7 @@ class Ring:
         machine.restore(self.now, store.groups(), store.steps(), store.values(), digests)
 
 
-def facts_of(ticket: Ticket, policy: Policy) -> GroupFacts:
+def facts_of(ticket: Ticket, policy: PolicyVersion) -> GroupFacts:
     """A good group for a ticket."""
     return GroupFacts(
         ordinal=ticket.ordinal,
@@ -442,9 +444,9 @@ def facts_of(ticket: Ticket, policy: Policy) -> GroupFacts:
     )
 
 
-def policy(version: int, lineage: int = 1) -> Policy:
+def policy(version: int, lineage: int = 1) -> PolicyVersion:
     """Short for tests."""
-    return Policy(lineage=lineage, version=version)
+    return PolicyVersion(lineage=lineage, version=version)
 
 
 def digest_of(ordinal: int) -> str:
@@ -457,12 +459,12 @@ def failure_of(hold: Hold, reason: str) -> AttemptFailure:
     return AttemptFailure(ordinal=hold[0], attempt=hold[1], reason=reason, detail="it broke")
 
 
-def manifest_of(policy: Policy) -> Manifest:
+def manifest_of(policy: PolicyVersion) -> Manifest:
     """Of a version on disk."""
     name = str(policy)
     return Manifest(policy=policy, channel="filesystem", content="full", uri=f"/{name}", digest=name, num_bytes=1)
 
 
 def pairs(holds: Iterable[Hold]) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-    """As beats carry them."""
+    """As heartbeats carry them."""
     return np.array(sorted(holds), np.int64).reshape(-1, 2)

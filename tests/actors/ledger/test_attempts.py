@@ -22,19 +22,19 @@ def ring_of(*slots: int, rewards: int = 1, **changes: object) -> tuple[Ring, lis
 
 
 def tickets(rollout: Rollout) -> list[tuple[int, int]]:
-    """What the newest State lists."""
-    return [(ticket.ordinal, ticket.attempt) for ticket in rollout.state.tickets]
+    """What the newest directive lists."""
+    return [(ticket.ordinal, ticket.attempt) for ticket in rollout.directive.tickets]
 
 
 # --- P9: asked for, listed until named ------------------------------------------------------------------------------
 
 
 def test_a_ticket_is_listed_until_its_holder_names_it() -> None:
-    """A State may be lost, so the next one says it again; once the beat names it, no more (P9)."""
+    """A directive may be lost, so the next one says it again; once the heartbeat names it, no more (P9)."""
     ring = Ring(settings())
     ring.add(Engine("e", policy=policy(0)))
     rollout = ring.add(Rollout("a", slots=1))
-    ring.lose = lambda what, who: what == "state" and who == "a/1"
+    ring.lose = lambda what, who: what == "directive" and who == "a/1"
     for _ in range(2):
         assert [t.ordinal for t in ring.turn()["a/1"].tickets] == [0]
     ring.lose = lambda what, who: False
@@ -46,24 +46,24 @@ def test_a_ticket_is_listed_until_its_holder_names_it() -> None:
 
 
 def test_tickets_granted_are_the_free_slots_less_the_tickets_not_yet_named() -> None:
-    """A beat that says 3 free slots and does not name 2 tickets has room for 1 (P9)."""
+    """A heartbeat that says 3 free slots and does not name 2 tickets has room for 1 (P9)."""
     ring = Ring(settings())
     ring.add(Engine("e", policy=policy(0)))
     rollout = ring.add(Rollout("a", slots=2))
-    ring.lose = lambda what, who: what == "state"
+    ring.lose = lambda what, who: what == "directive"
     ring.turn()
     rollout.slots = 3
     ring.turn()
     assert ring.machine.groups.held_by["a/1"] == {0, 1, 2}
     ring.turn()
-    assert ring.machine.groups.num_issued["train"] == 3, "the same beat again asks for nothing more"
+    assert ring.machine.groups.num_issued["train"] == 3, "the same heartbeat again asks for nothing more"
 
 
 def test_a_new_attempt_counts_against_the_slots_though_the_old_one_is_named() -> None:
-    """The beat names (0, 1), which failed; (0, 2) is a ticket that it has not seen (P9)."""
+    """The heartbeat names (0, 1), which failed; (0, 2) is a ticket that it has not seen (P9)."""
     ring, (rollout,), _ = ring_of(1)
     rollout.fail((0, 1))
-    ring.lose = lambda what, who: what == "state"
+    ring.lose = lambda what, who: what == "directive"
     ring.turn()
     ring.turn()
     assert ring.machine.groups.held_by == {"a/1": {0}}
@@ -87,7 +87,7 @@ def test_only_running_rollouts_are_given_tickets() -> None:
 
 
 def test_a_row_is_committed_before_its_ticket_leaves() -> None:
-    """The store has holder and attempt of everything that any State lists (P9)."""
+    """The store has holder and attempt of everything that any directive lists (P9)."""
     ring, (rollout,), _ = ring_of(2)
     rows = {row.ordinal: (row.holder, row.attempt) for row in ring.store.groups()}
     assert rows == {0: ("a/1", 1), 1: ("a/1", 1)}
@@ -162,15 +162,15 @@ def test_three_failed_attempts_drop_an_ordinal_as_poison() -> None:
 
 
 def test_a_failure_is_counted_once_however_often_it_is_reported() -> None:
-    """It stands in every beat until the release arrives, here never; one attempt, one failure (P6, P11)."""
+    """It stands in every heartbeat until the release arrives, here never; one attempt, one failure (P6, P11)."""
     ring, (rollout,), _ = ring_of(1)
     rollout.slots = 0  # no room, so no new attempt begins
-    ring.lose = lambda what, who: what == "state"
+    ring.lose = lambda what, who: what == "directive"
     rollout.fail((0, 1))
     for _ in range(5):
         ring.turn()
     assert (ring.row(0).failures, ring.row(0).attempt, ring.row(0).holder) == (1, 1, None)
-    ring.beat(rollout)
+    ring.heartbeat(rollout)
     assert not ring.machine.take_changes(), "nothing to write"
 
 
@@ -237,7 +237,7 @@ def test_a_good_copy_beats_failures_until_their_drop_is_decided() -> None:
         rollout.fail((0, attempt))
         ring.turn()
     rollout.fail((0, 3))
-    ring.beat(rollout)
+    ring.heartbeat(rollout)
     assert ring.score(good) is Verdict.SETTLED
     ring.decide()
     assert ring.row(0).state is GroupState.SETTLED
@@ -420,7 +420,7 @@ def test_a_group_is_issued_again_when_rollout_and_reward_actor_are_both_gone() -
 
 
 def test_a_rollout_is_told_when_a_reward_actor_dies_and_keeps_the_group_to_send_again() -> None:
-    """State names the living reward actors; the group stays its own until it has settled (P13)."""
+    """The directive names the living reward actors; the group stays its own until it has settled (P13)."""
     ring, (rollout,), (first, second) = ring_of(1, rewards=2)
     facts = rollout.sample((0, 1), policy(0))
     rollout.sent_to[0, 1] = first.identity
@@ -428,8 +428,8 @@ def test_a_rollout_is_told_when_a_reward_actor_dies_and_keeps_the_group_to_send_
     ring.turn()
     assert rollout.to_send == []
     first.restart()
-    for _ in range(2):  # the second beat names the term, and it takes the place (P3)
-        ring.beat(first)
+    for _ in range(2):  # the second heartbeat names the term, and it takes the place (P3)
+        ring.heartbeat(first)
         ring.decide()
     assert rollout.to_send == [(0, 1)]
     second.get(facts)
@@ -470,19 +470,19 @@ def test_a_failed_attempt_is_issued_again_though_a_reward_actor_names_it_still()
     """Its release got lost; nothing good can come of that attempt (P11, P13)."""
     ring, (rollout,), (reward,) = ring_of(1, reward_timeout=5.0, groups_per_step=1, max_steps=1)
     reward.get(rollout.sample((0, 1), policy(0)))
-    ring.lose = lambda what, who: what == "state" and who == "r0/1"
+    ring.lose = lambda what, who: what == "directive" and who == "r0/1"
     ring.wait(10)
     assert (0, 1) in reward.held
     assert (ring.row(0).holder, ring.row(0).attempt) == ("a/1", 2)
 
 
 def test_a_ticket_withdrawn_before_it_was_named_is_taken_off_its_holders_state_at_once() -> None:
-    """A copy of attempt 1 settles the ordinal while the State with attempt 2 is on its way (P6, P9)."""
+    """A copy of attempt 1 settles the ordinal while the directive with attempt 2 is on its way (P6, P9)."""
     ring, (rollout,), _ = ring_of(1)
     old = facts_of(rollout.held[0, 1], policy(0))
     rollout.restart()
-    rollout.run, rollout.term = ring.machine.run, ring.machine.term  # it has heard a State, and hears no other one
-    ring.lose = lambda what, who: what == "state"
+    rollout.run, rollout.term = ring.machine.run, ring.machine.term  # it has heard a directive, and hears no other one
+    ring.lose = lambda what, who: what == "directive"
     assert [t.attempt for t in ring.turn()["a/2"].tickets] == [2]
     ring.score(old)
     assert ring.decide()["a/2"].tickets == []
@@ -506,7 +506,7 @@ def test_a_reward_actor_keeps_an_older_attempt_until_the_ordinal_settles() -> No
 
 
 def test_nothing_is_issued_again_within_a_lease_of_the_packers_start() -> None:
-    """Whoever holds it may just not have beaten yet; new ordinals are issued at once (P8)."""
+    """Whoever holds it may just not have sent a heartbeat yet; new ordinals are issued at once (P8)."""
     ring, (rollout, other), _ = ring_of(1, 1)
     ring.kill(rollout)
     ring.restart_packer()
@@ -550,7 +550,7 @@ def test_holders_that_beat_after_the_packers_restart_keep_their_tickets() -> Non
 
 
 def test_more_tickets_than_a_state_holds_come_in_pages() -> None:
-    """A rollout with 4 500 free slots is named a thousand tickets at a time; each State is one that travels."""
+    """A rollout with 4 500 free slots is named a thousand tickets at a time; each directive is one that travels."""
     ring = Ring(settings(groups_per_step=4500))
     ring.add(Engine("e", policy=policy(0)))
     rollout = ring.add(Rollout("wide", slots=4500))
@@ -562,5 +562,5 @@ def test_more_tickets_than_a_state_holds_come_in_pages() -> None:
             codec.encode(state)
         pages.append(len(rollout.held) - before)
         assert len(pages) < 20
-    assert max(pages) == limits.STATE_TICKETS
+    assert max(pages) == limits.DIRECTIVE_TICKETS
     assert sorted(ordinal for ordinal, _ in rollout.held) == list(range(4500))

@@ -7,11 +7,11 @@ import pytest
 from actors.ledger import Changes, ExampleRef, GroupState
 from actors.ledger.engines import Engines
 from schemas.config.sampling import SamplingParams
-from schemas.messages import Manifest, Policy
+from schemas.messages import Manifest, PolicyVersion
 from tests.actors.ledger.driver import Engine, Ring, Rollout, Trainer, manifest_of, policy, settings
 
 
-def manifests(*policies: Policy) -> list[Manifest]:
+def manifests(*policies: PolicyVersion) -> list[Manifest]:
     """As published."""
     return [manifest_of(p) for p in policies]
 
@@ -166,7 +166,7 @@ def test_engines_keep_the_policy_until_its_evaluation_has_settled() -> None:
     run.work(sample_evals=False)
     assert run.engine.target is None
     assert run.engine.policy == policy(0)
-    assert run.trainer.state.keep_version == 0
+    assert run.trainer.directive.keep_version == 0
     run.go(lambda: run.evaluated == [0])
     run.work()
     assert run.engine.policy == policy(2)
@@ -281,21 +281,21 @@ def test_an_evaluation_of_a_history_that_was_given_up_is_not_mixed_with_the_next
     run.work(sample_evals=False)
     assert run.machine.evaluations.policy == policy(4)
     run.restart_packer()
-    run.machine.go_back(2, sample_anew)
+    run.machine.rewind(2, sample_anew)
     run.commit()
     run.trainer.disk.chains = {2: run.trainer.disk.chains[2]}
     run.trainer.restart()
     run.engine.restart()
-    run.beat(run.engine, run.rollout)
+    run.heartbeat(run.engine, run.rollout)
     run.settle(run.rollout, policy(4), -3)
     if when == "before a gang forms":
         run.settle(run.rollout, policy(4), -4)
         run.decide()
-        assert run.machine.going_back is not None
-    run.beat(run.trainer)
+        assert run.machine.rewind_order is not None
+    run.heartbeat(run.trainer)
     run.settle(run.rollout, policy(4), -4)
     run.decide()
-    assert run.machine.going_back is None
+    assert run.machine.rewind_order is None
     assert run.machine.evaluations.done == [2]
     assert 4 not in run.machine.finished_evals
     assert [run.row(ordinal).reason for ordinal in (-3, -4)] == ["eval_void", "eval_void"]
@@ -344,7 +344,7 @@ def test_the_run_is_not_done_before_its_last_step_is_written_down() -> None:
 
 
 def test_the_packer_stays_until_all_peers_are_done_or_gone() -> None:
-    """The last beat of one, the end of the lease of the other (P27)."""
+    """The last heartbeat of one, the end of the lease of the other (P27)."""
     run = Run()
     run.go(lambda: run.machine.phase == "done")
     assert not run.machine.everybody_left

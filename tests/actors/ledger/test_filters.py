@@ -172,8 +172,8 @@ def test_a_ticket_has_the_temperature_of_its_step() -> None:
     """1 → 0.4 over four steps of two; the successor of a dropped ordinal is in the last step that was asked for."""
     schedule = TemperatureScheduleConfig(type="linear", end=0.4)
     ring, rollout, _ = ring_with_groups(max_async_level=9, temperature_schedule=schedule)
-    heats = {ordinal: ticket.sampling.temperature for (ordinal, _), ticket in rollout.held.items()}
-    assert heats == pytest.approx({0: 1, 1: 1, 2: 0.8, 3: 0.8, 4: 0.6, 5: 0.6, 6: 0.4, 7: 0.4})
+    temperatures = {ordinal: ticket.sampling.temperature for (ordinal, _), ticket in rollout.held.items()}
+    assert temperatures == pytest.approx({0: 1, 1: 1, 2: 0.8, 3: 0.8, 4: 0.6, 5: 0.6, 6: 0.4, 7: 0.4})
     settle(ring, rollout, {0}, 0)
     ring.turn()
     assert rollout.held[8, 1].sampling.temperature == pytest.approx(0.4)

@@ -44,7 +44,7 @@ class Run:
     def fork(self, at_most: int | None = None) -> None:
         """The packer is started again, and told to go back."""
         self.ring.restart_packer()
-        self.ring.machine.go_back(at_most)
+        self.ring.machine.rewind(at_most)
         self.ring.commit()
 
     def forked(self) -> set[int]:
@@ -81,21 +81,21 @@ def test_a_fork_is_carried_out_though_its_packer_dies_before_a_trainer_comes(run
     """What it was told is stored; until a gang forms nothing is issued or composed, and the run is not done."""
     run.fork()
     run.ring.restart_packer()
-    assert run.ring.machine.going_back is not None
+    assert run.ring.machine.rewind_order is not None
     assert run.ring.machine.phase == "starting"
     run.trainer.restart()
     run.work(6)
-    assert run.ring.machine.going_back is None
+    assert run.ring.machine.rewind_order is None
     assert min(run.forked()) == 8, "step 5 was not saved, and is sampled again"
     run.ring.restart_packer()
-    assert run.ring.machine.going_back is None
+    assert run.ring.machine.rewind_order is None
 
 
 def test_a_trainer_of_before_a_fork_is_told_to_exit_whatever_it_knows(run: Run) -> None:
-    """A pod that lives on beats the next step of the dead history, also after the new gang has formed (P5)."""
+    """A pod that lives on names the next step of the dead history, also after the new gang has formed (P5)."""
     old = run.trainer
     run.fork(at_most=2)
-    run.ring.beat(old)
+    run.ring.heartbeat(old)
     run.ring.decide()
     assert old.over
     run.ring.doubles.remove(old)
@@ -104,7 +104,7 @@ def test_a_trainer_of_before_a_fork_is_told_to_exit_whatever_it_knows(run: Run) 
         del old.disk.chains[step]
     run.work(3)
     old.over = False
-    run.ring.beat(old)
+    run.ring.heartbeat(old)
     run.ring.decide()
     run.work(4)
     assert run.ring.machine.gang.lineage == 2
@@ -141,7 +141,7 @@ def test_going_back_with_the_same_groups_gives_nothing_up(run: Run) -> None:
     """The steps after the checkpoint are trained again as they were composed."""
     before = [step.ordinals for step in run.ring.store.steps()]
     run.ring.restart_packer()
-    run.ring.machine.go_back(2, sample_anew=False)
+    run.ring.machine.rewind(2, sample_anew=False)
     run.ring.commit()
     for step in [step for step in run.trainer.disk.chains if step > 2]:
         del run.trainer.disk.chains[step]

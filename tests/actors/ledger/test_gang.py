@@ -43,24 +43,24 @@ def test_a_gang_forms_when_all_ranks_have_beaten() -> None:
     first, second = Trainer("t0", num_ranks=2), Trainer("t1", rank=1, num_ranks=2)
     ring.add(first)
     ring.turn()
-    assert (first.state.order, first.incarnation) == ("wait", 0)
+    assert (first.directive.order, first.incarnation) == ("wait", 0)
     ring.add(second)
     ring.turn()
-    assert [(t.state.order, t.incarnation, t.next_step) for t in (first, second)] == [("run", 1, 1)] * 2
+    assert [(t.directive.order, t.incarnation, t.next_step) for t in (first, second)] == [("run", 1, 1)] * 2
 
 
 def test_a_gang_waits_until_its_ranks_have_read_their_checkpoints_back() -> None:
-    """A rank that starts has beaten without any; forming now would throw its checkpoints away (P19)."""
+    """A rank that starts has sent heartbeats without any; forming now would throw its checkpoints away (P19)."""
     ring, (trainer,), _ = ring_of()
     train(ring, [trainer], 2)
     trainer.restart()
     saved, trainer.phase = trainer.disk.chains, "starting"
     trainer.disk.chains = {}
     ring.turn()
-    assert trainer.state.order == "wait"
+    assert trainer.directive.order == "wait"
     trainer.disk.chains, trainer.phase = saved, "running"
     ring.turn()
-    assert (trainer.state.checkpoint, trainer.next_step) == (2, 3)
+    assert (trainer.directive.checkpoint, trainer.next_step) == (2, 3)
 
 
 def test_a_gang_starts_from_the_newest_checkpoint_that_all_ranks_have() -> None:
@@ -72,7 +72,7 @@ def test_a_gang_starts_from_the_newest_checkpoint_that_all_ranks_have() -> None:
         rank.disk.chains[3] = "of another history"
     del ranks[1].disk.chains[2]
     ring.turn()
-    assert [rank.state.checkpoint for rank in ranks] == [1, 1]
+    assert [rank.directive.checkpoint for rank in ranks] == [1, 1]
 
 
 def test_when_one_rank_dies_the_others_are_told_to_exit_and_all_start_again() -> None:
@@ -101,7 +101,7 @@ def test_a_rank_that_took_the_order_of_a_gang_that_broke_while_it_loaded_is_told
     """It missed its lease loading; a new gang formed with it; then it says that it runs in the old one (P19)."""
     ring = Ring(settings())
     trainer = ring.add(Trainer("t"))
-    ring.lose = lambda what, who: what == "state"
+    ring.lose = lambda what, who: what == "directive"
     ring.turn()
     assert ring.machine.gang.incarnation == 1
     ring.wait(4, trainer)
@@ -119,7 +119,7 @@ def test_a_restarted_packer_adopts_a_gang_that_runs_on() -> None:
     train(ring, [trainer], 3)
     ring.restart_packer()
     changed = ring.machine.take_changes()
-    ring.beat(trainer)
+    ring.heartbeat(trainer)
     ring.machine.decide(ring.now)
     assert not changed.groups
     assert not ring.machine.take_changes().groups, "no row is written again"
@@ -132,7 +132,7 @@ def test_a_restarted_packer_adopts_a_gang_that_was_told_to_run_and_is_loading() 
     """Its ranks know their order and do not say so yet; they are its members by name and boot (P19)."""
     ring = Ring(settings())
     ring.add(Trainer("t"))
-    ring.lose = lambda what, who: what == "state"
+    ring.lose = lambda what, who: what == "directive"
     ring.turn()
     ring.restart_packer()
     ring.turn()
@@ -146,9 +146,9 @@ def test_a_restarted_packer_waits_for_all_ranks_and_dissolves_a_gang_that_lost_o
     train(ring, ranks, 2)
     ranks[0].restart()
     ring.restart_packer()
-    ring.beat(ranks[1])
+    ring.heartbeat(ranks[1])
     ring.decide()
-    assert not ranks[1].over, "the others may just not have beaten yet"
+    assert not ranks[1].over, "the others may just not have sent a heartbeat yet"
     ring.turn()
     ring.turn()
     assert ranks[1].over
@@ -161,7 +161,7 @@ def test_a_restarted_packer_does_not_adopt_a_gang_that_had_broken() -> None:
     """That it broke is in the store: its last rank is told to exit (P19)."""
     ring, ranks, _ = ring_of(num_ranks=2)
     ring.kill(ranks[0])
-    ring.lose = lambda what, who: what == "state"
+    ring.lose = lambda what, who: what == "directive"
     ring.wait(4)
     ring.lose = lambda what, who: False
     ring.restart_packer()
@@ -230,7 +230,7 @@ def test_what_was_durable_is_not_when_the_gang_starts_from_an_older_checkpoint()
 
 
 def test_a_restarted_packer_knows_what_is_trained_and_durable() -> None:
-    """Before any trainer has beaten (P21)."""
+    """Before any trainer has sent a heartbeat (P21)."""
     ring, (trainer,), _ = ring_of()
     train(ring, [trainer], 3)
     ring.turn()
@@ -242,7 +242,7 @@ def test_a_rank_past_the_last_step_is_told_to_finish() -> None:
     """It stays, so that its last version can be evaluated (P27)."""
     ring, (trainer,), _ = ring_of(max_steps=1)
     train(ring, [trainer], 1)
-    assert trainer.state.order == "finish"
+    assert trainer.directive.order == "finish"
 
 
 def test_recorded_steps_are_confirmed_to_the_trainer_at_once() -> None:
@@ -253,11 +253,11 @@ def test_recorded_steps_are_confirmed_to_the_trainer_at_once() -> None:
 
 
 def test_a_trained_step_is_told_to_all_at_once() -> None:
-    """Also to those that have not beaten since (P6)."""
+    """Also to those that have not sent a heartbeat since (P6)."""
     ring, (trainer,), _ = ring_of()
     ring.turn()
     trainer.train()
-    ring.beat(trainer)
+    ring.heartbeat(trainer)
     assert {identity: state.step for identity, state in ring.decide().items()} == {"a/1": 1, "e/1": 1, "t0/1": 1}
 
 

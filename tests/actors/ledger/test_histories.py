@@ -60,7 +60,7 @@ class Walk:
         """One random action."""
         happens = {
             self.round: 30,
-            self.beat: 40,
+            self.heartbeat: 40,
             self.time: 12,
             self.sample: 20,
             self.send: 20,
@@ -100,9 +100,9 @@ class Walk:
             self.ring.restart_packer()
         self.ring.decide()
 
-    def beat(self) -> None:
-        """One process beats."""
-        self.ring.beat(self.rng.choice(self.ring.doubles))
+    def heartbeat(self) -> None:
+        """One process sends heartbeats."""
+        self.ring.heartbeat(self.rng.choice(self.ring.doubles))
 
     def time(self) -> None:
         """The clock goes on."""
@@ -130,9 +130,9 @@ class Walk:
                     return
 
     def send(self, rollout: Rollout | None = None) -> None:
-        """To a reward actor that State names; it may have died since."""
+        """To a reward actor that the directive names; it may have died since."""
         rollout = rollout or self.rng.choice(self.rollouts)
-        peers = rollout.state.rewards if rollout.state else []
+        peers = rollout.directive.rewards if rollout.directive else []
         if rollout.to_send and peers:
             hold, peer = self.rng.choice(rollout.to_send), self.rng.choice(peers)
             rollout.sent_to[hold] = f"{peer.name}/{peer.boot_id}"
@@ -248,23 +248,23 @@ def check_slots(walk: Walk) -> None:
 
 
 def check_restore(ring: Ring) -> None:
-    """A packer that starts from the store now, and hears the same beats, knows and says the same."""
+    """A packer that starts from the store now, and hears the same heartbeats, knows and says the same."""
     for _ in range(3):  # the first may free names and tickets, which makes room for others with the next ones
-        beats = {double.identity: double.beat() for double in ring.doubles if not double.over}
-        for identity, beat in beats.items():
-            ring.machine.heard(ring.now, identity, beat)
+        heartbeats = {double.identity: double.heartbeat() for double in ring.doubles if not double.over}
+        for identity, heartbeat in heartbeats.items():
+            ring.machine.heard(ring.now, identity, heartbeat)
         ring.probe()
         ring.machine.decide(ring.now)
         ring.commit()
     restored = ring.new_machine()
     ring.restore(restored)
     assert memory_of(restored) == memory_of(ring.machine)
-    for identity, beat in beats.items():
-        restored.heard(ring.now, identity, beat)
+    for identity, heartbeat in heartbeats.items():
+        restored.heard(ring.now, identity, heartbeat)
     restored.decide(ring.now)
     assert restored.groups.num_issued == ring.machine.groups.num_issued
     assert restored.steps.composed == ring.machine.steps.composed
-    assert words(restored, beats) == words(ring.machine, beats)
+    assert words(restored, heartbeats) == words(ring.machine, heartbeats)
 
 
 def memory_of(machine: Machine) -> dict[str, Any]:
@@ -290,9 +290,9 @@ def memory_of(machine: Machine) -> dict[str, Any]:
 
 
 def words(machine: Machine, identities: Iterable[str]) -> dict[str, Any]:
-    """The States of these peers; who was heard first does not matter."""
+    """The directives of these peers; who was heard first does not matter."""
     machine.tell_everybody()
-    states, said = replies.states(machine), {}
+    states, said = replies.directives(machine), {}
     for identity in identities:
         state = states[identity.encode()]
         assert state is not None

@@ -22,10 +22,10 @@ def test_keys_are_late_in_the_order_of_their_starts() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.tuples(st.integers(-2, 2), st.integers(1, 3)))), max_size=20)
 )
-def test_holds_are_found_by_peer_and_by_ordinal(beats: list[tuple[str, set[tuple[int, int]]]]) -> None:
-    """Against a plain table of newest beats; an empty set stands for a peer that is gone."""
+def test_holds_are_found_by_peer_and_by_ordinal(heartbeats: list[tuple[str, set[tuple[int, int]]]]) -> None:
+    """Against a plain table of newest heartbeats; an empty set stands for a peer that is gone."""
     holds, table = Holds(), dict[str, set[tuple[int, int]]]()
-    for who, named in beats:
+    for who, named in heartbeats:
         before = table.get(who, set())
         if named:
             assert holds.update(who, named) == named - before

@@ -6,7 +6,7 @@ from actors.ledger import Store, replies
 from actors.ledger.machine import MIN_POISON_IN_A_ROW
 from actors.ledger.peers import MAX_REMEMBERED, Peers
 from schemas.errors import ProtocolError
-from schemas.messages import ObserverBeat, ObserverState, RewardBeat, RolloutState, State
+from schemas.messages import Directive, ObserverDirective, ObserverHeartbeat, RewardHeartbeat, RolloutDirective
 from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, Trainer, policy, settings
 
 
@@ -19,24 +19,24 @@ def ring_with_rollout(slots: int = 4) -> tuple[Ring, Rollout]:
     return ring, rollout
 
 
-def said(ring: Ring, identity: str) -> State:
-    """The newest State of a peer."""
-    state = ring.states[identity]
-    assert state is not None
-    return state
+def said(ring: Ring, identity: str) -> Directive:
+    """The newest directive of a peer."""
+    directive = ring.directives[identity]
+    assert directive is not None
+    return directive
 
 
 def test_a_peer_learns_the_run_from_its_first_state() -> None:
-    """Beats carry no run until then, and are taken all the same (P1)."""
+    """Heartbeats carry no run until then, and are taken all the same (P1)."""
     ring, rollout = ring_with_rollout()
     assert rollout.run == ring.machine.run != ""
 
 
 def test_a_peer_of_another_run_is_told_ours_and_what_it_holds_does_not_count() -> None:
-    """Its State carries our run, so that it starts over; its ordinals, unknown here, do not stop the packer (P1)."""
+    """Its directive carries our run, so it starts over; its ordinals, unknown here, do not stop the packer (P1)."""
     ring, _ = ring_with_rollout()
     stranger = Rollout("b", run="another run", held={(99, 1): None})
-    ring.beat(stranger)
+    ring.heartbeat(stranger)
     ring.decide()
     assert said(ring, "b/1").run == ring.machine.run
     assert said(ring, "b/1").refusal == ""
@@ -44,25 +44,25 @@ def test_a_peer_of_another_run_is_told_ours_and_what_it_holds_does_not_count() -
 
 
 def test_a_process_of_another_run_does_not_count_when_it_takes_our_run_over() -> None:
-    """Between the State that names our run and its end it may beat once more, with holds of the other run."""
+    """After the directive that names our run it may send one more heartbeat, with holds of the other run."""
     ring, _ = ring_with_rollout()
     stranger = Rollout("b", run="another run", held={(99, 1): None})
-    ring.beat(stranger)
+    ring.heartbeat(stranger)
     stranger.run = ring.machine.run
-    ring.beat(stranger)
+    ring.heartbeat(stranger)
     ring.decide()
     assert "b/1" not in ring.machine.peers.identities()
 
 
 def test_another_build_is_refused_by_name() -> None:
-    """The refusal says whose messages differ; later beats, which carry no fingerprint, are refused too."""
+    """The refusal says whose messages differ; later heartbeats, which carry no fingerprint, are refused too."""
     ring, _ = ring_with_rollout()
-    other = Rollout("b").beat().model_copy(update={"fingerprint": "0000"})
+    other = Rollout("b").heartbeat().model_copy(update={"fingerprint": "0000"})
     ring.machine.heard(ring.now, "b/1", other)
     ring.decide()
     assert "b speaks messages 0000" in said(ring, "b/1").refusal
     ring.wait(10)
-    assert ring.states["b/1"] is None, "whoever beats no more is forgotten"
+    assert ring.directives["b/1"] is None, "whoever sends no more heartbeats is forgotten"
     ring.machine.heard(ring.now, "b/1", other.model_copy(update={"fingerprint": None, "run": ring.machine.run}))
     ring.decide()
     assert "different builds" in said(ring, "b/1").refusal
@@ -79,35 +79,35 @@ def test_a_rank_of_another_configuration_is_refused() -> None:
 
 
 def test_a_new_boot_frees_at_once_what_the_old_one_held() -> None:
-    """No lease has to end: the old process has no connection any more, as the new one's first beat brings out (P3)."""
+    """No lease has to end: the new one's first heartbeat brings out that the old one has no connection (P3)."""
     ring, rollout = ring_with_rollout()
     ring.turn()
     assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
     rollout.restart()
-    ring.beat(rollout)
+    ring.heartbeat(rollout)
     assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
     ring.decide()
-    ring.beat(rollout)
+    ring.heartbeat(rollout)
     ring.decide()
     assert ring.machine.groups.held_by == {"a/2": {0, 1, 2, 3}}
     assert ring.row(0).attempt == 2
 
 
 def test_a_second_process_of_a_living_name_is_refused_and_the_living_one_goes_on() -> None:
-    """It waits for a lease, in which the other one beats on, and hears which process has its name (P3)."""
+    """It waits for a lease, in which the other one goes on, and hears which process has its name (P3)."""
     ring, living = ring_with_rollout()
     ring.turn()
     stray = ring.add(Rollout("a", boot=2))
     ring.wait(2.9)
     assert not stray.over
-    assert isinstance(said(ring, "a/2"), ObserverState)
+    assert isinstance(said(ring, "a/2"), ObserverDirective)
     assert said(ring, "a/2").refusal == ""
     ring.wait(1.1)
     assert stray.over
-    state = said(ring, "a/2")
-    assert isinstance(state, ObserverState)
-    assert state.name_taken
-    assert state.refusal == "another process named a is alive (boot 1); give this one another --name"
+    directive = said(ring, "a/2")
+    assert isinstance(directive, ObserverDirective)
+    assert directive.name_taken
+    assert directive.refusal == "another process named a is alive (boot 1); give this one another --name"
     assert not living.over
     assert ring.machine.groups.held_by == {"a/1": {0, 1, 2, 3}}
     assert ring.row(0).attempt == 1
@@ -120,27 +120,27 @@ def test_a_refused_process_that_pauses_for_longer_than_a_lease_still_hears_that_
     ring.wait(5.0)
     assert stray.over
     ring.wait(5.0, stray)
-    assert ring.states["a/2"] is None, "the packer has forgotten the visit"
+    assert ring.directives["a/2"] is None, "the packer has forgotten the visit"
     ring.turn()
-    state = said(ring, "a/2")
-    assert isinstance(state, ObserverState)
-    assert (state.name_taken, "another process named a is alive" in state.refusal) == (True, True)
+    directive = said(ring, "a/2")
+    assert isinstance(directive, ObserverDirective)
+    assert (directive.name_taken, "another process named a is alive" in directive.refusal) == (True, True)
 
 
 def test_a_process_refused_for_another_reason_does_not_hear_that_its_name_is_taken() -> None:
     """It waits beside the living one, and then turns out to be of another build."""
     ring, _ = ring_with_rollout()
     other = Rollout("a", boot=2)
-    ring.beat(other)
-    ring.machine.heard(ring.now, "a/2", other.beat().model_copy(update={"fingerprint": "0000"}))
+    ring.heartbeat(other)
+    ring.machine.heard(ring.now, "a/2", other.heartbeat().model_copy(update={"fingerprint": "0000"}))
     ring.decide()
-    state = said(ring, "a/2")
-    assert isinstance(state, ObserverState)
-    assert (state.name_taken, "different builds" in state.refusal) == (False, True)
+    directive = said(ring, "a/2")
+    assert isinstance(directive, ObserverDirective)
+    assert (directive.name_taken, "different builds" in directive.refusal) == (False, True)
 
 
 def test_a_process_that_waits_beside_another_newcomer_is_refused_after_a_lease_of_its_own() -> None:
-    """The holder died silently and the first newcomer has the name: it must beat on for a lease, as any holder (P3)."""
+    """The holder died silently and the first newcomer has the name: it must go on for a lease, as any holder (P3)."""
     ring, old = ring_with_rollout()
     ring.kill(old)
     first, second = Rollout("a", boot=2), Rollout("a", boot=3)
@@ -149,9 +149,9 @@ def test_a_process_that_waits_beside_another_newcomer_is_refused_after_a_lease_o
     ring.wait(2.0)
     ring.now += 1.05
     ring.decide()
-    ring.beat(first)
+    ring.heartbeat(first)
     assert "a/2" in ring.machine.peers.identities()
-    ring.beat(second)
+    ring.heartbeat(second)
     assert ring.machine.peers.refusal_of("a/3") == ""
     ring.wait(2.9)
     assert not second.over
@@ -193,10 +193,10 @@ def test_a_packer_that_stood_still_takes_nobody_for_alive() -> None:
     """The clock of leases stood still as well: the dead holder is late on it, and the newcomer is not refused (P8)."""
     ring, old = ring_with_rollout()
     new, began = Rollout("a", boot=2), ring.now
-    ring.beat(new)
+    ring.heartbeat(new)
     ring.now += 10.0
     for listened in (0.0, 0.1, 3.1, 3.2):
-        ring.machine.heard(ring.now, new.identity, new.beat(), began + listened)
+        ring.machine.heard(ring.now, new.identity, new.heartbeat(), began + listened)
         ring.machine.decide(ring.now, began + listened)
         assert ring.machine.peers.refusal_of("a/2") == ""
     assert ring.machine.peers.identities() == ["a/2"]
@@ -229,33 +229,33 @@ def test_a_peer_whose_beats_change_their_kind_leaves_the_old_kind() -> None:
     ring, rollout = ring_with_rollout()
     reward = ring.add(Reward("r"))
     ring.turn()
-    assert [peer.name for peer in rollout.state.rewards] == ["r"]
+    assert [peer.name for peer in rollout.directive.rewards] == ["r"]
     ring.kill(reward)
     ring.add(Engine("r", policy=policy(0), sequence=reward.sequence))
     ring.turn()
     ring.turn()
-    assert rollout.state.rewards == []
-    assert list(ring.machine.peers.all(RewardBeat)) == []
+    assert rollout.directive.rewards == []
+    assert list(ring.machine.peers.all(RewardHeartbeat)) == []
 
 
 def test_a_beat_from_before_the_first_word_does_not_replace_a_living_process() -> None:
     """It may be late, of a process that is dead (P3); it is answered, and the living one stays."""
     ring, living = ring_with_rollout()
-    ring.beat(Rollout("a", boot=0))
+    ring.heartbeat(Rollout("a", boot=0))
     ring.decide()
-    assert isinstance(said(ring, "a/0"), ObserverState)
+    assert isinstance(said(ring, "a/0"), ObserverDirective)
     assert said(ring, "a/0").run == ring.machine.run
     ring.wait(10)
     assert "a/1" in ring.machine.peers.identities()
     assert not living.over
-    assert ring.states["a/0"] is None, "whoever beats no more is forgotten"
+    assert ring.directives["a/0"] is None, "whoever sends no more heartbeats is forgotten"
 
 
 def test_a_late_beat_of_the_dead_does_not_replace_the_living_after_a_restart_of_the_packer() -> None:
     """It names the run, heard from the packer before; its successor was the first whom the new one heard (P3)."""
     ring, old = ring_with_rollout()
     ring.turn()
-    late = old.beat()
+    late = old.heartbeat()
     ring.restart_packer()
     old.restart()
     ring.turn()
@@ -267,7 +267,7 @@ def test_a_late_beat_of_the_dead_does_not_replace_the_living_after_a_restart_of_
 
 
 def test_a_process_that_took_a_place_is_no_visitor_any_more() -> None:
-    """That it was one once ends with the lease of its first beat, which must not end what it holds."""
+    """That it was one once ends with the lease of its first heartbeat, which must not end what it holds."""
     ring, rollout = ring_with_rollout()
     ring.turn()
     rollout.restart()
@@ -277,29 +277,29 @@ def test_a_process_that_took_a_place_is_no_visitor_any_more() -> None:
 
 
 def test_beats_with_an_older_sequence_number_are_ignored() -> None:
-    """A beat that comes late tells of a past (P3): here that 4 slots are free, of which 1 has been filled since."""
+    """A late heartbeat tells of a past (P3): here that 4 slots are free, of which 1 has been filled since."""
     ring, rollout = ring_with_rollout(slots=0)
     rollout.slots = 4
-    late = rollout.beat()
+    late = rollout.heartbeat()
     rollout.slots = 1
-    ring.beat(rollout)
+    ring.heartbeat(rollout)
     ring.machine.heard(ring.now, rollout.identity, late)
     ring.decide()
     assert len(ring.machine.groups.held_by["a/1"]) == 1
 
 
 def test_a_lease_ends_exactly_after_its_time_without_a_beat() -> None:
-    """3 s from the receipt of the last beat (P8)."""
+    """3 s from the receipt of the last heartbeat (P8)."""
     ring, rollout = ring_with_rollout()
     ring.wait(2.9, rollout)
     assert "a/1" in ring.machine.peers.identities()
     ring.wait(0.1, rollout)
     assert "a/1" not in ring.machine.peers.identities()
-    assert ring.states["a/1"] is None, "the control server forgets it"
+    assert ring.directives["a/1"] is None, "the control server forgets it"
 
 
 def test_no_lease_ends_while_nobody_reads_the_beats() -> None:
-    """14 rounds in 3.5 s and no beat is read, as with a control thread that hangs: all live on, and nothing is lost."""
+    """14 rounds in 3.5 s and no heartbeat is read, as with a hanging control thread: all live on, nothing is lost."""
     ring, rollout = ring_with_rollout()
     listened = ring.now
     for _ in range(14):
@@ -321,24 +321,24 @@ def test_a_peer_that_died_before_the_packer_was_deaf_is_noticed_after_one_lease_
 
 
 def test_slow_rounds_hide_no_death() -> None:
-    """Rounds of 2 s in which all beats are read: a lease of 3 s ends with the second round after the last beat."""
+    """Rounds of 2 s in which all heartbeats are read: a lease of 3 s ends with the second round after the last one."""
     ring, rollout = ring_with_rollout()
     engine = ring.doubles[0]
     for _ in range(2):
-        for _ in range(2):  # beats come each second and are heard at the end of the round, with their own times
+        for _ in range(2):  # heartbeats come each second and are heard at the end of the round, with their own times
             ring.now += 1.0
-            ring.machine.heard(ring.now, engine.identity, engine.beat(), ring.now)
+            ring.machine.heard(ring.now, engine.identity, engine.heartbeat(), ring.now)
         ring.machine.decide(ring.now, ring.now)
     assert ring.machine.peers.identities() == [engine.identity]
     assert rollout.identity not in ring.machine.peers.identities()
 
 
 def test_a_beat_counts_from_when_it_was_read_and_not_from_the_round_that_hears_it() -> None:
-    """A round of 10 s hears a beat from its beginning: its lease has been over for long."""
+    """A round of 10 s hears a heartbeat from its beginning: its lease has been over for long."""
     ring, rollout = ring_with_rollout()
     arrived = ring.now + 0.1
     ring.now += 10.0
-    ring.machine.heard(ring.now, rollout.identity, rollout.beat(), arrived)
+    ring.machine.heard(ring.now, rollout.identity, rollout.heartbeat(), arrived)
     ring.machine.decide(ring.now, ring.now)
     assert rollout.identity not in ring.machine.peers.identities()
 
@@ -363,7 +363,7 @@ def test_a_peer_whose_lease_ended_counts_again_with_its_next_beat() -> None:
     ring.wait(5, rollout)
     ring.turn()
     assert "a/1" in ring.machine.peers.identities()
-    assert isinstance(said(ring, "a/1"), RolloutState)
+    assert isinstance(said(ring, "a/1"), RolloutDirective)
 
 
 @pytest.mark.parametrize("ordinal", [4, -1])
@@ -403,26 +403,26 @@ def test_a_step_that_was_never_composed_stops_the_packer(what: str) -> None:
 
 
 def test_peers_that_come_and_change_are_told_to_all_at_once() -> None:
-    """A rollout that did not beat in this round hears of a new reward actor and of an engine's new version (P0, P6)."""
+    """A rollout that is silent in this round hears of a new reward actor and of an engine's new version (P0, P6)."""
     ring, rollout = ring_with_rollout()
     reward = Reward("r")
-    ring.beat(reward)
+    ring.heartbeat(reward)
     ring.decide()
-    assert [peer.address for peer in rollout.state.rewards] == ["ipc://r/1"]
+    assert [peer.address for peer in rollout.directive.rewards] == ["ipc://r/1"]
     engine = ring.doubles[0]
     engine.policy = policy(1)
-    ring.beat(engine)
+    ring.heartbeat(engine)
     ring.decide()
-    assert [peer.policy for peer in rollout.state.engines] == [policy(1)]
+    assert [peer.policy for peer in rollout.directive.engines] == [policy(1)]
 
 
 def test_a_beat_that_changes_nothing_for_others_is_answered_to_its_sender_alone() -> None:
-    """Otherwise 1 000 peers at one beat a second cost a million States (P6)."""
+    """Otherwise 1 000 peers at one heartbeat a second cost a million directives (P6)."""
     ring, rollout = ring_with_rollout()
     reward = ring.add(Reward("r"))
     ring.turn()
     ring.turn()
-    ring.beat(reward)
+    ring.heartbeat(reward)
     assert list(ring.decide()) == ["r/1"]
     ring.settle(rollout, policy(0), 0)
     assert list(ring.decide()) == ["a/1"], "a settled group concerns its holder"
@@ -467,11 +467,11 @@ def test_a_settled_group_between_poison_drops_keeps_the_run_going() -> None:
 
 
 def test_an_observer_sees_progress_and_is_not_waited_for() -> None:
-    """`actors top` gets plain values with its State; its presence does not keep the packer (P27)."""
+    """`actors top` gets plain values with its directive; its presence does not keep the packer (P27)."""
     ring, _ = ring_with_rollout()
     fields = {"name": "o", "boot_id": "1", "phase": "running", "run": "", "sequence": 1}
-    ring.machine.heard(ring.now, "o/1", ObserverBeat(**fields))
-    assert replies.states(ring.machine, lambda: {"step": 3})[b"o/1"].progress == {"step": 3}
+    ring.machine.heard(ring.now, "o/1", ObserverHeartbeat(**fields))
+    assert replies.directives(ring.machine, lambda: {"step": 3})[b"o/1"].progress == {"step": 3}
     for double in ring.doubles:
         double.phase = "done"
     assert not ring.machine.everybody_left
@@ -488,7 +488,7 @@ def test_refusals_that_are_remembered_are_bounded() -> None:
 
 
 def test_a_run_keeps_its_id_and_each_start_raises_the_term(tmp_path: "object") -> None:
-    """The id is made with the ledger (P1); the term fences States and batches of an earlier packer (P2)."""
+    """The id is made with the ledger (P1); the term fences directives and batches of an earlier packer (P2)."""
     path = f"{tmp_path}/ledger.sqlite"
     first = Store(path)
     first.close()

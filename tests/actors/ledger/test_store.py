@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.ledger import Changes, ExampleRef, Group, GroupState, LedgerReader, Step, Store
-from actors.ledger.rows import Attempt
+from actors.ledger.rows import AttemptOutcome
 from actors.ledger.store import (
     LATER_COLUMNS,
     NETWORK_FILE_SYSTEMS,
@@ -158,7 +158,7 @@ def test_a_commit_is_all_or_nothing(broken: str) -> None:
 
 def test_a_row_comes_back_as_it_was_and_is_replaced_by_its_next_version() -> None:
     """All columns of a train and of an eval group; the packer's clock is not among them."""
-    full = {"state": GroupState.DURABLE, "attempt": 4, "outcome": Attempt.DIED, "failures": 2, "deaths": 1}
+    full = {"state": GroupState.DURABLE, "attempt": 4, "outcome": AttemptOutcome.DIED, "failures": 2, "deaths": 1}
     rest = {"holder": "a/1", "oldest_version": 5, "arrival": 9, "step": 6, "reason": "stale", "origin": 1}
     rest |= {"resamples": 2, "position": 8}
     train, held_out = a_group(2, **full, **rest), a_group(-1, policy=policy(3, lineage=2))
@@ -246,7 +246,7 @@ def test_the_start_of_a_large_ledger_reads_its_small_tables_alone(path: Path, mo
 
 
 def test_folded_payloads_are_deleted_in_slices_bounded_in_bytes_and_rows(path: Path, monkeypatch) -> None:
-    """One slice with each commit, however much has been folded, and a crash in between loses none of the rest."""
+    """One slice with each commit, however much has been compacted, and a crash in between loses none of the rest."""
     monkeypatch.setattr("actors.ledger.store.SLICE_BYTES", 10_000)
     monkeypatch.setattr("actors.ledger.store.SLICE_ROWS", 8)
     store = Store(path)
@@ -256,7 +256,7 @@ def test_folded_payloads_are_deleted_in_slices_bounded_in_bytes_and_rows(path: P
     before, slices = set(sizes), []
     store.commit(Changes(gone_groups=list(range(41))), {})
     assert store.groups() == []
-    assert store.digests() == {}, "folded ones are not counted among those that are kept"
+    assert store.digests() == {}, "compacted ones are not counted among those that are kept"
     while store.unswept:
         left = {ordinal for (ordinal,) in store.database.execute("SELECT ordinal FROM payloads")}
         slices.append(before - left)

@@ -1,4 +1,4 @@
-"""Who enters which weight update of the rendezvous channel (P24): beats of engines and trainer in, an update out."""
+"""Who enters which weight update of the rendezvous channel (P24): heartbeats in, an update out."""
 
 from typing import Any
 
@@ -6,31 +6,31 @@ import numpy as np
 import pytest
 
 from actors.ledger.updates import MAX_FAILURES, Updates
-from schemas.messages import InferenceBeat, Manifest, Policy, TrainerBeat, UpdateFailure
+from schemas.messages import InferenceHeartbeat, Manifest, PolicyVersion, TrainerHeartbeat, UpdateFailure
 
 PATIENCE = 40.0
 
 
 def manifest(version: int, channel: Any = "rendezvous") -> Manifest:
     """A published version."""
-    policy = Policy(lineage=1, version=version)
+    policy = PolicyVersion(lineage=1, version=version)
     return Manifest(policy=policy, channel=channel, content="full", uri="tcp://a:1", digest="", num_bytes=1)
 
 
-def engine(boot_id: str, version: int | None, **changes: Any) -> InferenceBeat:
+def engine(boot_id: str, version: int | None, **changes: Any) -> InferenceHeartbeat:
     """A live engine that serves a version, or none yet."""
-    policy = None if version is None else Policy(lineage=1, version=version)
+    policy = None if version is None else PolicyVersion(lineage=1, version=version)
     values: dict[str, Any] = {
         "run": "r", "name": boot_id, "boot_id": boot_id, "sequence": 1, "phase": "running", "url": "", "load": 0,
         "engine_state": "clean", "policy": policy, "generated_tokens": 0, "holds_two_versions": True,
         "update_seconds": {}, "weight_ranks": 1,
     }  # fmt: skip
-    return InferenceBeat(**values | changes)
+    return InferenceHeartbeat(**values | changes)
 
 
-def trainer(failed: UpdateFailure | None = None) -> TrainerBeat:
+def trainer(failed: UpdateFailure | None = None) -> TrainerHeartbeat:
     """Rank 0."""
-    return TrainerBeat(
+    return TrainerHeartbeat(
         run="r", name="trainer-0", boot_id="t", sequence=1, phase="running", rank=0, num_ranks=1, address="",
         incarnation=1, next_step=1, checkpoints=[], published=[], reports=[], received=np.zeros(0, np.int64),
         failed_update=failed,
@@ -43,23 +43,23 @@ def failure(update: str, *missed: str) -> UpdateFailure:
 
 
 class Scene:
-    """Updates with the engines that are there: `boot id: version` or a beat."""
+    """Updates with the engines that are there: `boot id: version` or a heartbeat."""
 
     def __init__(self) -> None:
         self.updates = Updates(term=3, patience=PATIENCE)
         self.now = 100.0
 
     def see(
-        self, target: int, failed: UpdateFailure | None = None, /, **engines: int | InferenceBeat | None
+        self, target: int, failed: UpdateFailure | None = None, /, **engines: int | InferenceHeartbeat | None
     ) -> tuple[str, str, list[str]] | None:
-        """One round; what State newly names as (update, group, members), or None."""
-        beats = {b: e if isinstance(e, InferenceBeat) else engine(b, e) for b, e in engines.items()}
-        if not self.updates.decide(self.now, manifest(target), beats, trainer(failed)):
+        """One round; what the directive newly names as (update, group, members), or None."""
+        heartbeats = {b: e if isinstance(e, InferenceHeartbeat) else engine(b, e) for b, e in engines.items()}
+        if not self.updates.decide(self.now, manifest(target), heartbeats, trainer(failed)):
             return None
         named = self.updates.current
         assert named is not None
         assert named.policy.version == target
-        return named.update, named.group, [member.boot_id for member in named.members]
+        return named.update, named.process_group, [member.boot_id for member in named.members]
 
 
 def test_all_engines_that_lack_the_target_enter_one_update():
@@ -150,7 +150,7 @@ def test_an_update_that_an_engine_has_given_up_is_held_against_it_only_where_it_
 
 
 def test_an_engine_that_has_lost_its_weights_is_named_at_once():
-    """Its beat is that of a joiner; the failure that it tells with it is of an update that is over."""
+    """Its heartbeat is that of a joiner; the failure that it tells with it is of an update that is over."""
     scene = Scene()
     scene.see(1, a=0, b=0)
     assert scene.see(1, a=1, b=1) is None
@@ -170,7 +170,7 @@ def test_weights_lost_before_their_success_was_heard_of_end_the_update():
 
 
 def test_a_failure_of_an_older_update_is_old_news():
-    """Beats repeat it; it ends nothing twice."""
+    """Heartbeats repeat it; it ends nothing twice."""
     scene = Scene()
     scene.see(1, a=0, b=0)
     scene.see(1, failure("3.1"), a=0, b=0)
@@ -195,10 +195,10 @@ def test_parallel_workers_bring_a_rank_each():
 
 def test_other_channels_and_a_missing_trainer_name_nothing():
     """A file needs nobody's presence; a broadcast needs the trainer's."""
-    updates, beats = Updates(1, PATIENCE), {"a": engine("a", 0)}
-    assert not updates.decide(0.0, manifest(1, "filesystem"), beats, trainer())
-    assert not updates.decide(0.0, manifest(1), beats, None)
-    assert not updates.decide(0.0, None, beats, trainer())
+    updates, heartbeats = Updates(1, PATIENCE), {"a": engine("a", 0)}
+    assert not updates.decide(0.0, manifest(1, "filesystem"), heartbeats, trainer())
+    assert not updates.decide(0.0, manifest(1), heartbeats, None)
+    assert not updates.decide(0.0, None, heartbeats, trainer())
 
 
 # --- an update of which nobody tells anything ------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from actors.models.logprobs import Bend, chunked_logprobs_and_entropy, logprobs_and_entropy
+from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
 
 LOGITS = torch.tensor([[math.log(1), math.log(2), math.log(5)]])
 """Probabilities 1/8, 2/8, 5/8."""
-BENDS = [Bend(), Bend(scale=0.5), Bend(cap=3.0), Bend(scale=2.0, cap=3.0)]
+TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.5), LogitTransform(cap=3.0), LogitTransform(scale=2.0, cap=3.0)]
 Computation = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -22,7 +22,9 @@ def by_chunks(
     """Chunks of two tokens; the hidden states are the logits, the output layer an identity."""
     weight = torch.eye(logits.shape[1], dtype=logits.dtype)
     size = 2 * 4 * logits.shape[1]
-    return chunked_logprobs_and_entropy(logits, weight, None, ids, temperatures, Bend(), entropy_gradient, size)
+    return chunked_logprobs_and_entropy(
+        logits, weight, None, ids, temperatures, LogitTransform(), entropy_gradient, size
+    )
 
 
 BOTH = pytest.mark.parametrize("computation", [logprobs_and_entropy, by_chunks])
@@ -92,17 +94,17 @@ class Layer:
         self.temperatures = torch.arange(11) / 5 if tempered else torch.ones(11)
         self.of_logprobs, self.of_entropy = (torch.randn(11, dtype=dtype, generator=rng) for _ in range(2))
 
-    def plain(self, bend: Bend, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def plain(self, transform: LogitTransform, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """All logits at once, and autograd's own gradients."""
-        logits = linear(self.hidden, self.weight, self.bias) * bend.scale
-        logits = logits if bend.cap == math.inf else bend.cap * torch.tanh(logits / bend.cap)
+        logits = linear(self.hidden, self.weight, self.bias) * transform.scale
+        logits = logits if transform.cap == math.inf else transform.cap * torch.tanh(logits / transform.cap)
         return logprobs_and_entropy(logits, self.ids, self.temperatures, entropy_gradient)
 
-    def chunked(self, bend: Bend, entropy_gradient: bool, tokens: int = 4) -> tuple[Tensor, Tensor]:
+    def chunked(self, transform: LogitTransform, entropy_gradient: bool, tokens: int = 4) -> tuple[Tensor, Tensor]:
         """In chunks of this many tokens at most."""
         layer = (self.hidden, self.weight, self.bias)
         return chunked_logprobs_and_entropy(
-            *layer, self.ids, self.temperatures, bend, entropy_gradient, chunk_bytes=tokens * 4 * 17
+            *layer, self.ids, self.temperatures, transform, entropy_gradient, chunk_bytes=tokens * 4 * 17
         )
 
     def gradients(self, found: tuple[Tensor, Tensor], entropy_gradient: bool) -> list[Tensor]:
@@ -116,18 +118,18 @@ class Layer:
 @pytest.mark.parametrize("tempered", [True, False], ids=["tempered", "untempered"])
 @pytest.mark.parametrize("learns_head", [True, False], ids=["full", "frozen"])
 @pytest.mark.parametrize("entropy_gradient", [True, False], ids=["entropy", "alone"])
-@pytest.mark.parametrize("bend", BENDS, ids=repr)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
 def test_chunks_have_the_logprobs_and_gradients_of_all_logits_at_once(
-    bend: Bend, entropy_gradient: bool, learns_head: bool, tempered: bool
+    transform: LogitTransform, entropy_gradient: bool, learns_head: bool, tempered: bool
 ) -> None:
     """11 tokens in chunks of at most 4; in float32 to 1e-5, in float64 to 1e-10 and equal to finite differences."""
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
         layer = Layer(dtype, learns_head, tempered)
-        expected = layer.gradients(layer.plain(bend, entropy_gradient), entropy_gradient)
-        found = layer.gradients(layer.chunked(bend, entropy_gradient), entropy_gradient)
+        expected = layer.gradients(layer.plain(transform, entropy_gradient), entropy_gradient)
+        found = layer.gradients(layer.chunked(transform, entropy_gradient), entropy_gradient)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     wanted = 2 if entropy_gradient else 1
-    assert torch.autograd.gradcheck(lambda *_: layer.chunked(bend, entropy_gradient)[:wanted], layer.inputs)
+    assert torch.autograd.gradcheck(lambda *_: layer.chunked(transform, entropy_gradient)[:wanted], layer.inputs)
 
 
 @pytest.mark.parametrize("learns_head", [True, False], ids=["full", "frozen"])
@@ -135,7 +137,7 @@ def test_autocast_computes_logits_and_gradients_as_a_linear_layer_under_it_does(
     """bfloat16 logits bit by bit, float32 after them; gradients to bfloat16's precision."""
     layer = Layer(torch.float32, learns_head)
     with torch.autocast("cpu", torch.bfloat16):
-        plain, chunked = layer.plain(Bend(), False), layer.chunked(Bend(), False, tokens=11)
+        plain, chunked = layer.plain(LogitTransform(), False), layer.chunked(LogitTransform(), False, tokens=11)
     assert chunked[0].dtype == torch.float32
     torch.testing.assert_close(chunked, plain, rtol=0, atol=1e-5)
     pairs = zip(layer.gradients(chunked, False), layer.gradients(plain, False), strict=True)
@@ -146,7 +148,9 @@ def test_autocast_computes_logits_and_gradients_as_a_linear_layer_under_it_does(
 
 def test_the_same_chunks_have_the_same_bits() -> None:
     """Twice the same: logprobs, entropy, all gradients."""
-    first, second = ([layer := Layer(torch.float32), layer.gradients(layer.chunked(Bend(), True), True)] for _ in "ab")
+    first, second = (
+        [layer := Layer(torch.float32), layer.gradients(layer.chunked(LogitTransform(), True), True)] for _ in "ab"
+    )
     assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
 
 

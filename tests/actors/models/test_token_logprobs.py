@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Grani
 from actors.learner.learner import TorchLearner
 from actors.learner.micro_batches import MicroBatch, micro_batch
 from actors.models import attention, loading
-from actors.models.logprobs import Bend, logprobs_and_entropy
-from actors.models.token_logprobs import ChosenLogprobs
+from actors.models.logprobs import LogitTransform, logprobs_and_entropy
+from actors.models.token_logprobs import TokenLogprobs
 from schemas.config.model import LoraConfig, ModelConfig
 from tests import models
 from tests.actors.learner.steps import random_samples, run_config, step_batch
@@ -21,12 +21,12 @@ from tests.conftest import ModelFolder
 
 SMALL = models.SMALL
 FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
-CONFIGS: dict[str, tuple[Any, Bend]] = {
-    "plain": (models.config("qwen3"), Bend()),
-    "cohere": (CohereConfig(**SMALL, logit_scale=0.25), Bend(scale=0.25)),
-    "granite": (GraniteConfig(**SMALL, logits_scaling=8.0), Bend(scale=0.125)),
-    "gemma2": (models.config("gemma2"), Bend(cap=30.0)),
-    "sharp cap": (Gemma2Config(**SMALL, final_logit_softcapping=2.0), Bend(cap=2.0)),
+CONFIGS: dict[str, tuple[Any, LogitTransform]] = {
+    "plain": (models.config("qwen3"), LogitTransform()),
+    "cohere": (CohereConfig(**SMALL, logit_scale=0.25), LogitTransform(scale=0.25)),
+    "granite": (GraniteConfig(**SMALL, logits_scaling=8.0), LogitTransform(scale=0.125)),
+    "gemma2": (models.config("gemma2"), LogitTransform(cap=30.0)),
+    "sharp cap": (Gemma2Config(**SMALL, final_logit_softcapping=2.0), LogitTransform(cap=2.0)),
 }
 
 
@@ -60,7 +60,7 @@ def gradients(model: nn.Module, found: tuple[Tensor, Tensor], entropy_gradient: 
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_equal_to_logits(model: Any, chosen: ChosenLogprobs, entropy_gradient: bool) -> None:
+def assert_equal_to_logits(model: Any, chosen: TokenLogprobs, entropy_gradient: bool) -> None:
     """Compare logprobs, entropy and the gradients of all parameters: in float64, and by their rounding in float32.
 
     In float64 chunks and logits agree to 1e-9. In float32 both round; how much depends on the processor. So the error
@@ -96,11 +96,11 @@ def error(found: list[Tensor], exact: list[Tensor]) -> float:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_chunks_equal_the_models_own_logits(name: str, entropy_gradient: bool) -> None:
     """Factors of Cohere and Granite, Gemma's soft cap, tied embeddings: all without a word about the model."""
-    config, bend = CONFIGS[name]
+    config, transform = CONFIGS[name]
     model = model_of(config)
-    chosen = ChosenLogprobs(model)
-    assert chosen._bend is not None
-    assert (chosen._bend.scale, chosen._bend.cap) == pytest.approx((bend.scale, bend.cap))
+    chosen = TokenLogprobs(model)
+    assert chosen._transform is not None
+    assert (chosen._transform.scale, chosen._transform.cap) == pytest.approx((transform.scale, transform.cap))
     assert_equal_to_logits(model, chosen, entropy_gradient)
 
 
@@ -115,7 +115,7 @@ def test_adapters_are_computed_and_one_on_the_output_layer_is_said(model_folder:
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     with capture_logs() as logs:
-        chosen = ChosenLogprobs(model)
+        chosen = TokenLogprobs(model)
     assert [line["event"] for line in logs] == ["logits are computed all at once"] * on_head
     assert_equal_to_logits(model, chosen, entropy_gradient=False)
 
@@ -132,7 +132,7 @@ def test_a_model_that_does_something_else_to_its_logits_is_left_to_do_it() -> No
 
     model.forward = forward
     with capture_logs() as logs:
-        chosen = ChosenLogprobs(model)
+        chosen = TokenLogprobs(model)
     assert "neither a factor nor a soft cap" in logs[0]["why"]
     assert_equal_to_logits(model, chosen, entropy_gradient=False)
 
@@ -149,7 +149,7 @@ def test_tokens_outside_the_loss_mask_are_not_computed(monkeypatch: pytest.Monke
         return whole(hidden, *rest)
 
     monkeypatch.setattr(module, "chunked_logprobs_and_entropy", spy)
-    chosen, all_of, some_of = ChosenLogprobs(model_of(models.config("qwen3"))), batch(), batch(mask_from=40)
+    chosen, all_of, some_of = TokenLogprobs(model_of(models.config("qwen3"))), batch(), batch(mask_from=40)
     everything, some = (chosen.of(m.row, m.token_ids_T, m.temperatures_T, m.wanted_K) for m in (all_of, some_of))
     mask_T = some_of.loss_mask_T
     assert 0 < int(mask_T.sum()) < len(mask_T)
@@ -187,7 +187,7 @@ def test_checkpointing_trains_what_it_trains_without(model_folder: ModelFolder, 
 def test_the_output_layer_is_itself_again_after_a_row(tmp_path: Path) -> None:
     """Also after one that failed: transformers can use the model as if nothing had been."""
     model = model_of(models.config("qwen3"))
-    chosen, micro = ChosenLogprobs(model), batch()
+    chosen, micro = TokenLogprobs(model), batch()
     with pytest.raises(RuntimeError, match="out of bounds"):
         chosen.of(micro.row, micro.token_ids_T + 1000, micro.temperatures_T)
     assert "forward" not in vars(model.lm_head)

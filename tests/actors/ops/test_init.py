@@ -7,9 +7,9 @@ import pytest
 
 WORK = """
 import os, pathlib, signal, subprocess, sys, time
-from actors.ops.init import be_init
+from actors.ops.init import run_as_init
 
-be_init()
+run_as_init()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
 subprocess.run(["sh", "-c", "sleep 0.2 & exit 0"], check=True)
 time.sleep(1.0)

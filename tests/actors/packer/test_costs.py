@@ -13,7 +13,7 @@ from actors.ledger import GroupFacts, Verdict
 from actors.ledger.peers import MAX_REMEMBERED, Peers
 from benchmarks.peers import lone_packer
 from schemas import limits
-from schemas.messages import InferenceBeat, ObserverBeat, State
+from schemas.messages import Directive, InferenceHeartbeat, ObserverHeartbeat
 from tests.actors.ledger.driver import Double, Engine, Ring, Rollout, Trainer, settings
 from tests.ring.harness import ring_config
 
@@ -38,14 +38,14 @@ class TimedRing(Ring):
         yield
         self.seconds += time.process_time() - began
 
-    def beat(self, *doubles: Double) -> None:
-        """Beats are heard."""
-        beats = [(double.identity, double.beat()) for double in doubles]
+    def heartbeat(self, *doubles: Double) -> None:
+        """Heartbeats are heard."""
+        heartbeats = [(double.identity, double.heartbeat()) for double in doubles]
         with self.timed():
-            for identity, beat in beats:
-                self.machine.heard(self.now, identity, beat)
+            for identity, heartbeat in heartbeats:
+                self.machine.heard(self.now, identity, heartbeat)
 
-    def decide(self) -> dict[str, State | None]:
+    def decide(self) -> dict[str, Directive | None]:
         """The machine decides, the store commits."""
         with self.timed():
             self.machine.decide(self.now)
@@ -75,12 +75,12 @@ def cost_of_a_fork(num_groups: int) -> float:
     ring = TimedRing(settings(**given))
     rollout, *_ = ring.start_all()
     rollout.slots = num_groups
-    for _ in range(1 + num_groups // limits.STATE_TICKETS):
+    for _ in range(1 + num_groups // limits.DIRECTIVE_TICKETS):
         ring.turn()
     assert len(rollout.held) == num_groups
     ring.restart_packer()
     ring.seconds = 0.0
-    ring.machine.go_back()
+    ring.machine.rewind()
     rollout, engine, _ = ring.start_all()
     rollout.slots = SLOTS
     assert ring.machine.groups.dropped["train"]["forked"] == num_groups
@@ -142,8 +142,8 @@ def test_names_that_have_come_and_gone_are_forgotten() -> None:
     peers = Peers(3.0)
     for i in range(20_000):
         name = f"rollout-{i}"
-        beat = ObserverBeat(run="R", term=1, name=name, boot_id="x", sequence=1, phase="running")
-        peers.heard(float(i), f"{name}/x", beat)
+        heartbeat = ObserverHeartbeat(run="R", term=1, name=name, boot_id="x", sequence=1, phase="running")
+        peers.heard(float(i), f"{name}/x", heartbeat)
         peers.expire(float(i))
     assert len(peers.identities()) == 3
     assert peers.num_names <= MAX_REMEMBERED
@@ -158,11 +158,11 @@ def test_a_beat_that_tells_of_tokens_alone_makes_no_commit(tmp_path) -> None:
         commits = partial(ring.metrics.registry.get_sample_value, "grpo_packer_commit_seconds_count")
         before = commits()
         for number in range(1, 41):
-            beat = InferenceBeat(
+            heartbeat = InferenceHeartbeat(
                 run=packer.machine.run, term=packer.machine.term, name="inference-7", boot_id="b", phase="running",
                 sequence=number, generated_tokens=100 * number, update_seconds={}, **said,
             )  # fmt: skip
-            packer.heard(b"inference-7/b", beat)
+            packer.heard(b"inference-7/b", heartbeat)
             packer.run_round(0.0)
         assert commits() - before <= 2, "now and perhaps once more"
         packer.drain()

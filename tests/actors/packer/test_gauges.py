@@ -11,7 +11,7 @@ from actors.packer.record import RunRecord
 from actors.packer.settings import settings_of
 from actors.telemetry.metrics import ENGINE_STATES, Metrics
 from actors.telemetry.reporter import Reporter
-from schemas.messages import InferenceBeat, Manifest, Policy, UpdateFailure
+from schemas.messages import InferenceHeartbeat, Manifest, PolicyVersion, UpdateFailure
 from tests.actors.packer.test_record import Told, scored, trainer
 from tests.ring.harness import ring, ring_config, summary_of
 
@@ -91,29 +91,33 @@ def test_nobody_is_a_target_any_more_when_the_run_is_done(told):
 
 
 def engine(name, state, policy=None):
-    """A beat."""
-    return InferenceBeat(
+    """A heartbeat."""
+    return InferenceHeartbeat(
         run="", name=name, boot_id=name, sequence=1, phase="running", url="http://x", engine_state=state,
         policy=policy, load=0, generated_tokens=0, holds_two_versions=False, update_seconds={}, weight_ranks=1,
     )  # fmt: skip
 
 
-def fail_updates(updates, beat, number):
+def fail_updates(updates, heartbeat, number):
     """Name so many updates with one engine alone, each of which rank 0 reports as missed by the engine."""
-    engines, policy = {f"{beat.name}/{beat.boot_id}": beat}, Policy(lineage=1, version=0)
+    engines, policy = {f"{heartbeat.name}/{heartbeat.boot_id}": heartbeat}, PolicyVersion(lineage=1, version=0)
     target = Manifest(policy=policy, channel="rendezvous", content="full", uri="", digest="d", num_bytes=1)
     for _ in range(number):
         assert updates.decide(0.0, target, engines, trainer(1, []))
-        failure = UpdateFailure(update=updates.current.update, missed=[beat.boot_id], detail="")
+        failure = UpdateFailure(update=updates.current.update, missed=[heartbeat.boot_id], detail="")
         updates.decide(0.0, None, engines, trainer(1, []).model_copy(update={"failed_update": failure}))
 
 
 def test_engines_are_counted_by_state_and_who_is_left_out_as_quarantined(tmp_path):
     """One that is clean and has failed three updates in a row is named no more; another says itself that it is not."""
     machine = Machine(settings_of(ring_config(tmp_path, "inproc")), "r", 1, 0.0, draw=lambda: None)
-    beats = [engine("a", "clean", Policy(lineage=1, version=0)), engine("b", "clean"), engine("c", "quarantined")]
-    for beat in [*beats, engine("d", "starting")]:
-        machine.peers.heard(0.0, f"{beat.name}/{beat.name}", beat)
+    heartbeats = [
+        engine("a", "clean", PolicyVersion(lineage=1, version=0)),
+        engine("b", "clean"),
+        engine("c", "quarantined"),
+    ]
+    for heartbeat in [*heartbeats, engine("d", "starting")]:
+        machine.peers.heard(0.0, f"{heartbeat.name}/{heartbeat.name}", heartbeat)
     assert engine_states(machine) == {"clean": 2, "quarantined": 1, "starting": 1}
     fail_updates(machine.updates, engine("b", "clean"), number=3)
     assert engine_states(machine) == {"clean": 1, "quarantined": 2, "starting": 1}

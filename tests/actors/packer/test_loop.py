@@ -20,8 +20,8 @@ from schemas.config import load_config
 from schemas.config.data import JsonlConfig
 from schemas.config.resolved import RESOLVED
 from schemas.errors import ConfigError, ProtocolError
-from schemas.messages import Policy, RewardBeat, ScoredGroup, StepReport
-from tests.actors.packer.test_record import beat as engine
+from schemas.messages import PolicyVersion, RewardHeartbeat, ScoredGroup, StepReport
+from tests.actors.packer.test_record import heartbeat as engine
 from tests.actors.packer.test_record import trainer
 from tests.actors.reward.test_loop import group
 from tests.ring.harness import (
@@ -45,7 +45,7 @@ def test_facts_of_a_group_are_its_oldest_version_and_its_longest_sample():
     )  # fmt: skip
     facts = facts_of(scored, "digest")
     assert (facts.longest_sample, facts.oldest_version, facts.num_completions) == (3, 4, 2)
-    assert facts.policies == {Policy(lineage=1, version=6), Policy(lineage=1, version=4)}
+    assert facts.policies == {PolicyVersion(lineage=1, version=6), PolicyVersion(lineage=1, version=4)}
 
 
 def test_configuration_of_a_run_without_up_lies_in_its_folder(tmp_path):
@@ -121,7 +121,7 @@ def test_ledger_that_has_lost_commits_fails_the_run_for_everybody(tmp_path):
     with ring(config) as run, watching(config) as watcher:
         run.start("packer-0", "rollout-0")
         wait_until(lambda: watcher.progress().get("peers", {}).get("rollout"), "the packer is up")
-        liar = Membership(config, RewardBeat, "reward-9")
+        liar = Membership(config, RewardHeartbeat, "reward-9")
         liar.start(
             phase="running", address="inproc://nowhere", load=0, failures=[], holds=np.array([[99, 1]], np.int64)
         )
@@ -136,17 +136,17 @@ def test_ledger_that_has_lost_commits_fails_the_run_for_everybody(tmp_path):
 
 
 def test_the_record_takes_no_figures_from_beats_that_the_machine_refuses(tmp_path):
-    """A trainer and an engine of another run, and a late beat: only the engine of this run counts."""
+    """A trainer and an engine of another run, and a late heartbeat: only the engine of this run counts."""
     packer = make_packer(ring_config(tmp_path, "inproc"), "packer-0", Metrics("packer"))
     own = engine(100).model_copy(update={"run": packer.machine.run, "sequence": 5})
-    beats = [
+    heartbeats = [
         engine(10_000, "other"),
         trainer(0, [StepReport(step=1, values={"loss": 666.0}, weights="")]),
         own,
         own.model_copy(update={"sequence": 4, "generated_tokens": 900}),
     ]
-    for beat in beats:
-        packer.heard(f"{beat.name}/{beat.boot_id}".encode(), beat)
+    for heartbeat in heartbeats:
+        packer.heard(f"{heartbeat.name}/{heartbeat.boot_id}".encode(), heartbeat)
     packer.run_round(0.0)
     assert packer.record.reported == []
     assert packer.store.value("generated") == 100

@@ -21,10 +21,10 @@ class Followed(Ring):
         self.rollout, self.reward = Rollout("rollout-0"), Reward("reward-0")
         self.add(self.trainer, self.engine, self.rollout, self.reward)
 
-    def beat(self, *doubles):
-        """These beat now."""
+    def heartbeat(self, *doubles):
+        """These send heartbeats now."""
         for double in doubles:
-            said = double.beat()
+            said = double.heartbeat()
             self.machine.heard(self.now, double.identity, said)
             self.progress.heard(self.now, double.identity, said)
 
@@ -47,7 +47,7 @@ def ring(tmp_path):
 
 
 def test_actors_are_told_by_name_with_age_and_work(ring):
-    """The one that does not beat grows old, and stays when its lease has ended, for some minutes."""
+    """The one that does not send heartbeats grows old, and stays when its lease has ended, for some minutes."""
     assert ring.ages() == {"inference-0": 0.0, "reward-0": 0.0, "rollout-0": 0.0, "trainer-0": 0.0}
     engine, reward, _, trainer = ring.values()["actors"]
     assert (engine["kind"], engine["engine"], engine["version"]) == ("inference", "clean", 0)

@@ -17,11 +17,11 @@ from actors.packer.record import RunRecord
 from actors.packer.results import evaluate, pass_at, step_values
 from actors.packer.settings import settings_of
 from actors.process.output_dir import take
-from actors.telemetry import attempts
+from actors.telemetry import retrying_writer
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
 from schemas.errors import RunFailedError
-from schemas.messages import InferenceBeat, Policy, ScoredGroup, StepReport, TrainerBeat
+from schemas.messages import InferenceHeartbeat, PolicyVersion, ScoredGroup, StepReport, TrainerHeartbeat
 from tests.actors.reward.test_loop import group
 from tests.ring.harness import check_promise, ring, ring_config, summary_of, wait_until, watching
 
@@ -93,11 +93,11 @@ def test_progress_tells_the_pace_and_the_first_and_newest_evaluation(told):
     assert progress["seconds_per_step"] >= 0
 
 
-def beat(tokens: int, boot_id: str = "b") -> InferenceBeat:
+def heartbeat(tokens: int, boot_id: str = "b") -> InferenceHeartbeat:
     """An engine that has generated so many tokens since its start."""
-    return InferenceBeat(
+    return InferenceHeartbeat(
         run="r", name="inference-0", boot_id=boot_id, sequence=1, phase="running", url="http://x",
-        engine_state="clean", policy=Policy(lineage=1, version=0), load=0, generated_tokens=tokens,
+        engine_state="clean", policy=PolicyVersion(lineage=1, version=0), load=0, generated_tokens=tokens,
         holds_two_versions=False, update_seconds={},
     )  # fmt: skip
 
@@ -111,12 +111,12 @@ def test_generated_tokens_are_counted_once_over_restarts_of_engine_and_packer(tm
         return RunRecord(config, store, machine, Metrics("packer"), Reporter(config.output), lambda o: None, None)
 
     first = record()
-    first.heard("inference-0/b", beat(100))
-    first.heard("inference-0/b", beat(150))
+    first.heard("inference-0/b", heartbeat(100))
+    first.heard("inference-0/b", heartbeat(150))
     store.commit(Changes(values=first.take_values()), {})
     second = record()
-    second.heard("inference-0/b", beat(180))
-    second.heard("inference-0/c", beat(20, "c"))
+    second.heard("inference-0/b", heartbeat(180))
+    second.heard("inference-0/c", heartbeat(20, "c"))
     assert second.take_values(is_last=True)["generated"] == 200
     store.close()
 
@@ -189,8 +189,8 @@ class Told:
 
 
 def trainer(incarnation, reports):
-    """A beat of rank 0."""
-    return TrainerBeat(
+    """A heartbeat of rank 0."""
+    return TrainerHeartbeat(
         run="r", name="trainer-0", boot_id="t", sequence=1, phase="running", rank=0, num_ranks=1, address="",
         incarnation=incarnation, next_step=1, checkpoints=[], published=[], reports=reports,
         received=np.zeros(0, np.int64),
@@ -200,7 +200,7 @@ def trainer(incarnation, reports):
 @pytest.fixture
 def told(tmp_path, monkeypatch):
     """A record that tries again at once."""
-    monkeypatch.setattr(attempts, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retrying_writer, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(record_module, "RETRY_SECONDS", 0.0)
     made = Told(tmp_path)
     yield made
@@ -215,7 +215,7 @@ def test_step_that_can_t_be_written_is_written_later_once(told):
             told.turn()
         assert told.machine.recorded_step == 0
         assert told.num_failures == 3
-    told.train(2, 3)  # said again until State confirms it
+    told.train(2, 3)  # said again until the directive confirms it
     told.turn()
     told.turn()
     assert [line["step"] for line in told.lines()] == [1, 2, 3]

@@ -17,7 +17,7 @@ def probed() -> Iterator[tuple[Liveness, str]]:
     server, thread = start_http_server(0, "127.0.0.1", CollectorRegistry())
     app = server.get_app()
     assert app is not None
-    server.set_app(alive.beside(app))
+    server.set_app(alive.wrap(app))
     yield alive, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()

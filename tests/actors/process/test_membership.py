@@ -7,29 +7,29 @@ import pytest
 from actors.process.membership import Drain, Membership, PackerSilentError, StartOverError
 from bus.control import ControlServer
 from schemas.errors import PeerRefusedError
-from schemas.messages import Beat, ObserverBeat, ObserverState
+from schemas.messages import Heartbeat, ObserverDirective, ObserverHeartbeat
 from tests.ring.harness import ring_config, wait_until
 
 
 class Packer:
-    """Answers every beat with the State that it was given."""
+    """Answers every heartbeat with the directive that it was given."""
 
     def __init__(self, address: str) -> None:
-        self.beats: list[Beat] = []
+        self.heartbeats: list[Heartbeat] = []
         self._server = ControlServer(address, self._heard)
         self._identity = b""
         self._server.start()
 
-    def _heard(self, identity: bytes, beat: Beat) -> None:
+    def _heard(self, identity: bytes, heartbeat: Heartbeat) -> None:
         self._identity = identity
-        self.beats.append(beat)
+        self.heartbeats.append(heartbeat)
 
     def say(self, run: str = "r", refusal: str = "", term: int = 1) -> None:
-        """Publish a State to the peer."""
-        state = ObserverState(
+        """Publish a directive to the peer."""
+        directive = ObserverDirective(
             run=run, term=term, phase="running", step=3, max_steps=9, refusal=refusal, progress={"step": 3}
         )
-        self._server.publish({self._identity: state})
+        self._server.publish({self._identity: directive})
 
     def close(self) -> None:
         """Fall silent."""
@@ -41,10 +41,10 @@ def peers(tmp_path, request):
     """A packer and a peer that it has heard; the parameter is `bus.peer_timeout`."""
     timeout = getattr(request, "param", 30.0)
     config = ring_config(tmp_path, "inproc", bus={"beat_interval": 0.05, "peer_timeout": timeout})
-    membership = Membership(config, ObserverBeat, "peer-0")
+    membership = Membership(config, ObserverHeartbeat, "peer-0")
     packer = Packer(membership.addresses.control)
     membership.start(phase="running")
-    wait_until(lambda: packer.beats, "the first beat")
+    wait_until(lambda: packer.heartbeats, "the first heartbeat")
     yield membership, packer
     membership.close()
     packer.close()
@@ -55,7 +55,7 @@ def test_newest_state_is_at_hand_without_waiting(peers):
     membership, packer = peers
     assert membership.latest() is None
     packer.say()
-    assert wait_until(membership.latest, "a State").progress == {"step": 3}
+    assert wait_until(membership.latest, "a directive").progress == {"step": 3}
 
 
 def test_another_run_means_to_start_over_once_ours_has_been_silent_for_a_lease(peers):
@@ -70,30 +70,30 @@ def test_another_run_means_to_start_over_once_ours_has_been_silent_for_a_lease(p
 
 
 def test_a_peer_does_not_change_to_and_fro_between_two_packers(peers):
-    """States of another run between those of ours, for longer than a lease: none is taken, all are counted (P1)."""
+    """Directives of another run between those of ours, for longer than a lease: none is taken, all are counted (P1)."""
     membership, packer = peers
     packer.say(run="r")
     wait_until(membership.latest, "run r")
     until = time.monotonic() + 2.5
     while time.monotonic() < until:
         for run in ("s", "r"):
-            number = len(packer.beats)
+            number = len(packer.heartbeats)
             packer.say(run=run)
-            wait_until(lambda number=number: len(packer.beats) > number + 1, "an answer")
+            wait_until(lambda number=number: len(packer.heartbeats) > number + 1, "an answer")
             assert membership.latest().run == "r"
     assert membership.counts.dropped["foreign_run"] > 5
-    assert {beat.run for beat in packer.beats[5:]} == {"r"}
+    assert {heartbeat.run for heartbeat in packer.heartbeats[5:]} == {"r"}
 
 
 def test_states_of_an_older_term_are_dropped(peers):
-    """Two packers of one run in a partition, or a State that is late: the newer term counts, also in beats (P2)."""
+    """Two packers of one run in a partition, or a late directive: the newer term counts, also in heartbeats (P2)."""
     membership, packer = peers
     packer.say(term=3)
     wait_until(lambda: membership.latest() and membership.latest().term == 3, "term 3")
     packer.say(term=2)
     wait_until(lambda: membership.counts.dropped["old_term"], "term 2")
     assert membership.latest().term == 3
-    assert packer.beats[-1].term == 3
+    assert packer.heartbeats[-1].term == 3
     packer.say(term=4)
     wait_until(lambda: membership.latest().term == 4, "term 4")
 
@@ -108,7 +108,7 @@ def test_refusal_ends_the_peer_with_its_words(peers):
 
 @pytest.mark.parametrize("peers", [0.6], indirect=True, ids=[""])
 def test_silence_beyond_the_timeout_names_the_key_and_the_address(peers):
-    """0.6 s without a State: the error names bus.peer_timeout and where the packer was looked for."""
+    """0.6 s without a directive: the error names bus.peer_timeout and where the packer was looked for."""
     membership, packer = peers
     packer.close()
     with pytest.raises(PackerSilentError, match=r"at inproc://.*bus.peer_timeout 0.6 s"):
@@ -119,7 +119,7 @@ def test_last_beat_says_done(peers):
     """Whoever leaves says so, so that the packer does not wait for its lease."""
     membership, packer = peers
     membership.close()
-    wait_until(lambda: packer.beats[-1].phase == "done", "the last beat")
+    wait_until(lambda: packer.heartbeats[-1].phase == "done", "the last heartbeat")
 
 
 def test_drain_waits_for_work_but_not_for_ever(monkeypatch):

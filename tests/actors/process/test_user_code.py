@@ -1,11 +1,12 @@
 """Where functions of the user's are found."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from actors.ops.preflight import preflight
-from actors.process.user_code import load_function
+from actors.process.user_code import MOVED, load_function
 from schemas.errors import ConfigError
 from tests.ring.harness import ring_config
 
@@ -49,6 +50,32 @@ def test_our_packages_may_be_imported_beside_modules_of_those_names(tmp_path):
     file = tmp_path / "my_rewards.py"
     file.write_text("from actors.reward.builtin import exact_match as score\n")
     assert load_function(f"{file}:score", "reward.functions.0.path").__name__ == "exact_match"
+
+
+def test_a_path_of_an_earlier_build_names_the_function_at_its_present_place():
+    """A run keeps the path, which is part of its identity; `actors check` takes it too."""
+    assert MOVED["actors.rewards.builtin"] == "actors.reward.builtin"
+    found = load_function("actors.rewards.builtin:exact_match", "reward.functions.0.path")
+    assert found is load_function("actors.reward.builtin:exact_match", "reward.functions.0.path")
+    for place in MOVED.values():
+        assert find_spec(place) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("from actors.rewards.builtin import exact_match", "actors.rewards.builtin is actors.reward.builtin now"),
+        ("from actors.engines.openai import ChatClient", "actors.engines.openai is actors.reward.judge now"),
+    ],
+)
+def test_an_import_of_a_module_that_has_moved_is_refused_with_its_present_name(tmp_path, line, hint):
+    """The file is the user's to change, so the error says to what."""
+    file = tmp_path / "my_rewards.py"
+    file.write_text(f"{line}\n\ndef score(prompts, completions, **columns):\n    return []\n")
+    with pytest.raises(ConfigError) as error:
+        load_function(f"{file}:score", "reward.functions.0.path")
+    (problem,) = error.value.problems
+    assert problem.endswith(f"; {hint}")
 
 
 def test_functions_of_one_file_share_one_module_and_the_file_is_run_once(tmp_path):

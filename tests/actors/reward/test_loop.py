@@ -59,7 +59,7 @@ def make_actor(tmp_path):
 
     yield make
     for actor in made:
-        actor._pool.shutdown()
+        actor._executor.shutdown()
         actor._scorer.runner.close()
         actor._inbox.close()
 
@@ -116,7 +116,7 @@ def test_group_that_is_released_before_its_turn_is_not_scored(make_actor):
     del actor._held[1, 1]
     gate.set()
     wait_until(lambda: actor._held[0, 1].scored, "the first is scored")
-    actor._pool.shutdown()
+    actor._executor.shutdown()
     assert called == ["p"]
 
 

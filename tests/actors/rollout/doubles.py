@@ -9,7 +9,7 @@ from actors.datasets import Example
 from actors.engines.http.client import SampledCompletion
 from actors.rollout.group import build_group
 from schemas.config.sampling import SamplingParams
-from schemas.messages import EnginePeer, Policy, RewardPeer, RolloutGroup, RolloutState, Ticket
+from schemas.messages import EnginePeer, PolicyVersion, RewardPeer, RolloutDirective, RolloutGroup, Ticket
 
 EXAMPLE = Example(prompt="abc=", columns={"answer": "cba"})
 
@@ -26,7 +26,7 @@ def ticket(ordinal: int = 0, **changes) -> Ticket:
 
 def engine(name: str, version: int = 3, load: int = 0, lineage: int = 1) -> EnginePeer:
     """An engine whose boot id is its name."""
-    policy = Policy(lineage=lineage, version=version)
+    policy = PolicyVersion(lineage=lineage, version=version)
     return EnginePeer(name=name, boot_id=name, url=f"http://{name}", policy=policy, load=load)
 
 
@@ -63,15 +63,15 @@ def group(ordinal: int = 0, completions: list[SampledCompletion] | None = None) 
     )
 
 
-def state(
+def directive(
     term: int = 1,
     engines: Sequence[EnginePeer] = (),
     rewards: Sequence[RewardPeer] = (),
     live: list[str] | None = None,
     scoring: tuple[tuple[int, int], ...] = (),
-) -> RolloutState:
-    """A State that names these peers; `live` are the boot ids of reward actors that beat, if they are others."""
-    return RolloutState(
+) -> RolloutDirective:
+    """A directive that names these peers; `live`: boot ids of reward actors that are alive, if others."""
+    return RolloutDirective(
         run="r", term=term, phase="running", step=0, max_steps=9, tickets=[], engines=list(engines),
         live_engines=[engine.boot_id for engine in engines],
         rewards=list(rewards), live_rewards=[peer.boot_id for peer in rewards] if live is None else live,

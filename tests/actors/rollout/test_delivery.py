@@ -11,7 +11,7 @@ from actors.engines.http.client import SampledCompletion
 from actors.rollout import delivery as delivery_module
 from actors.rollout.delivery import Delivery
 from actors.rollout.held import HeldTicket, Hold
-from actors.rollout.reward_choice import Arrivals
+from actors.rollout.reward_choice import RewardChoice
 from actors.telemetry.metrics import Metrics
 from bus.data import Inbox
 from bus.topology import Addresses
@@ -19,7 +19,7 @@ from schemas import limits
 from schemas.config import RunConfig
 from schemas.config.services import BusConfig
 from schemas.messages import RewardPeer
-from tests.actors.rollout.doubles import Client, group, state, ticket
+from tests.actors.rollout.doubles import Client, directive, group, ticket
 from tests.ports import free_port
 from tests.ring.harness import ring_config, wait_until
 
@@ -86,7 +86,7 @@ def test_resend_time_doubles_with_each_sending_and_not_with_each_try(actor, send
     assert held.resend_after == 5.0
     actor.delivery.send()
     assert held.resend_after == 5.0, "not late yet"
-    clock.states(6.0, actor, {"w": "1"})
+    clock.directives(6.0, actor, {"w": "1"})
     assert held.resend_after == 10.0
 
 
@@ -97,9 +97,9 @@ def rewards_of(
     live: list[str] | None = None,
     scoring: tuple[tuple[int, int], ...] = (),
 ) -> None:
-    """A State that names these reward actors: boot ids by name; `live` are those that beat, if they are others."""
+    """A directive that names these reward actors: boot ids by name; `live`: those alive, if others."""
     rewards = [RewardPeer(name=n, boot_id=b, address=f"inproc://{b}", load=0) for n, b in running.items()]
-    actor.delivery.note(time.monotonic(), state(term, rewards=rewards, live=live, scoring=scoring))
+    actor.delivery.note(time.monotonic(), directive(term, rewards=rewards, live=live, scoring=scoring))
     actor.delivery.send()
 
 
@@ -109,15 +109,15 @@ class ShiftedClock:
     def __init__(self, now: float) -> None:
         self.now = now
 
-    def states(self, seconds: float, actor: Holder, running: dict[str, str], term: int = 1, **fields) -> None:
-        """Let these seconds pass with a State every tenth of a second."""
+    def directives(self, seconds: float, actor: Holder, running: dict[str, str], term: int = 1, **fields) -> None:
+        """Let these seconds pass with a directive every tenth of a second."""
         end = self.now + seconds
         while self.now < end - 1e-6:
             self.now += 0.1
             rewards_of(actor, term, running, **fields)
 
     def silence(self, seconds: float, actor: Holder) -> None:
-        """Let these seconds pass without any State; the actor looks every half second, as it does."""
+        """Let these seconds pass without any directive; the actor looks every half second, as it does."""
         for _ in range(int(2 * seconds)):
             self.now += 0.5
             actor.delivery.send()
@@ -144,7 +144,7 @@ def hold_groups(actor: Holder, number: int) -> None:
 
 
 def test_no_group_is_sent_again_when_a_new_packer_has_not_heard_all_reward_actors_yet(actor, sends):
-    """64 groups at 8 reward actors; States of the next term name one of them, then none, then all: nothing is sent."""
+    """64 groups at 8 reward actors; directives of the next term name one, then none, then all: nothing is sent."""
     everybody = {f"reward-{i}": f"b{i}" for i in range(8)}
     hold_groups(actor, 64)
     rewards_of(actor, 1, everybody)
@@ -155,7 +155,7 @@ def test_no_group_is_sent_again_when_a_new_packer_has_not_heard_all_reward_actor
 
 
 def test_a_draining_reward_actor_keeps_what_it_was_sent_and_gets_nothing_new(actor, sends):
-    """It beats and is not named; only the group that is sampled after that goes to the other one."""
+    """It sends heartbeats and is not named; only the group that is sampled after that goes to the other one."""
     hold_groups(actor, 2)
     rewards_of(actor, 1, {"reward-0": "b0"})
     rewards_of(actor, 1, {"reward-1": "b1"}, live=["b0", "b1"])
@@ -166,7 +166,7 @@ def test_a_draining_reward_actor_keeps_what_it_was_sent_and_gets_nothing_new(act
 
 
 def test_groups_of_a_reward_actor_that_is_gone_are_sent_again(actor, sends, monkeypatch):
-    """At once when its name has a new process; after a lease of States without it (0.2 s) when nobody takes over."""
+    """At once when its name has a new process; after a lease of directives without it (0.2 s) otherwise."""
     hold_groups(actor, 1)
     rewards_of(actor, 1, {"reward-0": "b0"})
     rewards_of(actor, 1, {"reward-0": "b0 again"}, live=["b0", "b0 again"])
@@ -180,17 +180,18 @@ def test_groups_of_a_reward_actor_that_is_gone_are_sent_again(actor, sends, monk
 
 
 def test_a_group_that_a_reward_actor_names_is_not_sent_again_however_long_it_takes(actor, sends, clock):
-    """A judge that takes minutes: State names the hold among those that are being scored."""
+    """A judge that takes minutes: the directive names the hold among those that are being scored."""
     hold_groups(actor, 1)
     rewards_of(actor, 1, {"reward-0": "b0", "reward-1": "b1"})
-    clock.states(400.0, actor, {"reward-0": "b0", "reward-1": "b1"}, scoring=((0, 1),))
+    clock.directives(400.0, actor, {"reward-0": "b0", "reward-1": "b1"}, scoring=((0, 1),))
     assert len(sends) == 1
 
 
 def test_while_the_packer_is_away_no_group_is_sent_again_and_none_fails(actor, sends, clock):
-    """64 groups at 8 reward actors for 600 s without a State: they are held and can't be named to anybody (P13).
+    """64 groups at 8 reward actors for 600 s without a directive: they are held and can't be named to anybody (P13).
 
-    States of before the packer was stopped, and those of a new packer that has not heard all, change nothing either.
+    Directives of before the packer was stopped, and those of a new packer that has not heard all, change nothing
+    either.
     """
     everybody = {f"reward-{i}": f"b{i}" for i in range(8)}
     hold_groups(actor, 64)
@@ -200,8 +201,8 @@ def test_while_the_packer_is_away_no_group_is_sent_again_and_none_fails(actor, s
     rewards_of(actor, 1, everybody)
     clock.silence(600.0, actor)
     rewards_of(actor, 2, {"reward-5": "b5"}, scoring=((5, 1),))
-    clock.states(4.0, actor, everybody, term=2, scoring=((5, 1),))
-    clock.states(10.0, actor, everybody, term=2, scoring=tuple(actor.held))
+    clock.directives(4.0, actor, everybody, term=2, scoring=((5, 1),))
+    clock.directives(10.0, actor, everybody, term=2, scoring=tuple(actor.held))
     assert len(sends) == 64
     assert failures_of(actor) == []
     assert not actor.delivery.arrivals.avoided, "no reward actor is avoided"
@@ -210,20 +211,20 @@ def test_while_the_packer_is_away_no_group_is_sent_again_and_none_fails(actor, s
 def test_a_group_that_got_lost_before_the_packer_was_away_is_sent_again_when_states_have_come_for_long(
     make_holder, sends, clock
 ):
-    """`bus.resend_after` (5 s) of States of one packer, and `rollout.group_timeout` of them until the attempt fails."""
+    """After `bus.resend_after` (5 s) of one packer's directives; the attempt fails after `rollout.group_timeout`."""
     both = {"reward-0": "b0", "reward-1": "b1"}
     actor = make_holder(rollout={"group_timeout": 60.0})
     hold_groups(actor, 1)
     rewards_of(actor, 1, both)
     clock.silence(100.0, actor)
-    clock.states(4.8, actor, both)
-    clock.states(4.8, actor, both, term=2)
+    clock.directives(4.8, actor, both)
+    clock.directives(4.8, actor, both, term=2)
     assert sends == [(0, "inproc://b0")]
-    clock.states(0.5, actor, both, term=2)
+    clock.directives(0.5, actor, both, term=2)
     assert sends == [(0, "inproc://b0"), (0, "inproc://b1")]
-    clock.states(54.0, actor, both, term=2)
+    clock.directives(54.0, actor, both, term=2)
     assert failures_of(actor) == []
-    clock.states(1.0, actor, both, term=2)
+    clock.directives(1.0, actor, both, term=2)
     assert "which has not confirmed it, within 60 s" in failures_of(actor)[0]
 
 
@@ -234,7 +235,7 @@ def test_a_late_group_goes_to_another_reward_actor_and_the_silent_one_is_avoided
     rewards_of(actor, 1, both)
     assert sends == [(0, "inproc://b0")]
     with structlog.testing.capture_logs() as logs:
-        clock.states(6.0, actor, both)
+        clock.directives(6.0, actor, both)
     assert sends[1:] == [(0, "inproc://b1")]
     assert [(line["peer"], line["ordinal"]) for line in logs if line["event"].startswith("group not arrived")] == [
         ("reward-0", 0)
@@ -251,11 +252,11 @@ def test_a_late_group_goes_to_another_reward_actor_and_the_silent_one_is_avoided
 
 def test_groups_that_are_lost_together_cost_a_reward_actor_one_pause():
     """Eight groups in one short outage: 60 s, and not 30 · 2⁸ s; the first one after that pause counts again."""
-    arrivals = Arrivals(30.0)
-    assert [arrivals.lost("reward-0/b0", 100.0) for _ in range(8)] == [60.0] * 8
-    assert arrivals.lost("reward-0/b0", 161.0) == 120.0
-    arrivals.arrived("reward-0/b0")
-    assert arrivals.lost("reward-0/b0", 170.0) == 60.0
+    choice = RewardChoice(30.0)
+    assert [choice.lost("reward-0/b0", 100.0) for _ in range(8)] == [60.0] * 8
+    assert choice.lost("reward-0/b0", 161.0) == 120.0
+    choice.arrived("reward-0/b0")
+    assert choice.lost("reward-0/b0", 170.0) == 60.0
 
 
 def test_a_sampled_group_that_no_reward_actor_has_named_fails_in_words_that_say_so(make_holder, sends, clock):
@@ -263,7 +264,7 @@ def test_a_sampled_group_that_no_reward_actor_has_named_fails_in_words_that_say_
     actor = make_holder(rollout={"group_timeout": 60.0})
     hold_groups(actor, 3)
     rewards_of(actor, 1, {"reward-1": "b1"}, scoring=((2, 1),))
-    clock.states(59.9, actor, {"reward-1": "b1"})
+    clock.directives(59.9, actor, {"reward-1": "b1"})
     assert failures_of(actor) == []
     actor.held[1, 1].sent_to = None
     clock.now += 0.15
@@ -280,13 +281,13 @@ def test_a_sampled_group_that_no_reward_actor_has_named_fails_in_words_that_say_
 
 
 def test_a_reward_actor_that_can_not_be_reached_takes_no_group(actor, tmp_path):
-    """It beats and has no load, but nothing listens at its address for this rollout: all go to the other one."""
+    """It is alive and has no load, but nothing listens at its address for this rollout: all go to the other one."""
     inbox = Inbox("groups", Addresses(ring_config(tmp_path, "tcp")), BusConfig(), "reward-0", "b0")
     peers = [
         RewardPeer(name="reward-0", boot_id="b0", address=inbox.address, load=8),
         RewardPeer(name="reward-1", boot_id="b1", address=f"tcp://127.0.0.1:{free_port()}", load=0),
     ]
-    actor.delivery.note(time.monotonic(), state(rewards=peers))
+    actor.delivery.note(time.monotonic(), directive(rewards=peers))
     hold_groups(actor, 20)
     received = 0
     for _ in range(400):
@@ -303,7 +304,7 @@ def test_a_reward_actor_that_can_not_be_reached_takes_no_group(actor, tmp_path):
 def test_group_goes_to_the_least_loaded_reward_actor(actor):
     """Loads 1 and 0, and one group already on its way to the second: the third goes to either, by name."""
     peers = [RewardPeer(name=n, boot_id="1", address=f"inproc://{n}", load=load) for n, load in (("v", 1), ("w", 0))]
-    actor.delivery.note(time.monotonic(), state(rewards=peers))
+    actor.delivery.note(time.monotonic(), directive(rewards=peers))
     one = group()
     for ordinal in range(3):
         actor.held[ordinal, 1] = HeldTicket(ticket(ordinal), group=one)
@@ -321,7 +322,7 @@ async def test_group_that_no_reward_actor_would_take_fails_its_attempt_at_once_a
     for ordinal, completions in ((0, long), (1, Client.ANSWER)):
         actor.held[ordinal, 1] = HeldTicket(ticket(ordinal), group=group(ordinal, completions))
     peers = [RewardPeer(name="a", boot_id="a", address="inproc://a", load=0)]
-    actor.delivery.note(time.monotonic(), state(rewards=peers))
+    actor.delivery.note(time.monotonic(), directive(rewards=peers))
     actor.delivery.send()
     failure = actor.held[0, 1].failure
     assert failure.reason == "too_large"
@@ -347,7 +348,7 @@ def test_reward_actor_with_an_address_that_can_not_be_used_is_left_out(actor, ba
             for ordinal in range(3):
                 held = actor.held[ordinal, 1] = HeldTicket(ticket(ordinal))
                 held.group = group(ordinal, Client.ANSWER)
-                actor.delivery.note(time.monotonic(), state(rewards=rewards))
+                actor.delivery.note(time.monotonic(), directive(rewards=rewards))
                 wait_until(lambda held=held: actor.delivery.send() or held.sent_to == "good/g", "the good one has it")
         assert inbox.receive(5.0).ordinal == 0
         actor.delivery.outboxes["good/g"].close()

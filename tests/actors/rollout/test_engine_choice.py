@@ -8,8 +8,8 @@ from actors.engines.http.client import EngineError, RequestRefusedError, Sampled
 from actors.rollout.engine_choice import EngineChoice, may_sample
 from actors.rollout.held import AttemptError
 from actors.telemetry.metrics import Metrics
-from schemas.messages import Policy
-from tests.actors.rollout.doubles import Client, completion, engine, state, ticket
+from schemas.messages import PolicyVersion
+from tests.actors.rollout.doubles import Client, completion, directive, engine, ticket
 from tests.ring.harness import ring_config
 
 
@@ -30,7 +30,7 @@ async def engines(tmp_path, client):
 def test_ticket_names_the_oldest_version_or_exactly_one_policy():
     """min_version 3 is served by 3 and 4, not by 2; an evaluation of 1.3 not even by 2.3."""
     assert [may_sample(engine("e", version), ticket()) for version in (2, 3, 4)] == [False, True, True]
-    evaluation = ticket(policy=Policy(lineage=1, version=3))
+    evaluation = ticket(policy=PolicyVersion(lineage=1, version=3))
     assert may_sample(engine("e", 3), evaluation)
     assert not may_sample(engine("e", 4), evaluation)
     assert not may_sample(engine("e", 3, lineage=2), evaluation)
@@ -49,18 +49,18 @@ def test_ticket_names_the_oldest_version_or_exactly_one_policy():
 async def test_answer_that_lacks_something_is_asked_for_again_in_place(engines, client, completions):
     """Two full completions with logprobs and policies from another engine; none is taken from the first answer."""
     client.answers["a"] = completions
-    engines.note(0.0, state(engines=[engine("a", load=0), engine("b", load=9)]))
+    engines.note(0.0, directive(engines=[engine("a", load=0), engine("b", load=9)]))
     assert await engines.ask(ticket(), [1]) == Client.ANSWER
     assert client.asked == ["a", "b"]
-    engines.note(0.0, state(engines=[engine("a")]))
+    engines.note(0.0, directive(engines=[engine("a")]))
     with pytest.raises(AttemptError, match=r"a at http://a: .* (completions for 2|lacks logprobs)") as caught:
         await engines.ask(ticket(), [1])
     assert caught.value.reason == "engine"
 
 
 async def test_requests_under_way_count_into_an_engines_load(engines, client):
-    """Two tickets at the same moment go to two engines, though States say that both are idle."""
-    engines.note(0.0, state(engines=[engine("a"), engine("b")]))
+    """Two tickets at the same moment go to two engines, though directives say that both are idle."""
+    engines.note(0.0, directive(engines=[engine("a"), engine("b")]))
     await asyncio.gather(engines.ask(ticket(0), [1]), engines.ask(ticket(1), [1]))
     assert sorted(client.asked) == ["a", "b"]
     assert set(engines.asked.values()) == {0}
@@ -69,11 +69,11 @@ async def test_requests_under_way_count_into_an_engines_load(engines, client):
 async def test_failed_engine_is_not_asked_again_before_its_lease_could_have_ended(engines, client):
     """The idle engine fails, the busy one gets the request; alone, the failed one is asked again after 0.2 s."""
     client.failing["a"] = EngineError("connection refused")
-    engines.note(0.0, state(engines=[engine("a", load=0), engine("b", load=9)]))
+    engines.note(0.0, directive(engines=[engine("a", load=0), engine("b", load=9)]))
     await engines.ask(ticket(), [1])
     assert client.asked == ["a", "b"]
     client.asked.clear()
-    engines.note(0.0, state(engines=[engine("a")]))
+    engines.note(0.0, directive(engines=[engine("a")]))
     began = asyncio.get_running_loop().time()
     with pytest.raises(AttemptError, match="connection refused"):
         await engines.ask(ticket(), [1])
@@ -84,7 +84,7 @@ async def test_failed_engine_is_not_asked_again_before_its_lease_could_have_ende
 async def test_refused_request_is_not_repeated(engines, client):
     """4xx: the request itself is wrong, so the attempt fails at once."""
     client.failing["a"] = RequestRefusedError("HTTP 400: n is too large")
-    engines.note(0.0, state(engines=[engine("a")]))
+    engines.note(0.0, directive(engines=[engine("a")]))
     with pytest.raises(AttemptError, match="n is too large"):
         await engines.ask(ticket(), [1])
     assert client.asked == ["a"]

@@ -23,9 +23,9 @@ def make_sampler(tmp_path):
         config = ring_config(tmp_path)
         if engine is not None:
             config = config.model_copy(update={"inference": config.inference.model_copy(update={"engine": engine})})
-        environments = {("train", "reverse_text"): type("E", (), {"example": lambda self, index: example})()}
+        datasets = {("train", "reverse_text"): type("E", (), {"example": lambda self, index: example})()}
         engines = EngineChoice(config, Metrics("rollout"), lambda: client or Client({}))
-        return GroupSampler(config, "rollout-0", environments, encode, engines)
+        return GroupSampler(config, "rollout-0", datasets, encode, engines)
 
     return make
 

@@ -1,4 +1,4 @@
-"""The rollout actor's attempts and beats; its parts have tests of their own."""
+"""The rollout actor's attempts and heartbeats; its parts have tests of their own."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from actors.rollout.loop import RolloutActor
 from actors.telemetry.metrics import Metrics
 from schemas import limits
 from schemas.errors import ConfigError
-from tests.actors.rollout.doubles import EXAMPLE, Client, engine, state, ticket
+from tests.actors.rollout.doubles import EXAMPLE, Client, directive, engine, ticket
 from tests.ring.harness import ring_config
 
 
@@ -21,9 +21,9 @@ def make_actor(tmp_path):
 
     def make(encode=lambda prompt: list(map(ord, prompt)), client=None, **sections):
         config = ring_config(tmp_path, bus={"beat_interval": 0.1, "lease": 0.2, "resend_after": 5.0}, **sections)
-        environments = {("train", "reverse_text"): type("E", (), {"example": lambda self, index: EXAMPLE})()}
+        datasets = {("train", "reverse_text"): type("E", (), {"example": lambda self, index: EXAMPLE})()}
         make_client = lambda: client or Client({})  # noqa: E731
-        made.append(RolloutActor(config, "rollout-0", Metrics("rollout"), environments, encode, make_client))
+        made.append(RolloutActor(config, "rollout-0", Metrics("rollout"), datasets, encode, make_client))
         return made[-1]
 
     yield make
@@ -59,7 +59,7 @@ async def test_timeout_says_what_was_waited_for(make_actor, engines, words):
     client = Client({})
     client.sample = hang
     actor = make_actor(client=client, rollout={"group_timeout": 0.05})
-    actor.engines.note(time.monotonic(), state(engines=[engine(name) for name in engines]))
+    actor.engines.note(time.monotonic(), directive(engines=[engine(name) for name in engines]))
     held = actor.held[0, 1] = HeldTicket(ticket())
     async with actor.engines:
         await actor.attempt("r", held)
@@ -77,5 +77,5 @@ async def test_beat_carries_the_oldest_failures_and_words_of_bounded_length(make
         held.fail("internal", "x" * 100_000, metrics)
     actor.follow()
     failures = actor.membership.reported["failures"]
-    assert [failure.ordinal for failure in failures] == list(range(limits.BEAT_FAILURES))
+    assert [failure.ordinal for failure in failures] == list(range(limits.HEARTBEAT_FAILURES))
     assert max(len(failure.detail) for failure in failures) <= limits.DETAIL_CHARACTERS

@@ -1,4 +1,4 @@
-"""Who is still there, by the packer's States: absence is counted between States of one term."""
+"""Who is still there, by the packer's directives: absence is counted between directives of one term."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ from actors.rollout.presence import MAX_REMEMBERED, Presence
 
 
 def peer(name: str, boot_id: str) -> Any:
-    """A process as State names it."""
+    """A process as the directive names it."""
     return SimpleNamespace(name=name, boot_id=boot_id)
 
 
@@ -25,7 +25,7 @@ def test_a_process_is_gone_after_a_lease_of_states_that_do_not_list_it() -> None
 
 
 def test_absence_starts_anew_with_each_term_and_not_with_the_packers_silence() -> None:
-    """Ten seconds without any State, then the States of a packer that has heard nobody yet."""
+    """Ten seconds without any directive, then the directives of a packer that has heard nobody yet."""
     there = Presence(3.0)
     there.note(10.0, 1, ["b"], [])
     there.note(20.0, 2, [], [])
@@ -50,7 +50,7 @@ def test_absence_starts_anew_when_no_state_has_come_for_a_lease() -> None:
 
 
 def test_the_time_through_which_states_come_stands_still_while_none_comes() -> None:
-    """It begins anew with a new term and after a lease without a State, and does not reach back beyond the question."""
+    """It starts again with a new term and after a lease without a directive, and never before the question."""
     there = Presence(3.0)
     for now in (10.0, 12.0, 15.0):
         there.note(now, 1, [], [])

@@ -16,7 +16,7 @@ from bus import codec
 from schemas.config import RunConfig
 from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.sampling import SamplingParams
-from schemas.messages import EnginePeer, Policy, RolloutState, Ticket
+from schemas.messages import EnginePeer, PolicyVersion, RolloutDirective, Ticket
 from tests.actors.engines.engines import WAIT
 from tests.ring.harness import ring_config
 from tests.schemas.messages.examples import EXAMPLES
@@ -41,12 +41,12 @@ def config_with(folder: Path, **rollout: Any) -> RunConfig:
     return ring_config(folder, rollout={**rollout, "group_size": 2, "max_tokens": 12})
 
 
-def sent(config: RunConfig, policy: Policy | None = None) -> Ticket:
+def sent(config: RunConfig, policy: PolicyVersion | None = None) -> Ticket:
     """The ticket of a group of the first step, as a rollout actor reads it from the wire."""
     group = Group(0 if policy is None else -1, ExampleRef("reverse_text", 0, "key"), 9, 2, 0, policy)
-    state = EXAMPLES["rollout_state"].model_copy(update={"tickets": [ticket_of(group, settings_of(config))]})
-    decoded = codec.decode([bytes(frame) for frame in codec.encode(state)])
-    assert isinstance(decoded, RolloutState)
+    directive = EXAMPLES["rollout_directive"].model_copy(update={"tickets": [ticket_of(group, settings_of(config))]})
+    decoded = codec.decode([bytes(frame) for frame in codec.encode(directive)])
+    assert isinstance(decoded, RolloutDirective)
     return decoded.tickets[0]
 
 
@@ -60,7 +60,7 @@ async def test_every_parameter_of_the_configuration_reaches_every_engine(tmp_pat
         name="inference-0",
         boot_id="b1",
         url=f"http://127.0.0.1:{server.port}",
-        policy=Policy(lineage=1, version=0),
+        policy=PolicyVersion(lineage=1, version=0),
         load=0,
     )
     try:
@@ -77,5 +77,5 @@ async def test_every_parameter_of_the_configuration_reaches_every_engine(tmp_pat
 
 def test_evaluations_sample_the_whole_distribution_at_their_own_temperature(tmp_path: Path) -> None:
     """Cuts are for exploration; what is evaluated is the policy."""
-    ticket = sent(config_with(tmp_path, **OTHER), Policy(lineage=1, version=0))
+    ticket = sent(config_with(tmp_path, **OTHER), PolicyVersion(lineage=1, version=0))
     assert ticket.sampling == SamplingParams(temperature=0.0)

@@ -52,7 +52,7 @@ def test_batches_of_another_incarnation_or_rank_are_not_taken(edge):
 
 
 def test_batches_of_another_run_or_an_older_term_are_not_taken(edge):
-    """Same step, rank and incarnation: only those of this run, from the packer of State's term on, count (P1, P2)."""
+    """Same step, rank and incarnation: only those of this run and of the directive's term or newer count (P1, P2)."""
     batches, outbox, said = edge
     batches.follow("r", 3)
     for term in (3, 4):

@@ -6,10 +6,10 @@ import pytest
 
 from actors.telemetry.metrics import Metrics
 from actors.trainer import weight_broadcaster
-from actors.trainer.weight_broadcaster import MAX_FAULTS, WeightSender
+from actors.trainer.weight_broadcaster import MAX_FAULTS, WeightBroadcaster
 from bus import threads
 from bus.weights import UpdateAbandonedError
-from schemas.messages import Policy, UpdateFailure, WeightMember, WeightUpdate
+from schemas.messages import PolicyVersion, UpdateFailure, WeightMember, WeightUpdate
 from tests.ring.harness import wait_until
 
 
@@ -31,7 +31,9 @@ class Publisher:
 def update(number: int) -> WeightUpdate:
     """An update of one engine."""
     members = [WeightMember(boot_id="A", num_ranks=1)]
-    return WeightUpdate(update=f"1.{number}", group="1.1", policy=Policy(lineage=1, version=number), members=members)
+    return WeightUpdate(
+        update=f"1.{number}", process_group="1.1", policy=PolicyVersion(lineage=1, version=number), members=members
+    )
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def told(monkeypatch):
 def test_an_error_that_nobody_expected_is_told_to_the_packer_and_the_next_update_is_sent(told, error):
     """As torch's store, the name service or a machine without memory raises it; the packer names another update."""
     publisher = Publisher(error, None)
-    sender = WeightSender(publisher, Metrics("trainer"), told.append)
+    sender = WeightBroadcaster(publisher, Metrics("trainer"), told.append)
     sender.follow(update(1))
     wait_until(lambda: told, "the failure is told")
     assert told == [UpdateFailure(update="1.1", missed=[], detail=f"{type(error).__name__}: {error}")]
@@ -63,7 +65,7 @@ def test_errors_without_end_end_the_process_by_name(told, monkeypatch):
     """A store that is broken for good is not asked for ever: the thread is ours, and its process starts anew."""
     failures: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
-    sender = WeightSender(Publisher(*[RuntimeError("broken")] * MAX_FAULTS), Metrics("trainer"), told.append)
+    sender = WeightBroadcaster(Publisher(*[RuntimeError("broken")] * MAX_FAULTS), Metrics("trainer"), told.append)
     for number in range(1, MAX_FAULTS + 1):
         sender.follow(update(number))
         wait_until(lambda n=number: failures or len(told) == n, f"update {number} has failed")
@@ -76,7 +78,7 @@ def test_an_update_that_was_sent_forgives_the_errors_before_it(told):
     """Only errors in a row count."""
     faulty = [RuntimeError("hiccup")] * (MAX_FAULTS - 1)
     publisher = Publisher(*faulty, None, *faulty, None)
-    sender = WeightSender(publisher, Metrics("trainer"), told.append)
+    sender = WeightBroadcaster(publisher, Metrics("trainer"), told.append)
     for number in range(1, 2 * MAX_FAULTS + 1):
         sender.follow(update(number))
         wait_until(lambda n=number: len(told) + len(publisher.sent) == n, f"update {number} is over")
@@ -86,7 +88,7 @@ def test_an_update_that_was_sent_forgives_the_errors_before_it(told):
 
 def test_an_abandoned_update_is_told_with_those_who_missed_it(told):
     """As before: the packer learns who was behind the others."""
-    sender = WeightSender(Publisher(UpdateAbandonedError("too late", ["A"])), Metrics("trainer"), told.append)
+    sender = WeightBroadcaster(Publisher(UpdateAbandonedError("too late", ["A"])), Metrics("trainer"), told.append)
     sender.follow(update(1))
     wait_until(lambda: told, "the failure is told")
     assert told == [UpdateFailure(update="1.1", missed=["A"], detail="too late")]

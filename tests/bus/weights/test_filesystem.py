@@ -9,7 +9,7 @@ import torch
 
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 from tests.folders import folder_at
 
 FULL = Weights("full", {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)})
@@ -25,7 +25,7 @@ def publisher(tmp_path: Path) -> FilesystemPublisher:
 @pytest.mark.parametrize("weights", [FULL, ADAPTER], ids=["full", "adapter"])
 def test_what_is_published_is_received(publisher: FilesystemPublisher, weights: Weights, tmp_path: Path) -> None:
     """Same content, tensors bit by bit, dtypes and files."""
-    manifest = publisher.publish(Policy(lineage=1, version=0), weights)
+    manifest = publisher.publish(PolicyVersion(lineage=1, version=0), weights)
     received = FilesystemReceiver(tmp_path).receive(manifest)
     assert (received.content, received.files) == (weights.content, weights.files)
     assert received.tensors.keys() == weights.tensors.keys()
@@ -48,16 +48,16 @@ def test_a_version_appears_whole(
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", full_disk)
         with pytest.raises(OSError, match="no space"):
-            publisher.publish(Policy(lineage=1, version=0), FULL)
+            publisher.publish(PolicyVersion(lineage=1, version=0), FULL)
     assert "1.0" not in seen
     assert publisher.published() == []
-    manifest = publisher.publish(Policy(lineage=1, version=0), FULL)  # the rest of the failure is not in the way
+    manifest = publisher.publish(PolicyVersion(lineage=1, version=0), FULL)  # the rest of the failure is not in the way
     assert FilesystemReceiver(tmp_path).receive(manifest).tensors.keys() == {"a", "b"}
 
 
 def test_other_bytes_than_published_are_refused_by_name(publisher: FilesystemPublisher, tmp_path: Path) -> None:
     """The message names the policy, the file, and the key to look at."""
-    manifest = publisher.publish(Policy(lineage=1, version=3), FULL)
+    manifest = publisher.publish(PolicyVersion(lineage=1, version=3), FULL)
     path = Path(manifest.uri) / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -69,7 +69,7 @@ def test_other_bytes_than_published_are_refused_by_name(publisher: FilesystemPub
 def test_pruning_keeps_the_newest_and_all_that_are_asked_for(publisher: FilesystemPublisher) -> None:
     """Of versions 0 to 4 the newest two stay, and none from `keep_version` on goes."""
     for version in range(5):
-        publisher.publish(Policy(lineage=1, version=version), FULL)
+        publisher.publish(PolicyVersion(lineage=1, version=version), FULL)
     publisher.prune(keep_version=2)
     assert [m.policy.version for m in publisher.published()] == [2, 3, 4]
     publisher.prune(keep_version=100)
@@ -79,7 +79,7 @@ def test_pruning_keeps_the_newest_and_all_that_are_asked_for(publisher: Filesyst
 
 def test_a_pruned_version_can_no_longer_be_received(publisher: FilesystemPublisher, tmp_path: Path) -> None:
     """An engine that comes too late gets an OSError and waits for a newer manifest."""
-    manifests = [publisher.publish(Policy(lineage=1, version=version), FULL) for version in range(3)]
+    manifests = [publisher.publish(PolicyVersion(lineage=1, version=version), FULL) for version in range(3)]
     publisher.prune(keep_version=3)
     with pytest.raises(OSError, match=r"1\.0"):
         FilesystemReceiver(tmp_path).receive(manifests[0])
@@ -88,7 +88,7 @@ def test_a_pruned_version_can_no_longer_be_received(publisher: FilesystemPublish
 def test_a_new_publisher_starts_without_the_versions_of_a_dead_one(tmp_path: Path) -> None:
     """Versions of a dead trainer are named by nobody; closing removes the run's folder."""
     first = FilesystemPublisher(folder_at(tmp_path / "weights"), keep=2)
-    old = Path(first.publish(Policy(lineage=1, version=7), FULL).uri)
+    old = Path(first.publish(PolicyVersion(lineage=1, version=7), FULL).uri)
     first.leave()
     second = FilesystemPublisher(folder_at(tmp_path / "weights"), keep=2)
     assert second.published() == []
@@ -118,7 +118,7 @@ def test_a_version_without_room_is_told_in_words_and_leaves_nothing(
         with pytest.raises(
             OSError, match=r"0\.004 GB of weights can't be written to .*, where \S+ GB are free: .*"
         ) as told:
-            publisher.publish(Policy(lineage=1, version=0), Weights("full", {"a": torch.zeros(1 << 20)}))
+            publisher.publish(PolicyVersion(lineage=1, version=0), Weights("full", {"a": torch.zeros(1 << 20)}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -126,21 +126,21 @@ def test_a_version_without_room_is_told_in_words_and_leaves_nothing(
     assert str(tmp_path / "weights") in str(told.value)
     assert [path.name for path in (tmp_path / "weights").iterdir() if not path.name.startswith(".")] == []
     assert not (tmp_path / "weights" / ".1.0").exists()
-    assert publisher.publish(Policy(lineage=1, version=0), FULL).policy.version == 0
+    assert publisher.publish(PolicyVersion(lineage=1, version=0), FULL).policy.version == 0
 
 
 @pytest.mark.parametrize("files", [{"../../escaped": "x"}, {"adapter_config.json": "{}", "evil.py": "x"}])
 def test_no_file_but_the_adapters_own_is_written(publisher: FilesystemPublisher, files: dict[str, str]) -> None:
     """Names of files come with the weights, and may come from a peer."""
     with pytest.raises(ValueError, match=r"allowed are: adapter_config\.json"):
-        publisher.publish(Policy(lineage=1, version=0), Weights("adapter", {"a": torch.zeros(1)}, files))
+        publisher.publish(PolicyVersion(lineage=1, version=0), Weights("adapter", {"a": torch.zeros(1)}, files))
     assert publisher.published() == []
 
 
 def test_a_manifest_that_leads_outside_the_weights_directory_is_refused(tmp_path: Path) -> None:
     """By its path, and by a symlink: nothing of this machine is read that a peer names."""
     outside = FilesystemPublisher(folder_at(tmp_path / "elsewhere" / "run"), keep=2)
-    manifest = outside.publish(Policy(lineage=1, version=0), FULL)
+    manifest = outside.publish(PolicyVersion(lineage=1, version=0), FULL)
     inside = tmp_path / "weights"
     inside.mkdir()
     (inside / "link").symlink_to(manifest.uri)

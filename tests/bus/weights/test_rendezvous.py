@@ -16,11 +16,11 @@ import torch
 
 from bus.weights import UpdateAbandonedError, Weights
 from bus.weights.buckets import Header, codes_from, pack, unpack, verify
-from bus.weights.groups import Wait, client_of
+from bus.weights.process_groups import Wait, client_of
 from bus.weights.rendezvous import RendezvousPublisher, RendezvousReceiver, _count
-from schemas.messages import Manifest, Policy, WeightMember, WeightUpdate
+from schemas.messages import Manifest, PolicyVersion, WeightMember, WeightUpdate
 
-POLICY = Policy(lineage=1, version=7)
+POLICY = PolicyVersion(lineage=1, version=7)
 HOST = "127.0.0.1"
 SOMEBODY_IS_MISSING = pytest.mark.parametrize("publisher", [3.0], indirect=True, ids=[""])
 
@@ -46,10 +46,12 @@ def publisher(request: pytest.FixtureRequest) -> Iterator[RendezvousPublisher]:
     made.close()
 
 
-def update_of(*boot_ids: str, update: str = "1", group: str = "", policy: Policy = POLICY) -> WeightUpdate:
+def update_of(
+    *boot_ids: str, update: str = "1", process_group: str = "", policy: PolicyVersion = POLICY
+) -> WeightUpdate:
     """An update of these members, in a group of its own unless one is named."""
     members = [WeightMember(boot_id=boot_id, num_ranks=1) for boot_id in boot_ids]
-    return WeightUpdate(update=update, group=group or update, policy=policy, members=members)
+    return WeightUpdate(update=update, process_group=process_group or update, policy=policy, members=members)
 
 
 def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
@@ -74,12 +76,12 @@ def never() -> None:
 def test_buckets_are_bounded_and_give_the_tensors_back():
     """A bucket holds neighbours up to its size, or one larger tensor; unpacked they are the same bits."""
     weights = some_weights()
-    parcel = pack(weights, 200)
-    assert parcel.header.sizes == [143, 1600, 12]  # 140 + 3, then the large one alone, then 12 + 0
-    assert [[place.name for place in bucket] for bucket in parcel.header.buckets] == [
+    packed = pack(weights, 200)
+    assert packed.header.sizes == [143, 1600, 12]  # 140 + 3, then the large one alone, then 12 + 0
+    assert [[place.name for place in bucket] for bucket in packed.header.buckets] == [
         ["a.weight", "b.bytes"], ["c.weight"], ["d.bias", "e.empty"]]  # fmt: skip
     tensors = {}
-    for bucket, flat in zip(parcel.header.buckets, parcel.bytes_of, strict=True):
+    for bucket, flat in zip(packed.header.buckets, packed.bytes_of, strict=True):
         tensors |= unpack(bucket, flat)
     assert list(tensors) == list(weights.tensors)
     for name, tensor in weights.tensors.items():
@@ -90,10 +92,10 @@ def test_buckets_are_bounded_and_give_the_tensors_back():
 def test_a_parcel_is_a_copy():
     """Training goes on in the weights while a parcel is being sent."""
     weights = some_weights()
-    parcel = pack(weights, 1000)
+    packed = pack(weights, 1000)
     weights.tensors["d.bias"].add_(1)
-    last = len(parcel.codes) - 1
-    verify(parcel.key, last, parcel.bytes_of[last], parcel.codes[last])  # raises when the code no longer fits
+    last = len(packed.codes) - 1
+    verify(packed.key, last, packed.bytes_of[last], packed.codes[last])  # raises when the code no longer fits
 
 
 def test_the_same_weights_have_the_same_digest_and_never_the_same_codes():
@@ -107,11 +109,11 @@ def test_the_same_weights_have_the_same_digest_and_never_the_same_codes():
 
 def test_a_bucket_in_the_place_of_another_is_refused():
     """Its bytes are the trainer's, and its code too: but they are those of another number."""
-    parcel = pack(some_weights(), 200)
+    packed = pack(some_weights(), 200)
     for number in range(3):
-        verify(parcel.key, number, parcel.bytes_of[number], parcel.codes[number])
+        verify(packed.key, number, packed.bytes_of[number], packed.codes[number])
         with pytest.raises(ValueError, match="other bytes than the trainer published"):
-            verify(parcel.key, (number + 1) % 3, parcel.bytes_of[number], parcel.codes[number])
+            verify(packed.key, (number + 1) % 3, packed.bytes_of[number], packed.codes[number])
 
 
 @pytest.mark.long
@@ -123,8 +125,8 @@ def test_a_bucket_of_more_than_2_gib_can_be_checked():
 
 def test_a_code_is_of_all_bytes_however_many_are_taken_at_once(monkeypatch: pytest.MonkeyPatch):
     """OpenSSL takes 2 GiB at most, so a large bucket is given to it in parts: each of them counts."""
-    parcel = pack(some_weights(), 4000)
-    key, flat, code = parcel.key, parcel.bytes_of[0], parcel.codes[0]
+    packed = pack(some_weights(), 4000)
+    key, flat, code = packed.key, packed.bytes_of[0], packed.codes[0]
     monkeypatch.setattr("bus.weights.buckets.MAC_BYTES", 100)
     verify(key, 0, flat, code)
     for place in (0, 99, 100, flat.numel() - 1):
@@ -206,9 +208,9 @@ def test_a_group_is_kept_while_its_members_stay(publisher: RendezvousPublisher):
     end = RendezvousReceiver("A", HOST, 30.0)
     groups = []
     for version in (7, 8):
-        policy = Policy(lineage=1, version=version)
+        policy = PolicyVersion(lineage=1, version=version)
         manifest = publisher.publish(policy, some_weights(version))
-        update = update_of("A", update=str(version), group="1", policy=policy)
+        update = update_of("A", update=str(version), process_group="1", policy=policy)
         thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
         publisher.send(update, never)
         thread.join(30.0)
@@ -249,11 +251,13 @@ def test_bytes_that_changed_on_the_wire_are_refused(publisher: RendezvousPublish
 def test_an_old_version_is_held_until_nobody_may_ask_for_it(publisher: RendezvousPublisher):
     """Pruning keeps the newest two, and all that an evaluation may still ask for."""
     for version in range(1, 6):
-        publisher.publish(Policy(lineage=1, version=version), some_weights(version))
+        publisher.publish(PolicyVersion(lineage=1, version=version), some_weights(version))
     publisher.prune(keep_version=3)
     assert [manifest.policy.version for manifest in publisher.published()] == [3, 4, 5]
-    gone = Manifest(policy=Policy(lineage=1, version=1), channel="rendezvous", content="full", uri=publisher.address,
-                    digest="", num_bytes=0)  # fmt: skip
+    gone = Manifest(
+        policy=PolicyVersion(lineage=1, version=1), channel="rendezvous", content="full", uri=publisher.address,
+        digest="", num_bytes=0,
+    )  # fmt: skip
     with pytest.raises(UpdateAbandonedError, match=r"no longer holds 1\.1"):
         RendezvousReceiver("A", HOST, 30.0).receive(gone, update_of("A"), never)
 
@@ -297,16 +301,16 @@ def test_a_group_that_was_given_up_is_never_entered_again(publisher: RendezvousP
         raise UpdateAbandonedError("a newer update is named")
 
     with pytest.raises(UpdateAbandonedError, match="newer"):
-        publisher.send(update_of("A", group="1"), newer_update)
+        publisher.send(update_of("A", process_group="1"), newer_update)
     with pytest.raises(UpdateAbandonedError, match="group 1 has been given up"):
-        publisher.send(update_of("A", update="2", group="1"), never)
+        publisher.send(update_of("A", update="2", process_group="1"), never)
 
 
 def test_a_trainer_that_starts_anew_is_met_anew_in_the_same_group(publisher: RendezvousPublisher):
     """Its store has another port, and the packer may not have noticed: between two updates nothing fails."""
     end = RendezvousReceiver("A", HOST, 30.0)
     for trainer in (publisher, RendezvousPublisher(HOST, bucket_bytes=1000, keep=2, timeout=30.0)):
-        manifest, update = trainer.publish(POLICY, some_weights()), update_of("A", group="1")
+        manifest, update = trainer.publish(POLICY, some_weights()), update_of("A", process_group="1")
         thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
         trainer.send(update, never)
         thread.join(30.0)
@@ -335,8 +339,8 @@ def test_a_trainer_that_is_frozen_is_not_waited_for():
 def test_a_trainer_that_dies_before_it_hears_got_ends_the_update(publisher: RendezvousPublisher):
     """It ends as any other does: the engine lives, and the next trainer's versions are received."""
     manifest, end = publisher.publish(POLICY, some_weights()), RendezvousReceiver("A", HOST, 30.0)
-    thread, _ = in_thread(lambda: end.receive(manifest, update_of("A", group="1"), never))
-    publisher.send(update_of("A", group="1"), never)
+    thread, _ = in_thread(lambda: end.receive(manifest, update_of("A", process_group="1"), never))
+    publisher.send(update_of("A", process_group="1"), never)
     thread.join(30.0)
 
     class Dead:
@@ -351,7 +355,7 @@ def test_a_trainer_that_dies_before_it_hears_got_ends_the_update(publisher: Rend
 
     assert end.process_group is not None
     end.process_group.store = Dead()
-    again = update_of("A", update="2", group="1")
+    again = update_of("A", update="2", process_group="1")
     sender, _ = in_thread(lambda: publisher.send(again, check))
     with pytest.raises(UpdateAbandonedError, match="trainer is gone"):
         end.receive(manifest, again, never)
@@ -363,10 +367,10 @@ def test_memory_is_kept_from_version_to_version(publisher: RendezvousPublisher):
     """Of the trainer's end and of the engine's; what is handed over is valid until the next version is received."""
     end, sent, received = RendezvousReceiver("A", HOST, 30.0), [], []
     for version in range(1, 7):
-        policy = Policy(lineage=1, version=version)
+        policy = PolicyVersion(lineage=1, version=version)
         publisher.prune(version)
         manifest = publisher.publish(policy, some_weights(version))
-        update = update_of("A", update=str(version), group="1", policy=policy)
+        update = update_of("A", update=str(version), process_group="1", policy=policy)
         thread, results = in_thread(lambda m=manifest, u=update: end.receive(m, u, never))
         publisher.send(update, never)
         thread.join(30.0)
@@ -406,7 +410,7 @@ def test_memory_of_a_version_that_was_sent_in_vain_is_never_taken_again(publishe
     with pytest.raises(UpdateAbandonedError, match="newer"):
         publisher.send(update_of("nobody"), newer_update)
     for version in range(8, 14):
-        policy = Policy(lineage=1, version=version)
+        policy = PolicyVersion(lineage=1, version=version)
         publisher.prune(version)
         publisher.publish(policy, some_weights(version))
         assert publisher.buckets(policy) is not in_vain
@@ -428,7 +432,7 @@ def test_a_version_that_is_being_sent_is_not_pruned(publisher: RendezvousPublish
     sender, _ = in_thread(lambda: publisher.send(update_of("A"), check))
     assert waiting.wait(5.0)
     for version in (8, 9):
-        publisher.publish(Policy(lineage=1, version=version), some_weights())
+        publisher.publish(PolicyVersion(lineage=1, version=version), some_weights())
     publisher.prune(keep_version=100)
     assert [m.policy.version for m in publisher.published()] == [7, 8, 9]
     assert RendezvousReceiver("A", HOST, 30.0).header(manifest, Wait(never, 30.0))[0].digest == manifest.digest
@@ -442,7 +446,7 @@ def test_what_lies_in_the_stores_does_not_grow(publisher: RendezvousPublisher):
     """Engines come and go: headers of the versions held and one group's name; of the group what its members need."""
     keys = []
     for version in range(6):
-        policy, boot_id = Policy(lineage=1, version=version), f"engine-{version}"
+        policy, boot_id = PolicyVersion(lineage=1, version=version), f"engine-{version}"
         publisher.prune(version)
         manifest, update = (
             publisher.publish(policy, some_weights()),
@@ -467,9 +471,9 @@ def test_an_engine_that_stops_early_waits_for_nobody(publisher: RendezvousPublis
 
     def send_two() -> None:
         wait = Wait(never, 30.0)
-        group = publisher.process_group_of(update, wait)
+        process_group = publisher.process_group_of(update, wait)
         for flat in flats[:2]:
-            group.broadcast(flat, wait).wait()
+            process_group.broadcast(flat, wait).wait()
 
     sender, _ = in_thread(send_two)
 
@@ -495,9 +499,9 @@ def test_an_update_is_given_up_when_nothing_comes_any_more(num_sent: int):
     update, wait, over = update_of("A"), Wait(never, 30.0), threading.Event()
 
     def trickle() -> None:
-        group = publisher.process_group_of(update, wait)
+        process_group = publisher.process_group_of(update, wait)
         for flat in publisher.buckets(POLICY)[:num_sent]:
-            group.broadcast(flat, wait).wait()
+            process_group.broadcast(flat, wait).wait()
             time.sleep(0.5)
         over.wait(30.0)
 
@@ -520,10 +524,10 @@ def test_the_first_bucket_has_its_time_from_the_meeting():
     update, wait = update_of("A"), Wait(never, 30.0)
     thread, results = in_thread(lambda: RendezvousReceiver("A", HOST, 3.0).receive(manifest, update, never))
     time.sleep(2.0)
-    group = publisher.process_group_of(update, wait)
+    process_group = publisher.process_group_of(update, wait)
     time.sleep(2.0)
     for flat in publisher.buckets(POLICY):
-        group.broadcast(flat, wait).wait()
+        process_group.broadcast(flat, wait).wait()
     thread.join(30.0)
     assert isinstance(results[0], Weights)
 
@@ -535,7 +539,7 @@ def test_nonsense_in_the_place_of_a_groups_address_ends_the_update_alone(publish
     for nonsense in ("tcp://nowhere", "\x00", "tcp://[::1:x", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:-5"):
         store.set("group/1", nonsense)
         with pytest.raises(UpdateAbandonedError, match="did not meet"):
-            RendezvousReceiver("A", HOST, 2.0).receive(manifest, update_of("A", group="1"), never)
+            RendezvousReceiver("A", HOST, 2.0).receive(manifest, update_of("A", process_group="1"), never)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_rules_of_the_trainer(trainer: dict[str, Any], problem: str | None) -> N
 
 @pytest.mark.parametrize(("lease", "interval", "good"), [(3.0, 1.0, True), (2.0, 1.0, True), (1.9, 1.0, False)])
 def test_a_lease_outlasts_a_lost_beat(tmp_path: Path, lease: float, interval: float, good: bool) -> None:
-    """With a lease below two beats every peer would die between beats, or with the first beat that is lost."""
+    """With a lease below two heartbeats every peer would die between two of them, or with the first lost one."""
     (tmp_path / "run.yaml").write_text(
         "model: {path: some/model}\nenvironments: [{type: reverse_text}]\ntrainer: {max_steps: 1}\n"
         "reward: {functions: [{path: characters_in_place}]}\n"

@@ -19,25 +19,25 @@ from schemas.messages import (
     CheckpointInfo,
     DroppedOrdinal,
     EnginePeer,
-    InferenceBeat,
-    InferenceState,
+    InferenceDirective,
+    InferenceHeartbeat,
     Manifest,
     Message,
-    ObserverBeat,
-    ObserverState,
-    Policy,
-    RewardBeat,
+    ObserverDirective,
+    ObserverHeartbeat,
+    PolicyVersion,
+    RewardDirective,
+    RewardHeartbeat,
     RewardPeer,
-    RewardState,
-    RolloutBeat,
+    RolloutDirective,
     RolloutGroup,
-    RolloutState,
+    RolloutHeartbeat,
     ScoredGroup,
     StepBatch,
     StepReport,
     Ticket,
-    TrainerBeat,
-    TrainerState,
+    TrainerDirective,
+    TrainerHeartbeat,
     UpdateFailure,
     WeightMember,
     WeightUpdate,
@@ -46,7 +46,7 @@ from schemas.messages import (
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
-POLICY = Policy(lineage=1, version=7)
+POLICY = PolicyVersion(lineage=1, version=7)
 TICKET = Ticket(
     ordinal=12,
     attempt=1,
@@ -65,7 +65,7 @@ MANIFEST = Manifest(
     policy=POLICY, channel="filesystem", content="full", uri="/w/v7", digest="d" * 8, num_bytes=1 << 33, key="0c" * 32
 )
 MEMBERS = [WeightMember(boot_id="b1", num_ranks=2), WeightMember(boot_id="b3", num_ranks=1)]
-UPDATE = WeightUpdate(update="2.9", group="2.1", policy=POLICY, members=MEMBERS)
+UPDATE = WeightUpdate(update="2.9", process_group="2.1", policy=POLICY, members=MEMBERS)
 FAILED_UPDATE = UpdateFailure(update="2.8", missed=["b3"], detail="a bucket was not through")
 
 # Two completions of 3 and 2 tokens; the first one was interrupted after its second token by an update from 7 to 8.
@@ -89,8 +89,14 @@ GROUP_FIELDS = {
     "segments": np.array([[0, 1, 7], [2, 1, 8], [3, 1, 7]]),
     "segment_temperatures": np.array([1.0, 1.0, 0.5], np.float32),
 }
-BEAT_FIELDS = {"run": "r1", "boot_id": "b0", "sequence": 4, "phase": "running", "metrics_url": "http://h:1/metrics"}
-STATE_FIELDS = {"run": "r1", "term": 2, "phase": "running", "step": 3, "max_steps": 10}
+HEARTBEAT_FIELDS = {
+    "run": "r1",
+    "boot_id": "b0",
+    "sequence": 4,
+    "phase": "running",
+    "metrics_url": "http://h:1/metrics",
+}
+DIRECTIVE_FIELDS = {"run": "r1", "term": 2, "phase": "running", "step": 3, "max_steps": 10}
 HOLDS = np.array([[12, 1], [13, 0]])
 
 _ALL = (
@@ -133,10 +139,12 @@ _ALL = (
         temperatures=np.ones(6, np.float32),
         versions=np.array([0, 0, 7, 8, 0, 7], np.int32),
     ),
-    RolloutBeat(**BEAT_FIELDS, name="rollout-0", fingerprint="f" * 16, free_slots=2, failures=[FAILURE], holds=HOLDS),
-    RewardBeat(**BEAT_FIELDS, name="reward-0", address="ipc:///r", load=1, failures=[FAILURE], holds=HOLDS),
-    TrainerBeat(
-        **BEAT_FIELDS,
+    RolloutHeartbeat(
+        **HEARTBEAT_FIELDS, name="rollout-0", fingerprint="f" * 16, free_slots=2, failures=[FAILURE], holds=HOLDS
+    ),
+    RewardHeartbeat(**HEARTBEAT_FIELDS, name="reward-0", address="ipc:///r", load=1, failures=[FAILURE], holds=HOLDS),
+    TrainerHeartbeat(
+        **HEARTBEAT_FIELDS,
         name="trainer-0",
         rank=0,
         num_ranks=1,
@@ -148,8 +156,8 @@ _ALL = (
         reports=[StepReport(step=3, values={"loss": -0.125})],
         received=np.array([4, 5]),
     ),
-    InferenceBeat(
-        **BEAT_FIELDS,
+    InferenceHeartbeat(
+        **HEARTBEAT_FIELDS,
         name="inference-0",
         url="http://h:2",
         engine_state="clean",
@@ -161,9 +169,9 @@ _ALL = (
         weight_ranks=2,
         failed_update=FAILED_UPDATE,
     ),
-    ObserverBeat(**BEAT_FIELDS, name="screen"),
-    RolloutState(
-        **STATE_FIELDS,
+    ObserverHeartbeat(**HEARTBEAT_FIELDS, name="screen"),
+    RolloutDirective(
+        **DIRECTIVE_FIELDS,
         tickets=[TICKET, TICKET.model_copy(update={"ordinal": -1, "purpose": "eval", "policy": POLICY})],
         engines=[EnginePeer(name="inference-0", boot_id="b1", url="http://h:2", policy=POLICY, load=3)],
         live_engines=["b1", "b3"],
@@ -172,9 +180,9 @@ _ALL = (
         rewards=[RewardPeer(name="reward-0", boot_id="b2", address="ipc:///r", load=1)],
         release=HOLDS,
     ),
-    RewardState(**STATE_FIELDS, packer_address="ipc:///p", release=np.zeros((0, 2), np.int64)),
-    TrainerState(
-        **STATE_FIELDS,
+    RewardDirective(**DIRECTIVE_FIELDS, packer_address="ipc:///p", release=np.zeros((0, 2), np.int64)),
+    TrainerDirective(
+        **DIRECTIVE_FIELDS,
         order="run",
         incarnation=1,
         lineage=1,
@@ -183,8 +191,8 @@ _ALL = (
         keep_version=2,
         update=UPDATE,
     ),
-    InferenceState(**STATE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE),
-    ObserverState(**STATE_FIELDS, progress={"reward": 0.5, "peers": {"rollout": 1}, "loss": None}),
+    InferenceDirective(**DIRECTIVE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE),
+    ObserverDirective(**DIRECTIVE_FIELDS, progress={"reward": 0.5, "peers": {"rollout": 1}, "loss": None}),
 )
 EXAMPLES: dict[str, Message] = {message.kind: message for message in _ALL}
 

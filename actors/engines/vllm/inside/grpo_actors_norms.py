@@ -1,8 +1,8 @@
 """Extension of vLLM's worker: overwrites norms of the model on behalf of the owning actor.
 
-`/collective_rpc`, which is behind the door, calls the method in each worker between two steps of the model. The norms
-are overwritten in place, in the memory read by compiled graphs. Imports nothing of ours, as the code runs in vLLM's
-environment.
+`/collective_rpc`, which takes the owner's key, calls the method in each worker between two steps of the model. The
+norms are overwritten in place, in the memory read by compiled graphs. Imports nothing of ours, as the code runs in
+vLLM's environment.
 """
 
 from typing import Any

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from actors.algorithms.advantages import compute_token_advantages, token_advantages
-from actors.algorithms.advantages.tokens import Steps, gae
+from actors.algorithms.advantages.tokens import StepRewards, gae
 from tests.actors.algorithms.advantages.test_group import config
 
 NAN = float("nan")
 EXACT = {"std": "population", "eps": 0.0}
 
 
-def process(steps: list[Steps], lengths: list[int], **keys: object) -> list[float]:
+def process(steps: list[StepRewards], lengths: list[int], **keys: object) -> list[float]:
     """Of one group."""
     offsets = np.cumsum([0, *lengths])
     mask_N = np.ones(offsets[-1], np.uint8)
@@ -39,7 +39,7 @@ def test_step_rewards_are_normalised_over_all_steps_of_the_group() -> None:
 
 
 @pytest.mark.parametrize("steps", [[[], []], [[(1, 5.0)], []], [[(1, 0.1), (2, 0.1)], [(1, 0.1)]]])
-def test_fewer_than_two_steps_or_equal_ones_give_zeros(steps: list[Steps]) -> None:
+def test_fewer_than_two_steps_or_equal_ones_give_zeros(steps: list[StepRewards]) -> None:
     """There is nothing to compare."""
     assert process(steps, [2, 2], std="unbiased", eps=0.0) == [0.0] * 4
 

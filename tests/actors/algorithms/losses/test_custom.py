@@ -9,7 +9,7 @@ import torch
 from actors.algorithms.losses import LossInputs, compute_loss
 from actors.assembly import load_loss, make_learner
 from actors.learner.learner import TorchLearner
-from actors.learner.ranks import ALONE
+from actors.learner.ranks import SINGLE_RANK
 from schemas.config import RunConfig
 from schemas.config.losses import CustomLossConfig
 from schemas.config.objective import ObjectiveConfig
@@ -72,14 +72,14 @@ def test_the_learner_of_a_run_trains_with_it(tmp_path: Path, model_folder: Model
     (tmp_path / "my_loss.py").write_text(MINE)
     config = with_loss(run_config(model_folder()), f"{tmp_path}/my_loss.py:mine")
     samples = random_samples()
-    measured = make_learner(config).step(step_batch(samples), ALONE)
+    measured = make_learner(config).step(step_batch(samples), SINGLE_RANK)
     assert measured["masked_fraction"] > 0.5
     with pytest.raises(ValueError, match=r"trainer\.loss\.path: the function .*my_loss\.py:mine was not handed in"):
         TorchLearner(config).step(step_batch(samples))
 
 
 @pytest.mark.parametrize(
-    "switch",
+    "modifier",
     [
         {"correction": {"mode": "mask"}},
         {"off_policy_mask_threshold": 0.1},
@@ -87,9 +87,9 @@ def test_the_learner_of_a_run_trains_with_it(tmp_path: Path, model_folder: Model
         {"entropy_coef": 0.1},
         {"adaptive_entropy": {}},
     ],
-    ids=lambda switch: next(iter(switch)),
+    ids=lambda modifier: next(iter(modifier)),
 )
-def test_no_switch_stands_beside_it(switch: dict[str, Any]) -> None:
+def test_no_switch_stands_beside_it(modifier: dict[str, Any]) -> None:
     """It would do nothing."""
-    with pytest.raises(ValueError, match=f"{next(iter(switch))}: acts on no loss of type custom"):
-        ObjectiveConfig(loss={"type": "custom", "path": "math:sqrt"}, **switch)
+    with pytest.raises(ValueError, match=f"{next(iter(modifier))}: acts on no loss of type custom"):
+        ObjectiveConfig(loss={"type": "custom", "path": "math:sqrt"}, **modifier)

@@ -126,7 +126,7 @@ def test_a_teacher_is_needed(type_: str) -> None:
 
 
 def test_what_makes_no_sense_together_is_refused() -> None:
-    """A custom loss has no switches, and ref_kl no advantage that RLSD could change."""
+    """A custom loss has no modifiers, and ref_kl no advantage that RLSD could change."""
     with pytest.raises(ValidationError, match="distillation: acts on no loss of type custom"):
         ObjectiveConfig(loss={"type": "custom", "path": "mine.py:loss"}, distillation={"type": "sdar"})
     with pytest.raises(ValidationError, match=r"distillation: rlsd changes the advantage, which loss\.type ref_kl"):

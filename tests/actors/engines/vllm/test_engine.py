@@ -18,7 +18,7 @@ from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
-from schemas.messages import Policy
+from schemas.messages import PolicyVersion
 from tests.actors.engines.engines import WAIT, ask, policy, sample
 from tests.actors.engines.vllm.conftest import MakeVllm, ServableModel
 from tests.actors.engines.vllm.stub import StubServer, token
@@ -114,13 +114,13 @@ def test_a_tied_head_is_written_out_for_a_server_on_cpus(
     engine, source = make_vllm(), servable_model(1, tied=True)
     engine._shapes = model_shapes(ModelConfig(path=str(source)))
     seen: dict[str, Any] = {}
-    forget = engine._folders.forget
+    forget = engine._staging.forget
 
     def look_and_forget(name: str) -> None:
         seen.update(load_file(tmp_path / "run" / "scratch" / name / "head.safetensors"))
         forget(name)
 
-    engine._folders.forget = look_and_forget  # type: ignore[method-assign]
+    engine._staging.forget = look_and_forget  # type: ignore[method-assign]
     engine.load(policy(1), Weights("full", load_file(source / "model.safetensors"), directory=str(source)), WAIT)
     embedding = load_file(source / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(seen["lm_head.weight"], embedding)
@@ -474,4 +474,4 @@ def test_text_and_messages_are_tokenised_as_the_rollouts_do(make_vllm: MakeVllm)
     assert (engine.detokenize([8, 9, 2]), engine.token_text(2)) == ("ef", "<eos>")
     with pytest.raises(RequestError, match=r"messages: .* no chat template"):
         engine.tokenize([{"role": "user", "content": "a"}])
-    assert isinstance(engine.status().policy, Policy | None)
+    assert isinstance(engine.status().policy, PolicyVersion | None)

@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from actors.engines.vllm import guard
+from actors.engines.vllm.compat import check_version, installed
 from actors.engines.vllm.process import OwnServer, command, environment, lora_rank
-from actors.engines.vllm.versions import check_version, installed
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
@@ -189,11 +189,11 @@ def test_closing_ends_a_server_in_good_order(tmp_path: Path) -> None:
     server.close()
     assert server.last_lines().splitlines() == ["started", "bye", "the server ended with exit code 0"]
     assert "the last lines of" in server.ended()
-    assert members(server.group) == []
+    assert members(server.process_group) == []
     orphan = OwnServer(model(), engine(python=str(fake)), False, tmp_path / "logs" / "inference-0.vllm.log")
     wait_for(lambda: "started" in orphan.last_lines())
     assert "bye" not in orphan.last_lines()  # of this life alone
-    os.kill(orphan.group, signal.SIGKILL)
+    os.kill(orphan.process_group, signal.SIGKILL)
     wait_for(orphan.ended)
     orphan.close()
-    wait_for(lambda: members(orphan.group) == [])
+    wait_for(lambda: members(orphan.process_group) == [])

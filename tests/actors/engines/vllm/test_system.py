@@ -176,11 +176,11 @@ def gap(model: Any, completion: Completion, prompt: list[int] = PROMPT, temperat
 
 
 def call(engine: VllmEngine, work: Callable[[VllmClient], Any], as_owner: bool = False) -> Any:
-    """Somebody else's call of the server; as its owner it comes through the door, as at an attached server anybody."""
+    """Somebody else's call of the server; as its owner it gives the owner's key, as at an attached server anybody."""
 
     async def run() -> Any:
-        key = engine._server.door_key if as_owner and engine._server else ""
-        client = VllmClient(engine._client.url, door_key=key)
+        key = engine._server.owner_key if as_owner and engine._server else ""
+        client = VllmClient(engine._client.url, owner_key=key)
         try:
             return await work(client)
         finally:
@@ -554,11 +554,13 @@ def test_a_killed_server_stops_the_engine_and_leaves_no_process(adapters: VllmEn
     server = adapters._server
     assert server is not None
     future = under_way(adapters)
-    api_server = [pid for pid in members(server.group) if b"api_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    api_server = [
+        pid for pid in members(server.process_group) if b"api_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     os.kill(max(api_server), signal.SIGKILL)  # the guard has the smaller one
     with pytest.raises(EngineStoppedError):
         future.result(WAIT)
-    wait_for(lambda: members(server.group) == [])
+    wait_for(lambda: members(server.process_group) == [])
     with pytest.raises(EngineStoppedError, match="the server ended by SIGKILL"):
         adapters.status()
 
@@ -567,9 +569,9 @@ def test_closing_leaves_no_process(full: VllmEngine) -> None:
     """In good order."""
     server = full._server
     assert server is not None
-    assert len(members(server.group)) >= 3
+    assert len(members(server.process_group)) >= 3
     full.close()
-    wait_for(lambda: members(server.group) == [])
+    wait_for(lambda: members(server.process_group) == [])
 
 
 def test_a_killed_owner_leaves_no_process(servable_model: ServableModel, tmp_path: Path) -> None:

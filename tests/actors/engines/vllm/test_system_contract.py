@@ -122,7 +122,7 @@ def test_a_server_killed_in_the_middle_of_a_request_answers_503_and_leaves_nothi
     asking.start()
     until(lambda: engine.status().num_running == 1)
     assert engine._server is not None
-    group = engine._server.group
+    group = engine._server.process_group
     core = next(p for p in members(group) if b"EngineCore" in Path(f"/proc/{p}/cmdline").read_bytes())
     os.kill(core, signal.SIGKILL)
     asking.join(WAIT)

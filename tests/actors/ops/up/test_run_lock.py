@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from actors.ops.up.run_lock import claimed
+from actors.ops.up.run_lock import hold_run_lock
 from schemas.errors import ConfigError
 
 WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -18,9 +18,9 @@ def actor():
     """`actor(claim)` starts a process that inherits the claim and lives until its input ends."""
     started = []
 
-    def start(claim: int) -> "subprocess.Popen[bytes]":
+    def start(run_lock: int) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-c", WAITING]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[claim])
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[run_lock])
         started.append(process)
         process.stdout.readline()
         return process
@@ -32,24 +32,24 @@ def actor():
 
 def test_output_is_claimed_once_and_the_holder_is_named(tmp_path):
     """The second one is told pid and ways out; after the first has ended it gets it."""
-    with claimed(tmp_path), pytest.raises(ConfigError) as caught, claimed(tmp_path):
+    with hold_run_lock(tmp_path), pytest.raises(ConfigError) as caught, hold_run_lock(tmp_path):
         pass
     assert str(caught.value).startswith(
         f"output_dir: {tmp_path}: a run is going on here (actors up, pid {os.getpid()}); "
     )
-    with claimed(tmp_path):
+    with hold_run_lock(tmp_path):
         pass
 
 
 def test_claim_waits_for_the_actors_of_the_one_before(tmp_path, actor, capsys):
     """They outlive their `actors up` for a moment; the next one begins when the last of them has gone."""
-    with claimed(tmp_path) as claim:
-        first, second = actor(claim), actor(claim)
+    with hold_run_lock(tmp_path) as run_lock:
+        first, second = actor(run_lock), actor(run_lock)
     second.communicate()
     got = threading.Event()
 
     def claim_it() -> None:
-        with claimed(tmp_path):
+        with hold_run_lock(tmp_path):
             got.set()
 
     thread = threading.Thread(target=claim_it, daemon=True)
@@ -63,21 +63,21 @@ def test_claim_waits_for_the_actors_of_the_one_before(tmp_path, actor, capsys):
 
 def test_what_user_code_left_behind_does_not_block_for_ever(tmp_path, actor, capsys):
     """After the patience a warning; the actors of the new run are waited for as before."""
-    with claimed(tmp_path) as claim:
-        left = actor(claim)
-    with claimed(tmp_path, patience_seconds=0.1) as claim:
-        ours = actor(claim)
+    with hold_run_lock(tmp_path) as run_lock:
+        left = actor(run_lock)
+    with hold_run_lock(tmp_path, patience_seconds=0.1) as run_lock:
+        ours = actor(run_lock)
     assert "actors.lock is still held after 0.1 s; going on" in capsys.readouterr().err
     left.communicate()
-    with claimed(tmp_path, patience_seconds=0.1):
+    with hold_run_lock(tmp_path, patience_seconds=0.1):
         assert "still held" in capsys.readouterr().err
     ours.communicate()
-    with claimed(tmp_path, patience_seconds=0.0):
+    with hold_run_lock(tmp_path, patience_seconds=0.0):
         assert capsys.readouterr().err == ""
 
 
 def test_full_disk_does_not_keep_anybody_from_the_claim(tmp_path, monkeypatch):
     """The pid is for people; the lock needs no space."""
     (tmp_path / ".up.lock").symlink_to("/dev/full")
-    with claimed(tmp_path):
+    with hold_run_lock(tmp_path):
         pass

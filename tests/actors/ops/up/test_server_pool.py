@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from actors.assembly import ordinal_of
+from actors.assembly import replica_index
 from actors.cli import main
 from actors.ops.up import server_pool as module
 from actors.ops.up.child import plan
-from actors.ops.up.server_pool import Directory, Pool, addresses, listens, name_of
+from actors.ops.up.server_pool import Directory, ServerPool, addresses, listens, name_of
 from schemas.config import dump_config
 from tests.ports import free_port
 from tests.ring.harness import ring_config, wait_until
@@ -22,19 +22,19 @@ SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); " + SLEEP
 A, B = "http://127.0.0.1:1", "http://127.0.0.2:2"
 
-MakePool = Callable[..., Pool]
+MakePool = Callable[..., ServerPool]
 
 
 @pytest.fixture
 def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     """`make_pool(servers, code)`: a pool over a list that may change, whose actors run that code."""
     monkeypatch.setattr(module, "listens", lambda url: True)
-    made: list[Pool] = []
+    made: list[ServerPool] = []
 
-    def make(servers: list[str], code: str = SLEEP) -> Pool:
+    def make(servers: list[str], code: str = SLEEP) -> ServerPool:
         inference: Any = {"engine": {"type": "sglang"}, "pool": {"urls": [A], "sync_interval": 30.0}}
         config = ring_config(tmp_path, inference=inference)
-        made.append(Pool(config, "inference-pool-0", [sys.executable, "-c", code], lambda: servers))
+        made.append(ServerPool(config, "inference-pool-0", [sys.executable, "-c", code], lambda: servers))
         return made[-1]
 
     yield make
@@ -151,7 +151,7 @@ def test_names_are_files_and_no_ordinals(url: str) -> None:
     name = name_of(url)
     assert name.startswith("inference-")
     assert not set("/:[]") & set(name)
-    assert ordinal_of(name) == 0
+    assert replica_index(name) == 0
 
 
 def test_up_starts_the_pool_in_place_of_inference_actors(tmp_path: Path) -> None:

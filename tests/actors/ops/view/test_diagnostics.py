@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.ops.view.diagnostics import dealt_with, learning, seconds_in_words, troubles
+from actors.ops.view.diagnostics import dealt_with, diagnose, learning, seconds_in_words
 from tests.actors.ops.view.progresses import PROGRESS, settings
 
 
@@ -44,8 +44,8 @@ def late(name: str, age: float) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_who_is_missing_and_what_is_broken_is_said_in_words(changes, words):
-    """Nothing for a run that is well or over; a beat may be late up to a lease."""
-    assert troubles(PROGRESS | changes, 0.5) == words
+    """Nothing for a run that is well or over; a heartbeat may be late up to a lease."""
+    assert diagnose(PROGRESS | changes, 0.5) == words
 
 
 def test_a_run_with_equal_rewards_and_gradients_is_no_trouble():
@@ -57,7 +57,7 @@ def test_a_run_with_equal_rewards_and_gradients_is_no_trouble():
 
 def test_a_packer_that_is_silent_is_named_first():
     """Its word is as old as that."""
-    assert troubles(PROGRESS, 200.0) == ["the packer has not been heard for 3 min"]
+    assert diagnose(PROGRESS, 200.0) == ["the packer has not been heard for 3 min"]
 
 
 def test_what_has_been_dealt_with_is_counted_and_cut_to_a_readable_length():

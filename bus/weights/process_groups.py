@@ -58,7 +58,7 @@ class Wait:
             raise UpdateAbandonedError(f"{what} within weights.timeout {self.timeout:g} s")
 
 
-class Group:
+class ProcessGroup:
     """A rank's end of a process group. The constructor waits until all members have met.
 
     Args:
@@ -84,7 +84,7 @@ class Group:
         wait: Wait,
     ) -> None:
         self.name = name
-        self.store, self._group = in_time(
+        self.store, self._process_group = in_time(
             lambda: _meet(find(), rank, size, host, GLOO_TIMEOUTS * wait.timeout),
             wait,
             "the members of an update did not meet",
@@ -102,7 +102,7 @@ class Group:
             UpdateAbandonedError: the group is broken.
         """
         try:
-            work = self._group.broadcast(flat, 0)
+            work = self._process_group.broadcast(flat, 0)
         except RuntimeError as error:
             raise UpdateAbandonedError(f"a member of the update is gone: {error}") from error
         # completed work is let go at once: it holds its tensor
@@ -112,8 +112,8 @@ class Group:
     def leave(self) -> None:
         """Leave the group without waiting. Broadcasts under way end in the background."""
         # freeing a gloo group waits for all its collectives, so a thread holds the last references
-        threads.start_helper("weights-left", _outlive, self._group, self._under_way)
-        self._group, self._under_way = None, []
+        threads.start_helper("weights-left", _outlive, self._process_group, self._under_way)
+        self._process_group, self._under_way = None, []
 
 
 class Broadcast:
@@ -215,7 +215,7 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
 
     def run() -> None:
         try:
-            threads.pass_by("weights.meeting")
+            threads.mark("weights.meeting")
             made.append(make())
         except Exception as error:  # noqa: BLE001 - raised in the thread that waits
             failed.append(error)
@@ -230,8 +230,8 @@ def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:
     return made[0]
 
 
-def _outlive(group: Any, works: list[Any]) -> None:
+def _outlive(process_group: Any, works: list[Any]) -> None:
     """Hold a group until all its collectives have completed."""
-    threads.pass_by("weights.left")
+    threads.mark("weights.left")
     while not all(work.is_completed() for work in works):
         time.sleep(0.1)

@@ -5,7 +5,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.ops.view.render import View, describe, render
-from actors.reward.sameness import GROUPS_UNTIL_SAID, Sameness
+from actors.reward.constant_rewards import GROUPS_UNTIL_SAID, ConstantRewards
 from tests.actors.ops.view.progresses import PROGRESS
 from tests.ring.harness import own_reward, ring, ring_config, wait_until, watching
 
@@ -15,7 +15,7 @@ ZEROS = np.zeros((1, 4))
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_a_function_that_returns_one_value_for_all_is_named_once_with_the_hint_for_chat(is_chat):
     """After 20 groups, not before, and not again."""
-    same = Sameness()
+    same = ConstantRewards()
     found = [same.note(["f"], ZEROS, is_chat) for _ in range(GROUPS_UNTIL_SAID + 5)]
     (words,) = found[GROUPS_UNTIL_SAID - 1]
     assert sum(map(len, found)) == 1
@@ -26,7 +26,7 @@ def test_a_function_that_returns_one_value_for_all_is_named_once_with_the_hint_f
 
 def test_the_first_other_value_ends_it_for_good():
     """Within a group, or from group to group."""
-    same = Sameness()
+    same = ConstantRewards()
     for _ in range(GROUPS_UNTIL_SAID):
         same.note(["f", "g"], np.zeros((2, 4)), is_chat=False)
     assert len(same.words) == 2
@@ -39,7 +39,7 @@ def test_the_first_other_value_ends_it_for_good():
 
 def test_groups_of_one_completion_and_rows_without_a_number_tell_nothing():
     """One completion is always equal to itself; a function that does not apply has not judged."""
-    same = Sameness()
+    same = ConstantRewards()
     for _ in range(3 * GROUPS_UNTIL_SAID):
         same.note(["f"], np.zeros((1, 1)), is_chat=False)
         same.note(["f"], np.full((1, 4), np.nan), is_chat=False)
@@ -47,7 +47,7 @@ def test_groups_of_one_completion_and_rows_without_a_number_tell_nothing():
 
 
 def test_a_run_names_such_a_function_in_the_log_and_on_its_screens(tmp_path):
-    """The note comes to whoever watches, by the reward actor's beat."""
+    """The note comes to whoever watches, by the reward actor's heartbeat."""
     config = ring_config(tmp_path, "inproc", reward=own_reward("constant"), eval={"num_prompts": 0})
     with capture_logs() as logs, ring(config) as run:
         run.start()

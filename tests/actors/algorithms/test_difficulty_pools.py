@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from actors.algorithms.curriculum import Curriculum
-from actors.algorithms.pools import Pools, pool_key
-from schemas.config.pools import PoolsConfig
+from actors.algorithms.difficulty_pools import DifficultyPools, difficulty_pool_key
+from schemas.config.difficulty_pools import DifficultyPoolsConfig
 
 
-def pools(size: int = 10, stored: dict[str, str] | None = None, **given: Any) -> Pools:
+def pools(size: int = 10, stored: dict[str, str] | None = None, **given: Any) -> DifficultyPools:
     """Of one environment whose keys are 100, 101, …; mean 1 is easy, mean 0 hard."""
-    config = PoolsConfig(**{"easy_threshold": 1.0, "hard_threshold": 0.0} | given)
-    return Pools(config, [np.arange(100, 100 + size, dtype=np.uint64)], stored or {})
+    config = DifficultyPoolsConfig(**{"easy_threshold": 1.0, "hard_threshold": 0.0} | given)
+    return DifficultyPools(config, [np.arange(100, 100 + size, dtype=np.uint64)], stored or {})
 
 
-def aside(of: Pools, size: int = 10) -> list[int]:
+def aside(of: DifficultyPools, size: int = 10) -> list[int]:
     """The examples that are not drawn."""
     return [index for index in range(size) if of.is_aside(0, index)]
 
@@ -56,7 +56,7 @@ def test_what_was_stored_is_set_aside_again() -> None:
 def test_the_same_example_twice_is_one_example() -> None:
     """Two rows, or two environments, with one key."""
     keys = [np.array([7, 8, 7], np.uint64), np.array([7], np.uint64), None]
-    mine = Pools(PoolsConfig(easy_threshold=1.0), keys, {})
+    mine = DifficultyPools(DifficultyPoolsConfig(easy_threshold=1.0), keys, {})
     mine.note(0, 0, 1.0)
     mine.note(2, 0, 1.0)
     assert [mine.is_aside(0, i) for i in range(3)] == [True, False, True]
@@ -88,17 +88,19 @@ def test_each_pool_has_its_own_fraction() -> None:
 
 def test_a_key_is_made_of_what_the_configuration_names() -> None:
     """Task and prompt by default; a column besides; a missing one is named."""
-    assert pool_key("a", "p", {}, ["task", "prompt"]) != pool_key("b", "p", {}, ["task", "prompt"])
-    assert pool_key("a", "p", {"id": 1}, ["id"]) == pool_key("b", "q", {"id": 1}, ["id"])
+    assert difficulty_pool_key("a", "p", {}, ["task", "prompt"]) != difficulty_pool_key(
+        "b", "p", {}, ["task", "prompt"]
+    )
+    assert difficulty_pool_key("a", "p", {"id": 1}, ["id"]) == difficulty_pool_key("b", "q", {"id": 1}, ["id"])
     with pytest.raises(KeyError, match="id"):
-        pool_key("a", "p", {}, ["id"])
+        difficulty_pool_key("a", "p", {}, ["id"])
 
 
 @pytest.mark.parametrize("given", [{}, {"easy_threshold": 0.0, "hard_threshold": 0.0}])
 def test_thresholds_that_set_nothing_or_everything_aside_are_refused(given: dict[str, float]) -> None:
     """Neither, or hard not below easy."""
     with pytest.raises(ValueError, match="hard_threshold"):
-        PoolsConfig(**given)
+        DifficultyPoolsConfig(**given)
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------------
@@ -133,9 +135,9 @@ def test_a_draw_depends_on_seed_and_committed_state_alone(stop: int) -> None:
     assert [_draw_and_score(second) for _ in range(stop, 30)] == drawn[stop:]
 
 
-def _two(stored: dict[str, str] | None = None) -> Pools:
+def _two(stored: dict[str, str] | None = None) -> DifficultyPools:
     keys = [np.arange(10, dtype=np.uint64), None]
-    return Pools(PoolsConfig(easy_threshold=0.9, hard_threshold=0.1), keys, stored or {})
+    return DifficultyPools(DifficultyPoolsConfig(easy_threshold=0.9, hard_threshold=0.1), keys, stored or {})
 
 
 def _draw_and_score(curriculum: Curriculum) -> tuple[int, int]:

@@ -18,7 +18,7 @@ CHAT_HINT = (
 )
 
 
-class Sameness:
+class ConstantRewards:
     """Values of all reward functions so far. The first different value clears a function for good. Thread-safe."""
 
     def __init__(self) -> None:

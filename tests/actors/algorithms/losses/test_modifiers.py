@@ -1,4 +1,4 @@
-"""The switches, each by hand, and the conventions in which the origins differ."""
+"""The modifiers, each by hand, and the conventions in which the origins differ."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 
 from actors.algorithms.losses import LossInputs, LossOutput, compute_loss
 from actors.algorithms.losses.metrics import metrics_of
-from actors.algorithms.losses.switches import correction_weights, discounted_sums, kl_in_reward
+from actors.algorithms.losses.modifiers import correction_weights, discounted_sums, kl_in_reward
 from schemas.config.objective import ObjectiveConfig
 
 LN2 = math.log(2)
@@ -41,9 +41,9 @@ def inputs_of(
     )
 
 
-def computed(inputs: LossInputs, loss: dict[str, Any] = DAPO, **switches: Any) -> tuple[LossOutput, list[float]]:
+def computed(inputs: LossInputs, loss: dict[str, Any] = DAPO, **modifiers: Any) -> tuple[LossOutput, list[float]]:
     """The output, and its gradient by token."""
-    output = compute_loss(inputs, ObjectiveConfig(loss=loss, **switches))
+    output = compute_loss(inputs, ObjectiveConfig(loss=loss, **modifiers))
     (grad_T,) = torch.autograd.grad(output.loss, inputs.logprobs_T)
     return output, grad_T.tolist()
 
@@ -178,7 +178,7 @@ def test_the_entropy_bonus_is_a_mean_over_tokens(
 
 
 @pytest.mark.parametrize(
-    ("switches", "message"),
+    ("modifiers", "message"),
     [
         ({"top_entropy_quantile": 0.5}, "entropy_T: top_entropy_quantile"),
         ({"entropy_coef": 0.5}, "entropy_T: entropy_coef"),
@@ -186,10 +186,10 @@ def test_the_entropy_bonus_is_a_mean_over_tokens(
         ({"reference": {"beta": 0.1, "place": "reward"}}, "reference_logprobs_T: objective.reference"),
     ],
 )
-def test_what_a_switch_needs_must_be_there(switches: dict[str, Any], message: str) -> None:
+def test_what_a_switch_needs_must_be_there(modifiers: dict[str, Any], message: str) -> None:
     """Nothing is left out silently."""
     with pytest.raises(ValueError, match=message):
-        computed(inputs_of(), **switches)
+        computed(inputs_of(), **modifiers)
 
 
 # --- reference KL ----------------------------------------------------------------------------------------------------
@@ -227,17 +227,17 @@ def test_the_kl_of_a_token_may_be_cut() -> None:
     assert grads == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(("switches", "kl"), [("escape", [0.1, 0.1, 0.1]), ("apply", [0.0, 0.0, 0.05])])
-def test_the_kl_escapes_correction_and_mask_or_not(switches: str, kl: list[float]) -> None:
+@pytest.mark.parametrize(("modifiers", "kl"), [("escape", [0.1, 0.1, 0.1]), ("apply", [0.0, 0.0, 0.05])])
+def test_the_kl_escapes_correction_and_mask_or_not(modifiers: str, kl: list[float]) -> None:
     """k1 has slope 1; the correction drops completion 0 and halves completion 1 (weights 2, 2, ½, bound 1.5)."""
     further = {"reference_logprobs": (-2.0, -2.0, -2.0), "inference": (-1 - LN2, -1 - LN2, -1 + LN2)}
-    reference = {"beta": 0.3, "estimator": "k1", "switches": switches}
+    reference = {"beta": 0.3, "estimator": "k1", "switches": modifiers}
     correction = {"mode": "mask", "high": 1.5}
     _, grads = computed(inputs_of(advantages=(1.0, 0.0), **further), reference=reference, correction=correction)
     assert grads == pytest.approx(kl)
     inputs = inputs_of(advantages=(0.0, -1.0), **further)
     _, grads = computed(inputs, reference=reference, off_policy_mask_threshold=0.5)
-    assert grads == pytest.approx([0.1, 0.1, 0.1 if switches == "escape" else 0.0])
+    assert grads == pytest.approx([0.1, 0.1, 0.1 if modifiers == "escape" else 0.0])
 
 
 def test_the_kl_in_the_reward_is_of_this_and_all_later_tokens() -> None:

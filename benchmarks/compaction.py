@@ -1,11 +1,11 @@
-"""Rounds of the packer while the payloads of a long history are deleted: does a fold hold anything up?
+"""Rounds of the packer while the payloads of a long history are deleted: does a compaction hold anything up?
 
-    python -m benchmarks.fold [--gib 3] [--json PATH]
+    python -m benchmarks.compaction [--gib 3] [--json PATH]
 
 The real packer and its ledger on a disk, among the peers of `benchmarks.peers`. Groups of 16 completions x 4 096 tokens
-fill the ledger until the first checkpoint. Two checkpoints are kept, so the second one folds all groups before the
+fill the ledger until the first checkpoint. Two checkpoints are kept, so the second one compacts all groups before the
 first: their payloads are deleted in slices, one slice in each round, while small groups go on to be sampled, scored and
-trained. A second run, which has next to nothing to delete, shows the same rounds without a fold.
+trained. A second run, which has next to nothing to delete, shows the same rounds without a compaction.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def turn(ring: LonePacker) -> tuple[float, bool]:
 
 
 def measure(folder: Path, checkpoint_step: int) -> dict[str, Any]:
-    """Fill the ledger, fold it, and time all rounds after the checkpoint."""
+    """Fill the ledger, compact it, and time all rounds after the checkpoint."""
     run = config(folder, checkpoint_step)
     rounds: list[tuple[float, bool]] = []
     with lone_packer(run) as ring:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.ledger import GroupState, Store
-from actors.ledger.folded import Folded, Ranges
+from actors.ledger.compacted_history import CompactedHistory, Ranges
 from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, Trainer, settings
 
 NUMBERS = st.lists(st.lists(st.integers(0, 40), max_size=8), max_size=8)
@@ -31,10 +31,10 @@ def test_folded_counts_survive_json() -> None:
     """As the store keeps them."""
     import json
 
-    folded = Folded(7, "chain", Ranges([(0, 4), (6, 9)]), 6, 0, 3)
-    folded.dropped["train"]["poison"] = 1
-    again = Folded.of(json.loads(json.dumps(folded.record())))
-    assert again == folded
+    compacted = CompactedHistory(7, "chain", Ranges([(0, 4), (6, 9)]), 6, 0, 3)
+    compacted.dropped["train"]["poison"] = 1
+    again = CompactedHistory.of(json.loads(json.dumps(compacted.record())))
+    assert again == compacted
     assert again.counts() == {
         ("train", "durable", None): 6,
         ("eval", "settled", None): 3,
@@ -63,7 +63,7 @@ def run_to(ring: Ring, step: int) -> None:
 @pytest.fixture
 def ring() -> Ring:
     """Twelve steps, a checkpoint every second one, two of them kept."""
-    made = Ring(settings(max_steps=12), fold=True)
+    made = Ring(settings(max_steps=12), compact=True)
     made.add(Rollout("a"), Reward("r"), Engine("e"), Trainer("t", last_step=12))
     return made
 
@@ -71,7 +71,7 @@ def ring() -> Ring:
 def test_nothing_folds_before_there_are_two_checkpoints(ring: Ring) -> None:
     """One alone may turn out bad, and then the run begins anew."""
     run_to(ring, 3)
-    assert ring.machine.folded.step == 0
+    assert ring.machine.compacted.step == 0
     assert sorted(ring.machine.steps.composed)[0] == 1
 
 
@@ -81,7 +81,7 @@ def test_steps_up_to_the_oldest_kept_checkpoint_fold(ring: Ring) -> None:
     ring.turn()
     machine, store = ring.machine, ring.store
     oldest = min(ring.doubles[3].disk.chains)
-    assert machine.folded.step == oldest >= 6
+    assert machine.compacted.step == oldest >= 6
     assert min(machine.steps.composed) == oldest + 1
     assert min(machine.steps.chains) == oldest
     assert min(machine.groups.rows) == 2 * oldest
@@ -98,9 +98,9 @@ def test_steps_up_to_the_oldest_kept_checkpoint_fold(ring: Ring) -> None:
 def test_a_packer_that_starts_again_goes_on_behind_what_is_folded(ring: Ring) -> None:
     """Steps, counters and the equation are as before, and the run ends."""
     run_to(ring, 8)
-    before = (ring.machine.trained_step, ring.machine.groups.counts("train").total(), ring.machine.folded)
+    before = (ring.machine.trained_step, ring.machine.groups.counts("train").total(), ring.machine.compacted)
     ring.restart_packer()
-    assert (ring.machine.trained_step, ring.machine.groups.counts("train").total(), ring.machine.folded) == before
+    assert (ring.machine.trained_step, ring.machine.groups.counts("train").total(), ring.machine.compacted) == before
     for facts in list(ring.doubles[0].sampled.values()):
         ring.score(facts)  # what the reward actor keeps until it is released
     run_to(ring, 12)
@@ -110,7 +110,7 @@ def test_a_packer_that_starts_again_goes_on_behind_what_is_folded(ring: Ring) ->
 def test_an_ordinal_that_was_dropped_and_folded_long_ago_does_not_hold_up_the_order(ring: Ring) -> None:
     """Ordinal 3 of step 2 is told to be dropped by step 1 already, and is without a row when its turn comes."""
     rollout, _, engine, trainer = ring.doubles
-    ring.machine.folded = Folded(0)
+    ring.machine.compacted = CompactedHistory(0)
     for _ in range(3):
         ring.turn()
         engine.load(trainer)
@@ -127,7 +127,7 @@ def test_an_ordinal_that_was_dropped_and_folded_long_ago_does_not_hold_up_the_or
 
 
 def test_a_gang_without_a_checkpoint_behind_the_fold_fails_the_run_in_words(ring: Ring) -> None:
-    """All checkpoints are bad: the ledger can't give back what it has folded."""
+    """All checkpoints are bad: the ledger can't give back what it has compacted."""
     run_to(ring, 9)
     ring.turn()
     trainer = ring.doubles[3]
@@ -135,14 +135,14 @@ def test_a_gang_without_a_checkpoint_behind_the_fold_fails_the_run_in_words(ring
     trainer.restart()
     ring.turn()
     ring.turn()
-    assert f"no good checkpoint from step {ring.machine.folded.step} on is left" in ring.machine.failure
+    assert f"no good checkpoint from step {ring.machine.compacted.step} on is left" in ring.machine.failure
     assert ring.machine.phase == "failed"
 
 
 def test_a_file_stays_small(tmp_path: Path) -> None:
     """300 steps through a real file: rows and pages are those of a few steps."""
     store = Store(tmp_path / "ledger.sqlite")
-    ring = Ring(settings(max_steps=300), store=store, fold=True)
+    ring = Ring(settings(max_steps=300), store=store, compact=True)
     ring.add(Rollout("a"), Reward("r"), Engine("e"), Trainer("t", last_step=300))
     run_to(ring, 60)
     at_60 = store.database.execute("PRAGMA page_count").fetchone()

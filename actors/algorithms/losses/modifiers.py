@@ -1,6 +1,6 @@
-"""Switches that combine with any loss: inference correction, entropy quantile, off-policy mask, KL, entropy bonus.
+"""Modifiers that combine with any loss: inference correction, entropy quantile, off-policy mask, KL, entropy bonus.
 
-Correction and masks act on the loss alone. The reference KL and the entropy bonus are added afterwards, so no switch
+Correction and masks act on the loss alone. The reference KL and the entropy bonus are added afterwards, so no modifier
 has an effect on them (TRL's convention), unless `reference.switches` is `apply`.
 """
 
@@ -18,7 +18,7 @@ Sums = dict[str, Tensor]
 
 
 def with_weights(inputs: LossInputs, objective: ObjectiveConfig, sums: Sums) -> LossInputs:
-    """Return the inputs with correction weights and high-entropy mask, if these switches are set and not ignored."""
+    """Return the inputs with correction weights and high-entropy mask, if these modifiers are set and not ignored."""
     if objective.correction is not None and "correction" not in objective.loss.ignores:
         inputs = replace(inputs, correction_T=correction_weights(inputs, objective.correction, sums))
     if objective.top_entropy_quantile < 1:

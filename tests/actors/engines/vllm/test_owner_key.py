@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines.vllm.inside.grpo_actors_door import HEADER, KEY_VARIABLE, MIDDLEWARE, Door
+from actors.engines.vllm.inside.grpo_actors_owner_key import HEADER, KEY_VARIABLE, MIDDLEWARE, OwnerKeyMiddleware
 from actors.engines.vllm.process import command, environment
 from tests.actors.engines.vllm.test_process import engine, model
 
@@ -32,7 +32,7 @@ async def knock(method: str, path: str, key: str | None, monkeypatch: pytest.Mon
 
     headers = [] if key is None else [(HEADER.encode(), key.encode())]
     scope = {"type": "http", "method": method, "path": path, "headers": headers}
-    await Door(app)(scope, None, send)
+    await OwnerKeyMiddleware(app)(scope, None, send)
     return app.served, answers
 
 
@@ -43,7 +43,7 @@ async def knock(method: str, path: str, key: str | None, monkeypatch: pytest.Mon
 async def test_whoever_only_samples_or_looks_needs_no_key(
     method: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As without the door."""
+    """As without the middleware."""
     assert await knock(method, path, None, monkeypatch) == (1, [])
 
 

@@ -3,8 +3,8 @@
 import pytest
 import structlog
 
-from actors.telemetry import attempts
-from actors.telemetry.attempts import Attempts
+from actors.telemetry import retrying_writer
+from actors.telemetry.retrying_writer import RetryingWriter
 from actors.telemetry.writer import WriteError
 
 
@@ -20,9 +20,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """What `Attempts` takes for the time."""
+    """What `RetryingWriter` takes for the time."""
     made = Clock()
-    monkeypatch.setattr(attempts, "time", made)
+    monkeypatch.setattr(retrying_writer, "time", made)
     return made
 
 
@@ -34,7 +34,7 @@ def full():
 def test_file_that_failed_is_left_alone_for_a_second_and_others_are_not(clock):
     """Tried at 100 and at 101 s, not between; another file is written meanwhile."""
     tried = []
-    writes = Attempts(lambda: tried.append(clock.now))
+    writes = RetryingWriter(lambda: tried.append(clock.now))
     for clock.now in (100.0, 100.5, 101.0):
         assert not writes.write("metrics.jsonl", full)
         assert writes.write("evals.jsonl", lambda: None)
@@ -47,7 +47,7 @@ def test_file_that_failed_is_left_alone_for_a_second_and_others_are_not(clock):
 
 def test_failures_are_told_every_ten_seconds_in_words(clock):
     """40 s without room for two files: told at 100 (the first), 110, 120, 130, with paths, reasons, and what to do."""
-    writes = Attempts(lambda: None)
+    writes = RetryingWriter(lambda: None)
     with structlog.testing.capture_logs() as told:
         for clock.now in range(100, 140):
             writes.write("metrics.jsonl", full)
@@ -62,4 +62,4 @@ def test_failures_are_told_every_ten_seconds_in_words(clock):
 def test_error_that_is_not_of_the_file_is_not_swallowed(clock):
     """A tracker that can't be reached raises an OSError too; it is none of ours."""
     with pytest.raises(ConnectionError):
-        Attempts(lambda: None).write("metrics.jsonl", lambda: (_ for _ in ()).throw(ConnectionError()))
+        RetryingWriter(lambda: None).write("metrics.jsonl", lambda: (_ for _ in ()).throw(ConnectionError()))

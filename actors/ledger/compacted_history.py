@@ -1,7 +1,7 @@
-"""Compacted history of the ledger: counts and ranges of ordinals instead of rows (P21: old rows are folded).
+"""Compacted history of the ledger: counts and ranges of ordinals instead of rows (P21: old rows are compacted).
 
 A run of weeks has millions of ordinals, and no rollback reaches all but the last few thousand. Trained and dropped
-ordinals of the steps up to the oldest kept checkpoint are folded into ranges. The ranges have few gaps, since every
+ordinals of the steps up to the oldest kept checkpoint are compacted into ranges. The ranges have few gaps, since every
 ordinal is trained or dropped in the end.
 """
 
@@ -49,15 +49,15 @@ class Ranges:
 
 
 @dataclass
-class Folded:
-    """Summary of all folded steps."""
+class CompactedHistory:
+    """Summary of all compacted steps."""
 
     step: int = 0
-    """Newest folded step; 0: none."""
+    """Newest compacted step; 0: none."""
     chain: str = START
     """Chain of witnesses (P20) after `step`."""
     finished: Ranges = field(default_factory=Ranges)
-    """Train ordinals trained by the folded steps, or reported by them as dropped."""
+    """Train ordinals trained by the compacted steps, or reported by them as dropped."""
     trained: int = 0
     """Number of trained ordinals."""
     trained_twice: int = 0
@@ -68,7 +68,7 @@ class Folded:
     """Number of dropped ordinals, by purpose and reason."""
 
     def take(self, step: Step) -> list[int]:
-        """Fold the next step; return the ordinals trained or reported as dropped by the step."""
+        """Compact the next step; return the ordinals trained or reported as dropped by the step."""
         gone = [*step.ordinals, *(drop.ordinal for drop in step.dropped)]
         self.step, self.chain = step.step, step.chain
         self.trained += len(step.ordinals)
@@ -81,8 +81,8 @@ class Folded:
         return self.__dict__ | {"finished": self.finished.bounds}
 
     @classmethod
-    def of(cls, record: dict[str, Any] | None) -> "Folded":
-        """Rebuild from `record` after JSON; None: nothing is folded."""
+    def of(cls, record: dict[str, Any] | None) -> "CompactedHistory":
+        """Rebuild from `record` after JSON; None: nothing is compacted."""
         if record is None:
             return cls()
         # JSON has made lists of tuples and plain dicts of counters
@@ -91,7 +91,7 @@ class Folded:
         return cls(**record | {"finished": finished, "dropped": dropped})
 
     def counts(self) -> dict[tuple[str, str, str | None], int]:
-        """Return the number of folded ordinals by (purpose, state, reason), like `LedgerReader.counts`."""
+        """Return the number of compacted ordinals by (purpose, state, reason), like `LedgerReader.counts`."""
         counts: dict[tuple[str, str, str | None], int] = {
             ("train", "durable", None): self.trained,
             ("eval", "settled", None): self.evaluated,

@@ -18,7 +18,7 @@ TELL_SECONDS = 10.0
 """Shortest time between two log lines about failed writes."""
 
 
-class Attempts:
+class RetryingWriter:
     """Writer with retries, and the current problems of all files.
 
     Args:

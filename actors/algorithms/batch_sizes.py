@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class BatchWords:
+class TrlBatchSizes:
     """Batch sizes under the keys of TRL and ms-swift.
 
     generation_batch_size and steps_per_generation give the same size; either may be left out. Without both, a
@@ -39,50 +39,50 @@ class BatchWords:
     """Passes over each generation (μ)."""
 
 
-def our_keys(words: BatchWords) -> dict[str, int]:
+def our_keys(sizes: TrlBatchSizes) -> dict[str, int]:
     """Return the keys of a run's configuration that give the same batches, as `section.key` → value.
 
     Raises:
         ConfigError: the sizes do not divide each other; the message names the keys and the valid values.
     """
-    per_pass = words.per_device_train_batch_size * words.world_size
-    generation, update = _generation_batch_size(words, per_pass), per_pass * words.gradient_accumulation_steps
-    _check_divides("generation_batch_size", generation, words.num_generations)
+    per_pass = sizes.per_device_train_batch_size * sizes.world_size
+    generation, update = _generation_batch_size(sizes, per_pass), per_pass * sizes.gradient_accumulation_steps
+    _check_divides("generation_batch_size", generation, sizes.num_generations)
     # several updates per generation, or several generations accumulated in one update
     if generation % update and update % generation:
         raise ConfigError(
             f"generation_batch_size: {generation} must be a multiple of the {update} completions of an optimizer "
             "update, or divide them"
         )
-    if update > generation and words.num_iterations > 1:
+    if update > generation and sizes.num_iterations > 1:
         raise ConfigError(
-            f"num_iterations: {words.num_iterations} with {update // generation} generations in one optimizer "
+            f"num_iterations: {sizes.num_iterations} with {update // generation} generations in one optimizer "
             "step would use each of them several times in it; take num_iterations 1, or a larger generation"
         )
     return {
-        "rollout.group_size": words.num_generations,
+        "rollout.group_size": sizes.num_generations,
         # an update over several generations is a larger step here
-        "packer.groups_per_step": max(generation, update) // words.num_generations,
+        "packer.groups_per_step": max(generation, update) // sizes.num_generations,
         "packer.max_async_level": 0,
-        "trainer.num_ranks": words.world_size,
-        "trainer.num_iterations": words.num_iterations,
+        "trainer.num_ranks": sizes.world_size,
+        "trainer.num_iterations": sizes.num_iterations,
         "trainer.num_minibatches": max(generation // update, 1),
     }
 
 
-def _generation_batch_size(words: BatchWords, per_pass: int) -> int:
+def _generation_batch_size(sizes: TrlBatchSizes, per_pass: int) -> int:
     # TRL's default: steps_per_generation = gradient_accumulation_steps
-    by_steps = per_pass * (words.steps_per_generation or words.gradient_accumulation_steps)
-    given = words.generation_batch_size
+    by_steps = per_pass * (sizes.steps_per_generation or sizes.gradient_accumulation_steps)
+    given = sizes.generation_batch_size
     if given is None:
         return by_steps
     if given % per_pass:
         raise ConfigError(
             f"generation_batch_size: {given} is no multiple of per_device_train_batch_size × world size = {per_pass}"
         )
-    if words.steps_per_generation is not None and given != by_steps:
+    if sizes.steps_per_generation is not None and given != by_steps:
         raise ConfigError(
-            f"generation_batch_size: {given} contradicts steps_per_generation {words.steps_per_generation}, which "
+            f"generation_batch_size: {given} contradicts steps_per_generation {sizes.steps_per_generation}, which "
             f"makes {by_steps}; leave one of them out"
         )
     return given

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.pools import PoolsConfig
+from schemas.config.difficulty_pools import DifficultyPoolsConfig
 
 Keys = NDArray[np.uint64]
 """Keys of an environment's examples, (N,), by index of the example."""
-ASIDE = ("easy", "hard")
+FILTERED_POOLS = ("easy", "hard")
 """Pools of examples that are not drawn."""
 NORMAL = "normal"
 """Pool of examples that are drawn."""
 
 
-def pool_key(task: str, prompt: Any, columns: Mapping[str, Any], hash_keys: Sequence[str]) -> int:
+def difficulty_pool_key(task: str, prompt: Any, columns: Mapping[str, Any], hash_keys: Sequence[str]) -> int:
     """Return the key of an example: the first 64 bits of a sha256 over its parts named in hash_keys.
 
     Examples with equal keys count as the same example.
@@ -47,7 +47,7 @@ def pool_key(task: str, prompt: Any, columns: Mapping[str, Any], hash_keys: Sequ
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")
 
 
-def pool_of(mean_reward: float, config: PoolsConfig) -> str:
+def pool_of(mean_reward: float, config: DifficultyPoolsConfig) -> str:
     """Return the pool of an example from the mean reward of its newest group."""
     if config.easy_threshold is not None and mean_reward >= config.easy_threshold:
         return "easy"
@@ -56,7 +56,7 @@ def pool_of(mean_reward: float, config: PoolsConfig) -> str:
     return NORMAL
 
 
-class Pools:
+class DifficultyPools:
     """Pools of all environments.
 
     Args:
@@ -65,7 +65,7 @@ class Pools:
         stored: pool by key (hex), the result of all `take_changes` of the run so far.
     """
 
-    def __init__(self, config: PoolsConfig, keys: Sequence[Keys | None], stored: Mapping[str, str]) -> None:
+    def __init__(self, config: DifficultyPoolsConfig, keys: Sequence[Keys | None], stored: Mapping[str, str]) -> None:
         self._config, self._keys = config, list(keys)
         known = set[int]().union(*(mine.tolist() for mine in keys if mine is not None))
         # keys that the data no longer has are forgotten: a changed hash_keys empties all pools

@@ -1,7 +1,7 @@
-"""Door in front of an owned server: only the owning actor may change the server or its weights.
+"""Key of the owner in front of an owned server: only the owning actor may change the server or its weights.
 
 vLLM's development endpoints are open to everybody who reaches the port, even with an API key set. A swap of weights
-through these endpoints keeps the label on answers, so nobody would notice; the door refuses it. Sampling stays
+through these endpoints keeps the label on answers, so nobody would notice; the middleware refuses it. Sampling stays
 open. Imports only the standard library.
 """
 
@@ -11,9 +11,9 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-KEY_VARIABLE = "GRPO_ACTORS_DOOR_KEY"
+KEY_VARIABLE = "GRPO_ACTORS_OWNER_KEY"
 HEADER = "x-grpo-actors-key"
-MIDDLEWARE = "grpo_actors_door.Door"
+MIDDLEWARE = "grpo_actors_owner_key.OwnerKeyMiddleware"
 """Value for `vllm serve --middleware`."""
 READS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
 SAMPLES = frozenset(
@@ -25,7 +25,7 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Door:
+class OwnerKeyMiddleware:
     """ASGI middleware: passes on open requests and requests with the owner's key."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:

@@ -6,7 +6,7 @@ from schemas.config.base import Section
 from schemas.config.resume_classes import Free
 
 
-class PoolsConfig(Section):
+class DifficultyPoolsConfig(Section):
     """Difficulty pools (Surogate, prime-rl: buffer): easy and hard examples are set aside and not sampled again.
 
     The mean reward of an example's newest group decides. Examples of generated environments never repeat, so pools do
@@ -27,7 +27,7 @@ class PoolsConfig(Section):
     of this list empties all pools."""
 
     @model_validator(mode="after")
-    def _thresholds_in_order(self) -> "PoolsConfig":
+    def _thresholds_in_order(self) -> "DifficultyPoolsConfig":
         if self.easy_threshold is None and self.hard_threshold is None:
             raise ValueError("easy_threshold or hard_threshold is needed, else nothing is ever set aside")
         both = self.easy_threshold is not None and self.hard_threshold is not None

@@ -7,7 +7,7 @@ import pytest
 from schemas.config import check_tree
 from schemas.config.keys import paths
 from schemas.config.run import RunConfig
-from schemas.config.words import TRL_WORDS
+from schemas.config.trl_names import TRL_NAMES
 from schemas.errors import ConfigError
 
 
@@ -43,8 +43,8 @@ def test_a_word_of_trl_is_answered_with_the_key_here(section: str, word: str, ou
 def test_every_key_that_is_named_exists() -> None:
     """A renamed one would be advised in vain; no word is a key of ours at the same place."""
     known = {path for path, _ in paths([RunConfig])}
-    assert [key for keys in TRL_WORDS.values() for key in keys if key not in known] == []
-    assert [word for word in TRL_WORDS if word in known] == []
+    assert [key for keys in TRL_NAMES.values() for key in keys if key not in known] == []
+    assert [word for word in TRL_NAMES if word in known] == []
 
 
 def test_a_slip_is_still_answered_with_the_nearest_key() -> None:

@@ -1,6 +1,6 @@
 """Keys of TRL's GRPOConfig and TrainingArguments, with the keys here of the same effect (docs/algorithms.md)."""
 
-TRL_WORDS = {
+TRL_NAMES = {
     "model_name_or_path": ("model.path",),
     "num_generations": ("rollout.group_size",),
     "max_completion_length": ("rollout.max_tokens",),

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from actors.algorithms.batch_words import BatchWords, our_keys
+from actors.algorithms.batch_sizes import TrlBatchSizes, our_keys
 from schemas.errors import ConfigError
 
 
 def keys(**given: Any) -> tuple[int, ...]:
     """groups_per_step, num_minibatches, group_size, num_ranks, num_iterations."""
-    found = our_keys(BatchWords(**{"per_device_train_batch_size": 8, "num_generations": 8} | given))
+    found = our_keys(TrlBatchSizes(**{"per_device_train_batch_size": 8, "num_generations": 8} | given))
     assert found["packer.max_async_level"] == 0
     names = ("packer.groups_per_step", "trainer.num_minibatches", "rollout.group_size", "trainer.num_ranks")
     return *(found[name] for name in names), found["trainer.num_iterations"]
