@@ -46,7 +46,9 @@ class Curriculum:
         An environment with all examples set aside gets all of them back. A run that continues on too easy examples
         shows in its rewards, while a run that stops at night is lost time.
         """
-        environment = self._draw_environment() if len(self.counts) > 1 else 0
+        # a generator per draw, seeded by the number of draws so far: no generator state has to be committed
+        rng = random.Random(f"{self._seed} {sum(self.counts)}")
+        environment = rng.choices(range(len(self._weights)), self._weights)[0] if len(self.counts) > 1 else 0
         if self.pools is not None and self.pools.is_exhausted(environment):
             self._given_back.append((environment, self.pools.give_back(environment)))
         index = self._next_index(environment)
@@ -71,8 +73,3 @@ class Curriculum:
             order = np.random.default_rng([self._seed, environment, epoch]).permutation(size)
             self._orders[environment] = (epoch, order)
         return int(order[position])
-
-    def _draw_environment(self) -> int:
-        # a generator per draw, so that no generator state has to be committed
-        rng = random.Random(f"{self._seed} {sum(self.counts)}")
-        return rng.choices(range(len(self._weights)), self._weights)[0]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from actors.algorithms.advantages.group import ran_out
 from schemas.config.actors import PackerConfig, RewardConfig
-from schemas.config.filters import CompletionFilterConfig, GibberishFilterConfig, RepetitionFilterConfig
+from schemas.config.filters import GibberishFilterConfig, RepetitionFilterConfig
 from schemas.messages import RolloutGroup
 
 Bools = NDArray[np.bool_]
@@ -59,19 +59,19 @@ def filter_completions(group: RolloutGroup, config: RewardConfig, vocab_size: in
     found = {"truncated": ran_out(group)}
     masked_G = found["truncated"] & config.mask_truncated_completions
     for one in config.filters:
-        found_G = np.array([_finds(one, vocab_size, *tokens) for tokens in _sampled(group)], np.bool_)
+        found_G = np.array(
+            [
+                is_gibberish(token_ids_T, logprobs_T, one, vocab_size)
+                if isinstance(one, GibberishFilterConfig)
+                else is_repetition(logprobs_T, one)
+                for token_ids_T, logprobs_T in _sampled(group)
+            ],
+            np.bool_,
+        )
         # with several filters of a type, a completion counts once
         found[one.type] = found.get(one.type, False) | found_G
         masked_G |= found_G & one.enforce
     return found, masked_G
-
-
-def _finds(
-    config: CompletionFilterConfig, vocab_size: int, token_ids_T: NDArray[np.int32], logprobs_T: NDArray[np.float32]
-) -> bool:
-    if isinstance(config, GibberishFilterConfig):
-        return is_gibberish(token_ids_T, logprobs_T, config, vocab_size)
-    return is_repetition(logprobs_T, config)
 
 
 def _sampled(group: RolloutGroup) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:

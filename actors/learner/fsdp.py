@@ -95,7 +95,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
     # the returned view is never changed in place: `TokenLogprobs` has its values by then
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for module in (*loading.layers_of(model), model):  # inner modules first: the outer one takes what is left
+    for module in (*loading.layers_of(model), model):  # inner modules first: the model takes the rest
         sharded: Any = fully_shard(module, mesh=mesh)
         sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks
         # plain sums: for another factor torch takes NCCL's PREMUL_SUM, which gloo does not have

@@ -150,7 +150,7 @@ class TorchLearner:
         """Join the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
         self._parallelism.join(self.model, self._device, ranks, shall_wait)
         if self._parallelism.sharded:
-            # spread parameters are new objects, so the optimizer starts anew, and gets its state from the checkpoint
+            # spread parameters are new objects, so the optimizer is made again; its state comes from the checkpoint
             self._trainable = [p for p in self.model.parameters() if p.requires_grad]
             self._optimizer = make_optimizer(self.model, self._config.trainer)
             if self._restored_from is not None:

@@ -64,7 +64,7 @@ def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
     """Return the results of an evaluation by environment.
 
     An unscorable completion counts as no match, and is left out of the mean reward. A value is None, not 0, if no
-    completion could be scored. The last function of each group is `eval.exact_match` (see `actors.reward.loop`).
+    completion could be scored. The last function of each group is `eval.exact_match`.
     """
     results: EvalResults = {}
     for label in dict.fromkeys(group.environment for group in groups):

@@ -14,16 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
-from actors.algorithms.advantages import StepRewards, check_advantages
-from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, StartOverError
-from actors.reward.constant_rewards import ConstantRewards
 from actors.reward.errors import RewardError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
-from actors.reward.scorer import Scorer
+from actors.reward.group_scorer import GroupScorer
 from actors.telemetry.metrics import Metrics
 from bus import threads
 from bus.counts import EdgeCounts
@@ -38,12 +34,10 @@ log = structlog.get_logger("reward")
 
 POLL_SECONDS = 0.05
 """Longest wait for a group; the directive is looked at this often."""
-UNSCORABLE_WORTH_SAYING_SECONDS = 60.0
-"""Shortest time between two warnings about groups to which no function applies."""
 
 
 @dataclass
-class _Held:
+class HeldGroup:
     """State of a group from arrival to release. All times are monotonic, in seconds."""
 
     group: RolloutGroup
@@ -82,27 +76,18 @@ class RewardActor:
         steps: StepReward | None = None,
         custom: AdvantageFunction | None = None,
     ) -> None:
-        self._config, self._metrics = config, metrics
-        # the last row of an evaluation is exact_match, which is measured and not part of the reward
-        self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
-        weights_F = np.array([one.weight for one in rewards])
-        self._rules = ScoringRules(config.reward, weights_F, [one.shaping for one in rewards], vocab_size)
-        self._steps, self._custom = steps, custom
-        reward, num_threads = config.reward, config.reward.max_concurrent_groups
-        # each group calls its functions at the same time; evaluations call the most
-        num_calls = num_threads * len(self._rewards["eval"])
-        self._scorer = Scorer(reward.timeout, num_calls, reward.timeout_retries, reward.on_timeout, self._note_late)
-        self._executor = threads.Workers(num_threads, "score")
+        self._config, self.metrics = config, metrics
+        self._scorer = GroupScorer(config.reward, name, metrics, rewards, exact_match, vocab_size, steps, custom)
+        self._executor = threads.Workers(config.reward.max_concurrent_groups, "score")
         self._unusable: ConfigError | None = None
         """Configuration error found while scoring; raised by the main loop, which ends the process."""
         self._worn_out = ""
         """Reason to start over; empty while this process can score."""
         self._num_scored = 0
-        self._constant_rewards = ConstantRewards()
         self._shown: set[tuple[str, ...]] = set()
         """Origins of user errors whose traceback has been logged; each is logged once."""
-        self._said_unscorable_at = -UNSCORABLE_WORTH_SAYING_SECONDS
-        self._held: dict[tuple[int, int], _Held] = {}
+        self.held: dict[tuple[int, int], HeldGroup] = {}
+        """Groups from arrival to release, by ordinal and attempt."""
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._packer: Outbox | None = None
@@ -128,7 +113,7 @@ class RewardActor:
         """
         self._report(starting={"phase": "running", "metrics_url": metrics_url, "address": self._inbox.address})
         try:
-            while not self._follow():
+            while not self.follow():
                 # before the first directive the run of the groups that arrive is unknown: they stay in the socket
                 if not self._fence.run:
                     self.membership.wait(POLL_SECONDS)
@@ -137,23 +122,27 @@ class RewardActor:
                 # read all that has come before looking at the directive again: a group that waits here is in no
                 # heartbeat
                 while message is not None:
-                    self._take(message)
+                    self.take(message)
                     message = self._inbox.receive(0)
         finally:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            self._scorer.runner.close()
-            self.membership.close()
-            self._inbox.close()
-            with self._sending:  # worker threads may be about to send
-                if self._packer is not None:
-                    self._packer.close()
-                self._packer = None
+            self.close()
+
+    def close(self) -> None:
+        """Stop the worker threads without waiting, and close all sockets."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._scorer.close()
+        self.membership.close()
+        self._inbox.close()
+        with self._sending:  # worker threads may be about to send
+            if self._packer is not None:
+                self._packer.close()
+            self._packer = None
 
     def drain(self) -> None:
         """Take no new groups, and exit once all groups are released or the drain time is over. Thread-safe."""
         self._drain.begin()
 
-    def _follow(self) -> bool:
+    def follow(self) -> bool:
         """Follow the newest directive. Return True when the actor shall exit."""
         if self._unusable is not None:
             raise self._unusable
@@ -162,14 +151,14 @@ class RewardActor:
             self._fence.follow(directive.run, directive.term)
             with self._lock:
                 for ordinal, attempt in directive.release.tolist():
-                    self._held.pop((ordinal, attempt), None)
+                    self.held.pop((ordinal, attempt), None)
             self._connect(directive)
         self._send_waiting()
         self._report()
         self._start_over_when_worn_out()
         self._start_over_when_used_up()
         done = directive is not None and directive.phase == "done"
-        return done or self._drain.may_leave(holds_work=bool(self._held))
+        return done or self._drain.may_leave(holds_work=bool(self.held))
 
     def _start_over_when_worn_out(self) -> None:
         """Drain and start over once calls that never return have taken the threads of this process.
@@ -183,7 +172,7 @@ class RewardActor:
         if self._worn_out:
             self._drain.begin()
             with self._lock:
-                untold = any(held.failure or held.scored for held in self._held.values())
+                untold = any(held.failure or held.scored for held in self.held.values())
             # groups without a result hold nothing up: their functions may never return
             if self._drain.may_leave(holds_work=untold):
                 raise StartOverError(self._worn_out)
@@ -200,7 +189,7 @@ class RewardActor:
         limit = self._config.reward.max_groups_per_process
         if limit and self._num_scored >= limit:
             self._hand_over.begin()
-        if self._hand_over.may_leave(holds_work=bool(self._held)) and not self._drain:
+        if self._hand_over.may_leave(holds_work=bool(self.held)) and not self._drain:
             raise StartOverError(
                 f"{self._num_scored} groups have been scored here (reward.max_groups_per_process {limit})"
             )
@@ -215,7 +204,8 @@ class RewardActor:
             self._packer = Outbox("scored", directive.packer_address, self._config.bus, self.membership.name)
             self._term = directive.term
 
-    def _take(self, message: object) -> None:
+    def take(self, message: object) -> None:
+        """Hold a group and hand it to a worker thread. Drop other messages, copies of held groups, and other runs'."""
         # ScoredGroup is a subclass of RolloutGroup, but belongs to the packer
         if not isinstance(message, RolloutGroup) or isinstance(message, ScoredGroup):
             log.warning("unexpected message", kind=getattr(message, "kind", type(message).__name__))
@@ -225,23 +215,23 @@ class RewardActor:
             return
         key = (message.ordinal, message.attempt)
         with self._lock:
-            if key in self._held:  # a copy, sent again before the sender knew that the group is here
+            if key in self.held:  # a copy, sent again before the sender knew that the group is here
                 return
-            held = self._held[key] = _Held(message)
+            held = self.held[key] = HeldGroup(message)
         point("reward.taken")
         self._executor.run(self._score, held)
 
-    def _score(self, held: _Held) -> None:
+    def _score(self, held: HeldGroup) -> None:
         """Score a group, in a worker thread. Every outcome becomes a scored group, or a failure reported to the packer.
 
         A group released while waiting for a thread is skipped: it is settled elsewhere, and functions may cost money.
         """
         group, started = held.group, time.monotonic()
         with self._lock:
-            if self._held.get((group.ordinal, group.attempt)) is not held:
+            if self.held.get((group.ordinal, group.attempt)) is not held:
                 return
         try:
-            held.scored = self._scored(group)
+            held.scored = self._scorer.score(group)
             point("reward.scored")
         except ConfigError as error:
             self._unusable = error
@@ -254,85 +244,14 @@ class RewardActor:
             self._fail(held, "internal", f"{type(error).__name__}: {error}")
         else:
             self._num_scored += 1  # not exact without a lock, which a limit on leaks does not need
-            self._metrics.observe("grpo_reward_score_seconds", time.monotonic() - started)
-            self._metrics.count("grpo_reward_groups_total", purpose=group.purpose)
+            self.metrics.observe("grpo_reward_score_seconds", time.monotonic() - started)
+            self.metrics.count("grpo_reward_groups_total", purpose=group.purpose)
             self._send(held)
 
-    def _scored(self, group: RolloutGroup) -> ScoredGroup:
-        """Return the group with rewards and advantages: the user's functions first, then the pure part.
-
-        Raises:
-            RewardError, ConfigError: as `Scorer.score`.
-        """
-        rewards_FG = self._scorer.score(self._rewards[group.purpose], group)
-        steps, custom_1S = self._call_steps(group), self._call_custom(group, rewards_FG)
-        score = score_group(group, rewards_FG, self._rules, steps, custom_1S)
-        self._measure(group, rewards_FG, score)
-        return ScoredGroup(
-            **group.__dict__ | {"loss_mask": score.loss_mask_N},
-            scorer=self.membership.name,
-            reward_names=[reward.name for reward in self._rewards[group.purpose]],
-            rewards_FG=rewards_FG,
-            rewards_G=score.rewards_G,
-            advantages_G=score.advantages_G,
-            token_advantages=score.token_advantages_N,
-        )
-
-    def _call_steps(self, group: RolloutGroup) -> list[StepRewards] | None:
-        """Return the steps of each completion; None without a function of `reward.steps`, and for an evaluation."""
-        if self._steps is None or group.purpose == "eval":
-            return None
-        (steps,) = self._scorer.call([self._steps], group, required=False)
-        return steps or [[]] * group.num_completions  # None: the function was late, so no completion has steps
-
-    def _call_custom(self, group: RolloutGroup, rewards_FG: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Return the values of the user's advantage function; None if it is not configured or not needed."""
-        arguments = custom_arguments(group, rewards_FG, self._rules) if self._custom is not None else None
-        if self._custom is None or arguments is None:
-            return None
-        # required: nothing can stand in for an advantage, so a late function fails the attempt
-        (values,) = self._scorer.call([self._custom.on(*arguments)], group, required=True)
-        try:
-            return check_advantages(values, arguments[0].shape)
-        except (TypeError, ValueError) as error:
-            raise RewardError("reward_invalid", f"{self._custom.name} {error}") from error
-
-    def _measure(self, group: RolloutGroup, rewards_FG: NDArray[np.float64], score: GroupScore) -> None:
-        """Count and log the figures of a scored group."""
-        self._note_unscorable(group, int((~score.scored_G).sum()))
-        if group.purpose == "eval":
-            return
-        names = [reward.name for reward in self._rewards["train"]]
-        for words in self._constant_rewards.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
-            log.warning("reward function returns one value", detail=words)
-        for value in score.rewards_G[score.scored_G]:
-            self._metrics.observe("grpo_reward_value", float(value))
-        for name, found_G in score.found.items():
-            self._metrics.count("grpo_reward_filtered_completions_total", int(found_G.sum()), filter=name)
-        self._metrics.count("grpo_reward_masked_completions_total", int(score.masked_G.sum()))
-
-    def _note_late(self, group: RolloutGroup, words: str, outcome: str) -> None:
-        """Log and count late functions, with the outcome decided by the scorer."""
-        self._metrics.count("grpo_reward_timeouts_total", outcome=outcome)
-        log.warning("reward function late", ordinal=group.ordinal, detail=words, outcome=outcome)
-
-    def _note_unscorable(self, group: RolloutGroup, count: int) -> None:
-        """Count completions to which no function applied; warn, at most once a minute, if it is the whole group."""
-        self._metrics.count("grpo_reward_unscorable_completions_total", count, purpose=group.purpose)
-        now = time.monotonic()
-        if count == group.num_completions and now - self._said_unscorable_at >= UNSCORABLE_WORTH_SAYING_SECONDS:
-            self._said_unscorable_at = now
-            log.warning(
-                "nothing to learn from a group: every reward function returned None for every completion",
-                ordinal=group.ordinal,
-                environment=group.environment,
-                functions=[reward.name for reward in self._rewards["train"]],
-            )
-
-    def _fail(self, held: _Held, reason: str, detail: str, traceback_of: BaseException | None = None) -> None:
+    def _fail(self, held: HeldGroup, reason: str, detail: str, traceback_of: BaseException | None = None) -> None:
         ordinal = held.group.ordinal
         log.warning("group not scored", ordinal=ordinal, reason=reason, detail=detail, exc_info=traceback_of)
-        self._metrics.count("grpo_reward_failures_total", reason=reason)
+        self.metrics.count("grpo_reward_failures_total", reason=reason)
         held.failure = AttemptFailure(
             ordinal=held.group.ordinal, attempt=held.group.attempt, reason=reason, detail=limits.cut(detail)
         )
@@ -340,11 +259,11 @@ class RewardActor:
     def _send_waiting(self) -> None:
         """Send scored groups not sent to this term's packer yet, and groups unreleased for `resend_after`."""
         with self._lock:
-            waiting = [held for held in self._held.values() if held.scored is not None]
+            waiting = [held for held in self.held.values() if held.scored is not None]
         for held in waiting:
             self._send(held)
 
-    def _send(self, held: _Held) -> None:
+    def _send(self, held: HeldGroup) -> None:
         """Send a scored group unless this term's packer has it. Called by worker threads and by the bus thread."""
         with self._sending:
             now = time.monotonic()
@@ -365,14 +284,14 @@ class RewardActor:
 
     def _report(self, starting: dict[str, str] | None = None) -> None:
         with self._lock:
-            holds = np.array(sorted(self._held), np.int64).reshape(-1, 2)
-            load = sum(held.scored is None and held.failure is None for held in self._held.values())
-            failures = [held.failure for held in self._held.values() if held.failure][: limits.HEARTBEAT_FAILURES]
-        self._metrics.set("grpo_reward_held_groups", len(holds))
-        self._metrics.set("grpo_reward_queue_groups", load)
+            holds = np.array(sorted(self.held), np.int64).reshape(-1, 2)
+            load = sum(held.scored is None and held.failure is None for held in self.held.values())
+            failures = [held.failure for held in self.held.values() if held.failure][: limits.HEARTBEAT_FAILURES]
+        self.metrics.set("grpo_reward_held_groups", len(holds))
+        self.metrics.set("grpo_reward_queue_groups", load)
         said = {"holds": holds, "load": load, "failures": failures}
         said |= {"calls": self._scorer.runner.num_calls, "late_calls": self._scorer.runner.num_late}
-        said |= {"notes": self._constant_rewards.words[: limits.HEARTBEAT_NOTES]}
+        said |= {"notes": self._scorer.notes[: limits.HEARTBEAT_NOTES]}
         if starting is not None:
             self.membership.start(**said, **starting)
         else:

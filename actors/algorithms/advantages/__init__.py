@@ -134,7 +134,7 @@ def with_step_advantages(groups: Sequence[ScoredGroup], reward: RewardConfig) ->
     # advantages of the other levels came with the groups
     if reward.advantage.level == "step":
         weights_F = np.array([function.weight for function in reward.functions])
-        # shaped anew from what functions returned: a scored group carries no shaped values
+        # shaped again from the raw values: a scored group does not carry the shaped ones
         rewards = [
             GroupRewards(g.rewards_G, g.lengths_G, shape_functions(g.rewards_FG, reward.functions), weights_F)
             for g in groups

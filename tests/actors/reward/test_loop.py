@@ -13,13 +13,13 @@ import actors.process.membership
 from actors.packer.settings import settings_of
 from actors.process.membership import StartOverError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
-from actors.reward.loop import RewardActor, _Held
+from actors.reward.loop import RewardActor
+from actors.reward.runner import FunctionRunner
 from actors.telemetry.metrics import Metrics
-from bus.data import Outbox
 from schemas import limits
 from schemas.config.data import ShapingConfig
 from schemas.errors import ConfigError
-from schemas.messages import RolloutGroup
+from schemas.messages import RewardDirective, RolloutGroup
 from tests.ring.harness import ring_config, wait_until
 
 
@@ -59,9 +59,22 @@ def make_actor(tmp_path):
 
     yield make
     for actor in made:
-        actor._executor.shutdown()
-        actor._scorer.runner.close()
-        actor._inbox.close()
+        actor.close()
+
+
+@pytest.fixture
+def tell(monkeypatch):
+    """Gives an actor a directive of the groups' run, whose packer is away."""
+
+    def told(actor: RewardActor) -> None:
+        release = np.zeros((0, 2), np.int64)
+        state = RewardDirective.model_construct(
+            run="r", term=1, phase="running", packer_address="inproc://nobody", release=release
+        )
+        monkeypatch.setattr(actor.membership, "latest", lambda: state)
+        assert actor.follow() is False
+
+    return told
 
 
 @pytest.fixture
@@ -72,8 +85,8 @@ def actor(make_actor):
 
 def test_train_group_gets_weighted_rewards_and_advantages(actor):
     """2·1 + 0·1 = 2 and 2·2 + 0·1 = 4, so the advantages around their mean 3 are −1 and 1."""
-    actor._take(group())
-    held = actor._held[0, 1]
+    actor.take(group())
+    held = actor.held[0, 1]
     scored = wait_until(lambda: held.scored, "scored")
     assert scored.reward_names == ["lengths", "ones"]
     assert scored.rewards_FG.tolist() == [[1.0, 2.0], [1.0, 1.0]]
@@ -83,20 +96,20 @@ def test_train_group_gets_weighted_rewards_and_advantages(actor):
 
 def test_eval_group_is_measured_by_exact_match_besides(actor):
     """The last row of an evaluation is exact_match; it is no part of the reward."""
-    actor._take(group("eval"))
-    scored = wait_until(lambda: actor._held[-1, 1].scored, "scored")
+    actor.take(group("eval"))
+    scored = wait_until(lambda: actor.held[-1, 1].scored, "scored")
     assert scored.reward_names == ["lengths", "ones", "exact_match"]
     assert scored.rewards_G.tolist() == [2.0, 4.0]
 
 
 def test_second_copy_of_a_held_group_is_not_scored_again(actor):
     """A rollout that sends again what this actor holds costs nothing (P13)."""
-    actor._take(group())
-    first = actor._held[0, 1]
+    actor.take(group())
+    first = actor.held[0, 1]
     wait_until(lambda: first.scored, "scored")
-    actor._take(group())
-    assert actor._held == {(0, 1): first}
-    assert actor._metrics.registry.get_sample_value("grpo_reward_groups_total", {"purpose": "train"}) == 1.0
+    actor.take(group())
+    assert actor.held == {(0, 1): first}
+    assert actor.metrics.registry.get_sample_value("grpo_reward_groups_total", {"purpose": "train"}) == 1.0
 
 
 def test_group_that_is_released_before_its_turn_is_not_scored(make_actor):
@@ -110,33 +123,32 @@ def test_group_that_is_released_before_its_turn_is_not_scored(make_actor):
         return [1.0] * len(completions)
 
     actor = make_actor(NamedReward("gated", 1.0, {}, gated), max_concurrent_groups=1)
-    actor._take(group())
+    actor.take(group())
     assert begun.wait(10.0)
-    actor._take(group().model_copy(update={"ordinal": 1, "prompt": "released"}))
-    del actor._held[1, 1]
+    actor.take(group().model_copy(update={"ordinal": 1, "prompt": "released"}))
+    del actor.held[1, 1]
     gate.set()
-    wait_until(lambda: actor._held[0, 1].scored, "the first is scored")
-    actor._executor.shutdown()
-    assert called == ["p"]
+    scored_by(actor, group().model_copy(update={"ordinal": 2, "prompt": "after it"}))
+    assert called == ["p", "after it"]
 
 
-def test_group_of_another_run_is_dropped_and_counted(actor):
+def test_group_of_another_run_is_dropped_and_counted(actor, tell):
     """A rollout of another run has this one's old address; the group's numbers are those of one of ours (P1)."""
-    actor._fence.follow("r", 1)
-    actor._take(group().model_copy(update={"run": "another run"}))
-    assert actor._held == {}
-    assert actor._inbox.counts.dropped["foreign_run"] == 1
-    actor._take(group())
-    assert list(actor._held) == [(0, 1)]
+    tell(actor)
+    actor.take(group().model_copy(update={"run": "another run"}))
+    assert actor.held == {}
+    assert [edge.dropped["foreign_run"] for edge in actor.edges if edge.edge == "groups"] == [1]
+    actor.take(group())
+    assert list(actor.held) == [(0, 1)]
 
 
 def test_message_of_another_kind_is_dropped(actor):
     """A scored group that comes in on the groups edge is not scored again."""
-    actor._take(group())
-    scored = wait_until(lambda: actor._held[0, 1].scored, "scored")
-    actor._held.clear()
-    actor._take(scored)
-    assert actor._held == {}
+    actor.take(group())
+    scored = wait_until(lambda: actor.held[0, 1].scored, "scored")
+    actor.held.clear()
+    actor.take(scored)
+    assert actor.held == {}
 
 
 def test_each_distinct_error_of_a_function_is_logged_with_its_traceback_once(make_actor):
@@ -150,8 +162,8 @@ def test_each_distinct_error_of_a_function_is_logged_with_its_traceback_once(mak
     actor = make_actor(NamedReward("judge", 1.0, {}, judge))
     with capture_logs() as lines:
         for i in range(4):
-            actor._take(group().model_copy(update={"ordinal": i, "columns": {"answer": i}}))
-            wait_until(lambda i=i: actor._held[i, 1].failure, "failed")
+            actor.take(group().model_copy(update={"ordinal": i, "columns": {"answer": i}}))
+            wait_until(lambda i=i: actor.held[i, 1].failure, "failed")
     assert [line["detail"].partition(" (")[0] for line in lines] == [f"judge raised KeyError: {i}" for i in range(4)]
     assert [isinstance(line["exc_info"], KeyError) for line in lines] == [True, False, True, False]
 
@@ -165,19 +177,18 @@ def test_group_that_no_function_scores_is_counted_and_said_but_not_each_time(mak
     actor = make_actor(NamedReward("picky", 1.0, {}, picky))
     with capture_logs() as lines:
         for i in range(3):
-            actor._take(group().model_copy(update={"ordinal": i, "columns": {"answer": i}}))
-            wait_until(lambda i=i: actor._held[i, 1].scored, "scored")
+            actor.take(group().model_copy(update={"ordinal": i, "columns": {"answer": i}}))
+            wait_until(lambda i=i: actor.held[i, 1].scored, "scored")
     assert [(line["ordinal"], line["environment"], line["functions"]) for line in lines] == [(1, "e", ["picky"])]
     sample = "grpo_reward_unscorable_completions_total"
-    assert actor._metrics.registry.get_sample_value(sample, {"purpose": "train"}) == 5.0
+    assert actor.metrics.registry.get_sample_value(sample, {"purpose": "train"}) == 5.0
 
 
 def test_column_that_would_replace_what_was_sampled_ends_the_actor_in_words(actor):
     """The mistake is in the data's layout, so no other group would fare better."""
-    actor._take(group().model_copy(update={"columns": {"answer": "bb", "completions": "of the data"}}))
-    wait_until(lambda: actor._unusable, "refused")
+    actor.take(group().model_copy(update={"columns": {"answer": "bb", "completions": "of the data"}}))
     with pytest.raises(ConfigError, match=r"environments\[\].path: e has a column 'completions'.*rename the column"):
-        actor._follow()
+        wait_until(actor.follow, "refused")
 
 
 def test_filtered_completions_are_counted_and_masked_and_their_rewards_stay_in_the_baseline(make_actor):
@@ -202,19 +213,19 @@ def test_evaluation_groups_are_not_filtered(make_actor):
 
 def scored_by(actor, taken):
     """The group as it goes to the packer."""
-    actor._take(taken)
-    return wait_until(lambda: actor._held[taken.ordinal, 1].scored, "scored")
+    actor.take(taken)
+    return wait_until(lambda: actor.held[taken.ordinal, 1].scored, "scored")
 
 
-def hold(actor):
-    """A group that the actor holds and has not begun with."""
-    held = actor._held[0, 1] = _Held(group())
-    return held
+def use_up(actor):
+    """One group is scored and counted."""
+    actor.take(group())
+    wait_until(lambda: value(actor, "grpo_reward_groups_total", purpose="train") == 1.0, "scored")
 
 
 def value(actor, metric, **labels):
     """Of a metric of this actor."""
-    return actor._metrics.registry.get_sample_value(metric, labels)
+    return actor.metrics.registry.get_sample_value(metric, labels)
 
 
 OWN = {"path": "mine:f"}
@@ -271,7 +282,7 @@ def test_mask_no_eos_with_zero_takes_the_reward_and_leaves_the_tokens(make_actor
     """1 and 2: the second was cut off. Its reward is in the mean, then it is 0; its tokens stay in the loss."""
     made = make_actor(NamedReward("l", 1.0, {}, lengths), advantage=advantage, mask_no_eos_with_zero=True)
     cut = group().model_copy(update={"finish_reasons": ["stop", "length"]})
-    scored = made._scored(cut)
+    scored = scored_by(made, cut)
     assert scored.advantages_N.tolist() == expected
     assert scored.loss_mask.tolist() == [1, 1, 1]
     assert scored.rewards_G.tolist() == [1.0, 2.0]
@@ -314,8 +325,8 @@ def test_bad_custom_advantage_fails_the_attempt_by_name(make_actor, function, re
     own = {"custom": AdvantageFunction("mine", 0.0, {}, function)}
     timeouts = {"timeout": 0.05, "timeout_retries": 0}
     actor = make_actor(NamedReward("f", 1.0, {}, lengths), own=own, advantage={"type": "custom"} | OWN, **timeouts)
-    actor._take(group())
-    failure = wait_until(lambda: actor._held[0, 1].failure, "failed")
+    actor.take(group())
+    failure = wait_until(lambda: actor.held[0, 1].failure, "failed")
     assert (failure.reason, failure.detail[: len(words)]) == (reason, words)
 
 
@@ -334,10 +345,10 @@ def test_function_that_is_late_is_called_again_counted_and_said(make_actor):
 
 
 @pytest.mark.parametrize("stages", ["rewards", "steps", "custom"])
-def test_packer_waits_as_long_as_scoring_may_take(make_actor, stages):
+def test_packer_waits_as_long_as_scoring_may_take(tmp_path, stages):
     """Each call as often as it is repeated: 2 · 3 s for the functions, as much again for steps and for custom."""
     own = {"steps": {"steps": OWN, "advantage": {"type": "gae"}}, "custom": {"advantage": {"type": "custom"} | OWN}}
-    config = make_actor(timeout=3.0, timeout_retries=1, **own.get(stages, {}))._config
+    config = ring_config(tmp_path, "inproc", reward={"timeout": 3.0, "timeout_retries": 1} | own.get(stages, {}))
     assert settings_of(config).reward_timeout == (6.0 if stages == "rewards" else 12.0)
 
 
@@ -346,12 +357,12 @@ def test_worn_out_process_leaves_when_what_it_has_scored_is_settled(make_actor, 
     monkeypatch.setattr(actors.process.membership, "FAREWELL_SECONDS", 0.0)
     actor = make_actor(NamedReward("f", 1.0, {}, lengths))
     scored_by(actor, group())
-    actor._worn_out = "used up"
-    actor._start_over_when_worn_out()
-    actor._held.clear()
+    monkeypatch.setattr(FunctionRunner, "worn_out", "used up")
+    assert actor.follow() is False
+    actor.held.clear()
     time.sleep(0.01)
     with pytest.raises(StartOverError, match="used up"):
-        actor._start_over_when_worn_out()
+        actor.follow()
 
 
 def test_used_up_process_leaves_no_group_behind_however_long_it_takes(make_actor, monkeypatch):
@@ -359,14 +370,14 @@ def test_used_up_process_leaves_no_group_behind_however_long_it_takes(make_actor
     now = time.monotonic()
     monkeypatch.setattr(actors.process.membership, "time", SimpleNamespace(monotonic=lambda: now))
     actor = make_actor(NamedReward("f", 1.0, {}, lengths), max_groups_per_process=1)
-    actor._score(hold(actor))
+    use_up(actor)
     for seconds in (0.0, 1.0, 30.0, 600.0):
         now += seconds
-        assert actor._follow() is False
-    assert actor.membership._client._fields["phase"] == "draining"
-    actor._held.clear()
+        assert actor.follow() is False
+    assert actor.membership.reported["phase"] == "draining"
+    actor.held.clear()
     with pytest.raises(StartOverError, match=r"1 groups have been scored here \(reward.max_groups_per_process 1\)"):
-        actor._follow()
+        actor.follow()
 
 
 def test_order_to_leave_is_obeyed_in_time_by_a_process_that_is_used_up(make_actor, monkeypatch):
@@ -374,24 +385,22 @@ def test_order_to_leave_is_obeyed_in_time_by_a_process_that_is_used_up(make_acto
     now = time.monotonic()
     monkeypatch.setattr(actors.process.membership, "time", SimpleNamespace(monotonic=lambda: now))
     actor = make_actor(NamedReward("f", 1.0, {}, lengths), max_groups_per_process=1)
-    actor._score(hold(actor))
-    assert actor._follow() is False
+    use_up(actor)
+    assert actor.follow() is False
     now += 900.0
     actor.drain()
     now += 19.0
-    assert actor._follow() is False
+    assert actor.follow() is False
     now += 2.0
-    assert actor._follow() is True
+    assert actor.follow() is True
 
 
-def test_group_that_the_packer_would_not_take_fails_its_attempt_in_words(actor, monkeypatch):
+def test_group_that_the_packer_would_not_take_fails_its_attempt_in_words(actor, tell, monkeypatch):
     """A scored group is larger than what came in: at the bound the attempt fails, and the actor goes on."""
+    tell(actor)
     monkeypatch.setattr(limits, "MESSAGE_BYTES", 100)
-    actor._packer = Outbox("scored", "inproc://nobody", actor._config.bus, "reward-0")
-    actor._term = 1
-    actor._take(group())
-    failure = wait_until(lambda: actor._held[0, 1].failure, "failed")
-    actor._packer.close()
+    actor.take(group())
+    failure = wait_until(lambda: actor.held[0, 1].failure, "failed")
     assert failure.reason == "too_large"
     assert "bytes, and 100 are the most that travel" in failure.detail
-    assert actor._held[0, 1].scored is None
+    assert actor.held[0, 1].scored is None

@@ -1,0 +1,146 @@
+"""From a sampled group to a scored one: the user's functions, then `score_group`, then figures for logs and metrics."""
+
+import time
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from actors.algorithms.advantages import StepRewards, check_advantages
+from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
+from actors.reward.constant_rewards import ConstantRewards
+from actors.reward.errors import RewardError
+from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
+from actors.reward.runner import FunctionRunner
+from actors.reward.scorer import Scorer
+from actors.telemetry.metrics import Metrics
+from schemas.config.actors import RewardConfig
+from schemas.messages import RolloutGroup, ScoredGroup
+
+log = structlog.get_logger("reward")
+
+UNSCORABLE_WORTH_SAYING_SECONDS = 60.0
+"""Shortest time between two warnings about groups to which no function applies."""
+
+
+class GroupScorer:
+    """Scorer of groups, for any number of threads.
+
+    Args:
+        config: section `reward` of the configuration.
+        name: name of the reward actor.
+        metrics: destination of the `grpo_reward_*` metrics.
+        rewards: functions whose weighted sum is the reward.
+        exact_match: function measured on groups of evaluations, in addition.
+        vocab_size: size of the policy's vocabulary, for the gibberish filter; 0 if the filter is not configured.
+        steps: function of `reward.steps`; None if not configured.
+        custom: function of `reward.advantage`; None for the built-in advantages.
+    """
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        name: str,
+        metrics: Metrics,
+        rewards: list[NamedReward],
+        exact_match: NamedReward,
+        vocab_size: int = 0,
+        steps: StepReward | None = None,
+        custom: AdvantageFunction | None = None,
+    ) -> None:
+        self._name, self._metrics = name, metrics
+        # the last row of an evaluation is exact_match, which is measured and not part of the reward
+        self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
+        weights_F = np.array([one.weight for one in rewards])
+        self._rules = ScoringRules(config, weights_F, [one.shaping for one in rewards], vocab_size)
+        self._steps, self._custom = steps, custom
+        # each group calls its functions at the same time; evaluations call the most
+        num_calls = config.max_concurrent_groups * len(self._rewards["eval"])
+        self._caller = Scorer(config.timeout, num_calls, config.timeout_retries, config.on_timeout, self._note_late)
+        self._constant_rewards = ConstantRewards()
+        self._said_unscorable_at = -UNSCORABLE_WORTH_SAYING_SECONDS
+
+    @property
+    def runner(self) -> FunctionRunner:
+        """Runner of the user's functions, with counts of calls and the reason to start over."""
+        return self._caller.runner
+
+    @property
+    def notes(self) -> list[str]:
+        """Reports on functions that return the same value for all completions."""
+        return self._constant_rewards.words
+
+    def close(self) -> None:
+        """Stop calling functions."""
+        self.runner.close()
+
+    def score(self, group: RolloutGroup) -> ScoredGroup:
+        """Return the group with rewards and advantages: the user's functions first, then the pure part.
+
+        Raises:
+            RewardError, ConfigError: as `Scorer.score`.
+        """
+        rewards_FG = self._caller.score(self._rewards[group.purpose], group)
+        steps, custom_1S = self._call_steps(group), self._call_custom(group, rewards_FG)
+        score = score_group(group, rewards_FG, self._rules, steps, custom_1S)
+        self._measure(group, rewards_FG, score)
+        return ScoredGroup(
+            **group.__dict__ | {"loss_mask": score.loss_mask_N},
+            scorer=self._name,
+            reward_names=[reward.name for reward in self._rewards[group.purpose]],
+            rewards_FG=rewards_FG,
+            rewards_G=score.rewards_G,
+            advantages_G=score.advantages_G,
+            token_advantages=score.token_advantages_N,
+        )
+
+    def _call_steps(self, group: RolloutGroup) -> list[StepRewards] | None:
+        """Return the steps of each completion; None without a function of `reward.steps`, and for an evaluation."""
+        if self._steps is None or group.purpose == "eval":
+            return None
+        (steps,) = self._caller.call([self._steps], group, required=False)
+        return steps or [[]] * group.num_completions  # None: the function was late, so no completion has steps
+
+    def _call_custom(self, group: RolloutGroup, rewards_FG: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Return the values of the user's advantage function; None if it is not configured or not needed."""
+        arguments = custom_arguments(group, rewards_FG, self._rules) if self._custom is not None else None
+        if self._custom is None or arguments is None:
+            return None
+        # required: nothing can stand in for an advantage, so a late function fails the attempt
+        (values,) = self._caller.call([self._custom.on(*arguments)], group, required=True)
+        try:
+            return check_advantages(values, arguments[0].shape)
+        except (TypeError, ValueError) as error:
+            raise RewardError("reward_invalid", f"{self._custom.name} {error}") from error
+
+    def _measure(self, group: RolloutGroup, rewards_FG: NDArray[np.float64], score: GroupScore) -> None:
+        """Count and log the figures of a scored group."""
+        self._note_unscorable(group, int((~score.scored_G).sum()))
+        if group.purpose == "eval":
+            return
+        names = [reward.name for reward in self._rewards["train"]]
+        for words in self._constant_rewards.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
+            log.warning("reward function returns one value", detail=words)
+        for value in score.rewards_G[score.scored_G]:
+            self._metrics.observe("grpo_reward_value", float(value))
+        for name, found_G in score.found.items():
+            self._metrics.count("grpo_reward_filtered_completions_total", int(found_G.sum()), filter=name)
+        self._metrics.count("grpo_reward_masked_completions_total", int(score.masked_G.sum()))
+
+    def _note_late(self, group: RolloutGroup, words: str, outcome: str) -> None:
+        """Log and count late functions, with the outcome decided by the scorer."""
+        self._metrics.count("grpo_reward_timeouts_total", outcome=outcome)
+        log.warning("reward function late", ordinal=group.ordinal, detail=words, outcome=outcome)
+
+    def _note_unscorable(self, group: RolloutGroup, count: int) -> None:
+        """Count completions to which no function applied; warn, at most once a minute, if it is the whole group."""
+        self._metrics.count("grpo_reward_unscorable_completions_total", count, purpose=group.purpose)
+        now = time.monotonic()
+        if count == group.num_completions and now - self._said_unscorable_at >= UNSCORABLE_WORTH_SAYING_SECONDS:
+            self._said_unscorable_at = now
+            log.warning(
+                "nothing to learn from a group: every reward function returned None for every completion",
+                ordinal=group.ordinal,
+                environment=group.environment,
+                functions=[reward.name for reward in self._rewards["train"]],
+            )
