@@ -22,7 +22,7 @@ from actors.ledger import Changes, GroupState, Machine, Store, Verdict, replies
 from actors.ledger.backup import Backups
 from actors.packer.batch_sender import BatchSender
 from actors.packer.examples import Examples
-from actors.packer.inflow import BeatHeard, GroupArrived, Inflow, PeerLost
+from actors.packer.inflow import BeatHeard, Event, GroupArrived, Inflow, PeerLost
 from actors.packer.payloads import Payloads
 from actors.packer.record import RunRecord
 from actors.packer.restore import StartOrder, restore
@@ -238,17 +238,7 @@ class PackerActor:
         listened = self._control.listened
         events = self.inflow.take(wait)
         now = time.monotonic()
-        settled: NewPayloads = {}
-        for event in events:
-            if isinstance(event, BeatHeard):
-                self.machine.heard(now, event.identity, event.heartbeat, event.arrived)
-                # False: the heartbeat was late, refused, or of another run
-                if self.machine.peers.heartbeat_of(event.identity) is event.heartbeat:
-                    self.record.heard(event.identity, event.heartbeat)
-            elif isinstance(event, PeerLost):
-                self.machine.lost(now, event.identity)
-            else:
-                self._take(event.message, settled)
+        settled = self._take_in(now, events)
         point("packer.taken")
         self.machine.decide(now, listened)
         self._note_return()
@@ -268,7 +258,22 @@ class PackerActor:
         self._payloads.forget_trained(self.machine, 4 * self._config.packer.groups_per_step)
         self.liveness.turn()  # last: a round that hangs anywhere is no sign of life
 
-    def _take(self, message: Message, settled: NewPayloads) -> None:
+    def _take_in(self, now: float, events: list[Event]) -> NewPayloads:
+        """Give events to the machine, and heartbeats to the record too. Return the payloads for the round's commit."""
+        settled: NewPayloads = {}
+        for event in events:
+            if isinstance(event, BeatHeard):
+                self.machine.heard(now, event.identity, event.heartbeat, event.arrived)
+                # False: the heartbeat was late, refused, or of another run
+                if self.machine.peers.heartbeat_of(event.identity) is event.heartbeat:
+                    self.record.heard(event.identity, event.heartbeat)
+            elif isinstance(event, PeerLost):
+                self.machine.lost(now, event.identity)
+            else:
+                self._take_group(event.message, settled)
+        return settled
+
+    def _take_group(self, message: Message, settled: NewPayloads) -> None:
         """Give a scored group to the machine. The payload goes into the same commit as the machine's verdict."""
         if not isinstance(message, ScoredGroup) or message.run != self.machine.run:
             log.warning("message of another run or kind", kind=message.kind, run=message.run)
