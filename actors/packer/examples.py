@@ -45,9 +45,9 @@ class Examples:
 
     def draw(self) -> ExampleRef:
         """Return the example of the next train ordinal."""
-        environment, index = self._curriculum.draw()
+        dataset, index = self._curriculum.draw()
         # the curriculum knows data sets by number, ledger and messages by label
-        label = self._labels[environment]
+        label = self._labels[dataset]
         for number, num_examples in self._curriculum.take_given_back():
             log.warning(
                 "all examples of an environment were easy or hard; they are drawn again (packer.pools)",
@@ -58,20 +58,20 @@ class Examples:
 
     def is_still_there(self, example: ExampleRef) -> bool:
         """Return whether an example drawn earlier is still in the data, unchanged."""
-        environment = self.train.get(example.environment)
+        dataset = self.train.get(example.environment)
         # a data set without end (num_examples None) has every index
-        if environment is None or (environment.num_examples or example.index + 1) <= example.index:
+        if dataset is None or (dataset.num_examples or example.index + 1) <= example.index:
             return False
-        return environment.example(example.index).key(example.environment) == example.key
+        return dataset.example(example.index).key(example.environment) == example.key
 
     def of_evaluation(self) -> list[ExampleRef]:
         """Return the examples of each evaluation: the first ones of each data set."""
         asked = self._num_eval_prompts
         examples = []
-        for label, environment in self._evaluation.items():
+        for label, dataset in self._evaluation.items():
             # num_examples is None for a generated data set, which has no end
-            size = asked if environment.num_examples is None else min(asked, environment.num_examples)
-            examples += [ExampleRef(label, index, environment.example(index).key(label)) for index in range(size)]
+            size = asked if dataset.num_examples is None else min(asked, dataset.num_examples)
+            examples += [ExampleRef(label, index, dataset.example(index).key(label)) for index in range(size)]
         return examples
 
     def note_difficulty(self, example: ExampleRef, group: ScoredGroup) -> None:

@@ -43,7 +43,7 @@ class Delivery:
         self._name, self._metrics, self._held = name, metrics, held
         self.outboxes: dict[str, Outbox] = {}
         """Sockets to reward actors, by identity."""
-        self.arrivals = RewardChoice(config.bus.resend_after)
+        self.reward_choice = RewardChoice(config.bus.resend_after)
         """Reward actors at which groups have not arrived."""
         self._presence = Presence(config.bus.lease)
         self._directive: RolloutDirective | None = None
@@ -66,7 +66,7 @@ class Delivery:
         rewards = {f"{peer.name}/{peer.boot_id}": peer for peer in self._rewards}
         for identity in [i for i in self.outboxes if self._is_gone(i)]:
             self.outboxes.pop(identity).close()
-            self.arrivals.forget(identity)
+            self.reward_choice.forget(identity)
         now, full = time.monotonic(), False
         named = set(map(tuple, self._directive.scoring.tolist())) if self._directive else set()
         # even when no reward actor has room, `_is_to_send` runs for each group: it notes arrivals and timeouts
@@ -108,7 +108,7 @@ class Delivery:
         if named:
             held.named = True
             if held.sent_to is not None:
-                self.arrivals.arrived(held.sent_to)
+                self.reward_choice.arrived(held.sent_to)
             return False
         if not held.named and told_for(held.accepted_at) > self._group_timeout:
             self._fail_unnamed(held)
@@ -128,7 +128,7 @@ class Delivery:
             "group not arrived; it is sent again, elsewhere if possible, and this reward actor is avoided for a while",
             ordinal=ticket.ordinal,
             peer=identity.rpartition("/")[0],
-            avoided_seconds=self.arrivals.lost(identity, now),
+            avoided_seconds=self.reward_choice.lost(identity, now),
         )
 
     def _fail_unnamed(self, held: HeldTicket) -> None:
@@ -154,7 +154,7 @@ class Delivery:
         """
         # loads in the directive are about a second old: groups sent since count as well
         on_the_way = Counter(held.sent_to for held in self._held.values() if held.sent_to is not None)
-        for identity in self.arrivals.order(rewards, on_the_way, time.monotonic(), avoid):
+        for identity in self.reward_choice.order(rewards, on_the_way, time.monotonic(), avoid):
             outbox = self._outbox_to(identity, rewards[identity])
             if outbox is not None and outbox.try_send(group):
                 return identity

@@ -19,7 +19,7 @@ class GroupSampler:
     Args:
         config: configuration of the run.
         name: name of the actor, the sender of its groups.
-        environments: data sets by purpose and label.
+        datasets: data sets by purpose and label.
         encode: function from a prompt to token ids.
         engines: asker of engines.
     """
@@ -28,11 +28,11 @@ class GroupSampler:
         self,
         config: RunConfig,
         name: str,
-        environments: Mapping[tuple[Purpose, str], Dataset],
+        datasets: Mapping[tuple[Purpose, str], Dataset],
         encode: Callable[[Prompt], list[int]],
         engines: EngineChoice,
     ) -> None:
-        self._name, self._datasets, self._encode, self._engines = name, environments, encode, engines
+        self._name, self._datasets, self._encode, self._engines = name, datasets, encode, engines
         self._limit_key, self._limit = longest_sample(config)
 
     async def sample(self, run: str, ticket: Ticket) -> RolloutGroup:

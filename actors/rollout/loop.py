@@ -45,7 +45,7 @@ class RolloutActor:
         config: configuration of the run.
         name: name in the run.
         metrics: destination of the `grpo_rollout_*` metrics.
-        environments: data sets by purpose and label.
+        datasets: data sets by purpose and label.
         encode: function from a prompt to token ids.
         make_client: maker of the client to the engines; called inside the event loop.
     """

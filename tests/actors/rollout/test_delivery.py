@@ -205,7 +205,7 @@ def test_while_the_packer_is_away_no_group_is_sent_again_and_none_fails(actor, s
     clock.directives(10.0, actor, everybody, term=2, scoring=tuple(actor.held))
     assert len(sends) == 64
     assert failures_of(actor) == []
-    assert not actor.delivery.arrivals.avoided, "no reward actor is avoided"
+    assert not actor.delivery.reward_choice.avoided, "no reward actor is avoided"
 
 
 def test_a_group_that_got_lost_before_the_packer_was_away_is_sent_again_when_states_have_come_for_long(
@@ -244,7 +244,7 @@ def test_a_late_group_goes_to_another_reward_actor_and_the_silent_one_is_avoided
         actor.held[ordinal, 1] = HeldTicket(ticket(ordinal), group=actor.held[0, 1].group)
     rewards_of(actor, 1, both, scoring=((0, 1),))
     assert {address for _, address in sends[1:]} == {"inproc://b1"}
-    actor.delivery.arrivals.arrived("reward-0/b0")
+    actor.delivery.reward_choice.arrived("reward-0/b0")
     actor.held[4, 1] = HeldTicket(ticket(4), group=actor.held[0, 1].group)
     rewards_of(actor, 1, both, scoring=((0, 1),))
     assert sends[-1][1] == "inproc://b0"

@@ -90,7 +90,7 @@ def test_buckets_are_bounded_and_give_the_tensors_back():
 
 
 def test_a_parcel_is_a_copy():
-    """Training goes on in the weights while a parcel is being sent."""
+    """Training goes on in the weights while packed weights are being sent."""
     weights = some_weights()
     packed = pack(weights, 1000)
     weights.tensors["d.bias"].add_(1)
