@@ -155,7 +155,7 @@ class PackerConfig(Section):
     rewards. No other groups are sampled in their place (prime-rl's default)."""
     max_resample_times: Free[int] = Field(3, ge=0)
     """Maximum number of groups that `dynamic_sampling` and `online_difficulty_filtering` drop one after the other for
-    the same place in a step. The next group is trained whatever its rewards are (protocol rule P15)."""
+    the same place in a step. The next group is trained with any rewards (protocol rule P15)."""
     max_drop_fraction: Free[float] = Field(0.5, gt=0, le=1)
     """Limit of the share of groups dropped as `poison` (three failed attempts each) among the last 100. Above the limit
     the run fails, since the other groups are no fair sample of the data. 1: never."""
@@ -180,8 +180,8 @@ class CheckpointConfig(Section):
     keep_last: Free[int] = Field(3, ge=2)
     """Number of newest checkpoints kept. A run can resume from each of these."""
     keep_interval: Free[int | None] = Field(None, ge=1)
-    """Steps between two checkpoints kept for good, besides `keep_last`. A run can resume from the newest `keep_last`
-    checkpoints only, since the ledger has no groups for older ones. Empty: none."""
+    """Steps between two checkpoints kept for good, in addition to `keep_last`. A run can resume from the newest
+    `keep_last` checkpoints only, since the ledger has no groups for older ones. Empty: none."""
     timeout: Free[float] = Field(300.0, gt=0)
     """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be claimed at a
     start (full disk). After that the run fails."""

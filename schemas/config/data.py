@@ -146,8 +146,8 @@ class EvalConfig(Section):
     temperature: Free[float] = Field(0.0, ge=0)
     """Sampling temperature of evaluations. 0: greedy."""
     exact_match: Free[str | None] = Field("exact_match", min_length=1)
-    """Reward function whose value 1.0 counts as an exact match, named as `reward.functions[].path` is. Empty (null):
-    not measured."""
+    """Reward function whose value 1.0 counts as an exact match, named like `reward.functions[].path`. Empty: not
+    measured."""
 
     @property
     def sampling(self) -> SamplingParams:

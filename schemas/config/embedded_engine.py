@@ -27,7 +27,7 @@ class EmbeddedEngineConfig(EngineBase):
     longer). A larger value admits waiting requests sooner; a smaller one delays running completions less and needs less
     memory."""
     deterministic: Free[bool] = False
-    """Bitwise reproducible requests: the same tokens and logprobs whatever other requests run, and after a restart,
+    """Bitwise reproducible requests: the same tokens and logprobs next to any other requests, and after a restart,
     given the same weights, number of threads and kind of machine. Requests then run one at a time, without the speed of
     batching, and weights switch between two requests, as with `weights.update_mode: drain`."""
 

@@ -16,7 +16,7 @@ class MismatchConfig(Section):
     warn: Free[float] = Field(0.1, gt=0)
     """Nats above which the log names the likely cause, once per cause."""
     stop: Free[float | None] = Field(0.7, gt=0)
-    """Nats above which the step is not applied and the run fails with the same message. Empty (null): never."""
+    """Nats above which the step is not applied and the run fails with the same message. Empty: never."""
 
     @model_validator(mode="after")
     def _warns_first(self) -> "MismatchConfig":

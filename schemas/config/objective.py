@@ -119,7 +119,7 @@ class ObjectiveConfig(Section):
     """Policy loss. Default: as in TRL's AsyncGRPOTrainer."""
     correction: Identity[CorrectionConfig | None] = None
     """Importance weights for the gap between engine and trainer. Refused with losses whose ratio is to the engine
-    already, such as the default. Empty: none."""
+    already, like the default. Empty: none."""
     reference: Identity[ReferenceConfig | None] = None
     """KL penalty towards a frozen reference. Empty: none."""
     off_policy_mask_threshold: Identity[float | None] = Field(None, gt=0)

@@ -1,6 +1,8 @@
 """The page docs/reference/configuration.md: every key of run.yaml, from the configuration classes."""
 
 import inspect
+import os.path
+import re
 from collections.abc import Iterator
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
@@ -58,8 +60,12 @@ A fork starts from the newest checkpoint. Groups sampled after the checkpoint ar
 | actor | one process of a run: rollout, reward, packer, trainer or inference |
 | engine | the program that samples: inside the inference actor, or a vLLM or SGLang server behind it |
 | logp, q | logprob of a token under the trainer's weights; under the engine that sampled the token |
-| P1, P2, … | rules of [the protocol](../protocol.md) |
+| P1, P2, … | rules of docs/protocol.md |
 """
+FOLDER = "docs/reference"
+"""Folder of the page."""
+CITED = re.compile(r"\bdocs/([\w/-]+)\.md\b")
+"""Page named in a document. Editors and error texts show the path; here the name is a link."""
 NAMES: dict[Any, str] = {bool: "`true` or `false`", int: "integer", float: "number", str: "text"}
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -73,7 +79,12 @@ def configuration_page() -> str:
         sections = sections_at(path.replace("[]", ""), RunConfig)
         level = "##" if "." not in path else "###"
         parts += [f"{level} `{path}`\n", _introduction(sections, path), _table(sections, f"{path}.")]
-    return "\n".join(parts)
+    return CITED.sub(_link, "\n".join(parts))
+
+
+def _link(cited: re.Match[str]) -> str:
+    """Return a link to a page by its name, relative to the folder of the configuration's page."""
+    return f"[{cited[1].rpartition('/')[2]}]({os.path.relpath(cited[0], FOLDER)})"
 
 
 def anchor(path: str) -> str:

@@ -61,7 +61,7 @@ class BusConfig(Section):
     """Directory of CURVE keys that encrypt every tcp socket and shut out peers without a listed key. `actors keys new
     DIR` creates one (docs/security.md). Empty: no encryption, and tcp only on loopback."""
     allow_plaintext: Free[bool] = False
-    """Permission for unencrypted tcp beyond loopback, for a network that nobody else can reach."""
+    """Permission for unencrypted tcp beyond loopback, for a network without other users."""
 
     @field_validator("host", "advertise_host")
     @classmethod

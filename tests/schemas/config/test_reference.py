@@ -62,6 +62,14 @@ def test_every_link_leads_to_a_heading_and_headings_differ() -> None:
     assert set(re.findall(r"\]\(#(\w+)\)", TEXT)) == set(headings)
 
 
+def test_a_page_that_a_document_names_is_a_link() -> None:
+    """Relative to the page, to a file that is there."""
+    pages = set(re.findall(r"\]\(([^#)]+)\)", TEXT))
+    assert "docs/" not in TEXT
+    assert len(pages) > 2
+    assert [page for page in pages if not (PAGE.parent / page).is_file()] == []
+
+
 def test_the_smallest_run_is_one() -> None:
     """The YAML at the top, as it stands."""
     (block,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
