@@ -1,4 +1,4 @@
-"""The dry run of docs/howto/debugging.md, with the files of each page that walks from another system."""
+"""Whole runs without a model: the dry run of docs/howto/debugging.md, and the processes of docs/howto/vllm.md."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.howto.origins import with_recorders
 from tests.howto.pages import page, printed_by
@@ -44,3 +45,23 @@ def test_data_and_rewards_of_a_page_go_through_a_whole_run(
     assert [step["step"] for step in lines] == [1, 2, 3]
     functions = re.findall(r"rewards\.py:(\w+)", found.block("run.yaml"))
     assert all(lines[-1][f"reward/{function}"] is not None for function in functions)
+
+
+@pytest.mark.slow
+def test_processes_that_are_started_one_by_one_make_a_run(tmp_path: Path) -> None:
+    """The commands of the page, in a shell: they find each other, train to the end, and end by themselves."""
+    (commands,) = [block.text for block in page("vllm").blocks if "CUDA_VISIBLE_DEVICES" in block.text]
+    tree = {
+        "output_dir": "out", "model": {"path": "none"}, "environments": [{"type": "reverse_text"}],
+        "rollout": {"group_size": 4, "max_tokens": 12}, "packer": {"groups_per_step": 2}, "trainer": {"max_steps": 3},
+        "reward": {"functions": [{"path": "characters_in_place"}]}, "inference": {"engine": {"type": "fake"}},
+        "eval": {"num_prompts": 0},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+    script = commands.replace("actors run", f"{sys.executable} -m actors run")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    completed = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=150
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert json.loads((tmp_path / "out/summary.json").read_text())["steps"] == 3
