@@ -138,7 +138,7 @@ def test_group_of_another_run_is_dropped_and_counted(actor, tell):
     actor.take(group().model_copy(update={"run": "another run"}))
     assert actor.held == {}
     assert [edge.dropped["foreign_run"] for edge in actor.edges if edge.edge == "groups"] == [1]
-    actor.take(group())
+    scored_by(actor, group())
     assert list(actor.held) == [(0, 1)]
 
 
