@@ -67,7 +67,8 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
 def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RewardActor":
     """Make the reward actor, with the user's functions. No other process imports reward functions."""
     from actors.reward.builtin import unmeasured
-    from actors.reward.functions import NamedReward, load_advantage, load_function, load_rewards, load_steps
+    from actors.reward.functions import NamedReward, load_advantage, load_rewards, load_steps
+    from actors.reward.lookup import load_function
     from actors.reward.loop import RewardActor
     from schemas.config.advantages import CustomAdvantageConfig
 

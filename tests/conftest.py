@@ -4,8 +4,11 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("shared machine", deadline=None)  # an example's time says nothing on one
+hypothesis.settings.load_profile("shared machine")
 ModelFolder = Callable[..., Path]
 
 

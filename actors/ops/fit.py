@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.models.positions import num_positions
 from actors.process.devices import has_gpu
-from actors.reward.functions import ARGUMENTS
+from actors.reward.lookup import ARGUMENTS
 from schemas.config import RunConfig
 
 if TYPE_CHECKING:

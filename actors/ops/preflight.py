@@ -33,7 +33,7 @@ from actors.process import ledger_file
 from actors.process.output_dir import problem_of
 from actors.process.user_code import hidden_imports
 from actors.reward.builtin import BUILTIN
-from actors.reward.functions import ARGUMENTS, load_function
+from actors.reward.lookup import ARGUMENTS, load_function
 from bus.run_folder import weights_directory, weights_folder
 from schemas.config import RunConfig
 from schemas.config.advantages import CustomAdvantageConfig

@@ -3,9 +3,8 @@
 Only the reward actor loads user code for rewards.
 """
 
-import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,17 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.algorithms.advantages import StepRewards
-from actors.process import user_code
-from actors.reward.builtin import BUILTIN
+from actors.reward.lookup import ARGUMENTS, RewardFunction, load_function
 from actors.reward.values import check_steps, check_values
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 
-RewardFunction = Callable[..., Any]
-ARGUMENTS = ("prompts", "completions", "completion_ids")
-"""Arguments filled with the sampled group, as in TRL. Columns and keys of `kwargs` must have other names."""
 UNSHAPED = ShapingConfig()
 
 
@@ -146,28 +141,6 @@ def load_advantage(config: CustomAdvantageConfig) -> AdvantageFunction:
     """
     name = config.path.rpartition(":")[2]
     return AdvantageFunction(name, 0.0, config.kwargs, load_function(config.path, "reward.advantage.path"))
-
-
-def load_function(path: str, key: str) -> RewardFunction:
-    """Return a reward function: built in, or the user's own.
-
-    Args:
-        path: built-in name, `package.module:function`, or `/path/to/file.py:function`.
-        key: configuration key with the path; named in errors.
-
-    Raises:
-        ConfigError: there is no built-in function of this name, or the user's module or function can't be loaded.
-    """
-    if ":" in path:  # names of built-in functions have none
-        return user_code.load_function(path, key)
-    if path in BUILTIN:
-        return BUILTIN[path]
-    close = difflib.get_close_matches(path, BUILTIN, n=1)
-    hint = f", did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(
-        f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
-        "your own is named package.module:function or file.py:function"
-    )
 
 
 def _taken_names(key: str, kwargs: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.reward.errors import RewardError
-from actors.reward.functions import ARGUMENTS, NamedReward
+from actors.reward.functions import NamedReward
+from actors.reward.lookup import ARGUMENTS
 from actors.reward.runner import MAX_STUCK_CALLS, FunctionRunner
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from actors.reward.functions import load_advantage, load_function, load_rewards, load_steps
+from actors.reward.functions import load_advantage, load_rewards, load_steps
+from actors.reward.lookup import load_function
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import RewardFunctionConfig, StepRewardConfig
 from schemas.errors import ConfigError

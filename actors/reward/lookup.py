@@ -1,0 +1,35 @@
+"""Reward functions by their `path`: built in, or the user's own. Imports no numpy: `actors check` looks here too."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from actors.process import user_code
+from actors.reward.builtin import BUILTIN
+from schemas.errors import ConfigError
+
+RewardFunction = Callable[..., Any]
+ARGUMENTS = ("prompts", "completions", "completion_ids")
+"""Arguments filled with the sampled group, as in TRL. Columns and keys of `kwargs` must have other names."""
+
+
+def load_function(path: str, key: str) -> RewardFunction:
+    """Return a reward function: built in, or the user's own.
+
+    Args:
+        path: built-in name, `package.module:function`, or `/path/to/file.py:function`.
+        key: configuration key with the path; named in errors.
+
+    Raises:
+        ConfigError: there is no built-in function of this name, or the user's module or function can't be loaded.
+    """
+    if ":" in path:  # names of built-in functions have none
+        return user_code.load_function(path, key)
+    if path in BUILTIN:
+        return BUILTIN[path]
+    close = difflib.get_close_matches(path, BUILTIN, n=1)
+    hint = f", did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(
+        f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
+        "your own is named package.module:function or file.py:function"
+    )
