@@ -308,8 +308,8 @@ ENGINES: dict[str, "Callable[[RunConfig, Any, str, int], Engine]"] = {
 }
 """Makers of engines, by `inference.engine.type`.
 
-Arguments: the run's configuration, the configuration of the engine, the name of the inference actor, and its ordinal,
-by which it finds its server. A maker imports torch inside, if at all.
+Arguments: the run's configuration, the configuration of the engine, the name of the inference actor, and its number,
+the index of its server. A maker imports torch inside, if at all.
 """
 
 

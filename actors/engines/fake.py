@@ -166,6 +166,6 @@ def _append(whole: Completion, piece: Completion) -> None:
     whole.finish_reason, whole.stop_reason = piece.finish_reason, piece.stop_reason
 
 
-def make(config: RunConfig, engine: FakeEngineConfig, name: str, ordinal: int) -> FakeEngine:
+def make(config: RunConfig, engine: FakeEngineConfig, name: str, server_index: int) -> FakeEngine:
     """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
     return FakeEngine(engine)

@@ -67,8 +67,8 @@ def make_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeConfig:
     inference = create_model("InferenceConfig", __base__=InferenceConfig, engine=(engines, NewEngineConfig()))
     run: type[RunConfig] = create_model("RunConfig", __base__=RunConfig, inference=(inference, inference()))
 
-    def make(config: RunConfig, engine: NewEngineConfig, name: str, ordinal: int) -> NewEngine:
-        assert (name, ordinal) in (("inference-0", 0), ("inference-1", 1), ("rollout-0", 0))
+    def make(config: RunConfig, engine: NewEngineConfig, name: str, server_index: int) -> NewEngine:
+        assert (name, server_index) in (("inference-0", 0), ("inference-1", 1), ("rollout-0", 0))
         return NewEngine(FakeEngineConfig(vocab_size=engine.letters))
 
     monkeypatch.setitem(ENGINES, "new", make)
@@ -83,7 +83,7 @@ def make_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeConfig:
 
 
 def test_a_new_engine_is_checked_and_serves_a_run(make_config: MakeConfig) -> None:
-    """Without a model, a tokenizer or a warning; every ordinal is trained once."""
+    """Without a model, a tokenizer or a warning; every server_index is trained once."""
     config = make_config(trainer={"max_steps": 4})
     assert preflight(config) == warnings(config) == []
     with ring(config) as run:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from actors.engines.protocol import Engine
 
 
-def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, ordinal: int) -> "Engine":
+def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_index: int) -> "Engine":
     """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
     from actors.algorithms.noise import norm_noise
     from actors.engines.embedded.engine import EmbeddedEngine  # imports torch

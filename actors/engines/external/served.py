@@ -86,7 +86,7 @@ class Client(Protocol):
 
 
 def server_of(urls: Sequence[str], server_index: int) -> str:
-    """Return the server of the inference actor with this ordinal.
+    """Return the server at this index, that of the inference actor with this number.
 
     Raises:
         ConfigError: `inference.engine.urls` has no entry for this actor.

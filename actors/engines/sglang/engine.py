@@ -60,7 +60,7 @@ class SglangEngine(ServedEngine):
         config: configuration of the server.
         update_mode: treatment of running requests when full weights are overwritten.
         scratch: folder readable for the server, for weights without files from the channel.
-        ordinal: index of this actor in `inference.engine.urls`.
+        server_index: index of this actor in `inference.engine.urls`.
 
     Raises:
         ConfigError: the server can't be used; with the reason.

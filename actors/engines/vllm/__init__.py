@@ -4,7 +4,7 @@ guard     runs an owned server for the lifetime of its owner
 process   owned server: command line, environment, log, start and stop
 inside    our modules in an owned server: a guard of the endpoints for changes of weights, and a setter of norms
 norms     norms of a version with noise
-versions  supported version of vLLM
+compat    supported version of vLLM
 client    HTTP client of the server
 answers   the server's answers as completions, with the version of each token: pure functions
 engine    all of these as an `Engine`
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from actors.engines.protocol import Engine
 
 
-def make(config: RunConfig, engine: VllmEngineConfig, name: str, ordinal: int) -> "Engine":
+def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: int) -> "Engine":
     """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
     from actors.algorithms.noise import norm_noise  # imports torch
     from actors.engines.vllm.engine import VllmEngine
 
     take(config)  # the server's log is written there
     log, scratch = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not engine.attached)
-    return VllmEngine(config.model, engine, config.weights.update_mode, log, scratch, ordinal, norm_noise(config))
+    return VllmEngine(config.model, engine, config.weights.update_mode, log, scratch, server_index, norm_noise(config))

@@ -74,7 +74,7 @@ class VllmEngine(ServedEngine):
         update_mode: treatment of running requests when full weights are overwritten.
         log_path: log of an owned server.
         scratch: folder for weights without files from the channel.
-        ordinal: index of this actor in `inference.engine.urls`.
+        server_index: index of this actor in `inference.engine.urls`.
         noise: noise on the norms of the served weights; with `lora` only for an owned server.
 
     Raises:
