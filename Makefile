@@ -5,7 +5,7 @@ SEED ?= 0
 N ?= 200
 BIN := .venv/bin
 
-.PHONY: quickstart quickstart-lora check test test-long system-deps test-system chaos lint docs dashboards bench clean
+.PHONY: quickstart quickstart-lora check test test-long system-deps test-system chaos lint docs site dashboards bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -47,6 +47,10 @@ docs: .venv/run.stamp
 	$(BIN)/python -c "from actors.telemetry.metrics import document; print(document(), end='')" > docs/metrics.md
 	$(BIN)/python -c "from pathlib import Path; from schemas.config.tables import with_tables; [p.write_text(with_tables(p.read_text())) for p in map(Path, ('docs/algorithms.md', 'docs/training.md'))]"
 
+# The pages as a site, in site/; any broken link is an error.
+site: .venv/dev.stamp
+	$(BIN)/python -m mkdocs build --strict
+
 dashboards: .venv/run.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[dashboards]"
 	$(BIN)/python -m grafana
@@ -76,4 +80,4 @@ bench: .venv/dev.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-system outputs build *.egg-info
+	rm -rf .venv .venv-system outputs build site *.egg-info

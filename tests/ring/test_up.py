@@ -64,7 +64,7 @@ def told(config: RunConfig, event: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_up_runs_to_the_end_and_leaves_what_it_promises(tmp_path):
-    """Exit 0 at max_steps, progress lines, every file of DESIGN §11, and on the way /metrics of all five actors."""
+    """Exit 0 at max_steps, progress lines, every file of an output_dir, and on the way /metrics of all five actors."""
     config = ring_config(
         tmp_path,
         inference={"engine": {"type": "fake", "token_seconds": 0.03}},

@@ -184,7 +184,7 @@ def test_a_ring_without_trouble_finishes() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_history_keeps_the_promise_and_ends_well(seed: int) -> None:
-    """At every moment the equation of DESIGN §3 holds and the store can be taken over; in the end all is trained."""
+    """Always issued = trained + dropped + in flight, and the store can be taken over; in the end all is trained."""
     walk = Walk(seed)
     for number in range(ACTIONS):
         walk.act()

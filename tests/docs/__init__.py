@@ -1,0 +1,1 @@
+"""Tests of the documents: links, blocks of code, citations, the tutorial, the site."""
