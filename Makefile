@@ -44,8 +44,8 @@ lint: .venv/dev.stamp
 
 docs: .venv/run.stamp
 	$(BIN)/python -c "from schemas.config.reference import configuration_page; print(configuration_page(), end='')" > docs/reference/configuration.md
-	$(BIN)/python -c "from actors.telemetry.metrics import document; print(document(), end='')" > docs/metrics.md
-	$(BIN)/python -c "from pathlib import Path; from schemas.config.tables import with_tables; [p.write_text(with_tables(p.read_text())) for p in map(Path, ('docs/algorithms.md', 'docs/training.md'))]"
+	$(BIN)/python -c "from actors.telemetry.metrics import document; print(document(), end='')" > docs/reference/metrics.md
+	$(BIN)/python -c "from pathlib import Path; from schemas.config.tables import with_tables; [p.write_text(with_tables(p.read_text())) for p in Path('docs/reference').glob('*.md')]"
 
 # The pages as a site, in site/; any broken link is an error.
 site: .venv/dev.stamp

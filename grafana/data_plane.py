@@ -25,7 +25,7 @@ DATA_PLANE = Dashboard(
                 plot(
                     "Refused",
                     "Frames that were no message, and connections that were not let in, per second by reason. Not 0: "
-                    "another build, other keys, or a stranger (docs/security.md).",
+                    "another build, other keys, or a stranger (docs/reference/security.md).",
                     "cps",
                     (rate("grpo_bus_dropped_frames_total", "run, actor, reason", MINE), "{{run}} {{actor}} {{reason}}"),
                     (

@@ -22,7 +22,7 @@ OVERVIEW = Dashboard(
                 ),
                 number(
                     "Steps per hour",
-                    "Of the last 15 minutes. 0: read docs/operations.md, GrpoNoStep.",
+                    "Of the last 15 minutes. 0: read docs/reference/operations.md, GrpoNoStep.",
                     "none",
                     f"max by (run) (clamp_min(delta(grpo_packer_step{{{MATCH}}}[15m]), 0)) * 4",
                 ),

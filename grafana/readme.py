@@ -7,14 +7,14 @@ from grafana.promql import metrics
 
 HEAD = """# Dashboards
 
-Five pages for Grafana 10.1 or newer, on a Prometheus that scrapes a run: [docs/operations.md](../docs/operations.md)
+Five pages for Grafana 10.1 or newer, on a Prometheus that scrapes a run: [operations](../docs/reference/operations.md)
 says how. Import `dashboards/*.json`, or have Grafana find them, as it says there. Each page has the variables *Data
 source*, *Run*, *Actor* and *Name* (of the process, `rollout-0`); panels about a run as a whole heed the run alone.
 
 The pages are code: `overview.py`, `data_plane.py`, `training.py`, `inference.py`, `cost.py`, written with the words of
 `panels.py`. `python -m grafana` writes JSON and this file anew; it needs `pip install -e ".[dashboards]"`. Tests hold
-the JSON to the code, every metric to [docs/metrics.md](../docs/metrics.md), and every selector to a live run that a
-real Prometheus scrapes. No test loads the pages into a Grafana server.
+the JSON to the code, every metric to [the list of metrics](../docs/reference/metrics.md), and every selector to a live
+run that a real Prometheus scrapes. No test loads the pages into a Grafana server.
 """
 
 

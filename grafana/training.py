@@ -83,7 +83,7 @@ TRAINING = Dashboard(
                 plot(
                     "Mismatch KL",
                     "KL of trainer and engine on the newest step's tokens (k3, nats per token): numerics and lag. "
-                    "Above 0.05 read docs/operations.md, GrpoMismatchKl.",
+                    "Above 0.05 read docs/reference/operations.md, GrpoMismatchKl.",
                     "none",
                     (f"grpo_trainer_mismatch_kl{{{MATCH}}}", "{{run}} {{name}}"),
                 ),

@@ -1,7 +1,7 @@
 """Limits of everything that enters a process from outside, one set of numbers for senders and receivers.
 
 A sender fails with a clear error before anything beyond a limit leaves; a receiver drops the message and counts it.
-`actors topology` prints TABLE, and docs/security.md explains it.
+`actors topology` prints TABLE, and docs/reference/security.md explains it.
 """
 
 from dataclasses import dataclass

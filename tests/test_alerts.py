@@ -19,7 +19,7 @@ from tests.prometheus import (
     unknown_in,
 )
 
-GUIDE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/reference/operations.md").read_text(encoding="utf-8")
 ALERTS = {rule["alert"]: rule for rule in rules_of(ALERT_FILE)}
 RULES = rules_of(RECORDING_FILE) + rules_of(ALERT_FILE)
 
@@ -50,7 +50,7 @@ def test_alert_says_how_bad_it_is_what_to_do_and_where_to_read_on(name):
     assert "for" in rule
     assert "{{ $labels.run }}" in rule["annotations"]["summary"]
     assert len(rule["annotations"]["description"]) > 60
-    assert rule["annotations"]["runbook"] == f"docs/operations.md#{name.lower()}"
+    assert rule["annotations"]["runbook"] == f"docs/reference/operations.md#{name.lower()}"
 
 
 def test_guide_has_a_section_for_every_alert_and_for_no_other_with_a_command_in_it():
@@ -74,7 +74,7 @@ def test_links_of_the_guide_lead_somewhere():
     headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", GUIDE, re.MULTILINE)}
     for target in re.findall(r"\]\(([^)]+)\)", GUIDE):
         path, _, section = target.partition("#")
-        assert (ROOT / "docs" / path).exists() if path else section in headings, target
+        assert (ROOT / "docs/reference" / path).exists() if path else section in headings, target
 
 
 @pytest.mark.parametrize("name", ALERTS)

@@ -1,4 +1,4 @@
-"""docs/algorithms.md cannot rot: its tables are the code's, its YAML is loaded, its Python is executed."""
+"""Pages on losses, advantages, rewards, sampling and other libraries: tables are the code's, Python is executed."""
 
 import contextlib
 import io
@@ -21,8 +21,12 @@ from schemas.config.losses import LossConfig, RefKlLossConfig
 from schemas.config.objective import ObjectiveConfig
 from schemas.config.tables import keys_table, with_tables
 
-PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    name: (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8")
+    for name in ("losses", "advantages", "rewards", "sampling", "libraries")
+}
+TEXT = "\n".join(PAGES.values())
 BASE: dict[str, Any] = {
     "model": {"path": "m"}, "environments": [{"type": "reverse_text"}],
     "reward": {"functions": [{"path": "exact_match"}]}, "trainer": {"max_steps": 10},
@@ -54,9 +58,9 @@ def overrides_of(tree: dict[str, Any]) -> list[str]:
     ]
 
 
-def first_table(heading: str) -> dict[str, list[str]]:
+def first_table(page: str, heading: str) -> dict[str, list[str]]:
     """Behind a heading: by the name in backticks that a row begins with, its other cells."""
-    rows = TEXT.split(f"\n## {heading}\n")[1].split("\n\n|")[1].split("\n\n")[0].splitlines()
+    rows = PAGES[page].split(f"\n## {heading}\n")[1].split("\n\n|")[1].split("\n\n")[0].splitlines()
     cells = [row.strip("| ").split(" | ") for row in rows if row.startswith("| `")]
     return {name.strip("`"): others for name, *others in cells}
 
@@ -85,11 +89,13 @@ def test_a_table_of_what_is_not_there_is_refused(path: str, names: list[str] | N
 
 
 @pytest.mark.parametrize(
-    ("heading", "union"), [("Policy losses", LossConfig), ("Advantages", AdvantageConfig)], ids=["loss", "advantage"]
+    ("page", "heading", "union"),
+    [("losses", "Policy losses", LossConfig), ("advantages", "Types", AdvantageConfig)],
+    ids=["loss", "advantage"],
 )
-def test_each_type_has_a_row_with_its_formula(heading: str, union: Any) -> None:
+def test_each_type_has_a_row_with_its_formula(page: str, heading: str, union: Any) -> None:
     """None is missing, none is there that can't be configured."""
-    assert sorted(first_table(heading)) == sorted(types(union))
+    assert sorted(first_table(page, heading)) == sorted(types(union))
 
 
 def test_every_key_of_the_objective_and_every_name_is_on_the_page() -> None:
@@ -100,7 +106,7 @@ def test_every_key_of_the_objective_and_every_name_is_on_the_page() -> None:
 
 def test_the_averages_are_those_of_the_code() -> None:
     """What the table says of the losses that are one function with different averages."""
-    rows = first_table("Policy losses")
+    rows = first_table("losses", "Policy losses")
     said = {name: rows[name][1] for name in ("grpo", "bnpo", "dr_grpo", "dapo", "gspo", "gspo_token", "luspo")}
     words = {
         "completion_means": "completion means",
@@ -127,13 +133,13 @@ def test_every_yaml_block_is_a_valid_configuration(tmp_path: Path, block: str) -
 
 def test_python_blocks_print_what_they_say() -> None:
     """All in one namespace, in order; a comment behind a print is its output, and so is the block that follows one."""
-    following = re.findall(r"^```python\n(.*?)^```\n\n(?:```\n(.*?)^```$)?", TEXT, re.DOTALL | re.MULTILINE)
+    following = re.findall(r"^```python\n(.*?)^```\n\n(?:```text\n(.*?)^```$)?", TEXT, re.DOTALL | re.MULTILINE)
     assert len(following) == len(blocks("python")) > 3
     namespace: dict[str, Any] = {}
     for code, output in following:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, "docs/algorithms.md", "exec"), namespace)
+            exec(compile(code, "docs/reference", "exec"), namespace)
         expected = output.splitlines() or re.findall(r"^\s*print\(.*\)  # (.*)$", code, re.MULTILINE)
         assert expected
         assert printed.getvalue().splitlines() == expected
@@ -161,7 +167,7 @@ def test_the_defaults_are_those_of_trls_async_trainer(tmp_path: Path) -> None:
     }  # fmt: skip
     assert advantage.model_dump() == {"type": "zscore", "std": "population", "eps": 1e-8}
     assert (config.trainer.reference, config.trainer.correction) == (None, None)
-    tried = load_config(PAGE.parent.parent / "examples/quickstart/run.yaml", [*cases.DEFAULTS["default"]])
+    tried = load_config(ROOT / "examples/quickstart/run.yaml", [*cases.DEFAULTS["default"]])
     assert (tried.trainer.loss, tried.reward.advantage) == (loss, advantage)
 
 
@@ -182,7 +188,7 @@ def test_benchmark_cases_are_overrides_of_the_quickstart(label: str) -> None:
     """They load, and set the type that they are named after."""
     name, case = ALL_CASES[label]
     filled = [re.sub(r"{\w+}", "place", override) for override in case]
-    config = load_config(PAGE.parent.parent / "examples/quickstart/run.yaml", filled)
+    config = load_config(ROOT / "examples/quickstart/run.yaml", filled)
     if label.startswith("loss-"):
         assert config.trainer.loss.type == name
         assert isinstance(config.trainer.loss, RefKlLossConfig) == (config.trainer.teacher is not None)

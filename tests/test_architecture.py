@@ -1,4 +1,4 @@
-"""The packages of docs/architecture.md, held on the syntax tree: imports go one way."""
+"""The packages of docs/internals/architecture.md, held on the syntax tree: imports go one way."""
 
 import ast
 import re
@@ -46,8 +46,8 @@ def _package(name: str) -> str:
 
 
 def _rows() -> list[list[str]]:
-    """Return the packages of each row of the table in docs/architecture.md, uppermost row first."""
-    table = (ROOT / "docs/architecture.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
+    """Return the packages of each row of the table in docs/internals/architecture.md, uppermost row first."""
+    table = (ROOT / "docs/internals/architecture.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     names = [re.findall(r"`([\w.]+)`", cell) for cell in cells]
     return [[name if name.startswith(PACKAGES) else f"actors.{name}" for name in row] for row in names]

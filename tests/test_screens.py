@@ -1,4 +1,4 @@
-"""The pictures of docs/screens.md are what the commands show, and its words name keys that there are."""
+"""The pictures of docs/reference/screens.md are what the commands show, and its words name keys that there are."""
 
 import importlib.util
 import re
@@ -36,7 +36,7 @@ def test_pictures_are_what_the_commands_show_today(draw: ModuleType, name: str) 
         "".join(text.itertext()) for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")
     ]
     assert texts == [line for line in draw.screen(name) if line]
-    assert f"(images/{name}.svg)" in (ROOT / "docs/screens.md").read_text(encoding="utf-8")
+    assert f"(../images/{name}.svg)" in (ROOT / "docs/reference/screens.md").read_text(encoding="utf-8")
 
 
 def test_the_picture_of_status_shows_a_run_that_is_not_healthy(draw: ModuleType) -> None:
@@ -47,7 +47,7 @@ def test_the_picture_of_status_shows_a_run_that_is_not_healthy(draw: ModuleType)
     assert draw.screen("top")[1].startswith("quickstart  running  step ")
 
 
-@pytest.mark.parametrize("path", ["docs/screens.md", "actors/ops/view/limits.py"])
+@pytest.mark.parametrize("path", ["docs/reference/screens.md", "actors/ops/view/limits.py"])
 def test_every_key_that_is_advised_exists(path: str) -> None:
     """Advice to change a key that has another name by now would be worse than none."""
     keys = {match.groups() for match in KEY.finditer((ROOT / path).read_text(encoding="utf-8"))}

@@ -1,4 +1,4 @@
-"""docs/training.md cannot rot: its table of keys is the code's, its YAML is loaded."""
+"""docs/reference/training.md cannot rot: its table of keys is the code's, its YAML is loaded."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 from schemas.config import check_tree
 from schemas.config.tables import with_tables
 
-TEXT = (Path(__file__).parent.parent / "docs" / "training.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parent.parent / "docs/reference/training.md").read_text(encoding="utf-8")
 RUN: dict[str, Any] = {
     "model": {"path": "some/model"},
     "environments": [{"type": "reverse_text"}],

@@ -1,4 +1,4 @@
-"""Protocol of a run (docs/protocol.md) as a pure state machine, with its SQLite store.
+"""Protocol of a run (docs/internals/protocol.md) as a pure state machine, with its SQLite store.
 
 `Machine` consumes heartbeats, scored groups and the time, and emits rows to write and directives to send. It has no
 clock, no socket and no file, so that tests and a search over all interleavings execute the code of the packer itself.

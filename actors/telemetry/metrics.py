@@ -1,4 +1,4 @@
-"""Table of all metrics of all actors; docs/metrics.md is generated from it.
+"""Table of all metrics of all actors; docs/reference/metrics.md is generated from it.
 
 Units are base units. Counters end in `_total` and start at 0. All label values are listed here, so that rates are right
 from the first scrape on. Labels have few values: never a step or an ordinal.
@@ -379,7 +379,7 @@ class _BusCollector(Collector):
 
 
 def document() -> str:
-    """Return the text of docs/metrics.md."""
+    """Return the text of docs/reference/metrics.md."""
     lines = [
         "# Metrics",
         "",

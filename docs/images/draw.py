@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/screens.md: `python docs/images/draw.py`.
+"""Draw the pictures of docs/reference/screens.md: `python docs/images/draw.py`.
 
 Each NAME.json beside this file is the progress.json of a real run of the quickstart, copied while it ran; NAME.svg is
 what the command prints of it. Nothing here is needed to run anything.

@@ -1,4 +1,4 @@
-"""Keys of `reward.advantage`: formulas from rewards to advantages (docs/algorithms.md). One class per `type`.
+"""Keys of `reward.advantage`: formulas from rewards to advantages (docs/reference/advantages.md). One class per `type`.
 
 The property `level` decides where an advantage is computed: `group` and `token` from one group, by the reward actor;
 `step` from all groups of a training step, by the packer. An unscorable completion (every function returned None) has

@@ -107,8 +107,8 @@ class RewardFunctionConfig(ShapingConfig):
     """
 
     path: str = Field(min_length=1)
-    """Name of a built-in function (docs/algorithms.md), `package.module:function`, or `path/to/file.py:function`. A
-    relative file is looked up next to the configuration file first, then in the current directory."""
+    """Name of a built-in function (docs/reference/rewards.md), `package.module:function` or `path/to/file.py:function`.
+    A relative file is looked up next to the configuration file first, then in the current directory."""
     weight: float = 1.0
     """Factor in the weighted sum of rewards. 0: the function's values are only logged."""
     kwargs: dict[str, Any] = {}

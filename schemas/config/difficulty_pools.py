@@ -1,4 +1,4 @@
-"""Keys of `packer.pools`: difficulty pools (docs/algorithms.md)."""
+"""Keys of `packer.pools`: difficulty pools (docs/reference/sampling.md)."""
 
 from pydantic import Field, model_validator
 

@@ -1,4 +1,4 @@
-"""Keys of `trainer.distillation`: a teacher's term next to the rewards (docs/algorithms.md). One class per `type`."""
+"""Keys of `trainer.distillation`: a teacher's term next to the rewards. See docs/reference/losses.md."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Keys of `reward.filters`: completions not fit to learn from (docs/algorithms.md). One class per `type`."""
+"""Keys of `reward.filters`: completions not fit to learn from (docs/reference/rewards.md). One class per `type`."""
 
 from typing import Annotated, Literal
 

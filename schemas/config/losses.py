@@ -1,4 +1,4 @@
-"""Keys of `trainer.loss`, the policy loss (docs/algorithms.md). One class per `type`."""
+"""Keys of `trainer.loss`, the policy loss (docs/reference/losses.md). One class per `type`."""
 
 import math
 from typing import Annotated, ClassVar, Literal

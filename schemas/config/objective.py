@@ -1,4 +1,4 @@
-"""Keys of the training objective: a policy loss, and switches to combine with any loss (docs/algorithms.md)."""
+"""Keys of the training objective: a policy loss, and switches to combine with any loss (docs/reference/losses.md)."""
 
 from typing import Literal
 

@@ -70,7 +70,7 @@ def _unknown_key(location: Location) -> str:
     allowed = sorted({key for model in chosen for key in model.model_fields})
     # A near miss of a key here is a typo, even if TRL has the word too.
     if name in TRL_NAMES and not difflib.get_close_matches(name, allowed, n=1, cutoff=0.9):
-        return f"no such key; TRL's {name} is {' and '.join(TRL_NAMES[name])} here (docs/algorithms.md)"
+        return f"no such key; TRL's {name} is {' and '.join(TRL_NAMES[name])} here (docs/reference/libraries.md)"
     # A path is known and still unknown here if only another type of a section above has it.
     elsewhere = [path for path in dict(paths([RunConfig])) if path.rpartition(".")[2] == name and path != here]
     # A name used by many sections is no hint, except at the top level, where the user has forgotten the section.

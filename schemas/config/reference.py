@@ -60,7 +60,7 @@ A fork starts from the newest checkpoint. Groups sampled after the checkpoint ar
 | actor | one process of a run: rollout, reward, packer, trainer or inference |
 | engine | the program that samples: inside the inference actor, or a vLLM or SGLang server behind it |
 | logp, q | logprob of a token under the trainer's weights; under the engine that sampled the token |
-| P1, P2, … | rules of docs/protocol.md |
+| P1, P2, … | rules of docs/internals/protocol.md |
 """
 FOLDER = "docs/reference"
 """Folder of the page."""

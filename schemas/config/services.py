@@ -59,7 +59,7 @@ class BusConfig(Section):
     """Seconds without an answer of the packer until an actor gives up and exits."""
     keys: Free[str] = ""
     """Directory of CURVE keys that encrypt every tcp socket and shut out peers without a listed key. `actors keys new
-    DIR` creates one (docs/security.md). Empty: no encryption, and tcp only on loopback."""
+    DIR` creates one (docs/reference/security.md). Empty: no encryption, and tcp only on loopback."""
     allow_plaintext: Free[bool] = False
     """Permission for unencrypted tcp beyond loopback, for a network without other users."""
 

@@ -1,4 +1,4 @@
-"""Keys of `trainer.sft`: supervised examples mixed into training (CHORD, docs/algorithms.md)."""
+"""Keys of `trainer.sft`: supervised examples mixed into training (CHORD, docs/reference/losses.md)."""
 
 from pydantic import Field
 

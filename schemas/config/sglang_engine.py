@@ -10,7 +10,7 @@ from schemas.config.server_pool import ServerUrl
 
 
 class SglangEngineConfig(EngineBase):
-    """Existing SGLang server behind each inference actor, started by you (docs/engines.md)."""
+    """Existing SGLang server behind each inference actor, started by you (docs/reference/engines.md)."""
 
     has_server: ClassVar[bool] = True
     channels: ClassVar[frozenset[WeightChannel]] = frozenset({"filesystem"})

@@ -1,4 +1,4 @@
-"""Keys of TRL's GRPOConfig and TrainingArguments, with the keys here of the same effect (docs/algorithms.md)."""
+"""Keys of TRL's GRPOConfig and TrainingArguments, with the equivalent keys here (docs/reference/libraries.md)."""
 
 TRL_NAMES = {
     "model_name_or_path": ("model.path",),

@@ -97,7 +97,7 @@ def test_every_place_of_a_thread_is_in_the_code_and_told_where_it_is_defined() -
 
 def test_every_thread_is_in_the_page_on_reliability() -> None:
     """With what comes of an exception in it."""
-    page = (ROOT / "docs" / "reliability.md").read_text().partition("## Threads")[2]
+    page = (ROOT / "docs/internals/reliability.md").read_text().partition("## Threads")[2]
     names = {thread.called or thread.made.strip("'") for thread in THREADS} | {made.strip("'") for made in ELSEWHERE}
     assert [name for name in sorted(names) if f"`{name}" not in page] == []
 

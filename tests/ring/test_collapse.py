@@ -1,4 +1,4 @@
-"""The recovery that docs/operations.md promises for a collapse (GrpoRewardCollapse), with a real model."""
+"""The recovery that docs/reference/operations.md promises for a collapse (GrpoRewardCollapse), with a real model."""
 
 import json
 from pathlib import Path

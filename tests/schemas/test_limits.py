@@ -4,12 +4,12 @@ from pathlib import Path
 
 from schemas import limits
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "security.md"
+PAGE = Path(__file__).parent.parent.parent / "docs/reference/security.md"
 
 
 def test_the_page_on_security_shows_the_table_of_limits_as_it_is() -> None:
     """A limit that changes changes on the page: `python -c "from schemas import limits; print(limits.describe())"`."""
-    assert f"```\n{limits.describe()}\n```" in PAGE.read_text(encoding="utf-8")
+    assert f"```text\n{limits.describe()}\n```" in PAGE.read_text(encoding="utf-8")
 
 
 def test_every_limit_of_the_table_is_told_in_its_unit() -> None:

@@ -259,4 +259,7 @@ def test_alerts_fire_when_what_they_tell_of_is_done_to_the_run(live):
     live.wait_for_alert("GrpoNoStep")
 
     live.started.processes["packer-0"].kill()
-    assert live.wait_for_alert("GrpoPackerDown", name="packer-0")["runbook"] == "docs/operations.md#grpopackerdown"
+    assert (
+        live.wait_for_alert("GrpoPackerDown", name="packer-0")["runbook"]
+        == "docs/reference/operations.md#grpopackerdown"
+    )

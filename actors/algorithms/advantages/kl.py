@@ -1,7 +1,7 @@
 """Advantages of rewards that contain a reference KL, subtracted before the baseline (`reference.place: group_reward`).
 
 Such advantages need the KLs of all completions of the step. Each trainer rank measures the KLs of its own completions,
-sends them to all other ranks, and computes the same advantages from all messages (docs/decisions, 0025).
+sends them to all other ranks, and computes the same advantages from all messages (docs/internals/decisions, 0025).
 Source: ms-swift 4.6, `swift/rl_core/advantage.py` (compute_advantages, kl_in_reward); TRL 1.16, RLOOTrainer.
 """
 

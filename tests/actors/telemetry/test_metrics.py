@@ -64,5 +64,5 @@ def test_edges_of_the_same_name_are_exported_as_their_sum():
 
 
 def test_document_is_what_the_repository_has():
-    """docs/metrics.md is made from the table; `make docs` writes it."""
-    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == document()
+    """docs/reference/metrics.md is made from the table; `make docs` writes it."""
+    assert (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8") == document()

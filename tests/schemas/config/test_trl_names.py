@@ -37,7 +37,9 @@ def problem(section: str, key: str) -> str:
 )
 def test_a_word_of_trl_is_answered_with_the_key_here(section: str, word: str, ours: str) -> None:
     """In whatever section it stands."""
-    assert problem(section, word).endswith(f"{word}: no such key; TRL's {word} is {ours} here (docs/algorithms.md)")
+    assert problem(section, word).endswith(
+        f"{word}: no such key; TRL's {word} is {ours} here (docs/reference/libraries.md)"
+    )
 
 
 def test_every_key_that_is_named_exists() -> None:

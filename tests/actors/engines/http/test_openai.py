@@ -440,13 +440,13 @@ def test_streams_do_not_disturb_each_other(client: openai.OpenAI) -> None:
 def test_the_example_of_the_page_works_and_a_run_answers_to_its_name(
     engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """docs/asking.md, with the port of this server; the model's path is a name too, and any other is refused."""
-    page = (Path(__file__).parents[4] / "docs/asking.md").read_text(encoding="utf-8")
+    """docs/reference/asking.md, with the port of this server; the model's path is a name too, any other is refused."""
+    page = (Path(__file__).parents[4] / "docs/reference/asking.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0]
     server = CompletionServer(engine, "/models/tiny", "boot7", "127.0.0.1", 0, WAIT, run_name="run")
     try:
         url = f"http://127.0.0.1:{server.port}/v1"
-        exec(compile(code.replace("http://127.0.0.1:8000/v1", url), "docs/asking.md", "exec"), {})
+        exec(compile(code.replace("http://127.0.0.1:8000/v1", url), "docs/reference/asking.md", "exec"), {})
         assert capsys.readouterr().out.strip()
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=WAIT)
         assert [model.id for model in client.models.list()] == ["/models/tiny", "run"]
