@@ -2,9 +2,9 @@
 
     python examples/quickstart/quickstart.py [--seed N] [--output DIR] [--resume] [key=value ...]
 
-Everything it leaves behind is under the output directory (default outputs/quickstart): the run's own files (see README,
-"What a run leaves behind"), `model/`, and `report.png`. It is a demonstration: without `--resume` it removes what an
-earlier quickstart has left there, and begins anew.
+All files are under the output directory (default outputs/quickstart): the files of the run (docs/reference/files.md),
+`model/`, and `report.png`. Without `--resume` the script removes the files of an earlier quickstart there, and starts
+from the beginning.
 """
 
 import argparse
