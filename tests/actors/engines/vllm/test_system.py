@@ -291,8 +291,8 @@ def test_alternatives_are_the_models_most_probable_tokens(full: VllmEngine, serv
 
 def test_a_bad_request_is_an_error_in_vllms_words(full: VllmEngine) -> None:
     """And the server lives."""
-    with pytest.raises(RequestError, match="temperature"):
-        full.submit(ask(PROMPT, temperature=-1.0)).result(WAIT)
+    with pytest.raises(RequestError, match="out-of-vocab"):
+        full.submit(SampleRequest(PROMPT, 1, 3, 0, logit_bias={10**6: 1.0})).result(WAIT)
     assert sample(full, SampleRequest(PROMPT, 1, 3, 0, logit_bias={7: 100.0}))[0][0].token_ids == [7, 7, 7]
 
 
