@@ -21,8 +21,7 @@ ONE_PROCESS_EACH = ["trainer.num_ranks=1", "trainer.sharding=none", "up.inferenc
     "name",
     [
         pytest.param("trl", marks=pytest.mark.slow),
-        pytest.param("areal", marks=pytest.mark.slow),
-        *[pytest.param(name, marks=pytest.mark.long) for name in ("prime-rl", "surogate", "ms-swift")],
+        *[pytest.param(name, marks=pytest.mark.long) for name in ("areal", "prime-rl", "surogate", "ms-swift")],
     ],
 )
 def test_data_and_rewards_of_a_page_go_through_a_whole_run(
@@ -47,7 +46,7 @@ def test_data_and_rewards_of_a_page_go_through_a_whole_run(
     assert all(lines[-1][f"reward/{function}"] is not None for function in functions)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_that_are_started_one_by_one_make_a_run(tmp_path: Path) -> None:
     """The commands of the page, in a shell: they find each other, train to the end, and end by themselves."""
     (commands,) = [block.text for block in page("vllm").blocks if "CUDA_VISIBLE_DEVICES" in block.text]
