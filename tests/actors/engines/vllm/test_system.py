@@ -292,7 +292,7 @@ def test_alternatives_are_the_models_most_probable_tokens(full: VllmEngine, serv
 def test_a_bad_request_is_an_error_in_vllms_words(full: VllmEngine) -> None:
     """And the server lives."""
     with pytest.raises(RequestError, match="out-of-vocab"):
-        full.submit(SampleRequest(PROMPT, 1, 3, 0, logit_bias={10**6: 1.0})).result(WAIT)
+        full.submit(SampleRequest(PROMPT, 1, 3, 0, stop_token_ids=(10**6,))).result(WAIT)
     assert sample(full, SampleRequest(PROMPT, 1, 3, 0, logit_bias={7: 100.0}))[0][0].token_ids == [7, 7, 7]
 
 
@@ -581,7 +581,7 @@ import time
 from pathlib import Path
 from tests.actors.engines.vllm.test_system import start
 engine = start(Path({str(servable_model(0))!r}), Path({str(tmp_path)!r}))
-print("group", engine._server.group, flush=True)
+print("group", engine._server.process_group, flush=True)
 time.sleep(600)
 """
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
