@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.engines import embedded, fake, sglang, vllm
 from actors.process.actor import Actor
+from actors.process.devices import shares_gpu
 from actors.process.output_dir import take
 from actors.telemetry.metrics import Metrics
 from bus.run_folder import weights_directory, weights_folder
@@ -46,6 +47,8 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     from actors.engines.http.access import api_key, client_tls
     from actors.engines.http.client import CompletionClient
     from actors.models.tokenizer import Tokenizer
+    from actors.rollout.engine_choice import EngineChoice
+    from actors.rollout.group import GroupSampler
     from actors.rollout.loop import RolloutActor
     from schemas.messages import Purpose
 
@@ -54,6 +57,7 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     each = [(e, p) for e in config.environments for p in purposes]
     datasets = {(p, e.label): make_dataset(e, p, config.seed, check=False) for e, p in each}
     loads_model = config.inference.engine.loads_model
+    # an engine without a model has token ids of its own; the fake engine counts one token per character
     encode = Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
     engine, key, tls = config.inference, api_key(config.inference), client_tls(config.inference)
 
@@ -61,11 +65,13 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
         slots = config.rollout.max_concurrent_groups
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
-    return RolloutActor(config, name, metrics, datasets, encode, client)
+    sampler = GroupSampler(config, name, datasets, encode, EngineChoice(config, metrics, client))
+    return RolloutActor(config, name, metrics, sampler)
 
 
 def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RewardActor":
     """Make the reward actor, with the user's functions. No other process imports reward functions."""
+    from actors.models.tokenizer import vocabulary
     from actors.reward.builtin import unmeasured
     from actors.reward.functions import NamedReward, load_advantage, load_rewards, load_steps
     from actors.reward.lookup import load_function
@@ -77,19 +83,11 @@ def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "Re
     functions = load_rewards(config.reward.functions)
     steps = load_steps(config.reward.steps) if config.reward.steps else None
     custom = load_advantage(advantage) if isinstance(advantage, CustomAdvantageConfig) else None
-    return RewardActor(config, name, metrics, functions, exact_match, _vocab_size(config), steps, custom)
-
-
-def _vocab_size(config: RunConfig) -> int:
-    """Return the size of the policy's vocabulary, for the gibberish filter.
-
-    0 if no filter needs it, which avoids loading a tokenizer.
-    """
-    from actors.models.tokenizer import vocabulary
-
-    if not any(one.type == "gibberish" for one in config.reward.filters):
-        return 0
-    return config.inference.engine.own_vocab_size or len(vocabulary(config.model))
+    vocab_size = 0
+    # only the gibberish filter compares with the vocabulary, and reading the vocabulary loads a tokenizer
+    if any(one.type == "gibberish" for one in config.reward.filters):
+        vocab_size = config.inference.engine.own_vocab_size or len(vocabulary(config.model))
+    return RewardActor(config, name, metrics, functions, exact_match, vocab_size, steps, custom)
 
 
 def make_packer(
@@ -108,9 +106,11 @@ def make_packer(
     from actors.packer.loop import PackerActor
     from actors.telemetry.reporter import Reporter
 
-    check_ledger_is_there(config)  # before anything is written to the output_dir
+    # before anything is written: if the ledger's disk is not mounted, nothing may look like a new run
+    check_ledger_is_there(config)
     take(config)
     train = {e.label: make_dataset(e, "train", config.seed) for e in config.environments}
+    # without evaluations no file of an eval split is read
     held_out = (
         {e.label: make_dataset(e, "eval", config.seed) for e in config.environments} if config.eval.num_prompts else {}
     )
@@ -121,7 +121,8 @@ def make_packer(
         sizes = [e.num_examples for e in train.values()]
         curriculum = Curriculum(sizes, weights or None, config.seed, make_difficulty_pools(config, train, store))
         counts = store.value("curriculum") or []
-        if len(counts) == len(train):  # a fork may have other environments
+        # a fork may have other environments, whose epochs begin anew
+        if len(counts) == len(train):
             curriculum.counts = counts
         return PackerActor(
             config,
@@ -187,10 +188,11 @@ def make_learner(config: RunConfig, threads: int | None = None, rank: int | None
         threads: number of torch's threads; None: unchanged.
         rank: rank in the gang; None: the learner has all weights, even if the run's gang shards them.
     """
+    # an engine without a model goes with a learner without one, which needs no torch
     if not config.inference.engine.loads_model:
         from actors.learner.fake import FakeLearner
 
-        return FakeLearner()  # needs no torch
+        return FakeLearner()
     import torch
 
     from actors.learner.learner import TorchLearner
@@ -250,6 +252,7 @@ def make_trainer(
         # ranks share the folder: all read their checkpoint there, and one writes
         CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint, writes=rank == 0),
         rank,
+        shares_gpu(),
     )
 
 
@@ -290,8 +293,9 @@ def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> 
 
     # actors on one machine can't share the configured port: each adds its ordinal
     port = config.inference.port and config.inference.port + replica_index(name)
-    engine = partial(make_engine, config, name)  # called after the first heartbeat, since loading takes minutes
-    return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port)
+    # called after the first heartbeat: loading takes minutes, and heartbeats tell of an engine that starts
+    engine = partial(make_engine, config, name)
+    return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port, shares_gpu())
 
 
 def make_engine(config: RunConfig, name: str) -> "Engine":

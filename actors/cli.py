@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import json
 import os
 import re
 import secrets
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schemas.config import RunConfig
+    pass
 
 ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool")
 EXIT_CONFIG = 2
+MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"
 FORK = "continue from the newest checkpoint even if identity keys of run.yaml differ; later steps are sampled again"
 
 
@@ -28,9 +30,8 @@ def main(argv: list[str] | None = None) -> int:
 
         run_as_init()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # texts of a run may have characters that the terminal's encoding lacks
+        # texts of a run may have characters that the terminal's encoding lacks, and a screen must not end a run
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     arguments = _parse(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
@@ -38,10 +39,12 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         code = command(arguments)
+        # here and not at exit, so that a closed pipe is caught below
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter complains at exit
+        # stdout may hold text still, which the interpreter would flush at exit, and complain about the closed pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except ConfigError as error:
         for problem in error.problems:
@@ -76,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         name: str, command: Callable[[argparse.Namespace], int], text: str, config: bool = True
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, command_name=name)
         if config:
             sub.add_argument("config", type=Path, help="run.yaml")
             _add_overrides(sub)
@@ -88,29 +91,34 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--resume", type=Path, metavar="DIR", help="output_dir of a run: show what differs, and whether it may continue"
     )
+    check.add_argument(
+        "--gpus", type=int, metavar="N", help="plan the devices of a machine with N GPUs (default: of this machine)"
+    )
+    check.add_argument("--machine", metavar="ACTORS", help=MACHINE)
     check.add_argument("--memory", action="store_true", help="estimate the memory needed, by part")
-    add("topology", _topology, "Print each edge of the bus: which end binds, which connects, and the high-water mark.")
+    add("topology", _print, "Print each edge of the bus: which end binds, which connects, and the high-water mark.")
     run = add("run", _run, "Run a single actor.", config=False)
     run.add_argument("actor", choices=ACTORS)
     run.add_argument("--config", type=Path, required=True, help="run.yaml, the same for all actors of a run")
     run.add_argument("--name", help="unique in the run; default: KIND-HOST-LETTERS, trainer-RANK or packer-0")
+    run.add_argument("--machine", metavar="ACTORS", help=f"{MACHINE}; this actor then takes its GPUs of the plan")
     run.add_argument("--fork", action="store_true", help=FORK)
     # --parent and --started-at are given by `actors up` alone
     run.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     run.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
     _add_overrides(run)
-    for name, command, text in (
-        ("top", _top, "Watch a run from another terminal; Ctrl-C stops watching, not the run."),
-        ("status", _status, "Print a screen about a run; exit code 0: healthy, 1: not healthy, 2: no such run."),
+    for name, text in (
+        ("top", "Watch a run from another terminal; Ctrl-C stops watching, not the run."),
+        ("status", "Print a screen about a run; exit code 0: healthy, 1: not healthy, 2: no such run."),
     ):
-        seen = add(name, command, text, config=False)
+        seen = add(name, _watch, text, config=False)
         seen.add_argument("run", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
         _add_overrides(seen)
     samples = add("samples", _samples, "Show sampled completions with rewards.", config=False)
     samples.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     samples.add_argument("--step", type=int, help="only this step (default: the last one)")
     samples.add_argument("--num", type=int, default=4, help="completions shown per group (default: 4)")
-    rewind = add("rewind", _rewind, "Make a stopped run continue from an older checkpoint.", config=False)
+    rewind = add("rewind", _print, "Make a stopped run continue from an older checkpoint.", config=False)
     rewind.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     rewind.add_argument("--step", type=int, required=True, help="step of the checkpoint")
     rewind.add_argument(
@@ -118,16 +126,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="train the later steps again on the same groups (default: sample new groups)",
     )
-    restore = add("restore", _restore, "Replace a damaged ledger by its newest backup.", config=False)
+    restore = add("restore", _print, "Replace a damaged ledger by its newest backup.", config=False)
     restore.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     replay = add("replay", _replay, "Train a recorded step again and compare bit by bit.", config=False)
     replay.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     replay.add_argument("--step", type=int, required=True, help="the step to compare")
-    keys = add("keys", _keys, "Create, rotate or show the keys of the bus.", config=False)
+    keys = add("keys", _print, "Create, rotate or show the keys of the bus.", config=False)
     keys.add_argument("action", choices=("new", "rotate", "show"))
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder of bus.keys")
     keys.add_argument("--finish", action="store_true", help="with rotate: revoke the old keys")
-    add("schema", _schema, "Print the JSON Schema of run.yaml, for editors.", config=False)
+    add("schema", _print, "Print the JSON Schema of run.yaml, for editors.", config=False)
     return parser
 
 
@@ -157,7 +165,8 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
-        default=[],  # otherwise argparse requires at least one
+        # without a default argparse requires at least one
+        default=[],
         metavar="key=value",
         help="dotted overrides, e.g. trainer.learning_rate=1e-5",
     )
@@ -174,46 +183,52 @@ def _run(arguments: argparse.Namespace) -> int:
     from schemas.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
-    # imported after the check of the configuration: errors in it shall appear at once
-    from actors.runtime import leave, run_actor, run_server_pool
-
     name = arguments.name or _default_name(arguments.actor)
+    if arguments.machine is not None:
+        from actors.ops.device_plan import take_devices
+
+        take_devices(config, arguments.machine, name)  # before torch is imported, which looks at the GPUs once
+    # imported after the check of the configuration: errors in it shall appear at once
+    from actors.process.exits import leave
+    from actors.runtime import run_actor, run_server_pool
+
     if arguments.actor == "inference-pool":
         code = run_server_pool(config, arguments.config, name, arguments.overrides, arguments.parent)
     else:
         code = run_actor(arguments.actor, name, config, arguments.parent, arguments.started_at, arguments.fork)
-    leave(code)  # exits: threads of user code or of an engine may never return
+    # ends the process here, since the interpreter would wait for threads of user code or of an engine
+    leave(code)
     return code
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from actors.ops.device_plan import planned_table
     from actors.ops.fit import busy_ports
     from actors.ops.preflight import preflight
     from schemas.config import load_config, warnings
 
     config = load_config(arguments.config, arguments.overrides)
+    # on stderr, so that stdout has the verdict alone
     for warning in warnings(config):
         print(f"warning: {warning}", file=sys.stderr)
     for note in [*preflight(config, starts=False), *busy_ports(config)]:
         print(f"warning: {note}", file=sys.stderr)
     if arguments.resume is not None:
-        return _check_resume(config, arguments.resume)
+        from actors.ops.resume import compare  # here, since it loads numpy
+
+        text, allowed = compare(config, arguments.resume)
+        print(text)
+        refused = "these changes make it a different run: use --fork or another output_dir"
+        print("the run can continue with this configuration" if allowed else refused)
+        return 0 if allowed else EXIT_CONFIG
     print(f"{arguments.config}: good")
+    if table := planned_table(config, arguments.gpus, arguments.machine):
+        print(table)
     if arguments.memory:
         from actors.models.memory import estimate
 
         print(estimate(config).table())
     return 0
-
-
-def _check_resume(config: "RunConfig", output_dir: Path) -> int:
-    from actors.ops.resume import compare
-
-    text, allowed = compare(config, output_dir)
-    print(text)
-    refused = "these changes make it a different run: use --fork or another output_dir"
-    print("the run can continue with this configuration" if allowed else refused)
-    return 0 if allowed else EXIT_CONFIG
 
 
 def _default_name(actor: str) -> str:
@@ -228,20 +243,6 @@ def _default_name(actor: str) -> str:
     return f"{actor}-{host}-{''.join(secrets.choice(string.ascii_lowercase) for _ in range(5))}"
 
 
-def _rewind(arguments: argparse.Namespace) -> int:
-    from actors.ops.resume import rewind
-
-    print(rewind(_output_dir(arguments.output_dir), arguments.step, same_groups=arguments.same_groups))
-    return 0
-
-
-def _restore(arguments: argparse.Namespace) -> int:
-    from actors.ops.resume import restore
-
-    print(restore(_output_dir(arguments.output_dir)))
-    return 0
-
-
 def _replay(arguments: argparse.Namespace) -> int:
     from actors.assembly import make_learner
     from actors.ops.replay import recorded_threads, replay
@@ -254,24 +255,11 @@ def _replay(arguments: argparse.Namespace) -> int:
     return 0 if all(result.same.values()) else 1
 
 
-def _topology(arguments: argparse.Namespace) -> int:
-    from bus.topology import describe
-    from schemas.config import load_config
+def _watch(arguments: argparse.Namespace) -> int:
+    from actors.ops.view import watch
 
-    print(describe(load_config(arguments.config, arguments.overrides)))
-    return 0
-
-
-def _top(arguments: argparse.Namespace) -> int:
-    from actors.ops.view.watch import config_of, top
-
-    return top(config_of(arguments.run, arguments.overrides))
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from actors.ops.view.watch import config_of, status
-
-    return status(config_of(arguments.run, arguments.overrides))
+    config = watch.config_of(arguments.run, arguments.overrides)
+    return watch.top(config) if arguments.command_name == "top" else watch.status(config)
 
 
 def _samples(arguments: argparse.Namespace) -> int:
@@ -287,19 +275,31 @@ def _samples(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _keys(arguments: argparse.Namespace) -> int:
-    from actors.ops.keys import keys
+def _print(arguments: argparse.Namespace) -> int:
+    """Print the text of a command whose work returns a text."""
+    match arguments.command_name:
+        case "topology":
+            from bus.topology import describe
+            from schemas.config import load_config
 
-    print(keys(arguments.action, arguments.folder, arguments.finish))
-    return 0
+            text = describe(load_config(arguments.config, arguments.overrides))
+        case "rewind":
+            from actors.ops.resume import rewind
 
+            text = rewind(_output_dir(arguments.output_dir), arguments.step, same_groups=arguments.same_groups)
+        case "restore":
+            from actors.ops.resume import restore
 
-def _schema(arguments: argparse.Namespace) -> int:
-    import json
+            text = restore(_output_dir(arguments.output_dir))
+        case "keys":
+            from actors.ops.keys import keys
 
-    from schemas.config.json_schema import json_schema
+            text = keys(arguments.action, arguments.folder, arguments.finish)
+        case "schema":
+            from schemas.config.json_schema import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+            text = json.dumps(json_schema(), indent=2)
+    print(text)
     return 0
 
 

@@ -1,16 +1,17 @@
-"""The bus against raw pyzmq, and the packer's control channel under 1 000 peers.
+"""Throughput of the bus, compared with raw pyzmq, and cost of the packer's control channel with 1 000 peers.
 
     python -m benchmarks.bus [--json PATH]
 
-*Data.* An `Outbox` here sends `RolloutGroup`s to an `Inbox` in another process, over tcp loopback and ipc. `raw` is a
-PUSH and a PULL of pyzmq with the same options and frames of the same bytes (`send_multipart`, `recv_multipart`;
-copying and not copying both tried), nothing encoded and nothing looked at. Rounds of all ways alternate; rates are
-medians over rounds, and the share is that of the better raw way in the same round. Both processes run at once, so on
-two cores they share them with the threads of ZeroMQ.
+*Data.* An `Outbox` in this process sends `RolloutGroup`s to an `Inbox` in another process, over tcp loopback and over
+ipc. The raw ways use a PUSH and a PULL socket of pyzmq with the same options and send frames of the same bytes
+(`send_multipart`, `recv_multipart`, with and without copying); they encode and check nothing. Rounds of all ways
+alternate. Rates are medians over rounds; the share compares with the better raw way of the same round. Both processes
+run at the same time, and share the cores with ZeroMQ's threads.
 
-*Control.* A `ControlServer` here, 1 000 DEALER sockets in another process, each a rollout actor that holds 50 groups
-and sends a heartbeat once; every heartbeat is answered with that peer's directive. Then every directive changes and is
-sent unasked. `us` is CPU time of this process, all threads, per heartbeat with its answer and per changed directive.
+*Control.* A `ControlServer` runs in this process. Another process has 1 000 DEALER sockets; each socket stands for a
+rollout actor that holds 50 groups. Each peer sends a heartbeat once, and gets its directive as the answer. Then all
+directives change and are sent without a heartbeat. `us` is CPU time of all threads of this process, per heartbeat with
+its answer and per changed directive.
 """
 
 import multiprocessing
@@ -45,14 +46,14 @@ from schemas.messages import (
 )
 
 SIZES = {"4 KiB": (360, 6000), "1 MiB": (116_400, 200)}
-"""Tokens of the one completion, messages per round."""
+"""Tokens of the completion, and messages per round, by size of a message."""
 ROUNDS = 9
 RAW_WAYS = {"raw": True, "raw no copy": False}
 NUM_PEERS, NUM_HELD = 1000, 50
 
 
 def config(transport: str) -> RunConfig:
-    """A run of which only the bus matters."""
+    """Return the configuration of a run; only its bus matters."""
     return check_tree(
         {
             "output_dir": f"bench-{os.getpid()}",  # only names the sockets
@@ -69,7 +70,7 @@ def config(transport: str) -> RunConfig:
 
 
 def receive(pipe: Connection, transport: str) -> None:
-    """Child process: bind both sockets, then time each round from its first message to its last."""
+    """Bind both sockets, then time each round from its first message to its last. Runs in a child process."""
     run = config(transport)
     inbox = Inbox("groups", Addresses(run), run.bus, "bench", "1")
     raw = zmq.Context.instance().socket(zmq.PULL)
@@ -89,7 +90,7 @@ def receive(pipe: Connection, transport: str) -> None:
 
 
 def measure_data(transport: str) -> list[dict[str, Any]]:
-    """Messages per second of all ways and sizes over one transport."""
+    """Measure messages per second of all ways and sizes over one transport."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     child = context.Process(target=receive, args=(theirs, transport))
@@ -111,7 +112,7 @@ def measure_data(transport: str) -> list[dict[str, Any]]:
 def measure_size(
     transport: str, size: str, pipe: Connection, outbox: Outbox, raw: "zmq.Socket[bytes]"
 ) -> dict[str, Any]:
-    """All ways in turn, several rounds."""
+    """Measure all ways in turn, in several rounds."""
     tokens, count = SIZES[size]
     group = make_group(1, tokens)
     frames = [b"rollout-0", *codec.encode(group)]
@@ -147,7 +148,10 @@ def measure_size(
 
 
 def be_peers(pipe: Connection, address: str) -> None:
-    """Child process: send a heartbeat per peer when told to, in waves that fit the packer's queue; count directives."""
+    """Send a heartbeat per peer when told to, in waves that fit the packer's queue; count directives.
+
+    Runs in a child process.
+    """
     allow_many_sockets()
     peers = []
     for number in range(NUM_PEERS):
@@ -173,12 +177,12 @@ def be_peers(pipe: Connection, address: str) -> None:
 
 
 def identity(number: int) -> bytes:
-    """Name a peer."""
+    """Return the identity of a peer."""
     return identity_of(f"rollout-{number}", f"{number:016x}")
 
 
 def heartbeat(number: int, sequence: int, holds: np.ndarray[Any, np.dtype[np.int64]]) -> RolloutHeartbeat:
-    """What a rollout actor says."""
+    """Return the heartbeat of a rollout actor."""
     return RolloutHeartbeat(
         run="0123456789abcdef",
         name=f"rollout-{number}",
@@ -193,7 +197,7 @@ def heartbeat(number: int, sequence: int, holds: np.ndarray[Any, np.dtype[np.int
 
 
 def directive(step: int) -> RolloutDirective:
-    """What a rollout actor is told: 8 engines, 4 reward actors, 5 releases."""
+    """Return the directive for a rollout actor: 8 engines, 4 reward actors, 5 releases."""
     policy = PolicyVersion(lineage=1, version=step)
     return RolloutDirective(
         run="0123456789abcdef",
@@ -218,14 +222,14 @@ def directive(step: int) -> RolloutDirective:
 
 
 def measure_control() -> dict[str, Any]:
-    """CPU time of the packer's side."""
+    """Measure the CPU time of the packer's side."""
     allow_many_sockets()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         return measure_control_at(f"ipc://{folder}/control")
 
 
 def measure_control_at(address: str) -> dict[str, Any]:
-    """The same, at an address."""
+    """Measure the CPU time of the packer's side at an address."""
     server = ControlServer(address, lambda identity, heartbeat: None)
     directives: dict[bytes, Directive | None] = {identity(number): directive(0) for number in range(NUM_PEERS)}
     server.publish(directives)
@@ -259,7 +263,7 @@ def measure_control_at(address: str) -> dict[str, Any]:
 
 
 def allow_many_sockets() -> None:
-    """Raise the limits of open files and of ZeroMQ sockets to what 1 000 peers need."""
+    """Raise the limits of open files and of ZeroMQ sockets for 1 000 peers."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if hard > 0 else 8192, hard))
     zmq.Context.instance().set(zmq.MAX_SOCKETS, 2 * NUM_PEERS)
@@ -269,13 +273,13 @@ def allow_many_sockets() -> None:
 
 
 def measure() -> dict[str, Any]:
-    """Both planes."""
+    """Measure data plane and control plane."""
     data = [result for transport in ("tcp", "ipc") for result in measure_data(transport)]
     return {"data": data, "control": measure_control()}
 
 
 def show(results: dict[str, Any]) -> str:
-    """Two tables."""
+    """Return a table of each plane."""
     rows: list[list[object]] = [["transport", "size", "frames", "bus msg/s", *(f"{w} msg/s" for w in RAW_WAYS), "MB/s"]]
     rows[0].append("bus / best raw")
     for r in results["data"]:

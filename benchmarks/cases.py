@@ -1,8 +1,8 @@
-"""What each loss, advantage and modifier is tried with: dotted overrides of examples/quickstart/run.yaml, by name.
+"""Configurations for each loss, advantage and modifier, as dotted overrides of examples/quickstart/run.yaml, by name.
 
-`{model}` stands for the start model, `{teacher}` for the same after 150 steps of the quickstart, `{supervised}` for a
-file of examples; benchmarks.learning makes what a case needs. A loss with a ratio to the start of the step has two
-minibatches, else that ratio is 1 and the loss the plain policy gradient.
+`{model}` stands for the path of the start model, `{teacher}` for the start model after 150 steps of the quickstart,
+`{supervised}` for a file of examples; benchmarks.learning makes these files. A loss with a ratio to the start of the
+step gets two minibatches: with one minibatch the ratio is always 1, and the loss is the plain policy gradient.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
         "reward.advantage.eps=1e-8",
     )
 }
-"""Loss and advantage of a configuration that names none (TRL's AsyncGRPOTrainer); the quickstart's names its own."""
+"""Default loss and advantage (as in TRL's AsyncGRPOTrainer), written out because the quickstart sets other values."""
 
 LOSSES: dict[str, tuple[str, ...]] = {
     "surogate": _loss("surogate"),

@@ -1,15 +1,15 @@
-"""What a message costs between two processes, without the socket: encode, decode, and reading every byte.
+"""Cost of a message between two processes without the socket: encoding, decoding, reading every byte.
 
     python -m benchmarks.codec [--json PATH]
 
-The message is a `RolloutGroup` of 1 or 16 completions of 1 024 tokens each (prompt of 64 tokens, one segment per
-completion), decoded from `bytes` with all checks on. `read` copies each array out once, so that every byte is touched.
-Beside it, in the same run:
+The message is a `RolloutGroup` with 1 or 16 completions of 1 024 tokens each, a prompt of 64 tokens and one segment per
+completion. It is decoded from `bytes` with all checks on. `read` copies each array once, so that every byte is read.
+Two other ways are measured in the same run:
 
-- `limit`: `numpy.frombuffer` on each frame and one memcpy of each, nothing checked;
-- `lists`: the same fields as a pydantic model with `list[int]` and `list[float]`, sent as msgpack.
+- `limit`: `numpy.frombuffer` and one memcpy per frame, without checks;
+- `lists`: the same fields in a pydantic model with `list[int]` and `list[float]`, sent as msgpack.
 
-One process, one thread; medians of 15 rounds.
+The benchmark has one process and one thread. Figures are medians of 15 rounds.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ GROUP_SIZES = (1, 16)
 
 
 class ListGroup(BaseModel):
-    """A RolloutGroup as one would write it without arrays."""
+    """RolloutGroup with lists in place of arrays."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class ListGroup(BaseModel):
 
 
 def make_group(num_completions: int, tokens: int = TOKENS) -> RolloutGroup:
-    """A group as a rollout actor sends it."""
+    """Return a group as a rollout actor sends it."""
     rng = np.random.default_rng(0)
     num_tokens = num_completions * tokens
     starts = np.arange(num_completions) * tokens
@@ -79,13 +79,13 @@ def make_group(num_completions: int, tokens: int = TOKENS) -> RolloutGroup:
 
 
 def read(group: RolloutGroup) -> None:
-    """Touch every byte of every array."""
+    """Read every byte of every array."""
     for name in RolloutGroup.layout.specs:
         group.__dict__[name].tobytes()
 
 
 def measure_arrays(group: RolloutGroup) -> dict[str, float]:
-    """The codec."""
+    """Measure the codec."""
     frames = [bytes(frame) for frame in codec.encode(group)]
     decoded = codec.decode(frames)
     assert isinstance(decoded, RolloutGroup)
@@ -97,7 +97,7 @@ def measure_arrays(group: RolloutGroup) -> dict[str, float]:
 
 
 def measure_limit(group: RolloutGroup) -> dict[str, float]:
-    """What is left when nothing is described and nothing checked."""
+    """Measure the same bytes without header and checks."""
     frames = [array.tobytes() for array in group.arrays().values()]
     dtypes = [array.dtype for array in group.arrays().values()]
     views = [np.frombuffer(frame, dtype) for frame, dtype in zip(frames, dtypes, strict=True)]
@@ -109,7 +109,7 @@ def measure_limit(group: RolloutGroup) -> dict[str, float]:
 
 
 def measure_lists(group: RolloutGroup) -> dict[str, float]:
-    """The same message with lists."""
+    """Measure the same message with lists."""
     values = {name: getattr(group, name) for name in ListGroup.model_fields}
     listed = ListGroup(**{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()})
     data = msgpack.packb(listed.model_dump())
@@ -121,7 +121,7 @@ def measure_lists(group: RolloutGroup) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    """All ways, both group sizes."""
+    """Measure all ways with both group sizes."""
     results = []
     for size in GROUP_SIZES:
         group = make_group(size)
@@ -142,7 +142,7 @@ def measure() -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> str:
-    """A line per way and group size."""
+    """Return a table with a line per way and group size."""
     head = ["group", "way", "encode us", "decode us", "read us", "total us", "samples/s", "samples/s decode+read"]
     keys = ["encode_us", "decode_us", "read_us", "total_us", "samples_per_second", "received_samples_per_second"]
     return table([head, *([r["group_size"], r["way"], *(r[key] for key in keys)] for r in results["results"])])

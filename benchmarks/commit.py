@@ -1,10 +1,10 @@
-"""What the ledger's commits cost in the quickstart: milliseconds of a step, and their share of it, for both syncs.
+"""Cost of the ledger's commits in the quickstart: milliseconds per step and share of the step, for both `ledger.sync`.
 
     python -m benchmarks.commit [--steps 100] [--rounds 3] [--json PATH]
 
-`actors up` with the quickstart's configuration (8 groups of 16 completions a step, on a CPU), in turns with
-`ledger.sync: process` and `node`. The packer measures each of its commits itself (`grpo_packer_commit_seconds`); this
-reads its /metrics while it runs. Figures are from the tenth step on.
+`actors up` runs the quickstart's configuration (8 groups of 16 completions per step, on a CPU), in turns with
+`ledger.sync: process` and `node`. The packer measures each commit (`grpo_packer_commit_seconds`); the benchmark reads
+its /metrics during the run. Figures start at the tenth step.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Reading = tuple[int, float, float, float]
 
 
 def main() -> None:
-    """Run both syncs in turns and print a table."""
+    """Run both values of `ledger.sync` in turns and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def readings(model: Path, output: Path, sync: str, num_steps: int) -> Iterator[Reading]:
-    """One run, looked at several times a second."""
+    """Run once; return readings taken several times a second."""
     places = [f"model.path={model}", f"output_dir={output}", f"ledger.sync={sync}"]
     overrides = [*places, f"trainer.max_steps={num_steps}", "eval.num_prompts=0"]
     command = [sys.executable, "-m", "actors", "up", str(QUICKSTART / "run.yaml"), *overrides]
@@ -62,7 +62,7 @@ def readings(model: Path, output: Path, sync: str, num_steps: int) -> Iterator[R
 
 
 def reading(output: Path) -> Reading:
-    """What the packer has recorded, and what its commits have cost up to then."""
+    """Return the number of recorded steps and the cost of all commits so far."""
     targets = json.loads((output / "metrics_targets.json").read_text())
     address = next(target["targets"][0] for target in targets if target["labels"]["actor"] == "packer")
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=2.0) as answer:
@@ -73,7 +73,7 @@ def reading(output: Path) -> Reading:
 
 
 def costs(found: list[Reading]) -> dict[str, float]:
-    """Per step, from the first reading behind FIRST_STEP to the last one."""
+    """Return the costs per step, from the first reading after FIRST_STEP to the last reading."""
     first, last = next(r for r in found if r[0] >= FIRST_STEP), found[-1]
     steps, seconds, commits, busy = (after - before for before, after in zip(first, last, strict=True))
     return {

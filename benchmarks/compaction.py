@@ -1,11 +1,12 @@
-"""Rounds of the packer while the payloads of a long history are deleted: does a compaction hold anything up?
+"""Duration of the packer's rounds while the payloads of a long history are deleted.
 
     python -m benchmarks.compaction [--gib 3] [--json PATH]
 
-The real packer and its ledger on a disk, among the peers of `benchmarks.peers`. Groups of 16 completions x 4 096 tokens
-fill the ledger until the first checkpoint. Two checkpoints are kept, so the second one compacts all groups before the
-first: their payloads are deleted in slices, one slice in each round, while small groups go on to be sampled, scored and
-trained. A second run, which has next to nothing to delete, shows the same rounds without a compaction.
+The packer is the real one, with its ledger on a disk; `benchmarks.peers` has the other actors. Groups of 16 completions
+with 4 096 tokens each fill the ledger until the first checkpoint. The run keeps two checkpoints, so the second
+checkpoint compacts all groups before the first: the packer deletes their payloads in slices, one slice per round, while
+small groups are sampled, scored and trained. A second run with almost nothing to delete shows the rounds without
+deletion.
 """
 
 import argparse
@@ -27,7 +28,7 @@ LARGE, SMALL = 4096, 128
 
 
 def config(folder: Path, checkpoint_step: int) -> RunConfig:
-    """A run whose models nobody loads."""
+    """Return the configuration of a run without a model."""
     tree: dict[str, Any] = {
         "output_dir": str(folder),
         "model": {"path": "none"},
@@ -47,7 +48,7 @@ def config(folder: Path, checkpoint_step: int) -> RunConfig:
 
 
 def turn(ring: LonePacker) -> tuple[float, bool]:
-    """Let the packer go one round; return its seconds, and whether payloads were deleted in it."""
+    """Run one round of the packer; return its seconds, and whether the round deleted payloads."""
     before, unswept = ring.packer_seconds, ring.packer.store.unswept
     ring.turn()
     return ring.packer_seconds - before, ring.packer.store.unswept < unswept
@@ -86,7 +87,7 @@ def measure(folder: Path, checkpoint_step: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure with a long history and with next to none; print a table."""
+    """Measure with a long history and with almost none; print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=3.0)
     parser.add_argument("--json", type=Path)

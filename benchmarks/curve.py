@@ -1,16 +1,19 @@
-"""The encrypted bus against a bare CURVE pair of pyzmq, and under peers that are not let in.
+"""Throughput of the encrypted bus, compared with a CURVE pair of pyzmq, and cost of refused connections.
 
     python -m benchmarks.curve [--json PATH]
 
-*Data.* An `Outbox` here sends `RolloutGroup`s to an `Inbox` in another process over tcp loopback, with keys. `raw` is a
-PUSH and a PULL of pyzmq with the same options, keys and frames of the same bytes, nothing encoded and nothing looked at
-(copying and not copying both tried); `plain` is the bus without keys, in a pair of its own. Rounds of all ways
-alternate; rates are medians over rounds, and the share is that of the better raw way in the same round.
+*Data.* An `Outbox` in this process sends `RolloutGroup`s to an `Inbox` in another process over tcp loopback, with keys.
+The raw ways use a PUSH and a PULL socket of pyzmq with the same options and keys and send frames of the same bytes,
+with and without copying; they encode and check nothing. `typed` is a raw pair that encodes and decodes messages.
+`plain` is the bus without keys, in another pair of processes.
+Rounds of all ways alternate. Rates are medians over rounds; the share compares with the better raw way of the same
+round.
 
-*Strangers.* An `Inbox` here, a friend in another process that sends it 4 KiB groups at a fixed rate, and a third one
-that makes connections at a fixed rate: in plaintext, with keys of another run, with a key that is not listed. `ms` is
-CPU time of this process, all threads, per attempt, less what the friend alone costs it in as long a time. Memory is
-this process' RSS after a warm-up and after the last attempt; the friend's rate is what arrives here.
+*Refused connections.* An `Inbox` in this process gets groups of 4 KiB at a fixed rate from an admitted sender, the
+friend, in a second process. A third process, the stranger, opens connections at a fixed rate: in plaintext, with keys
+of another run, with a key that is not listed. `ms` is CPU time of all threads of this process per attempt, less the CPU
+time that the friend alone takes in a period of the same length. Memory is the RSS of this process after a warm-up and
+after the last attempt. The friend's rate is measured at arrival.
 """
 
 import multiprocessing
@@ -39,18 +42,18 @@ from schemas.config import RunConfig
 ROUNDS = 7
 FRIENDS_PER_SECOND, STRANGERS_PER_SECOND = 200, 500
 NUM_STRANGERS, NUM_WARM = 3334, 300
-"""Of each kind."""
+"""Number of attempts of each kind."""
 STRANGER_SECONDS = 0.3
-"""How long a stranger's socket lives: longer than a handshake."""
+"""Lifetime of a stranger's socket, longer than a handshake."""
 KINDS = ("plaintext", "wrong_server_key", "unlisted_key")
 FULL_SECONDS = {"4 KiB": 2e-4, "1 MiB": 1e-3}
-"""Until a full outbox is tried again, which encodes again: a small part of what its queue takes to empty."""
+"""Pause before a full outbox is tried again, short against the time in which its queue empties."""
 OWN_PAIR = zmq.curve_keypair()
 RAW_CONTEXT: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
 
 def encrypted(folder: str) -> RunConfig:
-    """A run on tcp with keys."""
+    """Return the configuration of a run on tcp with keys."""
     run = config("tcp")
     return run.model_copy(update={"bus": run.bus.model_copy(update={"keys": folder})})
 
@@ -59,14 +62,14 @@ def encrypted(folder: str) -> RunConfig:
 
 
 def raw_socket(kind: int, run: RunConfig) -> "zmq.Socket[bytes]":
-    """A bare socket with the options of the bus, in a context where nobody asks for the bus's list of keys."""
+    """Return a bare socket with the options of the bus, in a context without the bus's list of keys."""
     socket: zmq.Socket[bytes] = RAW_CONTEXT.socket(kind)
     prepare(socket, run.bus.high_water_mark, None, limits.DATA_FRAME_BYTES)
     return socket
 
 
 def receive(pipe: Connection, folder: str) -> None:
-    """Child process: bind all sockets, then time each round from its first message to its last."""
+    """Bind all sockets, then time each round from its first message to its last. Runs in a child process."""
     run = encrypted(folder)
     inbox = Inbox("groups", Addresses(run), run.bus, "bench", "1")
     plain = Inbox("groups", Addresses(config("tcp")), config("tcp").bus, "bench", "2")
@@ -92,7 +95,7 @@ def receive(pipe: Connection, folder: str) -> None:
 
 
 def measure_data(folder: str) -> list[dict[str, Any]]:
-    """Messages per second of all ways and sizes."""
+    """Measure messages per second of all ways and sizes."""
     context, run = multiprocessing.get_context("spawn"), encrypted(folder)
     pipe, theirs = context.Pipe()
     child = context.Process(target=receive, args=(theirs, folder))
@@ -115,7 +118,7 @@ def measure_data(folder: str) -> list[dict[str, Any]]:
 
 
 def measure_size(size: str, pipe: Connection, boxes: dict[str, Outbox], raw: "zmq.Socket[bytes]") -> dict[str, Any]:
-    """All ways in turn, several rounds."""
+    """Measure all ways in turn, in several rounds."""
     tokens, count = SIZES[size]
     group = make_group(1, tokens)
     frames = [b"rollout-0", *codec.encode(group)]
@@ -149,7 +152,7 @@ def measure_size(size: str, pipe: Connection, boxes: dict[str, Outbox], raw: "zm
 
 
 def share(mine: list[float], others: list[float]) -> float:
-    """The median over rounds of one rate by another."""
+    """Return the median over rounds of the ratio of two rates."""
     return statistics.median(one / other for one, other in zip(mine, others, strict=True))
 
 
@@ -157,7 +160,7 @@ def share(mine: list[float], others: list[float]) -> float:
 
 
 def be_friend(address: str, folder: str) -> None:
-    """Child process: send groups at a fixed rate until it is killed."""
+    """Send groups at a fixed rate until killed. Runs in a child process."""
     outbox = Outbox("groups", address, encrypted(folder).bus, "rollout-0")
     group, due = make_group(1, SIZES["4 KiB"][0]), time.perf_counter()
     while True:
@@ -167,7 +170,10 @@ def be_friend(address: str, folder: str) -> None:
 
 
 def be_strangers(pipe: Connection, address: str, folder: str) -> None:
-    """Child process: make `count` connections of a kind at a fixed rate when told to; says how long that took."""
+    """Open `count` connections of a kind at a fixed rate when told to; report the time taken.
+
+    Runs in a child process.
+    """
     allow_many_sockets()
     endpoint, (server,) = split_key(address, keys_for(address, encrypted(folder).bus))
     while (task := pipe.recv()) is not None:
@@ -186,7 +192,7 @@ def be_strangers(pipe: Connection, address: str, folder: str) -> None:
 
 
 def stranger(kind: str, endpoint: str, server: bytes) -> "zmq.Socket[bytes]":
-    """One attempt; it is not repeated."""
+    """Open one connection, without a retry."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -198,7 +204,7 @@ def stranger(kind: str, endpoint: str, server: bytes) -> "zmq.Socket[bytes]":
 
 
 def measure_strangers(folder: str) -> dict[str, Any]:
-    """Every kind in turn, with the friend's traffic beside."""
+    """Measure every kind in turn, during the friend's traffic."""
     context, run = multiprocessing.get_context("spawn"), encrypted(folder)
     inbox = Inbox("groups", Addresses(run), run.bus, "bench", "1")
     pipe, theirs = context.Pipe()
@@ -232,7 +238,7 @@ def read_for_ever(inbox: Inbox) -> None:
 
 
 def quiet(inbox: Inbox, seconds: float) -> tuple[float, float]:
-    """CPU seconds a second, and messages a second, with nobody else."""
+    """Return CPU seconds per second and messages per second without strangers."""
     cpu, messages, start = time.process_time(), inbox.counts.num_messages, time.perf_counter()
     time.sleep(seconds)
     passed = time.perf_counter() - start
@@ -240,7 +246,7 @@ def quiet(inbox: Inbox, seconds: float) -> tuple[float, float]:
 
 
 def attempt(inbox: Inbox, pipe: Connection, kind: str, count: int, quiet_cpu: float = 0.0) -> dict[str, float]:
-    """What so many attempts cost here."""
+    """Return the cost of a number of attempts in this process."""
     refused = inbox.counts.refused.total()
     cpu, messages, start = time.process_time(), inbox.counts.num_messages, time.perf_counter()
     pipe.send((kind, count))
@@ -257,7 +263,7 @@ def attempt(inbox: Inbox, pipe: Connection, kind: str, count: int, quiet_cpu: fl
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
@@ -265,7 +271,7 @@ def rss_bytes() -> int:
 
 
 def measure() -> dict[str, Any]:
-    """Both parts."""
+    """Measure throughput and refused connections."""
     with tempfile.TemporaryDirectory(prefix="bench-") as parent:
         folder = Path(parent) / "keys"
         keys.make(folder)
@@ -273,7 +279,7 @@ def measure() -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> str:
-    """Two tables and a line."""
+    """Return two tables and a line about memory."""
     rows: list[list[object]] = [["size", "bus msg/s", "plain msg/s", *(f"{way} msg/s" for way in RAW_WAYS)]]
     rows[0] += ["typed msg/s", "MB/s", "bus / best raw", "bus / typed"]
     for r in results["data"]:

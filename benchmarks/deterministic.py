@@ -1,8 +1,8 @@
-"""What `inference.engine.deterministic` costs: completions per second of two engines that differ in it alone.
+"""Cost of `inference.engine.deterministic`: completions per second of two engines that differ only in this key.
 
-Requests of 16 completions come at once, as the quickstart's rollout asks for them, to its model as it is before
-training. Both engines are in this process and take turns, so that other load on the machine hits both; figures are
-medians of 15 rounds, the ratio is the median of the rounds' ratios. One request alone has nothing to share.
+Requests for 16 completions each arrive together, as from the quickstart's rollout; the model is the quickstart's before
+training. Both engines run in this process and take turns, so that other load on the machine affects both. Figures are
+medians of 15 rounds; the ratio is the median of the rounds' ratios. A single request has no batch to share.
 
     python -m benchmarks.deterministic [--json PATH]
 """
@@ -30,13 +30,13 @@ COMPLETIONS, MAX_TOKENS, ROUNDS, WARMUP = 16, 12, 15, 3
 
 
 def make_engine(model: Path, deterministic: bool) -> EmbeddedEngine:
-    """The quickstart's engine, with or without the flag."""
+    """Return the quickstart's engine, with or without the key."""
     config = EmbeddedEngineConfig(max_sequences=256, max_sequence_len=64, deterministic=deterministic)
     return EmbeddedEngine(ModelConfig(path=str(model), dtype="float32", device="cpu"), config, "interrupt")
 
 
 def seconds(engine: EmbeddedEngine, requests: list[SampleRequest]) -> float:
-    """From the first request's submission to the last one's completions."""
+    """Return the seconds from the first request's submission to the last request's completions."""
     start = time.perf_counter()
     for future in [engine.submit(request) for request in requests]:
         future.result(60.0)
@@ -44,7 +44,7 @@ def seconds(engine: EmbeddedEngine, requests: list[SampleRequest]) -> float:
 
 
 def compare(shared: EmbeddedEngine, alone: EmbeddedEngine, requests: list[SampleRequest]) -> dict[str, Any]:
-    """Both engines in turn, round by round."""
+    """Compare both engines in turn, round by round."""
     rounds = [(seconds(shared, requests), seconds(alone, requests)) for _ in range(WARMUP + ROUNDS)][WARMUP:]
     completions = COMPLETIONS * len(requests)
     return {
@@ -57,7 +57,7 @@ def compare(shared: EmbeddedEngine, alone: EmbeddedEngine, requests: list[Sample
 
 
 def measure() -> dict[str, Any]:
-    """One request and eight."""
+    """Measure with one request and with eight."""
     environment = ReverseText(ReverseTextConfig(), "train", 0)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
@@ -72,7 +72,7 @@ def measure() -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> str:
-    """A line per number of requests."""
+    """Return a table with a line per number of requests."""
     head = ["requests", "completions", "default /s", "deterministic /s", "ratio"]
     return table([head, *(list(row.values()) for row in results["results"])])
 

@@ -1,8 +1,8 @@
-"""Whole system against a plain synchronous loop: the same model, batch, reward and loss, in turns in one run.
+"""Speed of a whole run, compared with a plain synchronous loop: same model, batch, reward and loss, in turns.
 
-The plain loop is what one writes first: `generate`, score, forward and backward on a padded batch, step. It
-has all cores to itself in each phase. Ours runs `actors up` with its default of threads. The figure is the ratio of
-completions trained per second; the machine's absolute speed falls out.
+The plain loop calls `generate`, scores, computes forward and backward pass on a padded batch, and steps. It has all
+cores in each phase. The whole run is `actors up` with its default number of threads. The result is the ratio of
+completions trained per second, which does not depend on the speed of the machine.
 
     python -m benchmarks.end_to_end [--steps 60] [--rounds 2] [--json PATH]
 """
@@ -62,7 +62,7 @@ def _ours(model: Path, output: Path, steps: int) -> float:
 
 
 def plain_loop(folder: Path, steps: int) -> float:
-    """Completions trained per second, the first step left out as in ours."""
+    """Return the completions trained per second. The first step is left out, as in the whole run."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

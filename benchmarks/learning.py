@@ -1,9 +1,9 @@
-"""Whether each loss, advantage and modifier learns: the quickstart's task, 20 steps, three seeds.
+"""Learning of each loss, advantage and modifier: the quickstart's task, 20 steps, three seeds.
 
-A row is "learns" when the mean reward of steps 16–20 lies above that of steps 1–5 by two standard errors over the
-seeds, else "not separated from noise". All rows share model, data, batch and optimizer (AdamW with a small eps, so that
-the scale of a loss does not matter); losses are run with the z-score advantage, advantages with the `surogate` loss.
-The teacher of a seed is its start model after 150 steps of the quickstart.
+The verdict of a row is "learns" if the mean reward of steps 16–20 exceeds the mean reward of steps 1–5 by two standard
+errors over the seeds, else "not separated from noise". All rows share model, data, batch and optimizer: AdamW with a
+small eps, so that the scale of a loss does not matter. Losses run with the z-score advantage, advantages with the
+`surogate` loss. The teacher of a seed is its start model after 150 steps of the quickstart.
 
     python -m benchmarks.learning [--only NAME ...] [--seeds 3] [--json PATH]
 """
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def rewards(folder: Path, name: str, case: Sequence[str], seed: int) -> list[float]:
-    """Mean reward of each step of one run."""
+    """Return the mean reward of each step of one run."""
     output = folder / f"{name}-{seed}"
     _train(output, _model(folder, seed), seed, (*COMMON, *(_filled(override, folder, seed) for override in case)))
     lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -67,7 +67,7 @@ def rewards(folder: Path, name: str, case: Sequence[str], seed: int) -> list[flo
 
 
 def _filled(override: str, folder: Path, seed: int) -> str:
-    """With the places of what it names, which is made where it is not there yet."""
+    """Return the override with paths in place of names; a missing file is made."""
     for name, make in MAKERS.items():
         if f"{{{name}}}" in override:
             override = override.replace(f"{{{name}}}", str(make(folder, seed)))
@@ -89,7 +89,7 @@ def _teacher(folder: Path, seed: int) -> Path:
 
 
 def _supervised(folder: Path, seed: int) -> Path:
-    """Examples of a stream of their own: none of these words is drawn again in training."""
+    """Write examples of another seed than the run's."""
     path, words = folder / f"supervised-{seed}.jsonl", ReverseText(ReverseTextConfig(), "train", seed + 2_000_003)
     examples = (words.example(i) for i in range(SUPERVISED))
     lines = [json.dumps({"prompt": one.prompt, "completion": one.columns["answer"]}) for one in examples]
@@ -106,7 +106,7 @@ def _train(output: Path, model: Path, seed: int, overrides: Sequence[str]) -> No
 
 
 def _run(*command: object) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # beside other work, threads that wait for each other spin
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # under other load, threads that wait for each other spin
     done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}: exited {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

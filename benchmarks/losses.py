@@ -1,11 +1,12 @@
-"""What each policy loss costs on 100 000 tokens, forward and backward, beside the plainest there is.
+"""Cost of each policy loss on 100 000 tokens, forward and backward, compared with the plain policy gradient.
 
     python -m benchmarks.losses [--json PATH]
 
-The plainest is −A·logp over the tokens of the step, with no ratio, mask or metric. `loss` is the function alone, from
-logprobs to their gradient; `with logits` begins at logits (vocabulary 1 024) and ends at theirs, by the trainer's own
-logprobs and entropy. Tokens of lognormal completions (median 500), a tenth of them not in the loss, ratios of e^±0.1.
-The losses take turns, and each row is a median over the rounds. Torch's default threads, float32.
+The plain policy gradient is −A·logp over the tokens of the step, without ratio, mask and metrics. `loss` is the loss
+function alone, from logprobs to their gradient. `with logits` starts at logits (vocabulary 1 024) and ends at their
+gradient, and includes the trainer's own logprobs and entropy. Completion lengths are lognormal (median 500); a tenth of
+the tokens is not in the loss; ratios are e^±0.1. The losses take turns, and each row is a median over the rounds. Torch
+uses its default number of threads, in float32.
 """
 
 import statistics
@@ -31,7 +32,7 @@ Loss = Callable[[LossInputs], Tensor]
 
 
 def inputs_of(logprobs_T: Tensor, seed: int = 0) -> LossInputs:
-    """One micro-batch around these logprobs, with all that any loss reads."""
+    """Return a micro-batch with these logprobs and all inputs of every loss."""
     rng = torch.Generator().manual_seed(seed)
     completion_of_T = _completions(rng)
 
@@ -62,12 +63,12 @@ def _completions(rng: torch.Generator) -> Tensor:
 
 
 def plainest(inputs: LossInputs) -> Tensor:
-    """The policy gradient with nothing around it."""
+    """Return the plain policy gradient."""
     return -(inputs.advantages_T * inputs.logprobs_T).masked_fill(~inputs.loss_mask_T, 0.0).sum() / inputs.loss_tokens
 
 
 def losses() -> dict[str, Loss]:
-    """All there are, at their defaults."""
+    """Return all losses with their defaults."""
     found: dict[str, Loss] = {PLAINEST: plainest}
     for config in LOSSES:
         objective = ObjectiveConfig(loss=config())
@@ -80,19 +81,19 @@ def _computed(inputs: LossInputs, objective: ObjectiveConfig) -> Tensor:
 
 
 def alone(inputs: LossInputs, loss: Loss) -> None:
-    """From logprobs to their gradient."""
+    """Compute the loss, from logprobs to their gradient."""
     fresh = replace(inputs, logprobs_T=inputs.logprobs_T.detach().requires_grad_())
     torch.autograd.grad(loss(fresh), fresh.logprobs_T)
 
 
 def with_logits(inputs: LossInputs, logits_TV: Tensor, token_ids_T: Tensor, loss: Loss) -> None:
-    """From logits to their gradient."""
+    """Compute the loss, from logits to their gradient."""
     logprobs_T, entropy_T = logprobs_and_entropy(logits_TV, token_ids_T, torch.ones(TOKENS))
     torch.autograd.grad(loss(replace(inputs, logprobs_T=logprobs_T, entropy_T=entropy_T)), logits_TV)
 
 
 def medians(works: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Milliseconds by name; in turn, so that a busy moment of the machine meets all alike."""
+    """Return milliseconds by name. The cases take turns, so that other load affects all."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for done in range(rounds + 1):
         for name, work in works.items():
@@ -104,7 +105,7 @@ def medians(works: dict[str, Callable[[], None]], rounds: int) -> dict[str, floa
 
 
 def measure() -> dict[str, Any]:
-    """Both costs of every loss."""
+    """Measure both costs of every loss."""
     rng = torch.Generator().manual_seed(1)
     logits_TV = torch.randn(TOKENS, VOCABULARY, generator=rng).requires_grad_()
     token_ids_T = torch.randint(0, VOCABULARY, (TOKENS,), generator=rng)
@@ -129,7 +130,7 @@ def measure() -> dict[str, Any]:
 
 
 def show(measured: dict[str, Any]) -> str:
-    """One line for each loss."""
+    """Return a table with a line per loss."""
     rows = measured["results"]
     return table([list(rows[0]), *(list(row.values()) for row in rows)])
 

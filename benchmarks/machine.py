@@ -1,6 +1,7 @@
-"""What every benchmark shares: the machine it ran on, the table it prints, the JSON it writes.
+"""Parts shared by all benchmarks: description of the machine, table of results, JSON file.
 
-Benchmarks run from the repository's root as `python -m benchmarks.NAME`: run by path, `bus.py` would hide the package.
+Run a benchmark from the repository's root as `python -m benchmarks.NAME`. `python benchmarks/bus.py` would fail,
+because the file would hide the package `bus`.
 """
 
 import argparse
@@ -8,26 +9,95 @@ import contextlib
 import json
 import os
 import platform
+import re
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "pydantic", "msgpack", "pyzmq")
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("numpy", "pydantic", "msgpack", "pyzmq", "torch", "transformers", "peft")
+COMMIT = "BENCHMARK_COMMIT"
+"""Environment variable with the commit, for a copy of the repository without .git."""
+PEAK = {
+    r"H100 80GB HBM3": 989e12,
+    r"H100 PCIe": 756e12,
+    r"H100 NVL": 835e12,
+    r"H200": 989e12,
+    r"H200 NVL": 835e12,
+    r"GH200 \d+GB.*": 990e12,
+    r"A100-SXM4-\d+GB": 312e12,
+    r"A100-PCIE-40GB|A100 80GB PCIe": 312e12,
+    r"L40S": 362e12,
+}
+"""Dense bfloat16 operations per second by product, from the vendor's data sheets (half of a figure with sparsity).
+
+Keys are patterns of the whole product name, without NVIDIA: cards of one chip differ by a quarter, and a slice of a
+card (MIG) has a suffix and no value here.
+"""
 
 
 def machine() -> dict[str, Any]:
-    """Describe where this runs."""
+    """Return a description of this machine, its GPUs and its software."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
         "cpu_count": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-    } | {package: version(package) for package in PACKAGES}
+        "commit": commit(),
+        **{package: package_version(package) for package in PACKAGES},
+        **accelerator(),
+    }
+
+
+def accelerator() -> dict[str, Any]:
+    """Return the GPUs, their driver, and the libraries of torch for them; without a GPU an empty list of GPUs."""
+    from actors.process.devices import visible_gpus
+
+    gpus = visible_gpus()
+    if not gpus:
+        return {"gpus": gpus}  # None: GPUs that NVML can't count
+    import pynvml
+    import torch  # imported here: most benchmarks need no torch
+
+    pynvml.nvmlInit()
+    driver = pynvml.nvmlSystemGetDriverVersion()
+    pynvml.nvmlShutdown()
+    return {
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory} for gpu in gpus],
+        "driver": driver,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None,
+    }
+
+
+def peak_flops(product: str) -> float | None:
+    """Return the dense bfloat16 operations per second of a GPU by its product name; None if the table lacks it."""
+    name = product.removeprefix("NVIDIA ")
+    return next((value for pattern, value in PEAK.items() if re.fullmatch(pattern, name)), None)
+
+
+def package_version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout, with `-dirty` after changes; else the value of BENCHMARK_COMMIT, or None."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no checkout
+        return os.environ.get(COMMIT)
 
 
 def _processor() -> str:
@@ -39,7 +109,10 @@ def _processor() -> str:
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:
-    """Align columns; the first row is the head. Numbers go to the right, with three significant digits or more."""
+    """Return rows as aligned columns; the first row is the head.
+
+    Numbers are right-aligned, with at least three digits.
+    """
     cells = [[_text(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join(
@@ -58,7 +131,7 @@ def _text(cell: object) -> str:
 
 
 def microseconds(work: Callable[[], object], calls: int = 2000, rounds: int = 15) -> float:
-    """CPU time of one call: the median over rounds, the garbage collector running as it does in a process."""
+    """Return the CPU time of one call: the median over rounds, with the garbage collector on."""
     for _ in range(calls // 10):
         work()
     seconds = []
@@ -71,20 +144,20 @@ def microseconds(work: Callable[[], object], calls: int = 2000, rounds: int = 15
 
 
 def publish(results: dict[str, Any], rows: Sequence[dict[str, Any]], path: Path | None) -> None:
-    """Print rows of equal keys as a table, and write results and machine to a file when one is named."""
+    """Print rows of equal keys as a table, and write results and machine to a file if a path is given."""
     print(table([list(rows[0]), *(list(row.values()) for row in rows)]))
     write(results, path)
 
 
 def write(results: dict[str, Any], path: Path | None) -> None:
-    """Write results and machine to a file, when one is named."""
+    """Write results and machine to a file if a path is given."""
     if path is not None:
         path.write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder under outputs/, where runs are: /tmp may be memory, and then no disk would be measured."""
+    """Yield a folder under outputs/. /tmp may be in memory, where no disk would be measured."""
     Path("outputs").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir="outputs") as folder:
         yield Path(folder)
@@ -93,7 +166,7 @@ def scratch() -> Iterator[Path]:
 def finish(
     description: str | None, measure: Callable[[], dict[str, Any]], show: Callable[[dict[str, Any]], str]
 ) -> None:
-    """Be the main function of a benchmark: measure, print, and with `--json PATH` write results and machine there."""
+    """Run a benchmark: measure, print, and with `--json PATH` write results and machine to the file."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the results and the machine there")
     path = parser.parse_args().json

@@ -1,7 +1,7 @@
-"""What `packer.order` costs: ordinal against arrival on the quickstart's task, with lag by completion length.
+"""Lag by completion length for both values of `packer.order`, on the quickstart's task.
 
-`ordinal` waits for the slowest group of a step, `arrival` takes what has come and lets long groups train later. Both
-run with the same seed and model; the histogram counts completions of each length by the lag that their group had.
+`ordinal` waits for the slowest group of a step. `arrival` takes the groups that have arrived, and long groups train
+later. Both runs have the same seed and model. The histogram counts completions by length and by the lag of their group.
 
     python -m benchmarks.order [--steps 100] [--level 2] [--json PATH]
 """

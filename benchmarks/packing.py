@@ -1,12 +1,12 @@
-"""How close `actors.algorithms.packing.pack` comes to its bound, and how fast, beside plain first-fit-decreasing.
+"""Quality and speed of `actors.algorithms.packing.pack`, compared with its lower bound and with first-fit decreasing.
 
     python -m benchmarks.packing [--json PATH]
 
-Generator: 200 cases from one stream, numpy.random.default_rng(0), 50 for each median in (1000, 4000) and n in (128,
-2048), in this order. Lengths are lognormal with sigma 1, cut to integers and clipped to [1, 16384], the capacity. `gap`
-is the number of micro-batches above `lower_bound`; for 8 ranks the bound is rounded up to a multiple of 8. `cost` is
-that of the costliest rank by the mean of the ranks, in the median case and the worst. `10k ms` is taken from five
-further draws of 10 000 samples for each median. One process, one thread.
+One stream, numpy.random.default_rng(0), generates 200 cases: 50 for each median in (1000, 4000) and n in (128, 2048),
+in this order. Lengths are lognormal with sigma 1, cut to integers and clipped to [1, 16384]; 16384 is the capacity.
+`gap` is the number of micro-batches above `lower_bound`; for 8 ranks the bound is rounded up to a multiple of 8. `cost`
+is the cost of the costliest rank divided by the mean cost of the ranks, in the median case and the worst case. `10k ms`
+is measured on five further draws of 10 000 samples for each median. The benchmark has one process and one thread.
 """
 
 import time
@@ -27,13 +27,13 @@ Packer = Callable[[Sequence[int], int], int]
 
 
 def draw(rng: np.random.Generator, median: int, n: int) -> list[int]:
-    """Draw n lengths in tokens."""
+    """Return n lengths in tokens."""
     lengths: list[int] = np.clip(rng.lognormal(np.log(median), 1.0, n), 1, CAPACITY).astype(int).tolist()
     return lengths
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> int:
-    """Count the micro-batches of the textbook algorithm, O(n * micro-batches)."""
+    """Return the number of micro-batches of the textbook algorithm, O(n * micro-batches)."""
     rooms: list[int] = []
     for length in sorted(lengths, reverse=True):
         at = next((b for b, room in enumerate(rooms) if room >= length), len(rooms))
@@ -44,7 +44,7 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> int:
 
 
 def packed(lengths: Sequence[int], capacity: int) -> int:
-    """Count the micro-batches of `pack` for one rank."""
+    """Return the number of micro-batches of `pack` for one rank."""
     return len(pack(lengths, capacity)[0])
 
 
@@ -59,7 +59,7 @@ def timed(packer: Packer, cases: Iterable[Sequence[int]]) -> tuple[list[int], li
 
 
 def on_ranks(lengths: Sequence[int], bound: int) -> tuple[bool, float]:
-    """Tell whether 8 ranks get no more micro-batches than the bound, rounded up, allows, and their max/mean cost."""
+    """Return whether 8 ranks get at most the rounded bound of micro-batches, and their max/mean cost."""
     ranks = pack(lengths, CAPACITY, RANKS)
     costs = [sum(cost(micro_batch, lengths) for micro_batch in rank) for rank in ranks]
     return len(ranks[0]) == -(-bound // RANKS), max(costs) * RANKS / sum(costs)
@@ -106,7 +106,7 @@ def measure_all() -> dict[str, Any]:
 
 
 def table(measured: dict[str, Any]) -> str:
-    """Format the results, one line for each combination and packer."""
+    """Return the results as text, with a line per combination and packer."""
     results = measured["results"]
     head = "median     n  cases  packer  meets  8 ranks   cost  worst"
     lines = [head + "   gap mean  worst    ms mean   worst   10k ms   worst"]

@@ -1,11 +1,11 @@
-"""The packer alone: the real `PackerActor` and its ledger, with peers that are a few lines each instead of processes.
+"""A real `PackerActor` with its ledger, among peers simulated in the same process.
 
     with lone_packer(config) as ring:
-        ring.turn()        heartbeats and groups arrive; the packer goes one round; the peers obey
+        ring.turn()        heartbeats and groups arrive; the packer runs a round; the peers follow their directives
 
-Nothing is sent through a socket and no thread runs beside: events go straight into the packer's inflow, directives and
-batches are taken from where it hands them over. A group is a copy of one per version, stamped with its ticket, so that
-the time of the peers is small; `packer_seconds` leaves it out.
+No socket sends anything, and no other thread runs: events go directly into the packer's inflow, and directives and
+batches are taken at the point where the packer hands them over. A group is a copy of one template per version, stamped
+with its ticket, so the peers take little time; `packer_seconds` excludes their time.
 """
 
 import contextlib
@@ -45,11 +45,11 @@ from schemas.messages import (
 
 Hold = tuple[int, int]
 EVERY_FAILURE, EVERY_COPY, EVERY_POISON, EVERY_RESTART = 997, 1009, 20011, 10007
-"""One in so many ordinals: its first attempt fails; it arrives twice; it always fails; its rollout dies with it."""
+"""Ordinals per event: a failed first attempt, a group that arrives twice, a poison group, a death of its rollout."""
 
 
 class Peer:
-    """What all peers have: name, boot, the term of the packer that it has heard, sequence number."""
+    """Base of all peers: name, boot id, term of the packer, sequence number."""
 
     kind: type[Heartbeat]
 
@@ -58,31 +58,31 @@ class Peer:
 
     @property
     def identity(self) -> str:
-        """As in ZeroMQ."""
+        """ZeroMQ identity."""
         return f"{self.name}/{self.boot}"
 
     def heartbeat(self) -> Heartbeat:
-        """What it says now."""
+        """Return the current heartbeat."""
         self.sequence += 1
         said = {"name": self.name, "boot_id": str(self.boot), "sequence": self.sequence, "phase": "running"}
         return self.kind(run=self.run, term=self.term, **said, **self.fields())
 
     def hear(self, directive: Directive) -> None:
-        """What comes from the packer; a new process is a visitor until its heartbeat names the term (P3)."""
+        """Take in a directive. A new process only observes until its heartbeat names the term (P3)."""
         self.term = directive.term
         if not isinstance(directive, ObserverDirective):
             self.obey(directive)
 
     def fields(self) -> dict[str, Any]:
-        """The part of the heartbeat that is of this kind."""
+        """Return the fields of this kind's heartbeat."""
         raise NotImplementedError
 
     def obey(self, directive: Any) -> None:
-        """Do what the directive says."""
+        """Carry out the directive."""
 
 
 class Rollout(Peer):
-    """Samples a ticket in the moment it gets it, and keeps the group until it is released."""
+    """Rollout actor that samples a ticket at once and keeps the group until its release."""
 
     kind = RolloutHeartbeat
 
@@ -94,12 +94,15 @@ class Rollout(Peer):
         self.failures: dict[Hold, AttemptFailure] = {}
 
     def fields(self) -> dict[str, Any]:
-        """Slots are busy until the group is sent; what has failed is told until it is released."""
+        """Return slots, holds and failures.
+
+        A slot is busy until the group is sent; failures are repeated until the release.
+        """
         free = max(0, self.slots - len(self.to_send))
         return {"free_slots": free, "failures": list(self.failures.values()), "holds": pairs(self.held)}
 
     def obey(self, directive: RolloutDirective) -> None:
-        """Let released holds go, take tickets."""
+        """Discard released groups and accept tickets."""
         for hold in map(tuple, directive.release.tolist()):
             self.held.pop(hold, None)
             self.failures.pop(hold, None)
@@ -118,17 +121,17 @@ class Rollout(Peer):
 
     @property
     def dies(self) -> bool:
-        """Whether its process ends with what it is about to send."""
+        """True if this process ends before it sends its groups."""
         return any(t.ordinal > 0 and t.ordinal % EVERY_RESTART == 0 and t.attempt == 1 for t in self.to_send)
 
     def restart(self) -> None:
-        """A new process of the same name, which remembers nothing."""
+        """Become a new process with the same name and without memory."""
         self.boot, self.term, self.sequence = self.boot + 1, 0, 0
         self.held, self.to_send, self.failures = {}, [], {}
 
 
 class Reward(Peer):
-    """Names what has come through it until it is released."""
+    """Reward actor that holds each group until its release."""
 
     kind = RewardHeartbeat
 
@@ -137,16 +140,16 @@ class Reward(Peer):
         self.held: set[Hold] = set()
 
     def fields(self) -> dict[str, Any]:
-        """Its holds."""
+        """Return the holds."""
         return {"address": f"inproc://{self.name}", "load": len(self.held), "failures": [], "holds": pairs(self.held)}
 
     def obey(self, directive: RewardDirective) -> None:
-        """Let released holds go."""
+        """Discard released groups."""
         self.held.difference_update(map(tuple, directive.release.tolist()))
 
 
 class Engine(Peer):
-    """Serves what the directive names, at once."""
+    """Inference actor that serves the version of the directive at once."""
 
     kind = InferenceHeartbeat
 
@@ -156,20 +159,20 @@ class Engine(Peer):
         self.tokens = 0
 
     def fields(self) -> dict[str, Any]:
-        """The policy that it serves, and how many tokens it has generated."""
+        """Return the served policy and the number of generated tokens."""
         seconds = {"pause": 0.001, "gather": 0.0, "wire": 0.01, "load": 0.01}
         rest = {"load": 0, "generated_tokens": self.tokens, "holds_two_versions": False, "update_seconds": seconds}
         engine_state = "clean" if self.policy else "starting"
         return {"url": "http://127.0.0.1:1", "engine_state": engine_state, "policy": self.policy} | rest
 
     def obey(self, directive: InferenceDirective) -> None:
-        """Switch."""
+        """Switch to the version of the directive."""
         if directive.manifest is not None:
             self.policy = directive.manifest.policy
 
 
 class Trainer(Peer):
-    """Trains a batch in the moment it has it; saves every `save_every` steps and keeps the `keep_last` newest."""
+    """Trainer that trains a batch at once, saves every `save_every` steps and keeps `keep_last` checkpoints."""
 
     kind = TrainerHeartbeat
 
@@ -184,7 +187,7 @@ class Trainer(Peer):
         self.keep_version = 0
 
     def fields(self) -> dict[str, Any]:
-        """What it has, and how far it is."""
+        """Return checkpoints, received batches and progress."""
         return {
             "rank": 0,
             "num_ranks": 1,
@@ -198,7 +201,7 @@ class Trainer(Peer):
         }
 
     def obey(self, directive: TrainerDirective) -> None:
-        """Join the gang; forget reports that are recorded."""
+        """Join the gang; discard recorded reports."""
         self.reports = [report for report in self.reports if report.step > directive.recorded_step]
         self.keep_version = directive.keep_version
         if not self.incarnation and directive.incarnation:
@@ -206,16 +209,16 @@ class Trainer(Peer):
             self._publish(0)
 
     def try_send(self, batch: StepBatch) -> bool:
-        """The packer's outbox: a batch arrives, after what the packer pays to send it."""
+        """Take a batch in place of the packer's outbox. The packer pays the cost of sending."""
         codec.encode(batch)
         self.batches[batch.step] = batch
         return True
 
     def close(self) -> None:
-        """As an outbox has it."""
+        """Do nothing; an outbox has this method."""
 
     def work(self) -> None:
-        """One step, if its batch is there."""
+        """Train one step if its batch has arrived."""
         batch = self.batches.pop(self.next_step, None)
         if batch is None:
             return
@@ -237,7 +240,7 @@ class Trainer(Peer):
 
 
 class LonePacker:
-    """A packer among its peers. `packer_seconds` and `packer_cpu_seconds` are those of its rounds alone."""
+    """Packer among its peers. `packer_seconds` and `packer_cpu_seconds` count its rounds alone."""
 
     def __init__(self, config: RunConfig, num_rollouts: int = 4, num_rewards: int = 2) -> None:
         self.config, self.metrics = config, Metrics("packer")
@@ -256,7 +259,7 @@ class LonePacker:
         self._divert()
 
     def _divert(self) -> None:
-        """Take directives and batches where the packer would give them to its sockets, which are closed."""
+        """Redirect directives and batches from the packer's sockets to the peers, and close the sockets."""
         control, outboxes = self.packer._control, self.packer.batches.outboxes
         control.close()
         control.publish = self._directives.update  # type: ignore[method-assign]
@@ -264,16 +267,16 @@ class LonePacker:
 
     @property
     def num_trained(self) -> int:
-        """Groups trained so far."""
+        """Number of groups trained so far."""
         return self.packer.machine.trained_step * self.config.packer.groups_per_step
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self.packer.over
 
     def turn(self) -> None:
-        """The peers work and send heartbeats; the packer goes round; they obey."""
+        """Let the peers work and send heartbeats, run a round of the packer, and let the peers obey."""
         self.trainer.work()
         self.packer._control._clock.listened()  # its thread does not run: leases end by the wall clock here
         for group in self._groups():
@@ -291,7 +294,7 @@ class LonePacker:
         self._directives.clear()
 
     def _groups(self) -> Iterator[ScoredGroup]:
-        """What all rollouts have sampled, through the reward actors; some arrive twice."""
+        """Return all sampled groups, scored; some arrive twice."""
         for number, rollout in enumerate(self.rollouts):
             reward = self.rewards[number % len(self.rewards)]
             if rollout.dies:
@@ -325,7 +328,7 @@ class LonePacker:
 
 
 def template(config: RunConfig, run: str) -> ScoredGroup:
-    """A group of `rollout.group_size` completions of `rollout.max_tokens` tokens each, behind a prompt of 64."""
+    """Return a group of `rollout.group_size` completions of `rollout.max_tokens` tokens, with a prompt of 64 tokens."""
     rng = np.random.default_rng(0)
     size, tokens = config.rollout.group_size, config.rollout.max_tokens
     starts = np.arange(size) * tokens
@@ -358,13 +361,13 @@ def template(config: RunConfig, run: str) -> ScoredGroup:
 
 
 def pairs(holds: Any) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-    """As heartbeats carry them."""
+    """Return holds as an array for a heartbeat."""
     return np.array(list(holds), np.int64).reshape(-1, 2)
 
 
 @contextlib.contextmanager
 def lone_packer(config: RunConfig) -> Iterator[LonePacker]:
-    """One that ends with the block."""
+    """Yield a packer among its peers; close it at the end of the block."""
     ring = LonePacker(config)
     try:
         yield ring

@@ -1,15 +1,16 @@
-"""Millions of groups through the packer and its ledger: how fast, and whether memory and file stay as they are.
+"""Speed, memory and file size of packer and ledger over millions of groups.
 
     python -m benchmarks.soak [--groups 2000000] [--sync process|node] [--json PATH]
 
-The real packer (its rounds: machine, ledger on a disk, payloads, batches, record) among the peers of
-`benchmarks.peers`, without sockets and without models: 64 groups of 4 completions x 128 tokens a step, an evaluation
-of 16 prompts every 100 steps, a checkpoint every 50 steps of which 3 are kept; one attempt in 997 fails, one group in
-1 009 comes twice, one in 20 011 never succeeds, a rollout dies about every 10 000 groups. `groups/s` is that of the
-packer's rounds, `of all` the share that they have of the whole time. What does not run here are the packer's two other
-threads, which decode groups and heartbeats and encode directives; `decode us` is what a group costs the first of them.
+The rounds of the packer are real (machine, ledger on a disk, payloads, batches, record); `benchmarks.peers` has the
+other actors, without sockets and without models. A step has 64 groups of 4 completions with 128 tokens each. An
+evaluation of 16 prompts runs every 100 steps; a checkpoint is saved every 50 steps, and 3 are kept. One attempt in 997
+fails, one group in 1 009 arrives twice, one in 20 011 never succeeds, and a rollout dies about every 10 000 groups.
 
-`flat`: from a tenth of the run on, a straight line through the samples rises by less than 2 % of where it begins.
+`groups/s` is the speed of the packer's rounds, `of all` their share of the whole time. Two threads of a packer are
+absent: they decode groups and heartbeats and encode directives. `decode us` is the decoding time of a group.
+
+`flat`: a straight line through the samples after the first tenth of the run rises by less than 2 % of its start.
 """
 
 import argparse
@@ -33,7 +34,7 @@ HEAD = ["groups", "groups/s", "of all", "RSS MiB", "ledger MiB", "WAL MiB", "row
 
 
 def config(folder: Path, num_steps: int, sync: str = "process", **sections: dict[str, Any]) -> RunConfig:
-    """A run whose models nobody loads; `sections` are merged into it."""
+    """Return the configuration of a run without a model, with `sections` merged in."""
     tree: dict[str, Any] = {
         "output_dir": str(folder),
         "model": {"path": "none"},
@@ -51,7 +52,7 @@ def config(folder: Path, num_steps: int, sync: str = "process", **sections: dict
 
 
 def sample(ring: LonePacker, seconds: float, before: dict[str, float]) -> dict[str, float]:
-    """What is looked at every 100 000 groups; speeds are since the sample before."""
+    """Return the figures of a sample, taken every 100 000 groups; speeds are since the previous sample."""
     path = ring.config.ledger_path
     groups, busy = ring.num_trained, ring.packer_seconds
     num_groups, since = groups - before.get("groups", 0), busy - before.get("packer_seconds", 0.0)
@@ -75,12 +76,12 @@ def sample(ring: LonePacker, seconds: float, before: dict[str, float]) -> dict[s
 
 
 def resident_bytes() -> int:
-    """RSS of this process."""
+    """Return the RSS of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def growth(samples: list[dict[str, float]], key: str) -> float:
-    """By which part of its beginning a straight line through the samples after warm-up rises up to its end."""
+    """Return the relative rise of a straight line through the samples after warm-up."""
     start = WARM_UP * samples[-1]["groups"]
     x, y = np.array([(s["groups"], s[key]) for s in samples if s["groups"] >= start], float).T
     if x.size < 2:
@@ -90,7 +91,7 @@ def growth(samples: list[dict[str, float]], key: str) -> float:
 
 
 def measure(num_groups: int, sync: str) -> dict[str, Any]:
-    """Run to the end, printing a line now and then."""
+    """Run to the end; print a line at each sample."""
     samples: list[dict[str, float]] = []
     every = min(SAMPLE_EVERY, max(GROUPS_PER_STEP, num_groups // 20))
     with scratch() as folder:
@@ -119,14 +120,14 @@ def measure(num_groups: int, sync: str) -> dict[str, Any]:
 
 
 def line(s: dict[str, float]) -> str:
-    """One sample."""
+    """Return a sample as a line of text."""
     sizes = [s[key] / 2**20 for key in ("rss_bytes", "ledger_bytes", "wal_bytes")]
     cells = [s["groups"], round(s["groups_per_second"]), f"{s['packer_share']:.0%}", *sizes, s["rows"], s["pages"]]
     return "  ".join(f"{cell:>10.1f}" if isinstance(cell, float) else f"{cell:>10}" for cell in cells)
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=2_000_000)
     parser.add_argument("--sync", choices=("process", "node"), default="process")

@@ -1,9 +1,9 @@
-"""CPU seconds of the commands that people wait for, and what of it is the interpreter.
+"""CPU seconds of interactive commands, and of the interpreter alone.
 
     python -m benchmarks.startup [--json PATH]
 
-Each command runs in a process of its own, 15 times, after one run that fills the caches; CPU is user and system time of
-that process. Limits: `actors --help` 0.3 s, `actors check` 0.8 s.
+Each command runs in a process of its own, 15 times, after a first run that fills the caches. CPU time is user and
+system time of the process. Limits: `actors --help` 0.3 s, `actors check` 0.8 s.
 """
 
 import os
@@ -27,7 +27,7 @@ LIMITS = {"actors --help": 0.3, "actors check": 0.8}
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """User and system time of one run."""
+    """Return user and system time of one run."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -36,7 +36,7 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def measure() -> dict[str, Any]:
-    """Medians of all commands."""
+    """Measure the medians of all commands."""
     with tempfile.TemporaryDirectory() as folder:
         run_yaml = str(Path(folder) / "run.yaml")
         Path(run_yaml).write_text(CONFIG, encoding="utf-8")
@@ -56,7 +56,7 @@ def measure() -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> str:
-    """A line per command."""
+    """Return a table with a line per command."""
     rows = [[r["command"], r["cpu_seconds"], "-" if r["limit"] is None else r["limit"]] for r in results["results"]]
     return table([["command", "CPU s", "limit"], *rows])
 

@@ -1,20 +1,12 @@
-"""Tokens/s and memory of a training step over rows, vocabulary, checkpointing and ranks; estimates against measured.
+"""Tokens/s and memory of a training step by rows, vocabulary, checkpointing and ranks, with the estimated memory.
 
     python -m benchmarks.trainer_scaling [--json PATH]
 
-Each case is a process of its own, or one for each rank, and trains three steps of two rows a rank, each filled by four
-samples that share no prompt. The first step warms up. On a CPU ranks share its cores. `estimate` is what `actors check
---memory` says of one rank, `measured` the largest resident set of one beyond the imports (on a GPU: the most that torch
-had allocated). glibc gives each tensor pages of its own there (MALLOC_MMAP_THRESHOLD_): left alone, its heap falls to
-pieces, under LoRA to twice what is in use.
-
-Floating-point operations of a step, for MFU on a GPU that PEAK knows:
-
-    (6·N, with LoRA 4·N) · tokens of the rows  +  6 · layers · heads · head size · Σ length²  over its samples
-
-N is all parameters but an embedding that is not the output layer too. A frozen weight has no gradient of its own, hence
-4; what checkpointing computes again does not count. Of attention, causal, forward 2 and backward 4 products over half
-of length².
+Each case is one process, or one process per rank. It trains three steps of two rows per rank; four samples without a
+common prompt fill a row. The first step is a warm-up. On a CPU the ranks share its cores. `estimate` is the result of
+`actors check --memory` for one rank, `measured` the largest resident set of a rank above the imports (on a GPU: the
+largest memory allocated by torch). MALLOC_MMAP_THRESHOLD_ makes glibc give each tensor pages of its own; otherwise the
+heap fragments, with LoRA to twice the memory in use. `Shape.flops` has the formula of the MFU, of a GPU in PEAK.
 """
 
 import argparse
@@ -29,13 +21,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.machine import finish, table
+from benchmarks.machine import finish, peak_flops, table
 from benchmarks.trainer_cases import (
     Clock,
     Shape,
     Worker,
     answer,
     config_of,
+    row_tokens,
     status_bytes,
     step_batch,
     worker,
@@ -45,15 +38,13 @@ from schemas.config import RunConfig
 
 STEPS = 3
 Sharding = Literal["none", "fsdp"]
-PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
-"""Dense bfloat16 operations per second, by a part of the device's name; from the vendor's data sheets."""
 MIDDLE = Shape(32_000, 640, 1_792, 10, 10, 2)
 """65 M parameters."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One process, or one for each rank."""
+    """Measured case: one process, or one per rank."""
 
     name: str
     shape: Shape
@@ -65,7 +56,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """One thing changed at a time, then the estimate's shape."""
+    """Return cases that differ in one setting each, then the cases of the estimate's shape."""
     base = Case("22 M", Shape())
     yield base
     yield replace(base, sequence_len=1_024)
@@ -82,14 +73,14 @@ def cases() -> Iterator[Case]:
 
 
 def _shardings_here() -> tuple[Sharding, ...]:
-    """Shards are a GPU's each."""
+    """Return the shardings to measure. On a GPU machine each shard needs a GPU."""
     import torch
 
     return ("none",) if torch.cuda.device_count() == 1 else ("none", "fsdp")
 
 
 def measure() -> dict[str, Any]:
-    """All cases, one after the other."""
+    """Measure all cases, one after the other."""
     return {"rows": [_measured(case) for case in cases()]}
 
 
@@ -110,7 +101,7 @@ def _measured(case: Case) -> dict[str, Any]:
 
 
 def _step(ranks: Sequence[Worker]) -> dict[str, float]:
-    """Of all ranks together: the slowest one's seconds, the largest one's peak, and the sum of all else."""
+    """Return a step of all ranks: the slowest rank's seconds, the largest peak, and sums of the rest."""
     for rank in ranks:
         rank.begin()
     measured = [rank.measured() for rank in ranks]
@@ -136,7 +127,8 @@ def _row(case: Case, estimated: int, steps: list[dict[str, float]]) -> dict[str,
         "vocabulary": case.shape.vocab_size,
         "checkpointing": "yes" if case.checkpointing else "no",
         "ranks": f"{case.num_ranks}" + (f", {case.sharding}" if case.sharding != "none" else ""),
-        "tokens/s": last["tokens"] / seconds,
+        "tokens/s of rows": last["row_tokens"] / seconds,
+        "of samples": last["tokens"] / seconds,
         "tokens/CPU s": last["tokens"] / cpu_seconds,
         "estimate MiB": estimated / 2**20,
         "measured MiB": last["peak_bytes"] / 2**20,
@@ -146,7 +138,7 @@ def _row(case: Case, estimated: int, steps: list[dict[str, float]]) -> dict[str,
 
 
 def run_case(folder: Path, rank: int) -> None:
-    """A step for each line that comes in."""
+    """Compute a step for each line on stdin."""
     import peft  # noqa: F401 - it counts as imported
     import torch
 
@@ -175,30 +167,15 @@ def run_case(folder: Path, rank: int) -> None:
         answer(
             **clock.read(),
             tokens=batch.token_ids.size,
+            row_tokens=row_tokens(lengths) / case.num_ranks,
             peak_bytes=peak,
-            flops=flops(case, lengths) / case.num_ranks,
-            peak_flops=_peak_flops(torch.cuda.get_device_name() if on_gpu else ""),
+            flops=case.shape.flops(lengths, case.lora) / case.num_ranks,
+            peak_flops=(peak_flops(torch.cuda.get_device_name()) if on_gpu else None) or 0.0,
         )
 
 
-def flops(case: Case, lengths: list[tuple[int, list[int]]]) -> float:
-    """Of one step; see the top. Embeddings are tied here, so all parameters count."""
-    shape, head_size = case.shape, 64
-    attention = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * head_size * shape.hidden_size
-    layer = attention + 3 * shape.hidden_size * shape.intermediate_size
-    parameters = shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size
-    tokens = sum(prompt + sum(sizes) for prompt, sizes in lengths)
-    squares = sum((prompt + size) ** 2 for prompt, sizes in lengths for size in sizes)
-    width = shape.num_attention_heads * head_size
-    return (4 if case.lora else 6) * parameters * tokens + 6 * shape.num_hidden_layers * width * squares
-
-
-def _peak_flops(device: str) -> float:
-    return next((value for name, value in PEAK.items() if name in device), 0.0)
-
-
 def show(results: dict[str, Any]) -> str:
-    """The table."""
+    """Return the table."""
     rows = results["rows"]
     return table([list(rows[0]), *(list(row.values()) for row in rows)])
 

@@ -1,15 +1,15 @@
-"""One training step, ours and TRL's: the same weights, completions, loss (dapo, beta 0), threads, in turns in one run.
+"""A training step of grpo-actors and of TRL: same weights, completions, loss (dapo, beta 0) and threads, in turns.
 
     python -m benchmarks.trainer_vs_trl --trl-python PYTHON [--rounds 4] [--threads 2] [--checkpointing] [--json PATH]
 
-PYTHON is that of an environment with TRL, made apart so that nobody has to agree on versions:
+PYTHON is the interpreter of a separate environment with TRL, because versions of the packages may conflict:
 
     python -m venv trl && trl/bin/pip install "trl==1.16.*" torch==2.13.0 transformers==5.19.0
 
-Both do the forward pass, loss, backward pass, clipping, AdamW step and metrics of 8 completions in 2 groups, float32,
-up to 1 024 tokens a sample, vocabulary 32 000; sampling is not in it. Micro-batches have the same capacity: TRL 4
-samples of 1 024 tokens, we rows of 4 096. TRL's side is its own `train()`, see `benchmarks/trl_worker.py`. The first
-round warms up. Before anything is compared, the gradients of the first step have to agree.
+Both compute forward pass, loss, backward pass, clipping, AdamW step and metrics of 8 completions in 2 groups, float32,
+up to 1 024 tokens per sample, vocabulary 32 000, without sampling. Micro-batches have the same capacity: 4 samples of
+1 024 tokens in TRL, rows of 4 096 tokens here. TRL runs its own `train()`, see `benchmarks/trl_worker.py`. The first
+round is a warm-up. The gradients of the first step must agree before anything is compared.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import os
 import statistics
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def _prepare(folder: Path, arguments: argparse.Namespace) -> int:
-    """Model, batch and settings, for both to read; returns the tokens of the batch, prompts in each sample."""
+    """Write model, batch and settings for both sides; return the tokens of the batch, prompts in each sample."""
     write_model(folder / "model", SHAPE)
     batch = _batch(1)
     fields = ("token_ids", "sample_offsets", "prompt_lengths", "advantages")
@@ -111,10 +112,11 @@ def _in_turns(folder: Path, arguments: argparse.Namespace) -> dict[str, list[dic
 
 
 def ours(folder: Path) -> None:
-    """A step of the learner for each line that comes in."""
+    """Compute a step of the learner for each line on stdin."""
     import torch
 
     from actors.learner.learner import TorchLearner
+    from benchmarks.gradients import captured_gradients
 
     given = json.loads((folder / "settings.json").read_text())
     torch.set_num_threads(given["threads"])
@@ -129,23 +131,17 @@ def ours(folder: Path) -> None:
             max_grad_norm=given["max_grad_norm"],
         )
     )
-    apply = learner._apply
-
-    def apply_and_keep(rate: float) -> None:
-        found = {n: p.grad.numpy() for n, p in learner.model.named_parameters() if p.grad is not None}
-        np.savez(folder / "ours.npz", **found)
-        apply(rate)
-
-    learner._apply = apply_and_keep  # type: ignore[method-assign]
     for step, _ in enumerate(sys.stdin, start=1):
         batch, clock = _batch(step), Clock()
-        learner.step(batch)
+        with captured_gradients(learner) if step == 1 else nullcontext({}) as gradients:
+            learner.step(batch)
         answer(**clock.read(), peak_bytes=status_bytes("VmHWM") - imported)
-        learner._apply = apply  # type: ignore[method-assign]
+        if gradients:
+            np.savez(folder / "ours.npz", **{name: gradient.numpy() for name, gradient in gradients.items()})
 
 
 def gradient_gap(folder: Path) -> float:
-    """The largest difference between the gradients of the first step, over the largest gradient."""
+    """Return the largest difference between gradients of the first step, relative to the largest gradient."""
     mine, theirs = np.load(folder / "ours.npz"), np.load(folder / "trl.npz")
     if set(mine.files) != set(theirs.files):
         raise RuntimeError(f"gradients of {set(mine.files) ^ set(theirs.files)} are on one side alone")

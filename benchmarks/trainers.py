@@ -1,8 +1,9 @@
-"""Ways to train: the quickstart's task with one rank, two, two that share out the weights, and other optimizers.
+"""Exact match and step times of several kinds of training on the quickstart's task.
 
-Every case begins from the same model and takes the same steps with the quickstart's data and batch. Exact match is that
-of 200 held-out prompts, greedy, before and after; a step's time is the median over its second half. Learning rates are
-those that suit the kind (the quickstart's AdamW has a large eps, so its steps are small).
+The kinds are one rank, two ranks, two ranks with sharded weights, other optimizers, LoRA and QLoRA. All cases start
+from the same model and take the same steps with the quickstart's data and batch. Exact match is measured on 200
+held-out prompts, greedy, before and after. The time of a step is the median over the second half of the run. Each kind
+has a learning rate that suits its optimizer; the quickstart's AdamW has a large eps, so its steps are small.
 
     python -m benchmarks.trainers [--only NAME ...] [--steps 150] [--json PATH]
 """
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def measured(folder: Path, name: str, case: Sequence[str], steps: int) -> dict[str, Any]:
-    """Exact match and times of one run."""
+    """Return exact match and times of one run."""
     output = folder / name.replace(" ", "-")
     places = (f"model.path={folder / 'model'}", f"output_dir={output}", f"trainer.max_steps={steps}")
     _run(sys.executable, "-m", "actors", "up", QUICKSTART / "run.yaml", *places, *case)
@@ -73,7 +74,7 @@ def measured(folder: Path, name: str, case: Sequence[str], steps: int) -> dict[s
 
 
 def _run(*command: object) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # beside other work, threads that wait for each other spin
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # under other load, threads that wait for each other spin
     done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}: exited {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

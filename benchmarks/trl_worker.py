@@ -1,10 +1,10 @@
-"""The other side of `benchmarks.trainer_vs_trl`: TRL's GRPOTrainer on given completions. Runs in TRL's environment.
+"""TRL's side of `benchmarks.trainer_vs_trl`: GRPOTrainer on given completions. Runs in TRL's environment.
 
     PYTHON benchmarks/trl_worker.py FOLDER
 
-It is `trainer.train()` as it stands, with all that TRL does in a step: its collation, padding, shuffling, accumulation,
-clipping, optimizer and metrics. Only `_generate_and_score_completions` is exchanged, for one that returns the batch in
-FOLDER, padded as TRL pads it. A step begins when a line comes in, and is answered with a line of JSON.
+The worker calls `trainer.train()`, with all parts of a TRL step: collation, padding, shuffling, accumulation, clipping,
+optimizer and metrics. Only `_generate_and_score_completions` is replaced, by a function that returns the batch in
+FOLDER, padded as TRL pads it. Each line on stdin requests a step; a line of JSON answers it.
 """
 
 import json
@@ -21,13 +21,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def status_bytes(name: str) -> int:
-    """VmRSS or VmHWM of this process."""
+    """Return VmRSS or VmHWM of this process."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def padded(folder: Path) -> dict[str, torch.Tensor]:
-    """What TRL has after generation and scoring: prompts padded on the left, completions on the right."""
+    """Return the batch in TRL's form after generation and scoring: prompts padded left, completions padded right."""
     batch = np.load(folder / "batch.npz")
     offsets, prompts = batch["sample_offsets"], batch["prompt_lengths"]
     ids = [batch["token_ids"][start:end] for start, end in pairwise(offsets)]
@@ -49,33 +49,33 @@ def padded(folder: Path) -> dict[str, torch.Tensor]:
 
 
 class Turns(TrainerCallback):
-    """Waits for its turn before a step, answers after it, and writes the first step's gradients down."""
+    """Callback that waits for a request before a step, answers after it, and writes the first step's gradients."""
 
     def __init__(self, folder: Path, imported: int) -> None:
         self._folder, self._imported = folder, imported
         self._wall = self._cpu = 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        """Wait, then take the time."""
+        """Wait for the request, then start the clock."""
         if not sys.stdin.readline():
             control.should_training_stop = True
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        """Gradients as the optimizer gets them."""
+        """Write the gradients that the optimizer gets."""
         if state.global_step == 0:
             found = {n: p.grad.numpy() for n, p in kwargs["model"].named_parameters() if p.grad is not None}
             np.savez(self._folder / "trl.npz", **found)
 
     def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        """Answer."""
+        """Answer the request."""
         seconds, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         peak = status_bytes("VmHWM") - self._imported
         print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak}), flush=True)
 
 
 def main() -> None:
-    """Train until nobody asks any more."""
+    """Train until stdin ends."""
     folder = Path(sys.argv[1])
     given = json.loads((folder / "settings.json").read_text())
     torch.set_num_threads(given["threads"])

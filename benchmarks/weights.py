@@ -1,18 +1,19 @@
-"""The parts of a weight update, by channel, against a bare broadcast and a plain copy of the same bytes.
+"""Seconds of each part of a weight update by channel, compared with a bare broadcast and a plain copy.
 
     python -m benchmarks.weights [--json PATH]
 
-*Parts.* `gather`: the trainer copies its weights and publishes them, which training waits for; `wire`: the engine's
-process receives and checks a version (`unchecked`: without its codes); `load`: from there to served, of which the
-engine stands still for `pause`; with 16 completions of about 24 tokens in the making, for `interrupt`, where their keys
-and values are computed anew, or `inflight`, where they are kept.
+*Parts.* `gather`: the trainer copies and publishes its weights, and training waits. `wire`: the engine's process
+receives and checks a version (`unchecked`: without its codes). `load`: from the end of `wire` until the engine serves
+the version. `pause`: the part of `load` in which an idle engine stands still. `interrupt` and `inflight`: the pause
+with 16 running completions of about 24 tokens; `interrupt` computes their keys and values again, `inflight` keeps them.
 
-*Limits.* `bare` is a `ProcessGroupGloo.broadcast` between the same two processes, of the same bytes in one tensor that
-is reused, `buckets` the same in buckets; `share` is bare / wire. For files it is the time to write the bytes and to
-read them by that of publishing and receiving them. All take turns in each round; medians over the rounds.
+*Limits.* `bare` is a `ProcessGroupGloo.broadcast` of the same bytes between the same two processes, in one tensor that
+is reused; `buckets` is the same broadcast in buckets. `share` is bare / wire. For files `share` is the time to write
+and read the bytes divided by the time to publish and receive them. All take turns in each round; figures are medians
+over the rounds.
 
-The models are random: the quickstart's with its LoRA, and one of 25 M parameters in float32; the trainer is this
-process, the embedded engine another one. Files lie on disk and in memory (/dev/shm).
+Models are random: the quickstart's model with its LoRA, and a model with 25 M parameters in float32. This process is
+the trainer; another process has the embedded engine. Files are on disk and in memory (/dev/shm).
 """
 
 import multiprocessing
@@ -56,7 +57,7 @@ MODES: tuple[UpdateMode, ...] = ("interrupt", "inflight")
 
 
 def build(folder: Path, content: str) -> ModelConfig:
-    """A model directory: the quickstart's model with LoRA (0.6 MB), or one whose weights are 100 MB."""
+    """Write a model directory: the quickstart's model with LoRA (0.6 MB), or a model with 100 MB of weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = make_model() if content == "adapter" else Qwen3ForCausalLM(large(make_model().config))
@@ -67,20 +68,20 @@ def build(folder: Path, content: str) -> ModelConfig:
 
 
 def large(small: Qwen3Config) -> Qwen3Config:
-    """The same with 25 M parameters."""
+    """Return the configuration with 25 M parameters."""
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
              "num_key_value_heads": 4, "head_dim": 64, "layer_types": None}  # fmt: skip
     return Qwen3Config(**small.to_dict() | sizes)
 
 
 def update_of(policy: PolicyVersion) -> WeightUpdate:
-    """The only engine, in the group that it keeps."""
+    """Return an update whose only member is the engine, in a process group that stays."""
     members = [WeightMember(boot_id=BOOT_ID, num_ranks=1)]
     return WeightUpdate(update=str(policy.version), process_group="1", policy=policy, members=members)
 
 
 def bare_group(store: Any, rank: int) -> Any:
-    """The two processes, through nothing of ours."""
+    """Return a gloo group of the two processes, made without code of this project."""
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._devices, options._timeout = [gloo.create_device(hostname=HOST)], timedelta(seconds=TIMEOUT)
@@ -88,7 +89,7 @@ def bare_group(store: Any, rank: int) -> Any:
 
 
 def broadcast(group: Any, flat: torch.Tensor, sizes: list[int]) -> None:
-    """All parts of a flat tensor, in place."""
+    """Broadcast all parts of a flat tensor in place."""
     for work in [group.broadcast(part, 0) for part in torch.split(flat, sizes)]:
         work.wait()
 
@@ -97,7 +98,7 @@ def broadcast(group: Any, flat: torch.Tensor, sizes: list[int]) -> None:
 
 
 class Receiving:
-    """Does what the trainer's process asks for, and tells the seconds."""
+    """Engine's side: carries out requests of the trainer's process and returns the seconds."""
 
     def __init__(self, model: ModelConfig, port: int) -> None:
         engine = EmbeddedEngineConfig(max_sequence_len=64)
@@ -111,13 +112,13 @@ class Receiving:
         self._flat = torch.zeros(0, dtype=torch.uint8)
 
     def bare(self, sizes: list[int]) -> dict[str, float]:
-        """One broadcast per size."""
+        """Receive one broadcast per size."""
         if self._flat.numel() != sum(sizes):
             self._flat = torch.zeros(sum(sizes), dtype=torch.uint8)
         return {"seconds": timed(lambda: broadcast(self._group, self._flat, sizes))}
 
     def receive(self, manifest: Manifest, checked: bool) -> dict[str, float]:
-        """A version, then the switch to it: as the engine stands, and with completions in the making."""
+        """Receive a version, then switch to it: with an idle engine, and with running completions."""
         update = update_of(manifest.policy)
         started = time.perf_counter()
         with mock.patch("bus.weights.rendezvous.verify", verify if checked else lambda *bucket: None):
@@ -131,7 +132,7 @@ class Receiving:
         return {"wire": received - started, "load": loaded - received, "pause": pause} | busy
 
     def read(self, path: Path) -> dict[str, float]:
-        """A file."""
+        """Read a file."""
         return {"seconds": timed(path.read_bytes)}
 
     def _busy(self, engine: EmbeddedEngine, manifest: Manifest, weights: Weights) -> float:
@@ -148,14 +149,14 @@ class Receiving:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def serve(pipe: Connection, model: ModelConfig, port: int) -> None:
-    """Child process."""
+    """Serve requests. Runs in a child process."""
     receiving = Receiving(model, port)
     pipe.send(None)
     while (task := pipe.recv()) is not None:
@@ -168,7 +169,7 @@ def serve(pipe: Connection, model: ModelConfig, port: int) -> None:
 
 @dataclass(frozen=True)
 class Channel:
-    """A way for weights, and what lies beside it."""
+    """Weight channel with its publisher and limit."""
 
     name: str
     publisher: WeightPublisher
@@ -176,11 +177,11 @@ class Channel:
 
 
 class Sending:
-    """The trainer's model, its channels, and the bare group."""
+    """Trainer's side: the model, its channels, and the bare group."""
 
     def __init__(self, model: ModelConfig, pipe: Connection, store: Any) -> None:
         self._config, self._pipe = model, pipe
-        learner = loading.load_model(model, torch.float32)
+        learner = loading.load_model(model, loading.TORCH_DTYPES[model.dtype])
         self._model = loading.add_lora(learner, model.lora) if model.lora else learner
         self._group = bare_group(store, 0)
         self._versions = count(1)
@@ -188,13 +189,13 @@ class Sending:
         self._flat = torch.arange(self.num_bytes).to(torch.uint8)
 
     def bare(self, sizes: list[int]) -> float:
-        """Seconds of a broadcast, at its receiver."""
+        """Return the seconds of a broadcast, measured at its receiver."""
         self._pipe.send(("bare", sizes))
         broadcast(self._group, self._flat, sizes)
         return float(self._pipe.recv()["seconds"])
 
     def update(self, channel: Channel, checked: bool = True) -> dict[str, float]:
-        """Seconds of the parts of one update."""
+        """Return the seconds of the parts of one update."""
         policy = PolicyVersion(lineage=1, version=next(self._versions))
         start = time.perf_counter()
         weights = formats.weights(self._model, self._config)
@@ -209,16 +210,26 @@ class Sending:
         return parts | {"gather": published - start, "publish": published - copied} if checked else parts
 
     def copy(self, folder: Path) -> float:
-        """Seconds to write a file of the same bytes here and to read it there."""
+        """Return the seconds to write a file of the same bytes here and to read it in the other process."""
         path, data = folder / "plain", self._flat.numpy().tobytes()
         written = timed(lambda: path.write_bytes(data))
         self._pipe.send(("read", path))
         return written + float(self._pipe.recv()["seconds"])
 
 
-def measure_content(content: str, folder: Path, memory: Path) -> list[dict[str, Any]]:
-    """All channels and limits in turn."""
-    model = build(folder / "model", content)
+def measure_model(
+    content: str, model: ModelConfig, folder: Path, memory: Path, rounds: int = ROUNDS, warmup: int = WARMUP
+) -> list[dict[str, Any]]:
+    """Measure all channels and limits in turn.
+
+    Args:
+        content: name of the weights in the results.
+        model: the model, on any device; its adapter is published if it has one.
+        folder: folder on a disk.
+        memory: folder in memory.
+        rounds: rounds that count.
+        warmup: rounds before.
+    """
     store = distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
@@ -236,20 +247,20 @@ def measure_content(content: str, folder: Path, memory: Path) -> list[dict[str, 
         )
         for where, place in (("disk", folder), ("memory", memory))
     ]
-    rounds = [one_round(sending, broadcasts, files) for _ in range(WARMUP + ROUNDS)][WARMUP:]
+    found = [one_round(sending, broadcasts, files) for _ in range(warmup + rounds)][warmup:]
     pipe.send(None)
     child.join()
     for channel in (broadcasts, *files):
         channel.publisher.close()
     return [
         {"content": content, "megabytes": sending.num_bytes / 1e6, "channel": name}
-        | {part: statistics.median(one[name][part] for one in rounds) for part in rounds[0][name]}
-        for name in rounds[0]
+        | {part: statistics.median(one[name][part] for one in found) for part in found[0][name]}
+        for name in found[0]
     ]
 
 
 def one_round(sending: Sending, broadcasts: Channel, files: list[Channel]) -> dict[str, dict[str, float]]:
-    """Seconds of each channel's parts and of its limit, with their ratio."""
+    """Return the seconds of each channel's parts and of its limit, with their ratio."""
     sizes = [bucket.numel() for bucket in sending._flat.split(WeightsConfig().bucket_bytes)]
     limits = {"bare": sending.bare([sending.num_bytes]), "buckets": sending.bare(sizes)}
     parts = sending.update(broadcasts) | sending.update(broadcasts, checked=False) | limits
@@ -263,16 +274,17 @@ def one_round(sending: Sending, broadcasts: Channel, files: list[Channel]) -> di
 
 
 def measure() -> dict[str, Any]:
-    """The adapter and the full weights."""
+    """Measure the adapter and the full weights."""
     results = []
     for content in ("adapter", "full"):
         with scratch() as folder, tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as memory:
-            results += measure_content(content, folder.absolute(), Path(memory))
+            model = build(folder.absolute() / "model", content)
+            results += measure_model(content, model, folder.absolute(), Path(memory))
     return {"torch_threads": torch.get_num_threads(), "results": results}
 
 
 def show(results: dict[str, Any]) -> str:
-    """A line per content and channel, in milliseconds."""
+    """Return a table with a line per content and channel, in milliseconds."""
     parts = ["gather", "wire", "unchecked", "load", "pause", *MODES, "bare", "buckets"]
     rows = [
         [row["content"], row["megabytes"], row["channel"]]

@@ -13,7 +13,7 @@ import itertools
 import re
 import reprlib
 import threading
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import msgpack
@@ -45,7 +45,8 @@ def encode(message: Message) -> list[bytes | memoryview]:
     # not `model_dump`, which would convert each value inside, deeply
     header, layout = message.__dict__.copy(), message.layout
     header[ARRAYS_KEY] = (layout.text, layout.sizes(header))
-    frames: list[bytes | memoryview] = [b""]  # a place for the header, which is packed last: texts change it
+    # a place for the header, which is packed last: texts change it
+    frames: list[bytes | memoryview] = [b""]
     for name in layout.specs:
         array = header.pop(name)
         small = array.nbytes <= COPIED_BYTES
@@ -53,7 +54,14 @@ def encode(message: Message) -> list[bytes | memoryview]:
         frames.append(array.tobytes() if small else np.ascontiguousarray(array).data.cast("B"))
     if message.texts:
         frames.append(_take_texts_out(header, message.texts))
-    _check_lists(message, header)
+    # before packing: msgpack would build megabytes for a list that no receiver takes
+    for name, value in header.items():
+        most = limits.LIST_ITEMS if isinstance(value, list) else limits.MAP_ITEMS
+        if isinstance(value, list | dict) and len(value) > most:
+            raise MessageTooLargeError(
+                f"a {message.kind} has {len(value)} {name}, and {most} are the most that travel; fewer peers, or fewer "
+                "groups or completions at a time, are needed"
+            )
     frames[0] = _local.packer.pack((message.kind, message.version, header))
     _check_sizes(message, frames)
     return frames
@@ -69,7 +77,8 @@ def decode(frames: Sequence[Frame], header_bytes: int | None = None) -> Message:
     Raises:
         DecodeError: the frames are no valid message. No other exception leaves this function.
     """
-    size = num_bytes(frames)  # before anything is parsed
+    # before anything is parsed: parsing takes far more memory than the bytes received
+    size = num_bytes(frames)
     if size > limits.MESSAGE_BYTES:
         raise DecodeError("oversize", f"{size} bytes, at most {limits.MESSAGE_BYTES} are allowed")
     message_type, header = _open_header(frames, header_bytes or limits.DATA_HEADER_BYTES)
@@ -84,7 +93,10 @@ def decode(frames: Sequence[Frame], header_bytes: int | None = None) -> Message:
         message: Message = message_type.__pydantic_validator__.validate_python(header, context=AXES_AGREE)
         return message
     except ValidationError as error:
-        raise DecodeError("bad_header", _first_problem(error)) from None
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "message"
+        # cut: a peer chooses the names inside the text, and so the length of the log line
+        raise DecodeError("bad_header", f"{place}: {problem['msg']}"[:300]) from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise DecodeError("bad_header", str(error)) from None
 
@@ -102,16 +114,13 @@ def check_plain(value: object) -> None:
     try:
         _unpacked(packed)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise ValueError(_in_words(str(error))) from error
-
-
-def _in_words(error: str) -> str:
-    """Return a readable text for msgpack's error about a list or map that is too long; any other error unchanged."""
-    found = re.fullmatch(r"(\d+) exceeds max_(array|map)_len\((\d+)\)", error)
-    if found is None:
-        return error
-    kind = "list of {} items" if found[2] == "array" else "map of {} keys"
-    return f"a {kind.format(found[1])}, and {found[3]} are the most that travel"
+        # msgpack's text about a long list or map names its own arguments, which users have never seen
+        too_long = re.fullmatch(r"(\d+) exceeds max_(array|map)_len\((\d+)\)", str(error))
+        if too_long is None:
+            raise ValueError(str(error)) from error
+        size, kind, most = too_long.groups()
+        found = f"list of {size} items" if kind == "array" else f"map of {size} keys"
+        raise ValueError(f"a {found}, and {most} are the most that travel") from error
 
 
 def num_bytes(frames: Sequence[Frame]) -> int:
@@ -129,6 +138,7 @@ class _Local(threading.local):
 def _fields_of(value: object) -> dict[str, Any]:
     """Return the fields of a model inside a header (a policy, a ticket) as a map for msgpack."""
     if isinstance(value, BaseModel):
+        # not a copy: msgpack reads the fields at once, and `model_dump` would convert each value inside
         return value.__dict__
     raise TypeError(f"a {type(value).__name__} can't be sent: {value!r:.80}")
 
@@ -139,21 +149,6 @@ _local = _Local()
 def header_limit(message: Message) -> int:
     """Return the limit in bytes for the header of this message."""
     return limits.DATA_HEADER_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_HEADER_BYTES
-
-
-def _check_lists(message: Message, header: Mapping[str, Any]) -> None:
-    """Check the lengths of the lists and maps in a header.
-
-    Raises:
-        MessageTooLargeError: a list or map has more elements than receivers take.
-    """
-    for name, value in header.items():
-        most = limits.LIST_ITEMS if isinstance(value, list) else limits.MAP_ITEMS
-        if isinstance(value, list | dict) and len(value) > most:
-            raise MessageTooLargeError(
-                f"a {message.kind} has {len(value)} {name}, and {most} are the most that travel; fewer peers, or fewer "
-                "groups or completions at a time, are needed"
-            )
 
 
 def _check_sizes(message: Message, frames: Sequence[bytes | memoryview]) -> None:
@@ -193,6 +188,7 @@ def _check_sizes(message: Message, frames: Sequence[bytes | memoryview]) -> None
 def _take_texts_out(header: dict[str, Any], names: Sequence[str]) -> bytes:
     """Replace each text in the header by its length in bytes; return all texts as UTF-8, joined."""
     pieces: list[bytes] = []
+    # a list of anything but texts (the messages of a chat prompt) stays in the header: receivers find no lengths there
     for name in names:
         value = header[name]
         if isinstance(value, str):
@@ -211,11 +207,17 @@ def _put_texts_back(header: dict[str, Any], names: Sequence[str], frames: Sequen
 
     Without a frame of texts, the header itself holds the texts: ledgers of older builds have such groups.
     """
-    found: dict[str, Any] = {name: header[name] for name in names if _are_lengths(header.get(name))}
+    found: dict[str, Any] = {}
+    for name in names:
+        value = header.get(name)
+        # `type(...) is int`, since True and False are instances of int
+        if all(type(item) is int for item in (value if isinstance(value, list) else [value])):
+            found[name] = value
     if not frames and not any(found.values()):
         return
     sizes = [size for value in found.values() for size in (value if isinstance(value, list) else [value])]
     total = len(frames[0]) if frames else 0
+    # a negative length could make the sum right, and let one text overlap with another
     if min(sizes, default=0) < 0 or sum(sizes) != total:
         raise DecodeError("bad_array", f"texts: {sum(sizes)} bytes by the header, the frame has {total}")
     ends = iter(itertools.accumulate(sizes))
@@ -232,11 +234,6 @@ def _put_texts_back(header: dict[str, Any], names: Sequence[str], frames: Sequen
             header[name] = [next_text() for _ in value] if isinstance(value, list) else next_text()
     except ValueError as error:
         raise DecodeError("bad_array", f"texts: {error}"[:300]) from None
-
-
-def _are_lengths(value: Any) -> bool:
-    # `type(...) is int`, since True and False are instances of int
-    return type(value) is int or (isinstance(value, list) and all(type(item) is int for item in value))
 
 
 class _Count:
@@ -286,9 +283,11 @@ def _open_header(frames: Sequence[Frame], header_bytes: int) -> tuple[type[Messa
     if not isinstance(opened, list) or len(opened) != 3 or not isinstance(opened[2], dict):
         raise DecodeError("malformed", "frame 0 is not [kind, version, header]")
     kind, version, header = opened
+    # a list as the kind has no hash, so asking the table would raise TypeError
     message_type = MESSAGE_TYPES.get(kind) if isinstance(kind, str) else None
     if message_type is None:
-        raise DecodeError("unknown_kind", reprlib.repr(kind))  # shortened: a peer decides how long it is
+        # shortened: a peer decides about the length of the text
+        raise DecodeError("unknown_kind", reprlib.repr(kind))
     if version != message_type.version:
         raise DecodeError(
             "unknown_version", f"{kind} {reprlib.repr(version)}, this build speaks {message_type.version}"
@@ -306,8 +305,3 @@ def _open_arrays(layout: ArrayLayout, description: Any, frames: Sequence[Frame])
         return layout.open(description[1], frames)
     except (TypeError, ValueError, OverflowError) as error:
         raise DecodeError("bad_array", f"{error}"[:300]) from None
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in problem['loc']) or 'message'}: {problem['msg']}"[:300]

@@ -66,7 +66,12 @@ class Connection:
             whole: True if a whole message has come since the last look. The bytes after this message are unknown, so
                 all bytes so far count as finished.
         """
-        received = self._received(port)
+        received: int | None = None
+        with contextlib.suppress(OSError), _borrowed(self.descriptor) as borrowed:
+            if self._is_behind(borrowed, port):
+                info = borrowed.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _RECEIVED_AT + 8)
+                received = int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
+        # closed, or the kernel has given the number to another connection
         if received is None:
             self.is_shut = True
             return 0
@@ -86,17 +91,6 @@ class Connection:
                 borrowed.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
                 # not close: the descriptor is libzmq's, which closes it when it reads the end of the stream
                 borrowed.shutdown(sockets.SHUT_RDWR)
-
-    def _received(self, port: int) -> int | None:
-        """Return the bytes received since the connection was accepted; None if gone."""
-        try:
-            with _borrowed(self.descriptor) as borrowed:
-                if not self._is_behind(borrowed, port):
-                    return None
-                info = borrowed.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _RECEIVED_AT + 8)
-        except OSError:
-            return None
-        return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
 
     def _is_behind(self, borrowed: sockets.socket, port: int) -> bool:
         """Return whether the descriptor still belongs to this connection and to the socket bound to `port`.

@@ -228,7 +228,14 @@ class _ServerMonitor:
         if self.gate is not None and event & EVENTS:
             self.gate.hear(event, value)
         if event == zmq.EVENT_ACCEPTED:
-            self.peers[value] = _peer_at(value)
+            try:
+                # a copy of the descriptor: closing a socket object on libzmq's own would close the connection
+                with sockets.socket(fileno=os.dup(value)) as connection:
+                    host, port, *_ = connection.getpeername()
+                    self.peers[value] = f"{host}:{port}"
+            except (OSError, ValueError, TypeError):
+                # closed already
+                self.peers[value] = "unknown"
         elif event in _FAILED:
             self.reason = _reason(event, value)
             self._count(self.reason)
@@ -295,17 +302,6 @@ def _reason(event: int, value: int) -> str:
     return {_MECHANISM: "plaintext", _CRYPTOGRAPHIC: "wrong_server_key"}.get(value, "malformed")
 
 
-def _peer_at(descriptor: int) -> str:
-    """Return the remote address of a connection of libzmq, `HOST:PORT`; `unknown` if closed already."""
-    try:
-        # a copy of the descriptor: closing a socket object on libzmq's own would close the connection
-        with sockets.socket(fileno=os.dup(descriptor)) as connection:
-            host, port, *_ = connection.getpeername()
-    except (OSError, ValueError, TypeError):
-        return "unknown"
-    return f"{host}:{port}"
-
-
 class _ZapAuthenticator:
     """The thread that answers ZAP requests and reads monitors. One per process: a context has a single ZAP address."""
 
@@ -327,14 +323,16 @@ class _ZapAuthenticator:
 
     def watch(self, socket: "zmq.Socket[bytes]", watched: _ServerMonitor | _ClientMonitor) -> None:
         """Watch a socket until it is closed. Thread-safe. Call it before the socket binds or connects."""
-        if isinstance(watched, _ServerMonitor):  # at once, not in the thread: a key may be checked right after `bind`
+        if isinstance(watched, _ServerMonitor):
+            # at once, not in the thread: a key may be checked right after `bind`
             self._server_monitors[watched.domain] = watched
         receiver: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         receiver.setsockopt(zmq.RCVHWM, WAITING_EVENTS)
         address = f"inproc://events-{next(_NUMBERS)}"
         socket.monitor(address, watched.events | int(zmq.EVENT_MONITOR_STOPPED))
         receiver.connect(address)
-        self._new.put((receiver, watched))  # from here on the receiver belongs to the authenticator's thread
+        # sockets are not thread-safe: from here on the receiver belongs to the authenticator's thread
+        self._new.put((receiver, watched))
 
     def _loop(self) -> None:
         while True:
@@ -344,38 +342,34 @@ class _ZapAuthenticator:
                 self._watched[receiver] = watched
                 self._poller.register(receiver, zmq.POLLIN)
             for ready, _ in self._poller.poll(LOOK_MILLISECONDS):
-                if ready is self._zap:
-                    self._answer()
-                else:
+                if ready is not self._zap:
                     self._hear(ready)
-
-    def _answer(self) -> None:
-        """Answer all waiting ZAP requests (RFC 27): 200 allows a key, 400 refuses."""
-        for frames in waiting(self._zap, MAX_IN_A_ROW):
-            # identity and mechanism are not needed: the mechanism is CURVE, and the key is all that counts
-            sender, empty, version, request, domain, peer, _, _, key = (frame.bytes for frame in frames[:9])
-            server = self._server_monitors.get(domain)
-            known = server is not None and server.lets_in(key, peer.decode())
-            status = (b"200", b"OK") if known else (b"400", b"unlisted key")
-            self._zap.send_multipart([sender, empty, version, request, *status, b"", b""])
+                    continue
+                # requests of ZAP (RFC 27): 200 allows a key, 400 refuses
+                for frames in waiting(self._zap, MAX_IN_A_ROW):
+                    # identity and mechanism are not needed: the mechanism is CURVE, and the key is all that counts
+                    sender, empty, version, request, domain, peer, _, _, key = (frame.bytes for frame in frames[:9])
+                    server = self._server_monitors.get(domain)
+                    known = server is not None and server.lets_in(key, peer.decode())
+                    status = (b"200", b"OK") if known else (b"400", b"unlisted key")
+                    self._zap.send_multipart([sender, empty, version, request, *status, b"", b""])
 
     def _hear(self, receiver: "zmq.Socket[bytes]") -> None:
         watched = self._watched[receiver]
         for frames in waiting(receiver, MAX_IN_A_ROW):
             event, value = struct.unpack("=HI", frames[0].bytes)  # frame 1 is the endpoint
-            if event == zmq.EVENT_MONITOR_STOPPED:  # the watched socket was closed
-                self._forget(receiver, watched)
-                return
-            watched.hear(event, value)
-
-    def _forget(self, receiver: "zmq.Socket[bytes]", watched: _ServerMonitor | _ClientMonitor) -> None:
-        self._poller.unregister(receiver)
-        receiver.close(0)
-        del self._watched[receiver]
-        if isinstance(watched, _ServerMonitor):
-            del self._server_monitors[watched.domain]
-            if watched.gate is not None:
-                watched.gate.closed = True
+            if event != zmq.EVENT_MONITOR_STOPPED:
+                watched.hear(event, value)
+                continue
+            # the watched socket was closed, so that nothing more can come
+            self._poller.unregister(receiver)
+            receiver.close(0)
+            del self._watched[receiver]
+            if isinstance(watched, _ServerMonitor):
+                del self._server_monitors[watched.domain]
+                if watched.gate is not None:
+                    watched.gate.closed = True
+            return
 
 
 def num_watched() -> tuple[int, int]:

@@ -149,7 +149,8 @@ class Outbox:
                 self._socket = self._connected()
             if not self.has_room:
                 return False  # asked before encoding, which costs more than the question
-        frames = [self._sender, *codec.encode(message)]  # outside of the lock: a large group takes milliseconds
+        # outside of the lock: encoding a large group takes milliseconds
+        frames = [self._sender, *codec.encode(message)]
         with self._lock:
             try:
                 send_frames(self._socket, frames)

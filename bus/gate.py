@@ -77,25 +77,22 @@ class Gate:
     def hear(self, event: int, value: int) -> None:
         """Handle an event of the socket's monitor. `value` is a descriptor, or an errno for EVENT_ACCEPT_FAILED."""
         if event == zmq.EVENT_ACCEPT_FAILED:
-            self._say_full(value)
+            # libzmq retries at once while the cause lasts, so the log is limited and the counter is not
+            self.counts.refused["not_accepted"] += 1
+            if time.monotonic() >= self._next_full_log:
+                self._next_full_log = time.monotonic() + FULL_LOG_SECONDS
+                log.error(
+                    "connections can't be accepted",
+                    edge=self.counts.edge,
+                    reason=os.strerror(value),
+                    detail=REFUSALS["not_accepted"],
+                )
             return
         # the descriptor's old connection is gone either way: closed, or replaced by the accepted one
         self._connections.pop(value, None)
         if event == zmq.EVENT_ACCEPTED:
             with contextlib.suppress(OSError):  # closed already
                 self._connections[value] = Connection.accepted(value)
-
-    def _say_full(self, error: int) -> None:
-        """Count and log a connection that can't be accepted. libzmq retries at once while the cause lasts."""
-        self.counts.refused["not_accepted"] += 1
-        if time.monotonic() >= self._next_full_log:
-            self._next_full_log = time.monotonic() + FULL_LOG_SECONDS
-            log.error(
-                "connections can't be accepted",
-                edge=self.counts.edge,
-                reason=os.strerror(error),
-                detail=REFUSALS["not_accepted"],
-            )
 
     @property
     def unfinished(self) -> int:
@@ -110,6 +107,7 @@ class Gate:
 
     def look(self) -> int:
         """Ask the kernel for the bytes received over each connection, and return how many are new."""
+        # a new set instead of `clear`: the reader's thread adds descriptors meanwhile
         taken_from, self._taken_from = self._taken_from, set()
         return sum(
             connection.look(self.port, whole=descriptor in taken_from)
@@ -141,16 +139,13 @@ class Gate:
                 connection.suspect_since = self._num_taken
             elif emptied or self._num_taken - connection.suspect_since > 2 * len(open_ones):
                 # a socket takes from its connections in turn: one with a whole message would have been served
-                freed += connection.unfinished
-                self._shut(connection)
+                size, (_, peer) = connection.unfinished, connection.ends
+                freed += size
+                connection.shut(self.port)
+                error = DecodeError("unfinished", f"{size} bytes without one whole message; the connection was closed")
+                drop(self.counts, error, ":".join(map(str, peer[:2])) if isinstance(peer, tuple) else str(peer))
         self.suspects = any(c.suspect_since is not None and not c.is_shut for c in open_ones.values())
         return freed
-
-    def _shut(self, connection: Connection) -> None:
-        size, (_, peer) = connection.unfinished, connection.ends
-        connection.shut(self.port)
-        error = DecodeError("unfinished", f"{size} bytes without one whole message; the connection was closed")
-        drop(self.counts, error, ":".join(map(str, peer[:2])) if isinstance(peer, tuple) else str(peer))
 
 
 def _to_make_room(connections: dict[int, Connection], total_bytes: int) -> set[int]:

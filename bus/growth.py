@@ -73,25 +73,18 @@ class Growth:
         """Return the bytes of pages new to libzmq's threads since their start; None if the kernel does not count."""
         # none yet, or none any more: libzmq starts its threads with the first socket of a context
         if not self._stats:
-            self._stats = _stats_of_io_threads()
+            with contextlib.suppress(OSError):
+                for task in Path("/proc/self/task").iterdir():
+                    if (task / "comm").read_text().startswith(_IO_THREADS):
+                        self._stats.append(os.open(task / "stat", os.O_RDONLY | os.O_CLOEXEC))
         try:
-            return sum(_num_faults(os.pread(stat, 1000, 0)) for stat in self._stats) * PAGE or None
-        except OSError:  # the threads have ended, with their context
+            texts = [os.pread(stat, 1000, 0) for stat in self._stats]
+            # split after the last parenthesis: the thread's name before it may hold spaces and parentheses itself
+            num_faults = sum(int(text.rpartition(b")")[2].split()[_MINOR_FAULTS_AT]) for text in texts)
+            return num_faults * PAGE or None
+        except OSError:
+            # the threads have ended, with their context; a new context has threads of its own
             for stat in self._stats:
                 os.close(stat)
             self._stats = []
             return None
-
-
-def _stats_of_io_threads() -> list[int]:
-    stats: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path("/proc/self/task").iterdir():
-            if (task / "comm").read_text().startswith(_IO_THREADS):
-                stats.append(os.open(task / "stat", os.O_RDONLY | os.O_CLOEXEC))
-    return stats
-
-
-def _num_faults(stat: bytes) -> int:
-    # split after the last parenthesis: the thread's name before it may hold spaces and parentheses itself
-    return int(stat.rpartition(b")")[2].split()[_MINOR_FAULTS_AT])

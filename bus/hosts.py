@@ -71,7 +71,14 @@ class HostResolver:
             if not self._wanted.wait(1.0) or self._stopping:
                 continue
             self._wanted.clear()
-            found = self._resolved()
+            try:
+                found = endpoints_of(self._host, self._port)
+            except OSError as error:
+                # no addresses: the endpoint stays, since a name server that is down says nothing about the packer
+                found = []
+                if time.monotonic() - self._told_at >= TELL_SECONDS:
+                    self._told_at = time.monotonic()
+                    log.warning("bus.control: name not resolved; trying again", name=self._host, detail=str(error))
             self._looked_at = time.monotonic()
             # of several addresses take the next one, since the current one is silent
             place = found.index(self.endpoint) + 1 if self.endpoint in found else 0
@@ -82,15 +89,6 @@ class HostResolver:
             if self._known and (new := [one for one in found if one not in self._known]):
                 log.info("packer's name leads elsewhere", name=self._host, endpoint=new[0])
             self._known.update(found)
-
-    def _resolved(self) -> list[str]:
-        try:
-            return endpoints_of(self._host, self._port)
-        except OSError as error:
-            if time.monotonic() - self._told_at >= TELL_SECONDS:
-                self._told_at = time.monotonic()
-                log.warning("bus.control: name not resolved; trying again", name=self._host, detail=str(error))
-            return []
 
 
 def endpoints_of(host: str, port: str) -> list[str]:
@@ -119,5 +117,6 @@ def to_bind(address: str) -> str:
     try:
         found = endpoints_of(host, port)
     except OSError:
-        return address  # the name of a network interface, or a wrong name: `bind` then fails and says so
+        # the name of a network interface, or a wrong name: `bind` then fails and says so
+        return address
     return found[0] if found[0].startswith("tcp://[") else address

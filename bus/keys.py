@@ -95,21 +95,19 @@ class KeyRing:
                 if not self._looks.wait_for(lambda: self._asked > self._done, IDLE_SECONDS):
                     continue
                 asked, self._looking_since = self._asked, time.monotonic()
-            self._look()  # outside of the lock: it may hang
+            # outside of the lock: the file system may hang, and `current` must return meanwhile
+            stamp = _stamp(self.folder)
+            if stamp != self._stamp:
+                # before `load`: bad files are logged once, and loaded again when they have changed
+                self._stamp = stamp
+                try:
+                    self._keys = load(self.folder)
+                    log.info("keys reloaded", folder=str(self.folder))
+                except ConfigError as error:
+                    log.warning("new keys can't be used; keeping the previous keys", problems=error.problems)
             with self._looks:
                 self._done, self._looking_since = asked, None
                 self._looks.notify_all()
-
-    def _look(self) -> None:
-        stamp = _stamp(self.folder)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp  # before `load`: bad files are logged once, and loaded again when they have changed
-        try:
-            self._keys = load(self.folder)
-            log.info("keys reloaded", folder=str(self.folder))
-        except ConfigError as error:
-            log.warning("new keys can't be used; keeping the previous keys", problems=error.problems)
 
 
 def load(folder: Path) -> KeySet:
@@ -120,9 +118,21 @@ def load(folder: Path) -> KeySet:
     """
     if not folder.is_dir():
         raise ConfigError(f"bus.keys: there is no folder {folder}; `actors keys new {folder}` makes one")
-    publics = {kind: tuple(_publics(folder, kind)) for kind in KINDS}
-    secrets = {kind: _secrets(folder, kind) for kind in KINDS}
-    if not secrets["client"]:  # every process connects somewhere: actors to the control socket, all to inboxes
+    publics: dict[str, tuple[bytes, ...]] = {}
+    for kind in KINDS:
+        path = _path(folder, kind, "public")
+        # root may own a list: root can write to any file anyway
+        publics[kind] = tuple(_parse(str(path), _lines(path, writable_by={os.getuid(), 0})))
+        if not publics[kind]:
+            raise ConfigError(f"bus.keys: {path} has no key")
+    secrets: dict[str, tuple[bytes, ...]] = dict.fromkeys(KINDS, ())
+    for kind, variable in SECRET_VARIABLES.items():
+        if given := os.environ.get(variable):
+            secrets[kind] = tuple(_parse(variable, [given]))
+        elif _path(folder, kind, "secret").exists():
+            secrets[kind] = tuple(_secrets_in(folder, kind))
+    # every process connects somewhere: actors to the control socket, all to inboxes
+    if not secrets["client"]:
         raise ConfigError(f"bus.keys: {folder} has no client.secret, and {SECRET_VARIABLES['client']} is not set")
     return KeySet(secrets["server"], publics["server"], secrets["client"], publics["client"])
 
@@ -207,7 +217,8 @@ def _write(path: Path, lines: Iterable[str], mode: int) -> None:
     with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - of a descriptor
         file.writelines(f"{line}\n" for line in lines)
         file.flush()
-        os.fsync(descriptor)  # before the rename: after a power cut the name must not lead to an empty file
+        # before the rename: after a power cut the name must not lead to an empty file
+        os.fsync(descriptor)
     staging.replace(path)
 
 
@@ -232,6 +243,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _stamp(folder: Path) -> list[tuple[int, ...]]:
     """Return file times, sizes, ids, modes and owners of the key files: any change of a file changes them."""
+    # modes and owners too: a secret that was opened to others is reported, though its content is the same
     stamps: list[tuple[int, ...]] = []
     for path in _files(folder):
         try:
@@ -241,21 +253,6 @@ def _stamp(folder: Path) -> list[tuple[int, ...]]:
         else:
             stamps.append((found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode, found.st_uid))
     return stamps
-
-
-def _publics(folder: Path, kind: str) -> list[bytes]:
-    path = _path(folder, kind, "public")
-    keys = _parse(str(path), _lines(path, writable_by={os.getuid(), 0}))
-    if not keys:
-        raise ConfigError(f"bus.keys: {path} has no key")
-    return keys
-
-
-def _secrets(folder: Path, kind: str) -> tuple[bytes, ...]:
-    variable = SECRET_VARIABLES[kind]
-    if given := os.environ.get(variable):
-        return tuple(_parse(variable, [given]))
-    return tuple(_secrets_in(folder, kind)) if _path(folder, kind, "secret").exists() else ()
 
 
 def _secrets_in(folder: Path, kind: str) -> list[bytes]:
@@ -277,21 +274,19 @@ def _lines(path: Path, is_secret: bool = False, writable_by: Iterable[int] = ())
     try:
         with path.open(encoding="utf-8") as file:
             # of the open file: the path may lead to another file a moment later
-            _check_owner(path, os.fstat(file.fileno()), is_secret, writable_by)
+            found = os.fstat(file.fileno())
+            owners, mode = {os.getuid()} if is_secret else set(writable_by), stat.S_IMODE(found.st_mode)
+            if owners and found.st_uid not in owners:
+                raise ConfigError(
+                    f"bus.keys: {path} belongs to user {found.st_uid}, and this runs as user {os.getuid()}"
+                )
+            if is_secret and mode & 0o077:
+                raise ConfigError(f"bus.keys: {path} is open to others (mode {mode:04o}); chmod 600 {path}")
+            if owners and mode & 0o022:
+                raise ConfigError(f"bus.keys: {path} may be written by others (mode {mode:04o}); chmod 644 {path}")
             return [line.strip() for line in file if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"bus.keys: {path} can't be read: {getattr(error, 'strerror', error)}") from None
-
-
-def _check_owner(path: Path, found: os.stat_result, is_secret: bool, writable_by: Iterable[int]) -> None:
-    owners = {os.getuid()} if is_secret else set(writable_by)
-    if owners and found.st_uid not in owners:
-        raise ConfigError(f"bus.keys: {path} belongs to user {found.st_uid}, and this runs as user {os.getuid()}")
-    mode = stat.S_IMODE(found.st_mode)
-    if is_secret and mode & 0o077:
-        raise ConfigError(f"bus.keys: {path} is open to others (mode {mode:04o}); chmod 600 {path}")
-    if owners and mode & 0o022:
-        raise ConfigError(f"bus.keys: {path} may be written by others (mode {mode:04o}); chmod 644 {path}")
 
 
 def _parse(where: str, lines: list[str]) -> list[bytes]:

@@ -106,25 +106,22 @@ class RunFolder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o700 if self.private else 0o777)  # less the umask
-            if problem := self.problem():  # checked after mkdir: another run may have made the folder first
+            # checked after mkdir: another run may have made the folder first
+            if problem := self.problem():
                 raise ConfigError(problem)
             if self.private:  # a folder of this run that was made with another mode
                 self.path.chmod(0o700)
-            self._mark()
+            marker = self.path / MARKER
+            if not marker.exists():
+                # written aside under a random name: several actors may do this at once; no reader sees half a marker
+                staging = marker.with_name(f"{MARKER}.{secrets.token_hex(4)}")
+                text = json.dumps({"run": self.run, "output_dir": str(self.output_dir)})
+                staging.write_text(text + "\n", encoding="utf-8")
+                staging.replace(marker)
         except OSError as error:
             raise ConfigError(
                 f"weights.directory: {self.path} can't be made: {error.strerror}; set a folder that can be written to"
             ) from error
-
-    def _mark(self) -> None:
-        marker = self.path / MARKER
-        if marker.exists():
-            return
-        # written aside under a random name: several actors may do this at once, and no reader sees half a marker
-        staging = marker.with_name(f"{MARKER}.{secrets.token_hex(4)}")
-        text = json.dumps({"run": self.run, "output_dir": str(self.output_dir)})
-        staging.write_text(text + "\n", encoding="utf-8")
-        staging.replace(marker)
 
     def hold(self, owner: str, patience: float = LOCK_SECONDS) -> IO[bytes]:
         """Take the lock of `owner`, and return its open file. Closing the file or the process's end releases the lock.
@@ -162,24 +159,22 @@ class RunFolder:
         # lock files without a folder too: an engine may have died before it laid anything out
         locks = {path.name[1 : -len(".lock")] for path in self.path.glob(f".{SCRATCH}*.lock")}
         for owner in {TRAINER, *locks, *(path.name for path in self.path.glob(f"{SCRATCH}*"))}:
-            self._clear_part(owner)
+            try:
+                lock = self.hold(owner, patience=CLEAR_SECONDS)
+            except ConfigError:
+                # the owner lives; the next start of the run removes its files
+                continue
+            with lock:
+                if owner == TRAINER:
+                    remove_named(self.path, rf"\.?{VERSION}")
+                else:
+                    _remove_scratch(self.path / owner)
+                # while the lock is held: a process that opened the same file meanwhile finds it unlinked (`_locked`)
+                (self.path / f".{owner}.lock").unlink(missing_ok=True)
         if all(entry.name.startswith(MARKER) for entry in self.path.iterdir()):
             for entry in self.path.iterdir():
                 entry.unlink(missing_ok=True)
             _remove_empty(self.path)
-
-    def _clear_part(self, owner: str) -> None:
-        try:
-            lock = self.hold(owner, patience=CLEAR_SECONDS)
-        except ConfigError:
-            return  # the owner lives; the next start of the run removes its files
-        with lock:
-            if owner == TRAINER:
-                remove_named(self.path, rf"\.?{VERSION}")
-            else:
-                _remove_scratch(self.path / owner)
-            # while the lock is held: a process that opened the same file meanwhile finds it unlinked (`_locked`)
-            (self.path / f".{owner}.lock").unlink(missing_ok=True)
 
     def _is_ours(self) -> bool:
         return (self.path / MARKER).is_file() and not self.problem()
@@ -228,7 +223,8 @@ class Scratch:
 
 def remove_named(folder: Path, pattern: str) -> None:
     """Remove all subfolders whose whole name matches a pattern. A failure is logged."""
-    if folder.is_symlink() or not folder.is_dir():  # never follow a link out of the run's folder
+    # a link could lead out of the run's folder, to files of others
+    if folder.is_symlink() or not folder.is_dir():
         return
     for entry in folder.iterdir():
         if re.fullmatch(pattern, entry.name):
@@ -264,7 +260,8 @@ def _locked(path: Path) -> IO[bytes] | None:
         lock.close()
         return None
     except OSError:
-        return lock  # a file system without locks: nothing protects two runs with one folder from each other
+        # a file system without locks: nothing protects two runs with one folder from each other
+        return lock
     # the previous holder has removed the file between our open and our lock: a third process would make a new one
     if os.fstat(lock.fileno()).st_nlink == 0:
         lock.close()

@@ -49,7 +49,8 @@ def receive_frames(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
         zmq.Again: no message is there.
     """
     receive = socket.recv
-    frame = receive(_NOBLOCK, copy=False)  # a zmq.Frame: no copy, and it knows its connection
+    # a zmq.Frame instead of bytes: no copy is made, and the frame knows its connection
+    frame = receive(_NOBLOCK, copy=False)
     frames = [frame]
     while frame.more:
         frame = receive(_NOBLOCK, copy=False)

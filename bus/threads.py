@@ -1,8 +1,8 @@
 """Threads of `actors` and `bus`. An exception in a marked thread stops the process, so that no thread dies unnoticed.
 
-An uncaught exception goes to `threading.excepthook`; `actors.runtime` then stops the process if the thread `is_ours`.
-Otherwise a run would stand still for good, waiting for a dead thread. Threads of user code and of libraries are not
-marked, and may die.
+An uncaught exception goes to `threading.excepthook`; `actors.process.exits` then stops the process if the thread
+`is_ours`. Otherwise a run would stand still for good, waiting for a dead thread. Threads of user code and of libraries
+are not marked, and may die.
 
     start(name, run)          a loop: its exception ends the process
     start_helper(name, run)   a single piece of work; hands its exceptions to the waiting thread
@@ -61,17 +61,17 @@ class Workers(ThreadPoolExecutor):
 
     def run(self, work: Callable[..., object], *arguments: Any) -> None:
         """Run work without a result. An exception stops the process."""
+
+        def watched() -> None:
+            try:
+                work(*arguments)
+            except BaseException:  # noqa: BLE001 - handled like the uncaught exception of a thread
+                thread = threading.current_thread()
+                _ours.add(thread)
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+
         # not `submit(work)`: the exception would stay in a future that nobody reads
-        self.submit(_unread, work, *arguments)
-
-
-def _unread(work: Callable[..., object], *arguments: Any) -> None:
-    try:
-        work(*arguments)
-    except BaseException:  # noqa: BLE001 - handled like the uncaught exception of a thread
-        thread = threading.current_thread()
-        _ours.add(thread)
-        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+        self.submit(watched)
 
 
 on_mark: Callable[[str], None] | None = None

@@ -121,7 +121,8 @@ class Addresses:
         choose_family(target, address)
         first, _, last = self._bus.data_ports.partition("-")
         ports = [str(port) for port in range(int(first), int(last) + 1)] if first and address.endswith(":*") else ["*"]
-        random.shuffle(ports)  # actors that start together would otherwise all try the same ports in the same order
+        # actors that start together would otherwise all try the same ports in the same order
+        random.shuffle(ports)
         for port in ports:
             try:
                 target.bind(f"{address[:-1]}{port}" if address.endswith(":*") else address)
@@ -137,12 +138,14 @@ class Addresses:
     def remove(self) -> None:
         """Remove the Unix sockets without a listener, and their folder if empty then."""
         for path in self.folder.glob("*"):
-            if not path.is_socket():  # connecting to a plain file fails with ECONNREFUSED too
+            # connecting to a plain file fails with ECONNREFUSED too
+            if not path.is_socket():
                 continue
             with socket.socket(socket.AF_UNIX) as probe:
                 if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
                     path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: a process still listens, or the folder was never made
+        # not empty: a process still listens, or the folder was never made
+        with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def _local(self, name: str) -> str:

@@ -63,16 +63,28 @@ class _Watch:
             while True:
                 threads.mark("unfinished")
                 while not self._new.empty():
-                    self._take(*self._new.get())
+                    gate, receiver = self._new.get()
+                    self.gates.append(gate)
+                    if receiver is not None:
+                        self._monitors[receiver] = gate
+                        self._poller.register(receiver, zmq.POLLIN)
                 suspects = any(gate.suspects for gate in self.gates)
-                for ready, _ in self._poller.poll(LOOK_AGAIN_MILLISECONDS if suspects else LOOK_MILLISECONDS):
-                    self._hear(ready)
+                self._wait(LOOK_AGAIN_MILLISECONDS if suspects else LOOK_MILLISECONDS)
                 resident = int(os.pread(statm.fileno(), 100, 0).split()[1]) * PAGE
                 if suspects or resident - resident_then > GROWTH_BYTES or time.monotonic() - swept_at > SWEEP_SECONDS:
                     self._sweep(resident)
                     swept_at, resident_then = time.monotonic(), resident
                     self._give_back()
+                # memory given back lowers the mark: otherwise growth up to the old mark would go unseen
                 resident_then = min(resident_then, resident)
+
+    def _wait(self, milliseconds: int) -> None:
+        """Wait for events of the monitors, and read them."""
+        if not self._monitors:  # a poll without sockets returns at once: the thread would keep a core busy
+            time.sleep(milliseconds / 1000)
+            return
+        for ready, _ in self._poller.poll(milliseconds):
+            self._hear(ready)
 
     def _sweep(self, resident: int) -> None:
         """Look at all connections, and shut connections with an endless message."""
@@ -90,17 +102,12 @@ class _Watch:
         """Return the memory of ended messages to the system, where libzmq's allocator can (glibc's malloc_trim)."""
         num_shut = sum(gate.counts.dropped["unfinished"] for gate in self.gates)
         if num_shut != self._num_shut:
-            self._num_shut, self._trim_at = num_shut, time.monotonic() + SWEEP_SECONDS / 2  # libzmq frees meanwhile
+            # later, not now: libzmq frees the frames in its own thread, once it has noticed the end of the connection
+            self._num_shut, self._trim_at = num_shut, time.monotonic() + SWEEP_SECONDS / 2
         elif time.monotonic() > self._trim_at:
             self._trim_at = math.inf
             with contextlib.suppress(AttributeError):  # another libc has no malloc_trim
                 ctypes.CDLL(None).malloc_trim(0)
-
-    def _take(self, gate: Gate, receiver: "zmq.Socket[bytes] | None") -> None:
-        self.gates.append(gate)
-        if receiver is not None:
-            self._monitors[receiver] = gate
-            self._poller.register(receiver, zmq.POLLIN)
 
     def _hear(self, receiver: "zmq.Socket[bytes]") -> None:
         for frames in waiting(receiver, MAX_IN_A_ROW):
@@ -129,7 +136,8 @@ def guard(socket: "zmq.Socket[bytes]", gate: Gate, address: str, *, keys: bool) 
     if not (_POSSIBLE and address.startswith("tcp://")):
         return
     receiver: zmq.Socket[bytes] | None = None
-    if not keys:  # a socket has a single monitor, and with keys the authenticator has it
+    # a socket has a single monitor, and with keys the authenticator has it
+    if not keys:
         receiver = zmq.Context.instance().socket(zmq.PAIR)
         receiver.setsockopt(zmq.RCVHWM, WAITING_EVENTS)
         monitor = f"inproc://connections-{next(_NUMBERS)}"

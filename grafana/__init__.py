@@ -1,4 +1,4 @@
-"""Grafana dashboards as code: what is on them (`pages.PAGES`), and JSON made of it by grafana-foundation-sdk.
+"""Grafana dashboards as code: `pages.PAGES` has the content, `render` makes Grafana's JSON with grafana-foundation-sdk.
 
-Nothing here is needed to run anything; `python -m grafana` writes `dashboards/*.json` and `README.md` anew.
+Actors do not import this package. `python -m grafana` writes `dashboards/*.json` and `README.md`.
 """

@@ -1,4 +1,4 @@
-"""Writes dashboards/*.json and README.md anew: `python -m grafana`."""
+"""Write dashboards/*.json and README.md: `python -m grafana`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tokens per second, queues, caches, weight updates by part."""
+"""Page on engines: tokens per second, queues, caches, weight updates by part."""
 
 from grafana.panels import MATCH, MINE, Dashboard, Row, mean, plot, quantile, rate
 
@@ -12,21 +12,21 @@ INFERENCE = Dashboard(
             (
                 plot(
                     "Tokens",
-                    "Sampled per second, by engine.",
+                    "Tokens sampled per second, by engine.",
                     "cps",
                     (rate("grpo_inference_generated_tokens_total", "run, name", MINE), "{{run}} {{name}}"),
                 ),
                 plot(
                     "Completions",
-                    "Being decoded, and waiting for a slot, by engine. Many waiting: add engines. None waiting and few "
-                    "running: add rollouts, or raise rollout.max_concurrent_groups.",
+                    "Completions in decoding, and completions that wait for a slot, by engine. If many wait, add "
+                    "engines. If none wait and few run, add rollouts or raise rollout.max_concurrent_groups.",
                     "none",
                     (f"grpo_inference_running_completions{{{MINE}}}", "{{run}} {{name}} running"),
                     (f"grpo_inference_waiting_completions{{{MINE}}}", "{{run}} {{name}} waiting"),
                 ),
                 plot(
-                    "Busy",
-                    "Share of its time in which an engine computes.",
+                    "Busy time",
+                    "Share of time in which an engine computes.",
                     "percentunit",
                     (rate("grpo_inference_busy_seconds_total", "run, name", MINE), "{{run}} {{name}}"),
                 ),
@@ -37,30 +37,30 @@ INFERENCE = Dashboard(
             (
                 plot(
                     "Seconds by part",
-                    "Mean of an update's parts. pause: decoding stood still; wire: the weights came; load: they were "
-                    "put in place.",
+                    "Mean seconds of an update's parts. pause: decoding stood still. wire: the weights arrived. load: "
+                    "the engine put the weights in place.",
                     "s",
                     (mean("grpo_inference_weight_update_seconds", "run, part"), "{{run}} {{part}}"),
                     stacked=True,
                 ),
                 plot(
                     "Slowest updates by part",
-                    "95th percentile over engines.",
+                    "95th percentile of the seconds of each part, over all engines.",
                     "s",
                     (quantile(0.95, "grpo_inference_weight_update_seconds", "run, part"), "{{run}} {{part}}"),
                 ),
                 plot(
-                    "Outcomes",
-                    "Updates per second by outcome, at engines and (rendezvous channel) at the trainer. Failed or "
-                    "abandoned ones are tried again.",
+                    "Update outcomes",
+                    "Updates per second by outcome, at engines and, with weights.channel rendezvous, at the trainer. "
+                    "Failed and abandoned updates are repeated.",
                     "cps",
                     (rate("grpo_inference_weight_updates_total", "run, outcome"), "{{run}} engine {{outcome}}"),
                     (rate("grpo_trainer_weight_broadcasts_total", "run, outcome"), "{{run}} trainer {{outcome}}"),
                 ),
                 plot(
-                    "Trainer's side",
-                    "Seconds per second that training stands still to gather and publish, and that broadcasts are on "
-                    "the wire beside it.",
+                    "Trainer time for updates",
+                    "Seconds per second. publish: training stands still to gather and publish weights. broadcast: "
+                    "weights are on the wire while training continues.",
                     "percentunit",
                     (
                         rate("grpo_trainer_step_seconds_total", "run", f'{MATCH}, phase="publish"'),
@@ -70,13 +70,13 @@ INFERENCE = Dashboard(
                 ),
                 plot(
                     "Version served",
-                    "By engine; -1 before the first.",
+                    "Version served, by engine; -1 before the first version.",
                     "none",
                     (f"grpo_inference_policy_version{{{MINE}}}", "{{run}} {{name}}"),
                 ),
                 plot(
                     "Engines by state",
-                    "Only clean ones take new work.",
+                    "Engines by state. Only clean engines take new work.",
                     "none",
                     (f"sum by (run, state) (grpo_packer_engines{{{MATCH}}})", "{{run}} {{state}}"),
                     stacked=True,
@@ -84,25 +84,26 @@ INFERENCE = Dashboard(
             ),
         ),
         Row(
-            "vLLM's own",
+            "vLLM server",
             (
                 plot(
                     "KV cache",
-                    "Share of vLLM's KV cache in use. At 1 requests are preempted: lower "
-                    "rollout.max_concurrent_groups, or give it memory.",
+                    "Share of vLLM's KV cache in use. At 1 vLLM preempts requests: lower "
+                    "rollout.max_concurrent_groups, or give the server more memory.",
                     "percentunit",
                     (f"vllm:kv_cache_usage_perc{{{MATCH}}}", "{{run}} {{name}}"),
                 ),
                 plot(
                     "Requests",
-                    "In vLLM's scheduler.",
+                    "Requests in vLLM's scheduler.",
                     "none",
                     (f"vllm:num_requests_running{{{MATCH}}}", "{{run}} {{name}} running"),
                     (f"vllm:num_requests_waiting{{{MATCH}}}", "{{run}} {{name}} waiting"),
                 ),
                 plot(
                     "Prefix cache hits",
-                    "Share of prompt tokens found in the cache; the completions of a group share their prompt.",
+                    "Share of prompt tokens found in vLLM's prefix cache. The completions of a group share their "
+                    "prompt.",
                     "percentunit",
                     (
                         " / ".join(rate(f"vllm:prefix_cache_{what}_total", "run") for what in ("hits", "queries")),
@@ -116,20 +117,22 @@ INFERENCE = Dashboard(
             (
                 plot(
                     "Time of a group",
-                    "Seconds from request to completions, quantiles over all rollouts.",
+                    "Seconds from the request to the completions of a group, median and 99th percentile over all "
+                    "rollouts.",
                     "s",
                     (quantile(0.5, "grpo_rollout_request_seconds", "run"), "{{run}} p50"),
                     (quantile(0.99, "grpo_rollout_request_seconds", "run"), "{{run}} p99"),
                 ),
                 plot(
                     "Tokens received",
-                    "By rollouts, per second; less than sampled by what was asked for again or cancelled.",
+                    "Tokens received per second, by rollout. Engines sample more: repeated and cancelled requests.",
                     "cps",
                     (rate("grpo_rollout_generated_tokens_total", "run, name", MINE), "{{run}} {{name}}"),
                 ),
                 plot(
                     "Late reward functions",
-                    "Per second, by what came next; a group that waits for its reward keeps its rollout's slot.",
+                    "Late calls of reward functions per second, by outcome: called again (retried), or counted as "
+                    "reward.on_timeout says.",
                     "cps",
                     (rate("grpo_reward_timeouts_total", "run, outcome"), "{{run}} {{outcome}}"),
                 ),

@@ -1,4 +1,4 @@
-"""Is it healthy, and what limits it."""
+"""Page on health and bottleneck of a run."""
 
 from grafana.panels import MATCH, TRAIN, Dashboard, Row, number, plot, rate
 
@@ -8,7 +8,7 @@ LIVE = f"sum by (run, role) (grpo_packer_peers{{{MATCH}}})"
 OVERVIEW = Dashboard(
     "grpo-overview",
     "GRPO overview",
-    "Is it healthy, and what limits it.",
+    "Health of the run, and the part that limits its speed.",
     (
         Row(
             "Health",
@@ -16,13 +16,13 @@ OVERVIEW = Dashboard(
                 number("Step", "Steps trained by all ranks.", "none", f"max by (run) (grpo_packer_step{{{MATCH}}})"),
                 number(
                     "Progress",
-                    "Steps trained of trainer.max_steps.",
+                    "Share of trainer.max_steps that is trained.",
                     "percentunit",
                     f"max by (run) (grpo_packer_step{{{MATCH}}} / grpo_packer_max_steps{{{MATCH}}})",
                 ),
                 number(
                     "Steps per hour",
-                    "Of the last 15 minutes. 0: read docs/reference/operations.md, GrpoNoStep.",
+                    "Rate over the last 15 minutes. At 0 see GrpoNoStep in docs/reference/operations.md.",
                     "none",
                     f"max by (run) (clamp_min(delta(grpo_packer_step{{{MATCH}}}[15m]), 0)) * 4",
                 ),
@@ -34,27 +34,28 @@ OVERVIEW = Dashboard(
                 ),
                 number(
                     "Trained tokens",
-                    "Completion tokens in the loss, per second, all ranks.",
+                    "Completion tokens in the loss per second, summed over ranks.",
                     "cps",
                     rate("grpo_trainer_tokens_total", "run"),
                 ),
                 number(
                     "Goodput",
-                    "Trained ÷ generated tokens; GRPO cost has the rest by cause.",
+                    "Trained ÷ generated tokens. The page GRPO cost splits the remaining tokens by cause.",
                     "percentunit",
                     f"{rate('grpo_trainer_tokens_total', 'run')} / "
                     f"{rate('grpo_inference_generated_tokens_total', 'run')}",
                 ),
                 number(
                     "Trainer idle",
-                    "Share of its time that the trainer waits for a batch. High: sampling or scoring is the limit.",
+                    "Share of time in which the trainer waits for a batch. A high share: sampling or scoring limits "
+                    "the run.",
                     "percentunit",
                     rate("grpo_trainer_step_seconds_total", "run", f'{MATCH}, phase="wait_batch"', "avg"),
                     ((0.3, "yellow"), (0.6, "red")),
                 ),
                 number(
                     "Packer silent",
-                    "Longest time for which an actor has not heard the packer.",
+                    "Longest time since an actor last heard from the packer.",
                     "s",
                     f"max by (run) (grpo_bus_packer_silent_seconds{{{MATCH}}})",
                     ((5, "yellow"), (30, "red")),
@@ -62,28 +63,28 @@ OVERVIEW = Dashboard(
             ),
         ),
         Row(
-            "What limits it",
+            "Bottleneck",
             (
                 plot(
-                    "Trainer's time",
-                    "Seconds per second by phase, summed over ranks. Much wait_batch: add engines, rollouts or reward "
-                    "actors, or raise packer.max_async_level. Else training is the limit: add ranks.",
+                    "Trainer time by phase",
+                    "Seconds per second, summed over ranks. If wait_batch is large, add engines, rollouts or reward "
+                    "actors, or raise packer.max_async_level. Otherwise training limits the run: add ranks.",
                     "percentunit",
                     (PHASES, "{{run}} {{phase}}"),
                     stacked=True,
                 ),
                 plot(
-                    "What groups wait for",
-                    "Group tasks of all rollouts, in tasks: engine_answer is sampling itself; engine_choice: no engine "
-                    "serves the version; reward_choice: no reward actor takes the group.",
+                    "Waiting time of groups",
+                    "Number of group tasks of all rollouts that wait, by cause. engine_answer: an engine samples. "
+                    "engine_choice: no engine serves the version. reward_choice: no reward actor accepts the group.",
                     "none",
                     (rate("grpo_rollout_wait_seconds_total", "run, cause"), "{{run}} {{cause}}"),
                     stacked=True,
                 ),
                 plot(
                     "Groups in flight",
-                    "Issued: being sampled or scored. Settled: wait for a step. Composed: wait for the trainer. The "
-                    "tallest is in front of what limits the run.",
+                    "Groups by state. issued: sampled or scored now. settled: waiting for a step. composed: waiting "
+                    "for the trainer. The bottleneck is the stage at which most groups wait.",
                     "none",
                     (
                         f'sum by (run, state) (grpo_packer_groups{{{TRAIN}, state=~"issued|settled|composed"}})',
@@ -94,24 +95,24 @@ OVERVIEW = Dashboard(
             ),
         ),
         Row(
-            "Who is there",
+            "Actors",
             (
                 plot(
                     "Live actors",
-                    "As the packer sees them: those whose lease has not ended. A kind at 0 stops the run.",
+                    "Actors whose lease at the packer has not ended. The run stops without any actor of a kind.",
                     "none",
                     (LIVE, "{{run}} {{role}}"),
                 ),
                 plot(
                     "Engines by state",
-                    "Only clean ones take new work. A quarantined one takes no new weights until it is restarted.",
+                    "Only clean engines take new work. A quarantined engine takes no new weights until its restart.",
                     "none",
                     (f"sum by (run, state) (grpo_packer_engines{{{MATCH}}})", "{{run}} {{state}}"),
                 ),
                 plot(
                     "Failed attempts",
-                    "Attempts at a group that failed in rollouts and reward actors, per second by reason. Three "
-                    "failures drop a group as poison.",
+                    "Failed attempts at groups per second, in rollouts and reward actors, by reason. Three failures "
+                    "drop a group as poison.",
                     "cps",
                     (rate("grpo_rollout_failures_total", "run, reason"), "{{run}} rollout {{reason}}"),
                     (rate("grpo_reward_failures_total", "run, reason"), "{{run}} reward {{reason}}"),
@@ -119,19 +120,20 @@ OVERVIEW = Dashboard(
             ),
         ),
         Row(
-            "Staying safe",
+            "Checkpoints and files",
             (
                 plot(
-                    "Saved and trained",
-                    "Steps trained, and the newest one that a good checkpoint has. The distance is what a crash of the "
-                    "trainer trains again.",
+                    "Trained and saved steps",
+                    "Newest trained step, and newest step with a good checkpoint. After a crash the trainer repeats "
+                    "the steps in between.",
                     "none",
                     (f"max by (run) (grpo_packer_step{{{MATCH}}})", "{{run}} trained"),
                     (f"max by (run) (grpo_packer_durable_step{{{MATCH}}})", "{{run}} saved"),
                 ),
                 plot(
-                    "Writes that failed",
-                    "Checkpoints and the run's own files, per second. Mostly a full disk; training goes on.",
+                    "Failed writes",
+                    "Failed writes of checkpoints and of the run's own files, per second. The usual cause is a full "
+                    "disk. Training continues.",
                     "cps",
                     (
                         rate("grpo_trainer_checkpoints_total", "run", f'{MATCH}, outcome="failed"'),
@@ -140,9 +142,9 @@ OVERVIEW = Dashboard(
                     (rate("grpo_packer_record_failures_total", "run"), "{{run}} record"),
                 ),
                 plot(
-                    "Scraped",
-                    "Whether Prometheus reaches each process that the packer names; 0 for long: "
-                    "telemetry.metrics_host, or the process is gone.",
+                    "Scrape targets",
+                    "1 if Prometheus reaches the process, else 0, for each process that the packer lists. At 0 the "
+                    "process is gone, or telemetry.metrics_host is an address that Prometheus can't reach.",
                     "none",
                     ('up{run=~"$run", actor=~"$actor", name=~"$name"}', "{{run}} {{name}}"),
                 ),

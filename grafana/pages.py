@@ -1,4 +1,4 @@
-"""All pages, in the order of the README."""
+"""All dashboards, in the order of the README."""
 
 from grafana.cost import COST
 from grafana.data_plane import DATA_PLANE

@@ -1,9 +1,9 @@
-"""The selectors of a PromQL expression: which metrics it reads, and with which matchers.
+"""Scanner for the selectors of a PromQL expression: the metrics that the expression reads, with their matchers.
 
-Not a parser of the language: a scanner that knows what else a name can be. A name selects series unless `(` follows it
-(a function or an aggregation), it is a word of the language, or it stands in the parentheses after `by`, `without`,
-`on`, `ignoring`, `group_left` or `group_right` (labels). Grafana's `$variables` outside of strings and ranges are
-numbers. Whether the expression is right as a whole, Prometheus says.
+A name selects series with three exceptions: `(` follows the name (a function or an aggregation), the name is a word of
+the language, or the name is in the parentheses after `by`, `without`, `on`, `ignoring`, `group_left` or `group_right`
+(labels). Grafana's `$variables` outside of strings and ranges count as numbers. The scanner does not parse the
+language: only Prometheus tells whether an expression is valid.
 
     sum by (run) (rate(a_total{x="1"}[5m])) / on(run) b   →   [("a_total", 'x="1"'), ("b", "")]
 """
@@ -23,14 +23,14 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 Selector = tuple[str, str]
-"""(metric, what stands between its braces)."""
+"""Pair (metric, text between its braces)."""
 
 
 def selectors(expr: str) -> list[Selector]:
-    """All of an expression, in their order, each as often as it stands there.
+    """Return all selectors of an expression, in order, repeated ones included.
 
     Raises:
-        ValueError: braces without a name before them, which would read metrics that nobody has named.
+        ValueError: braces without a name in front, which could read any metric.
     """
     tokens = list(_without_label_lists(expr))
     found = []
@@ -43,14 +43,14 @@ def selectors(expr: str) -> list[Selector]:
 
 
 def metrics(expr: str) -> list[str]:
-    """The names of metrics that an expression reads, each once."""
+    """Return the names of the metrics that an expression reads, each once."""
     return list(dict.fromkeys(name for name, _ in selectors(expr)))
 
 
 def _without_label_lists(expr: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each token, without words that take labels and those labels.
+    """Yield (kind, text) of each token, without label lists and the words in front of the lists.
 
-    After an aggregation's `by (…)` the next `(` is the aggregation's own, so its name is no metric either.
+    The name of an aggregation with `by (…)` behind it is left out too: no `(` follows that name directly.
     """
     tokens = [(match.lastgroup or "", match.group()) for match in TOKEN.finditer(expr)]
     at = 0

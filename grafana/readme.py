@@ -1,4 +1,4 @@
-"""README.md of the dashboards, made from the same data as they are."""
+"""README.md of the dashboards, generated from the same data as the dashboards."""
 
 from collections.abc import Iterable
 
@@ -7,26 +7,29 @@ from grafana.promql import metrics
 
 HEAD = """# Dashboards
 
-Five pages for Grafana 10.1 or newer, on a Prometheus that scrapes a run: [operations](../docs/reference/operations.md)
-says how. Import `dashboards/*.json`, or have Grafana find them, as it says there. Each page has the variables *Data
-source*, *Run*, *Actor* and *Name* (of the process, `rollout-0`); panels about a run as a whole heed the run alone.
+Five pages for Grafana 10.1 or newer. They need a Prometheus that scrapes the run.
+[Operations](../docs/reference/operations.md#grafana) describes the setup of both.
 
-The pages are code: `overview.py`, `data_plane.py`, `training.py`, `inference.py`, `cost.py`, written with the words of
-`panels.py`. `python -m grafana` writes JSON and this file anew; it needs `pip install -e ".[dashboards]"`. Tests hold
-the JSON to the code, every metric to [the list of metrics](../docs/reference/metrics.md), and every selector to a live
-run that a real Prometheus scrapes. No test loads the pages into a Grafana server.
+Import `dashboards/*.json` into Grafana, or let Grafana load the files from a folder. Each page has the variables *Data
+source*, *Run*, *Actor* and *Name* (of the process, e.g. `rollout-0`). Panels about a whole run ignore *Actor* and
+*Name*.
+
+`make dashboards` generates the JSON files and this file from Python: `overview.py`, `data_plane.py`, `training.py`,
+`inference.py` and `cost.py` have the pages, `panels.py` has their parts. Tests compare the JSON with the code, each
+metric with [the list of metrics](../docs/reference/metrics.md), and each selector with a run that a real Prometheus
+scrapes. No test loads the pages into a Grafana server.
 """
 
 
 def readme(pages: Iterable[Dashboard]) -> str:
-    """Each page, panel by panel, with the metrics that a panel is made of."""
+    """Return the text of README.md: each page, panel by panel, with the metrics of each panel."""
     return "\n".join([HEAD, *(_page(page) for page in pages)])
 
 
 def _page(page: Dashboard) -> str:
     lines = [f"## {page.title}", "", page.description, ""]
     for row in page.rows:
-        lines += [f"### {row.title}", "", "| Panel | Tells | From |", "|---|---|---|"]
+        lines += [f"### {row.title}", "", "| Panel | Shows | Metrics |", "|---|---|---|"]
         for panel in row.panels:
             names = dict.fromkeys(name for query in panel.queries for name in metrics(query.expr))
             lines.append(f"| {panel.title} | {panel.description} | {', '.join(f'`{name}`' for name in names)} |")

@@ -1,4 +1,4 @@
-"""From a `Dashboard` to Grafana's JSON, with grafana-foundation-sdk: a schema that Grafana 10.1 and newer load."""
+"""Rendering of a `Dashboard` as Grafana's JSON, with grafana-foundation-sdk. Grafana 10.1 and newer load the JSON."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ PanelBuilder = timeseries.Panel | stat.Panel | heatmap.Panel
 
 
 def render(page: Dashboard) -> str:
-    """The text of its JSON file."""
+    """Return the text of a page's JSON file."""
     builder = (
         dashboard.Dashboard(page.title)
         .uid(page.uid)
@@ -31,7 +31,7 @@ def render(page: Dashboard) -> str:
         .refresh("30s")
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .link(
-            dashboard.DashboardLink("The others")
+            dashboard.DashboardLink("Other pages")
             .type(models.DashboardLinkType.DASHBOARDS)
             .tags(["grpo-actors"])
             .as_dropdown(True)
@@ -62,7 +62,7 @@ def render(page: Dashboard) -> str:
 
 
 def _choice(name: str, of: str) -> Builder[models.VariableModel]:
-    """Values of a label, several at once or all."""
+    """Return a variable for the values of a label; a reader may choose several values, or all."""
     return (
         dashboard.QueryVariable(name)
         .label(name.capitalize())

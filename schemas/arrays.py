@@ -35,18 +35,15 @@ class ArraySpec:
     @cached_property
     def plan(self) -> tuple[tuple[str | None, int], ...]:
         """Parsed axes, (name or None, constant) each: `G+1` is ("G", 1) and `3` is (None, 3)."""
-        return tuple(_parse_axis(axis) for axis in self.axes)
+        plan: list[tuple[str | None, int]] = []
+        for axis in self.axes:
+            name, _, constant = axis.partition("+")
+            plan.append((None, int(axis)) if axis.isdigit() else (name, int(constant or 0)))
+        return tuple(plan)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return a schema that checks the class only. `ArrayLayout.check` compares all arrays of a message."""
         return core_schema.is_instance_schema(np.ndarray)
-
-
-def _parse_axis(axis: str) -> tuple[str | None, int]:
-    if axis.isdigit():
-        return None, int(axis)
-    name, _, constant = axis.partition("+")
-    return name, int(constant or 0)
 
 
 class ArrayLayout:
@@ -62,9 +59,10 @@ class ArrayLayout:
         self.text = " ".join(f"{name}:{spec.dtype_name}[{','.join(spec.axes)}]" for name, spec in specs.items())
         axes = [(name, i, *axis) for name, spec in specs.items() for i, axis in enumerate(spec.plan)]
         self._sizes = list(dict.fromkeys(axis for _, _, axis, _ in axes if axis is not None))
+        # reversed, so that the first use of an axis is the one that stays
         first_use = {axis: (name, i, constant) for name, i, axis, constant in reversed(axes)}
         self._first_uses = [first_use[axis] for axis in self._sizes]
-        # An axis without a name has size 0 plus its constant: `open` appends this 0 to the sizes, at place None.
+        # an axis without a name has size 0 plus its constant: `open` appends this 0 to the sizes, at place None
         places = {axis: place for place, axis in enumerate([*self._sizes, None])}
         plans = {name: [(places[axis], constant) for axis, constant in spec.plan] for name, spec in specs.items()}
         self._dtypes = [(name, spec.dtype) for name, spec in specs.items()]
@@ -89,12 +87,15 @@ class ArrayLayout:
         Raises:
             ValueError, TypeError: sizes and buffers do not fit the layout or each other.
         """
+        # a negative size could fit together with a constant: G = −1 gives the axis `G+1` the length 0
         if len(sizes) != len(self._sizes) or min(sizes, default=0) < 0:
             raise ValueError(f"sizes {reprlib.repr(sizes)} for the arrays {self.text!r}")
         arrays = {}
+        # strict: a missing frame, or a surplus one, is an error of the sender
         for (name, dtype), buffer in zip(self._dtypes, buffers, strict=True):
             array = arrays[name] = np.frombuffer(buffer, dtype)
-            if buffer.__class__ is not bytes:  # views of bytes are read-only already
+            # views of bytes are read-only already
+            if buffer.__class__ is not bytes:
                 array.setflags(False)  # type: ignore[call-arg]  # by keyword it takes twice as long
         lengths = [*sizes, 0]  # the 0 is the size of axes without a name
         for name, place, constant in self._vectors:
@@ -152,7 +153,8 @@ def check_offsets(name: str, offsets: NDArray[np.int64], end: int) -> None:
 
 def _course(values: NDArray[np.int64]) -> tuple[int, int, bool]:
     """Return first value, last value, and whether the values rise strictly."""
-    if len(values) <= 64:  # a call of numpy costs about 1 µs; up to here a list is faster
+    # a call of numpy costs about 1 µs; up to 64 values a list is faster
+    if len(values) <= 64:
         few = values.tolist()
         return few[0], few[-1], all(map(operator.lt, few, few[1:]))
     return values.item(0), values.item(-1), bool((values[1:] > values[:-1]).all())

@@ -22,7 +22,8 @@ MESSAGE_BYTES = 512 * MIB
 
 # --- bus: bytes received of a message that is not complete (decision 0023) ---
 
-CONTROL_UNFINISHED_BYTES = CONTROL_MESSAGE_BYTES + (64 << 10)  # the largest message, and a margin
+# the largest message, and a margin
+CONTROL_UNFINISHED_BYTES = CONTROL_MESSAGE_BYTES + (64 << 10)
 CONTROL_UNFINISHED_TOTAL_BYTES = 64 * MIB
 DATA_UNFINISHED_BYTES = MESSAGE_BYTES + MIB
 DATA_UNFINISHED_TOTAL_BYTES = 4096 * MIB
@@ -152,15 +153,14 @@ def cut_reason(text: str) -> str:
 def describe() -> str:
     """Return the table as aligned lines of text, one per limit."""
     width = max(len(limit.name) for limit in TABLE)
-    amounts = [f"{_amount(limit.value, limit.unit)}" for limit in TABLE]
+    amounts = []
+    for limit in TABLE:
+        amount = f"{limit.value} {limit.unit}".strip()
+        if limit.unit == "bytes" and limit.value >= MIB and limit.value % MIB == 0:
+            amount = f"{limit.value // MIB} MiB"
+        elif limit.unit == "bytes" and limit.value >= 1024 and limit.value % 1024 == 0:
+            amount = f"{limit.value // 1024} KiB"
+        amounts.append(amount)
     widest = max(map(len, amounts))
     rows = zip(TABLE, amounts, strict=True)
     return "\n".join(f"{limit.name.ljust(width)}  {amount.rjust(widest)}  {limit.why}" for limit, amount in rows)
-
-
-def _amount(value: int, unit: str) -> str:
-    if unit == "bytes" and value >= MIB and value % MIB == 0:
-        return f"{value // MIB} MiB"
-    if unit == "bytes" and value >= 1024 and value % 1024 == 0:
-        return f"{value // 1024} KiB"
-    return f"{value} {unit}".strip()

@@ -12,6 +12,11 @@ hypothesis.settings.load_profile("shared machine")
 ModelFolder = Callable[..., Path]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run slow tests first, so that no worker is left with minutes of work when all others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave the thousands of collected tests out of every later garbage collection, which would visit all of them."""
     gc.collect()

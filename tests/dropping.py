@@ -34,8 +34,8 @@ class DroppingTransport:
 
     def replace_sending(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let all control sockets of this process send through this transport until the test ends."""
-        for side in ("client", "server"):
-            monkeypatch.setattr(f"bus.control.{side}.send_frames", self.send)
+        for module in ("connection", "server"):
+            monkeypatch.setattr(f"bus.control.{module}.send_frames", self.send)
 
     def send(self, socket: "zmq.Socket[bytes]", frames: Sequence[bytes | memoryview]) -> None:
         """Send a message or lose it; raise as `bus.sockets.send_frames` does."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pytest
 
-WAIT = 30.0
+WAIT = 120.0
 LONG = 14
 """Tokens of a completion that is still under way when a test acts; engines may end theirs sooner, after 4 at least."""
 

@@ -115,7 +115,7 @@ def test_actors_never_import_each_other(actor: str) -> None:
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.parts[-2] != "actors" or p.stem not in TOP], ids=_module)
 def test_nothing_imports_runtime_or_command_line(path: Path) -> None:
-    """Signals, exit codes and parsing are nobody's dependency."""
+    """Making and running a process, and parsing, are nobody's dependency."""
     top = {"actors.ops.up.supervisor", *(f"actors.{name}" for name in TOP)}
     assert [name for name in _imports(path) if name in top] == []
 

@@ -1,6 +1,7 @@
 """No thread of ours can be forgotten: all are made in one place, and none of them ends unheard."""
 
 import ast
+import multiprocessing
 import os
 import select
 import signal
@@ -8,10 +9,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from actors import runtime
+from actors.process import exits
 from bus import threads
 
 ROOT = Path(__file__).parent.parent
@@ -55,8 +57,8 @@ def test_no_result_of_other_threads_or_tasks_is_thrown_away(path: Path) -> None:
 def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Exit codes with which the runtime would have ended this process."""
     codes: list[int] = []
-    monkeypatch.setattr(runtime, "leave", codes.append)
-    monkeypatch.setattr(threading, "excepthook", runtime._end_with_thread)
+    monkeypatch.setattr(exits, "leave", codes.append)
+    monkeypatch.setattr(threading, "excepthook", exits.end_with_thread)
     return codes
 
 
@@ -68,14 +70,14 @@ def _raise(error: BaseException) -> None:
 def test_an_exception_in_a_thread_of_ours_ends_the_process(left: list[int], error: BaseException) -> None:
     """Whatever it is: a loop that has ended does its work no more."""
     threads.start("weights", _raise, error).join(10.0)
-    assert left == [runtime.EXIT_ERROR]
+    assert left == [exits.EXIT_ERROR]
 
 
 def test_work_whose_result_nobody_reads_ends_the_process_when_it_raises(left: list[int]) -> None:
     """A pool keeps exceptions for those who ask; here nobody does."""
     with threads.Workers(1, "score") as workers:
         workers.run(_raise, RuntimeError("no"))
-    assert left == [runtime.EXIT_ERROR]
+    assert left == [exits.EXIT_ERROR]
 
 
 class _Stuck:
@@ -91,28 +93,30 @@ class _Stuck:
         threading.Event().wait()
 
 
+def _leave(output: Any) -> None:
+    """End the process with this output, by code 7."""
+    sys.stdout = output
+    exits.leave(7)
+
+
 @pytest.mark.parametrize("raises", [True, False], ids=["broken", "full"])
 def test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed(
     monkeypatch: pytest.MonkeyPatch, raises: bool
 ) -> None:
     """With its own exit code: the thread that flushes is waited for, and not for long."""
-    monkeypatch.setattr(runtime, "FLUSH_SECONDS", 0.1)
-    monkeypatch.setattr(sys, "stdout", _Stuck(raises))
+    monkeypatch.setattr(exits, "FLUSH_SECONDS", 0.1)
     monkeypatch.setattr(threading, "excepthook", lambda failure: None)
-    child = os.fork()
-    if child == 0:
-        try:
-            runtime.leave(7)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    child = multiprocessing.get_context("fork").Process(target=_leave, args=(_Stuck(raises),), daemon=True)
+    child.start()
+    child.join(30.0)
+    assert child.exitcode == 7
 
 
 WATCHED = """
 import os, sys, time
-from actors import runtime
+from actors.process import exits
 sys.platform = "darwin"
-runtime.die_with(os.getppid())
+exits.die_with(os.getppid())
 print(os.getpid(), flush=True)
 time.sleep(600)
 """

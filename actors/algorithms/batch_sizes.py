@@ -47,7 +47,13 @@ def our_keys(sizes: TrlBatchSizes) -> dict[str, int]:
     """
     per_pass = sizes.per_device_train_batch_size * sizes.world_size
     generation, update = _generation_batch_size(sizes, per_pass), per_pass * sizes.gradient_accumulation_steps
-    _check_divides("generation_batch_size", generation, sizes.num_generations)
+    # from 2 on: a group of one completion has no baseline
+    valid = [number for number in range(2, generation + 1) if generation % number == 0]
+    if sizes.num_generations not in valid:
+        raise ConfigError(
+            f"num_generations: {sizes.num_generations} must divide generation_batch_size {generation} and be 2 or "
+            f"more; valid are {', '.join(map(str, valid)) or 'none'}"
+        )
     # several updates per generation, or several generations accumulated in one update
     if generation % update and update % generation:
         raise ConfigError(
@@ -86,13 +92,3 @@ def _generation_batch_size(sizes: TrlBatchSizes, per_pass: int) -> int:
             f"makes {by_steps}; leave one of them out"
         )
     return given
-
-
-def _check_divides(name: str, completions: int, group: int) -> None:
-    # from 2 on: a group of one completion has no baseline
-    valid = [number for number in range(2, completions + 1) if completions % number == 0]
-    if group not in valid:
-        raise ConfigError(
-            f"num_generations: {group} must divide {name} {completions} and be 2 or more; valid are "
-            f"{', '.join(map(str, valid)) or 'none'}"
-        )

@@ -163,7 +163,9 @@ class _TokenArena:
         # two spans per sample, (B, 2): the prompt, shared by the samples of a group, and the completion
         starts = np.stack([self._prompt_starts[samples], self._num_prompt_tokens + self._starts[samples]], axis=1)
         lengths = np.stack([self.prompt_lengths[samples], self.lengths[samples]], axis=1)
-        places = _spans(starts.ravel(), lengths.ravel())
+        bounds = _offsets(lengths.ravel())
+        # indices of all spans, one span after the other: starts [7, 0] with lengths [2, 3] are 7, 8, 0, 1, 2
+        places = np.arange(bounds[-1]) + np.repeat(starts.ravel() - bounds[:-1], lengths.ravel())
         return {
             "sample_offsets": _offsets(lengths.sum(axis=1)),
             "prompt_lengths": lengths[:, 0].copy(),
@@ -174,12 +176,6 @@ class _TokenArena:
             "ref_kl_weights": self.ref_kl[samples],
             "token_ids": self._token_ids[places],
         } | {name: values[places] for name, values in self._per_token.items()}
-
-
-def _spans(starts: Ints, lengths: Ints) -> Ints:
-    """Return the concatenated indices of spans: starts [7, 0] with lengths [2, 3] are 7, 8, 0, 1, 2."""
-    offsets = _offsets(lengths)
-    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
 def _joined(parts: Iterable[NDArray[Any]], dtype: type) -> NDArray[Any]:

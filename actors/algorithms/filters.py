@@ -5,7 +5,7 @@ the group. The settled payload (with its digest in the witness) is the data that
 filter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -58,13 +58,18 @@ def filter_completions(group: RolloutGroup, config: RewardConfig, vocab_size: in
     """
     found = {"truncated": ran_out(group)}
     masked_G = found["truncated"] & config.mask_truncated_completions
+    # ids and logprobs of the tokens sampled by the policy: tool output must not interrupt a repetition across turns
+    sampled = []
+    for start, end in pairwise(group.completion_offsets.tolist()):
+        sampled_T = group.loss_mask[start:end] > 0
+        sampled.append((group.token_ids[start:end][sampled_T], group.logprobs[start:end][sampled_T]))
     for one in config.filters:
         found_G = np.array(
             [
                 is_gibberish(token_ids_T, logprobs_T, one, vocab_size)
                 if isinstance(one, GibberishFilterConfig)
                 else is_repetition(logprobs_T, one)
-                for token_ids_T, logprobs_T in _sampled(group)
+                for token_ids_T, logprobs_T in sampled
             ],
             np.bool_,
         )
@@ -72,16 +77,6 @@ def filter_completions(group: RolloutGroup, config: RewardConfig, vocab_size: in
         found[one.type] = found.get(one.type, False) | found_G
         masked_G |= found_G & one.enforce
     return found, masked_G
-
-
-def _sampled(group: RolloutGroup) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
-    """Yield ids and logprobs of the tokens sampled by the policy, per completion.
-
-    Other tokens (tool output) are left out, so that they do not interrupt a repetition across turns.
-    """
-    for start, end in pairwise(group.completion_offsets.tolist()):
-        sampled_T = group.loss_mask[start:end] > 0
-        yield group.token_ids[start:end][sampled_T], group.logprobs[start:end][sampled_T]
 
 
 def mask_completions(loss_mask_N: NDArray[np.uint8], offsets: NDArray[np.int64], masked_G: Bools) -> NDArray[np.uint8]:

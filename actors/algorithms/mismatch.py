@@ -65,18 +65,25 @@ def judged(sums: Mapping[str, float], config: MismatchConfig) -> Mismatch | None
         sums: `mismatch_sums` added up over micro-batches and ranks.
         config: limits in nats.
     """
-    # None: the step has no such tokens
-    current, older = (_mean(sums, age) for age in ("current", "older"))
-    worst = max(value for value in (current, older, 0.0) if value is not None)
+    # an age of which the step has no tokens has no mean
+    means = {
+        age: sums[f"abs_log_ratio_{age}"] / sums[f"tokens_{age}"]
+        for age in ("current", "older")
+        if sums.get(f"tokens_{age}", 0.0)
+    }
+    worst = max([*means.values(), 0.0])
     if worst <= config.warn:
         return None
     stops = config.stop is not None and worst > config.stop
-    cause = _cause(current, config.warn)
-    measured = ", ".join(
-        f"{value:.3g} nats a token on {which} weights"
-        for value, which in ((current, "current"), (older, "older"))
-        if value is not None
-    )
+    current = means.get("current")
+    if current is None:
+        cause = "unknown"
+    elif current <= config.warn:
+        # current tokens agree, so only the age of the others explains the difference
+        cause = "staleness"
+    else:
+        cause = "numerics" if current <= NUMERICS_NATS else "model"
+    measured = ", ".join(f"{value:.3g} nats a token on {age} weights" for age, value in means.items())
     limit = f"trainer.mismatch.stop {config.stop:g}" if stops else f"trainer.mismatch.warn {config.warn:g}"
     return Mismatch(stops, cause, f"trainer and engine differ by {measured} ({limit}): {ADVICE[cause]}")
 
@@ -92,17 +99,3 @@ ADVICE = {
     "packer.max_async_level: 0 tells",
 }
 """Advice to the user, by cause."""
-
-
-def _mean(sums: Mapping[str, float], age: str) -> float | None:
-    tokens = sums.get(f"tokens_{age}", 0.0)
-    return sums[f"abs_log_ratio_{age}"] / tokens if tokens else None
-
-
-def _cause(current: float | None, warn: float) -> str:
-    if current is None:
-        return "unknown"
-    # current tokens agree, so only the age of the others explains the difference
-    if current <= warn:
-        return "staleness"
-    return "numerics" if current <= NUMERICS_NATS else "model"

@@ -66,13 +66,13 @@ class NormNoise:
             version: of the policy.
         """
         sigma = sigma_at(version, self.total_steps, self.config)
-        return {name: weight + sigma * self._draw(name, weight, version) for name, weight in clean.items()}
-
-    def _draw(self, name: str, weight: Tensor, version: int) -> Tensor:
-        # drawn on the CPU and seeded by name, so that neither the device nor the order of weights changes the noise
-        digest = hashlib.sha256(f"norm noise {self.seed} {version} {name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        return torch.randn(weight.shape, generator=generator).to(weight)
+        noisy = {}
+        for name, weight in clean.items():
+            # drawn on the CPU and seeded by name, so that neither the device nor the order of weights changes the noise
+            digest = hashlib.sha256(f"norm noise {self.seed} {version} {name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+            noisy[name] = weight + sigma * torch.randn(weight.shape, generator=generator).to(weight)
+        return noisy
 
 
 def norm_noise(config: RunConfig) -> NormNoise | None:

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 
 import numpy as np
-import numpy.typing as npt
 
 LINEAR_COST = 1.0
 """Cost of a token outside attention, the unit of cost."""
@@ -95,24 +94,6 @@ def lower_bound(lengths: Sequence[int], capacity: int) -> int:
     Raises:
         ValueError: a sample is empty or longer than `capacity`.
     """
-    _check(lengths, capacity)
-    if not lengths:
-        return 0
-    ascending = np.sort(np.asarray(lengths, dtype=np.int64))
-    volume = -(-int(ascending.sum()) // capacity)
-    # −a // b is −ceil(a / b), so the least of these, negated, is the greatest count
-    count = -(-np.arange(len(ascending), 0, -1) // (capacity // ascending)).min()
-    rounded = (_fekete_schepers(ascending, capacity, k) for k in range(1, 5))
-    return max(volume, int(count), _martello_toth(ascending, capacity), *rounded)
-
-
-def cost(micro_batch: Iterable[int], lengths: Sequence[int]) -> float:
-    """Return the relative compute of a micro-batch: LINEAR_COST · Σ n + QUADRATIC_COST · Σ n²."""
-    tokens = [lengths[i] for i in micro_batch]
-    return LINEAR_COST * sum(tokens) + QUADRATIC_COST * sum([n * n for n in tokens])
-
-
-def _check(lengths: Sequence[int], capacity: int) -> None:
     for i, length in enumerate(lengths):
         if length > capacity:
             raise ValueError(
@@ -120,22 +101,30 @@ def _check(lengths: Sequence[int], capacity: int) -> None:
             )
         if length < 1:
             raise ValueError(f"sample {i} has {length} tokens, at least 1 is needed")
-
-
-def _martello_toth(ascending: npt.NDArray[np.int64], capacity: int) -> int:
-    # only lengths need to be tried as thresholds: the bound changes nowhere else
+    if not lengths:
+        return 0
+    ascending = np.sort(np.asarray(lengths, dtype=np.int64))
+    volume = -(-int(ascending.sum()) // capacity)
+    # −a // b is −ceil(a / b), so the least of these, negated, is the greatest count
+    count = -(-np.arange(len(ascending), 0, -1) // (capacity // ascending)).min()
+    # L2: only lengths need to be tried as thresholds, since the bound changes nowhere else
     thresholds = ascending[ascending <= capacity // 2]
     alone_from = np.searchsorted(ascending, capacity - thresholds, side="right")
     prefix = np.concatenate(([0], np.cumsum(ascending)))
     others = prefix[alone_from] - prefix[np.searchsorted(ascending, thresholds)]
-    return int((len(ascending) - alone_from - (-others // capacity)).max(initial=0))
+    bounds = [volume, int(count), int((len(ascending) - alone_from - (-others // capacity)).max(initial=0))]
+    for k in range(1, 5):
+        # u^(k)(x) = x where (k + 1)·x is a whole number of capacities, else floor((k + 1)·x) ÷ k; x in capacities
+        whole, rest = np.divmod((k + 1) * ascending, capacity)
+        rounded = np.where(rest == 0, k * ascending, whole * capacity)  # in units of 1 / k tokens
+        bounds.append(-(-int(rounded.sum()) // (k * capacity)))
+    return max(bounds)
 
 
-def _fekete_schepers(ascending: npt.NDArray[np.int64], capacity: int, k: int) -> int:
-    # u^(k)(x) = x where (k + 1)·x is a whole number of capacities, else floor((k + 1)·x) ÷ k, x in units of capacity
-    whole, rest = np.divmod((k + 1) * ascending, capacity)
-    rounded = np.where(rest == 0, k * ascending, whole * capacity)  # in units of 1 / k tokens
-    return -(-int(rounded.sum()) // (k * capacity))
+def cost(micro_batch: Iterable[int], lengths: Sequence[int]) -> float:
+    """Return the relative compute of a micro-batch: LINEAR_COST · Σ n + QUADRATIC_COST · Σ n²."""
+    tokens = [lengths[i] for i in micro_batch]
+    return LINEAR_COST * sum(tokens) + QUADRATIC_COST * sum([n * n for n in tokens])
 
 
 def _best_fit(lengths: Sequence[int], capacity: int) -> list[MicroBatch]:
@@ -156,9 +145,10 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[MicroBatch]:
 def _tighten(micro_batches: list[MicroBatch], lengths: Sequence[int], capacity: int, target: int) -> list[MicroBatch]:
     """Refill some micro-batches again and again until at most `target` are left, or the time limit is reached.
 
-    The loosest micro-batches and some random others are dissolved, then filled one at a time by an exact subset sum
-    (Gupta and Ho's minimum bin slack 1999, Fleszar and Hindi's search around it 2002). A refill is kept unless it takes
-    more micro-batches or scatters the free room: the sum of squared tokens must not fall (Falkenauer 1996).
+    The loosest micro-batches and some random others are dissolved, then filled one at a time: the longest sample left,
+    then the subset of the rest that fits best, by an exact subset sum (Gupta and Ho's minimum bin slack 1999, Fleszar
+    and Hindi's search around it 2002). A refill is kept unless it takes more micro-batches or scatters the free room:
+    the sum of squared tokens must not fall (Falkenauer 1996).
     """
     rng, refilled, others = random.Random(0), 0, cycle(_OTHERS)  # a constant seed keeps `pack` deterministic
     ranked = sorted(_filled(micro_batches, lengths))
@@ -169,7 +159,13 @@ def _tighten(micro_batches: list[MicroBatch], lengths: Sequence[int], capacity: 
         # ascending positions are descending lengths
         samples = sorted(sample for _, micro_batch in old for sample in micro_batch)
         refilled += len(samples)
-        new = _filled(_refill(samples, lengths, capacity), lengths)
+        refill = []
+        while samples:
+            longest = samples.pop(0)
+            chosen = _fullest_subset(samples, lengths, capacity - lengths[longest])
+            # descending indices, so that a pop moves none of the samples still to be popped
+            refill.append([longest] + [samples.pop(at) for at in chosen])
+        new = _filled(refill, lengths)
         if len(new) <= len(old) and _squared(new) >= _squared(old):
             ranked = sorted(new + [filled for k, filled in enumerate(tight) if k not in drawn])
     return [micro_batch for _, micro_batch in ranked]
@@ -188,16 +184,6 @@ def _tokens(micro_batch: MicroBatch, lengths: Sequence[int]) -> int:
     return sum([lengths[sample] for sample in micro_batch])  # a list sums faster than a generator; this is the hot path
 
 
-def _refill(samples: list[int], lengths: Sequence[int], capacity: int) -> list[MicroBatch]:
-    """Fill micro-batches one at a time: the longest sample left, then the subset of the rest that fits best."""
-    micro_batches = []
-    while samples:
-        longest = samples.pop(0)
-        chosen = _fullest_subset(samples, lengths, capacity - lengths[longest])
-        micro_batches.append([longest] + [samples.pop(at) for at in chosen])
-    return micro_batches
-
-
 def _fullest_subset(samples: list[int], lengths: Sequence[int], room: int) -> list[int]:
     """Find the subset of `samples` (longest first) that leaves the least of `room`; return its indices, descending.
 
@@ -211,21 +197,13 @@ def _fullest_subset(samples: list[int], lengths: Sequence[int], room: int) -> li
             break
         before.append(rooms)
         rooms |= rooms >> lengths[sample]
-    tried = [lengths[sample] for sample in samples[start : start + len(before)]]
-    return [start + place for place in _trace(before, tried, rooms & -rooms)]  # lowest set bit: the least room left
-
-
-def _trace(before: list[int], lengths: list[int], left: int) -> list[int]:
-    """Return the indices of the subset that reaches bit `left`, walking back through the bitsets.
-
-    A sample belongs to the subset if the room was not reachable without the sample.
-    """
-    places = []
-    for place in reversed(range(len(lengths))):
+    left, chosen = rooms & -rooms, []  # lowest set bit: the least room left
+    # back through the bitsets: a sample belongs to the subset if this room was not reachable without the sample
+    for place in reversed(range(len(before))):
         if not before[place] & left:
-            places.append(place)
-            left <<= lengths[place]
-    return places
+            chosen.append(start + place)
+            left <<= lengths[samples[start + place]]
+    return chosen
 
 
 def _level(micro_batches: list[MicroBatch], lengths: Sequence[int], capacity: int, moves: int) -> list[MicroBatch]:

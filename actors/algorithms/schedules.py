@@ -2,7 +2,8 @@
 
 import math
 
-from schemas.config.actors import TemperatureScheduleConfig, TrainerConfig
+from schemas.config.actors import TemperatureScheduleConfig
+from schemas.config.trainer import TrainerConfig
 
 
 def learning_rate(step: int, config: TrainerConfig) -> float:

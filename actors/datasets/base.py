@@ -50,6 +50,11 @@ def _bound_passed(value: object) -> str:
     return ""
 
 
+def is_message(turn: Any) -> bool:
+    """Return whether a value is a message of a chat: an object with a role, and a content of text or parts."""
+    return isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str | list)
+
+
 class Dataset(Protocol):
     """Source of examples by number."""
 

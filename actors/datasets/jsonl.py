@@ -12,7 +12,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from actors.datasets.base import Example, why_not_sendable
+from actors.datasets.base import Example, is_message, why_not_sendable
 from schemas.config.data import JsonlConfig, Split
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
@@ -36,7 +36,8 @@ class Jsonl:
         self._key = "path" if split == "train" else "eval_path"
         given = config.path if split == "train" else config.eval_path
         self.path = Path(given) if given else None
-        self._offsets = array("Q")  # 8 bytes a row; a list of integers takes 36
+        # 8 bytes a row; a list of integers takes 36
+        self._offsets = array("Q")
         """Position in bytes of each row, then of the end of the file."""
         self.columns: set[str] = set()
         """Columns present in every row, without the prompt; empty without `check`."""
@@ -64,6 +65,7 @@ class Jsonl:
         for line in self._file:
             if not left:
                 break
+            # stripped: a file saved with other line ends is the same data
             if row := line.strip():
                 found.update(row + b"\n")
                 left -= 1
@@ -76,7 +78,13 @@ class Jsonl:
             for number, line in enumerate(self._file, start=1):
                 if line.strip():
                     if self._check:
-                        self._look(self._example(line, f"line {number}"), number)
+                        example = self._example(line, f"line {number}")
+                        columns = set(example.columns)
+                        # no offset yet: the first row, whose columns start the intersection
+                        self.columns = self.columns & columns if self._offsets else columns
+                        if why := why_not_sendable(example):
+                            self.first_unsendable = self.first_unsendable or f"line {number}, {why}"
+                            self.num_unsendable += 1
                     self._offsets.append(position)
                 position += len(line)
         except OSError as error:
@@ -85,14 +93,6 @@ class Jsonl:
             raise ConfigError(f"environments[].{self._key}: {path} has no rows")
         # the end of the file, where the last row ends
         self._offsets.append(position)
-
-    def _look(self, example: Example, line_number: int) -> None:
-        columns = set(example.columns)
-        # no offset yet: the first row, whose columns start the intersection
-        self.columns = self.columns & columns if self._offsets else columns
-        if why := why_not_sendable(example):
-            self.first_unsendable = self.first_unsendable or f"line {line_number}, {why}"
-            self.num_unsendable += 1
 
     def _example(self, line: bytes, place: str) -> Example:
         where, column = f"environments[].{self._key}: {self.path}, {place}", self._config.prompt_column
@@ -103,20 +103,16 @@ class Jsonl:
         if not isinstance(row, dict) or column not in row:
             found = f"its columns are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
             raise ConfigError(f"{where}: no column {column!r} (prompt_column); {found}")
-        prompt = self._as_prompt(row.pop(column), where)
-        return Example(prompt=prompt, columns=row)
-
-    def _as_prompt(self, value: Any, where: str) -> Prompt:
-        # plain text stays text for models without a chat template; a system prompt or `chat` makes it a message
+        value: Any = row.pop(column)
         system = [{"role": "system", "content": self._config.system_prompt}] if self._config.system_prompt else []
+        prompt: Prompt
         if isinstance(value, str):
-            return [*system, {"role": "user", "content": value}] if system or self._config.chat else value
-        if isinstance(value, list) and value and all(map(_is_message, value)):
-            return [*system, *value]
-        raise ConfigError(
-            f"{where}: the prompt must be text, or a list of messages with `role` and `content` (text or a list)"
-        )
-
-
-def _is_message(turn: Any) -> bool:
-    return isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str | list)
+            # plain text stays text for models without a chat template; a system prompt or `chat` makes it a message
+            prompt = [*system, {"role": "user", "content": value}] if system or self._config.chat else value
+        elif isinstance(value, list) and value and all(map(is_message, value)):
+            prompt = [*system, *value]
+        else:
+            raise ConfigError(
+                f"{where}: the prompt must be text, or a list of messages with `role` and `content` (text or a list)"
+            )
+        return Example(prompt=prompt, columns=row)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from actors.datasets.base import is_message
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
 
@@ -47,8 +48,8 @@ def _example(line: bytes, where: str) -> SupervisedExample:
         raise ConfigError(f"{where}: a row must be an object with `prompt` and `completion`")
     prompt, completion = row["prompt"], row["completion"]
     # messages take either kind of completion, a text prompt only text: it has no roles
-    if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
-        if isinstance(completion, str) or _is_message(completion):
+    if isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
+        if isinstance(completion, str) or is_message(completion):
             return SupervisedExample(prompt, completion)
         raise ConfigError(f"{where}: the completion of messages must be text, or one message with `role` and `content`")
     if not isinstance(prompt, str) or not isinstance(completion, str):
@@ -56,7 +57,3 @@ def _example(line: bytes, where: str) -> SupervisedExample:
             f"{where}: prompt and completion must be text, or the prompt a list of messages with `role` and `content`"
         )
     return SupervisedExample(prompt, completion)
-
-
-def _is_message(turn: Any) -> bool:
-    return isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str | list)

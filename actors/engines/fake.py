@@ -57,7 +57,15 @@ class FakeEngine:
 
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
         """Queue a request, to be sampled in a thread of the engine."""
-        self._check(request)
+        if not request.prompt_ids:
+            raise RequestError("prompt: is empty")
+        check_token_ids("prompt", request.prompt_ids, self._config.vocab_size)
+        check_token_ids("stop_token_ids", request.stop_token_ids, self._config.vocab_size)
+        sampling = request.sampling.model_dump(exclude={"temperature", "top_p"}, exclude_defaults=True)
+        others = {"logit_bias": request.logit_bias, "logprobs, top_logprobs": request.num_top_logprobs}
+        for name, value in (sampling | others).items():
+            if value:
+                raise RequestError(f"{name}: the fake engine has no distribution, so it can't serve {value!r}")
         future: Future[list[Completion]] = Future()
         with self._lock:
             if self._closed.is_set():
@@ -101,17 +109,6 @@ class FakeEngine:
             self._closed.set()
         self._executor.shutdown(wait=True)
 
-    def _check(self, request: SampleRequest) -> None:
-        if not request.prompt_ids:
-            raise RequestError("prompt: is empty")
-        check_token_ids("prompt", request.prompt_ids, self._config.vocab_size)
-        check_token_ids("stop_token_ids", request.stop_token_ids, self._config.vocab_size)
-        sampling = request.sampling.model_dump(exclude={"temperature", "top_p"}, exclude_defaults=True)
-        others = {"logit_bias": request.logit_bias, "logprobs, top_logprobs": request.num_top_logprobs}
-        for name, value in (sampling | others).items():
-            if value:
-                raise RequestError(f"{name}: the fake engine has no distribution, so it can't serve {value!r}")
-
     def _sample(self, request: SampleRequest, future: "Future[list[Completion]]") -> None:
         with self._lock:
             self._waiting -= request.num_completions
@@ -135,11 +132,13 @@ class FakeEngine:
 
     def _extend(self, row: _Row, request: SampleRequest) -> None:
         """Sample the next token of a row under the policy of this moment."""
+        # in one step: the policy in the segment must be the one whose digest is in the hash
         with self._lock:
             policy, salt = self._policy, self._salt
             self._generated += 1
         stream = hashlib.sha256(salt + f"{row.seed} {request.prompt_ids}".encode()).digest()
-        row.length = row.length or 4 + stream[0] % 8  # the hash also fixes the length
+        # the hash also fixes the length
+        row.length = row.length or 4 + stream[0] % 8
         done, at = row.completion, len(row.completion.token_ids)
         # a completion cut at max_tokens has an ordinary token last, as with a real model
         ended = at + 1 == row.length and row.length != request.max_tokens
@@ -154,16 +153,12 @@ class FakeEngine:
             piece.finish_reason = "stop"
         elif at + 1 == request.max_tokens or at + 1 == row.length:
             piece.finish_reason = "length"
-        _append(done, piece)
+        done.token_ids += piece.token_ids
+        done.logprobs += piece.logprobs
+        done.segments += piece.segments
+        done.finish_reason, done.stop_reason = piece.finish_reason, piece.stop_reason
         if request.on_piece is not None:
             request.on_piece(row.number, piece)
-
-
-def _append(whole: Completion, piece: Completion) -> None:
-    whole.token_ids += piece.token_ids
-    whole.logprobs += piece.logprobs
-    whole.segments += piece.segments
-    whole.finish_reason, whole.stop_reason = piece.finish_reason, piece.stop_reason
 
 
 def make(config: RunConfig, engine: FakeEngineConfig, name: str, server_index: int) -> FakeEngine:

@@ -34,7 +34,8 @@ def text_of(completion: Completion, detokenize: Detokenize) -> str:
         return detokenize(completion.token_ids)
     if isinstance(completion.stop_reason, str):
         return detokenize(completion.token_ids).partition(completion.stop_reason)[0]
-    return detokenize(completion.token_ids[:-1])  # the end of sequence, or a stop token
+    # without the last token: the end of sequence, or a stop token
+    return detokenize(completion.token_ids[:-1])
 
 
 class TextStream:
@@ -71,7 +72,8 @@ class StopWatch:
     def __init__(self, stop: Sequence[str], stop_token_ids: Sequence[int], detokenize: Detokenize) -> None:
         self._stop, self._stop_token_ids = stop, frozenset(stop_token_ids)
         self._stream, self._end = TextStream(detokenize), ""
-        self._kept = max(map(len, stop), default=1) - 1  # the longest beginning of a stop string
+        # the longest proper beginning of a stop string
+        self._kept = max(map(len, stop), default=1) - 1
 
     def add(self, token_id: int) -> str | int | None:
         """Add a token; return the stop token or stop string now at the end, or None."""

@@ -3,7 +3,7 @@
 import jinja2
 
 from actors.engines.protocol import RequestError
-from actors.models.tokenizer import Tokenizer
+from actors.models.tokenizer import Tokenizer, eos_ids
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
@@ -14,6 +14,8 @@ class Tokenizing:
 
     def __init__(self, model: ModelConfig) -> None:
         self._tokenizer = Tokenizer(model)
+        self._eos = eos_ids(model)
+        """Ids of the tokens that end a completion."""
 
     def detokenize(self, token_ids: list[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -31,7 +33,8 @@ class Tokenizing:
         """
         try:
             return self._tokenizer.encode(prompt)
-        except ConfigError as error:  # the model has no chat template
+        except ConfigError as error:
+            # the model has no chat template
             raise RequestError(f"messages: {error}") from None
         except jinja2.TemplateError as error:
             raise RequestError(f"messages: the model's chat template refuses them: {error}") from None

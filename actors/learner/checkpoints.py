@@ -25,7 +25,7 @@ from actors.learner.snapshots import Snapshot
 from actors.process.fault_points import point
 from bus.run_folder import remove_folder
 from bus.weights.filesystem import file_digest
-from schemas.config.actors import CheckpointConfig
+from schemas.config.trainer import CheckpointConfig
 from schemas.errors import ConfigError
 from schemas.messages import CheckpointInfo
 
@@ -143,8 +143,16 @@ class CheckpointFolder:
                 continue
             self._checked.add(step)
             witness = self.witness(step)
-            if witness["run"] == run and self._has_witness(step):
-                found.append(CheckpointInfo(step=step, chain=witness["chain"]))
+            if witness["run"] != run:
+                continue
+            try:
+                # a crash may have come between checkpoint and copy
+                if self._writes:
+                    self._keep_witness(step)
+            except OSError as error:  # the disk may be full now
+                log.warning("witness not copied; its checkpoint does not count yet", step=step, detail=str(error))
+                continue
+            found.append(CheckpointInfo(step=step, chain=witness["chain"]))
         return found
 
     def witness(self, step: int) -> dict[str, Any]:
@@ -267,19 +275,6 @@ class CheckpointFolder:
             return f"{type(error).__name__}: {error}"
         return f"{bad[0]} is not what was written" if bad else ""
 
-    def _has_witness(self, step: int) -> bool:
-        """Return whether the witness has a copy, after an attempt to copy.
-
-        A crash may have come between checkpoint and copy, and the disk may be full now.
-        """
-        try:
-            if self._writes:
-                self._keep_witness(step)
-        except OSError as error:
-            log.warning("witness not copied; its checkpoint does not count yet", step=step, detail=str(error))
-            return False
-        return True
-
     def _keep_witness(self, step: int) -> None:
         """Copy the witness of a checkpoint, atomically, so that the copy outlives the checkpoint."""
         copies, text = self._folder / "witness", (self.path(step) / "witness.json").read_bytes()
@@ -317,28 +312,25 @@ class CheckpointFolder:
                 grave = grave.with_name(f"{grave.name}.moved")
             self.path(other).rename(grave)
             self._checked.discard(other)  # a new checkpoint may take this name
-        self._bury_witnesses_after(step)
-        return later
-
-    def _bury_witnesses_after(self, step: int) -> None:
-        """Move the copies of later witnesses, too: the newest would be taken for the end of the living history."""
+        # the copies of later witnesses too: the newest would be taken for the end of the living history
         for copy in (self._folder / "witness").glob("step_*.json"):
             if int(copy.stem.removeprefix("step_")) > step:
                 (self._folder / "dead" / "witness").mkdir(parents=True, exist_ok=True)
                 copy.replace(self._folder / "dead" / "witness" / copy.name)
+        return later
 
     def _prune(self, run: str) -> None:
         every = self._config.keep_interval
         for step in self.steps()[: -self._config.keep_last]:
-            if (every is None or step % every) and self._is_of(step, run):  # keep_interval 10 keeps 10, 20, …
+            if every is not None and step % every == 0:  # keep_interval 10 keeps 10, 20, …
+                continue
+            try:
+                is_ours = self.witness(step)["run"] == run
+            except (OSError, ValueError, KeyError, TypeError):
+                # a damaged checkpoint goes too; without checksums the folder may be anything of this name
+                is_ours = (self.path(step) / SUMS).is_file()
+            if is_ours:
                 remove_folder(self.path(step))
-
-    def _is_of(self, step: int, run: str) -> bool:
-        """Return whether a folder is a checkpoint of this run, even a damaged one. Other files may have such a name."""
-        try:
-            return bool(self.witness(step)["run"] == run)
-        except (OSError, ValueError, KeyError, TypeError):
-            return (self.path(step) / SUMS).is_file()
 
 
 def _tell_buried(steps: Sequence[int]) -> None:

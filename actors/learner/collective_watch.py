@@ -1,7 +1,7 @@
 """Watch over collectives of torch, which can't be told to stop.
 
-A collective waits inside torch. A lost rank ends the wait with an error, but a rank that no longer responds does not.
-So a thread checks in the background if the gang shall still wait.
+A collective waits inside torch. Over gloo a lost rank ends the wait with an error, but a rank that no longer responds
+does not; over NCCL neither does. So a thread checks in the background if the gang shall still wait.
 """
 
 import threading
@@ -24,11 +24,12 @@ class CollectiveWatch:
     Args:
         shall_wait: raises if not. The error stops the process, since nothing else ends the collective: see
             `bus.threads`.
+        abort: ends the collective before the process stops, with garbage in the place of results; None: not needed.
     """
 
-    def __init__(self, shall_wait: Callable[[], object]) -> None:
-        self._shall_wait = shall_wait
-        self._inside = False
+    def __init__(self, shall_wait: Callable[[], object], abort: Callable[[], object] | None = None) -> None:
+        self._shall_wait, self._abort = shall_wait, abort
+        self._inside, self._aborted = False, False
         self._thread: threading.Thread | None = None
 
     @contextmanager
@@ -36,7 +37,7 @@ class CollectiveWatch:
         """Watch while the block runs.
 
         Raises:
-            RanksBrokenError: a collective in the block has failed.
+            RanksBrokenError: a collective in the block has failed, or was ended because the gang shall not wait.
         """
         if self._thread is None:
             self._thread = threads.start("ranks", self._run)
@@ -50,11 +51,20 @@ class CollectiveWatch:
             raise RanksBrokenError(f"a collective has failed: {error}") from error
         finally:
             self._inside = False
+        # an aborted collective returns like any other
+        if self._aborted:
+            raise RanksBrokenError("collectives were ended, since the gang shall not wait")
 
     def _run(self) -> None:
         while True:
             threads.mark("trainer.ranks")
             # only inside: between collectives the main loop follows the packer itself
             if self._inside:
-                self._shall_wait()
+                try:
+                    self._shall_wait()
+                except BaseException:
+                    if self._abort is not None:
+                        self._aborted = True  # first: the main thread may be back at once
+                        self._abort()
+                    raise
             time.sleep(WATCH_SECONDS)

@@ -24,18 +24,29 @@ class FakeLearner:
     ) -> None:
         self._step_seconds, self._before_step = step_seconds, before_step
         self.digest = ""
+        self.inexact = ""
+
+    def warm_up(self) -> None:
+        """Do nothing: there is no device."""
 
     def step(self, batch: StepBatch, ranks: "Ranks", before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """Fold the batches of all ranks into the digest; return made-up measurements."""
         self._before_step(batch)
         time.sleep(self._step_seconds)
-        *others, own = map(_part, (*before, batch))
+        parts = []
+        for each in (*before, batch):
+            content = hashlib.sha256()
+            for array in (each.ordinals, each.token_ids, each.logprobs, each.advantages):
+                content.update(array.tobytes())
+            # behind the digest 1 byte, 1 if an advantage is not 0, and 8 bytes, the number of tokens
+            num_tokens = int(each.loss_mask.sum()).to_bytes(8, "little")
+            parts.append(content.digest() + bytes([bool(each.advantages.any())]) + num_tokens)
+        *others, own = parts
         point("trainer.gradients")
         parts = [*others, *ranks.exchange(own)]
         self.digest = hashlib.sha256(self.digest.encode() + b"".join(parts)).hexdigest()
         return {
             "loss": 0.0,
-            # byte −9 of a part tells if an advantage is not 0, the last 8 bytes are the number of tokens
             "grad_norm": float(any(part[-9] for part in parts)),
             "learning_rate": 0.0,
             "mismatch_kl": 0.0,
@@ -68,11 +79,3 @@ class FakeLearner:
 
     def release_ranks(self) -> None:
         """Do nothing: no rank assists."""
-
-
-def _part(batch: StepBatch) -> bytes:
-    """Return a digest of one rank's batch, 1 if an advantage is not 0 (1 byte), and the number of tokens (8 bytes)."""
-    content = hashlib.sha256()
-    for array in (batch.ordinals, batch.token_ids, batch.logprobs, batch.advantages):
-        content.update(array.tobytes())
-    return content.digest() + bytes([bool(batch.advantages.any())]) + int(batch.loss_mask.sum()).to_bytes(8, "little")

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from actors.learner.saved_tensors import SavedTensors
 from actors.learner.shards import gathered
 from actors.learner.snapshots import Snapshot, copied
 from actors.models import loading
@@ -54,19 +56,26 @@ def snapshot(model: nn.Module, config: ModelConfig, keep: bool = True) -> Snapsh
 def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     """Restore a model in place from a folder written by a snapshot.
 
+    Tensors are read and copied one at a time: a second whole model may not fit on the device.
+
     Raises:
         ValueError: the tensors are not the model's. Nothing has been overwritten.
         ConfigError: the folder can't be loaded.
     """
-    from safetensors.torch import load_file
-
-    if config.lora is not None:
-        tensors = load_file(folder / "adapter_model.safetensors")
-        loading.copy_into(loading.adapter_tensors(model), tensors, str(folder))
-    else:
-        # only the tensors are read; any attention would do
-        saved = loading.load_model(config, torch.float32, attention=PADDED, path=str(folder))
-        loading.copy_into(loading.full_tensors(model), loading.full_tensors(saved), str(folder))
+    targets = loading.full_tensors(model) if config.lora is None else loading.adapter_tensors(model)
+    with ExitStack() as stack:
+        saved = SavedTensors(stack, folder)
+        if config.lora is None and saved.keys() != targets.keys():
+            # transformers writes some architectures under other names than the model's, and reads them back
+            loaded = loading.load_model(
+                config.model_copy(update={"device": "cpu"}), torch.float32, attention=PADDED, path=str(folder)
+            )
+            loading.copy_into(targets, loading.full_tensors(loaded), str(folder))
+        else:
+            loading.check_alike(targets, saved.shapes, str(folder))
+            with torch.no_grad():
+                for name, target in targets.items():
+                    target.copy_(saved[name])
 
 
 def _gathered(model: nn.Module, config: ModelConfig, keep: bool) -> Iterator[tuple[str, Tensor]]:

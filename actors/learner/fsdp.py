@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from typing import Any
 
 import structlog
@@ -49,12 +50,21 @@ class FullySharded:
         """Return the configuration for host memory: the whole model may not fit on a GPU."""
         return model.model_copy(update={"device": "cpu"})
 
-    def join(self, model: nn.Module, device: torch.device, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+    def join(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: Ranks,
+        shall_wait: Callable[[], object],
+    ) -> None:
         """Keep this rank's part of the weights, together with all ranks; waits for late ranks."""
         assert isinstance(ranks, GlooRanks)
-        self._ranks, self._watch = ranks, CollectiveWatch(shall_wait)
+        # over gloo the exit of the process is enough
+        self._ranks = ranks
+        self._watch = CollectiveWatch(shall_wait, ranks.abort if device.type == "cuda" else None)
         with self._watch.watching():
-            shard(model, ranks.mesh(device))
+            shard(model, ranks.mesh(device), dtype)
         log.info("weights shared out", parameters=sum(part(p).numel() for p in model.parameters()))
 
     def watched(self) -> AbstractContextManager[None]:
@@ -86,17 +96,28 @@ class FullySharded:
         self._ranks.exchange(NOTHING)
 
 
-def shard(model: nn.Module, mesh: Any) -> None:
+def shard(model: nn.Module, mesh: Any, dtype: torch.dtype) -> None:
     """Spread the parameters over the ranks of a mesh, in place: each decoder layer, then everything else together.
 
-    Gradients are summed over ranks, not averaged, as the loss of a rank is a share of the loss of all.
+    Trained parameters are float32 masters: they are rounded to `dtype` when they are gathered, and the gradients of a
+    micro-batch are computed in `dtype`, but summed over ranks and micro-batches in float32. Gradients are summed over
+    ranks, not averaged, as the loss of a rank is a share of the loss of all.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     # the returned view is never changed in place: `TokenLogprobs` has its values by then
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    # inputs are token ids, and layers pass their dtype on, so nothing is left to cast
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    layers: list[Any] = []
     for module in (*loading.layers_of(model), model):  # inner modules first: the model takes the rest
-        sharded: Any = fully_shard(module, mesh=mesh)
+        # embeddings and output layer are needed again as soon as the backward pass begins
+        sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not model)
         sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks
         # plain sums: for another factor torch takes NCCL's PREMUL_SUM, which gloo does not have
         sharded.set_force_sum_reduction_for_comms(True)
+        layers.append(sharded)
+    root = layers.pop()
+    for before, after in pairwise([root, *layers]):
+        # the next layer is gathered while this one is computed
+        before.set_modules_to_forward_prefetch([after])

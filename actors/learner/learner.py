@@ -1,7 +1,8 @@
 """Model and optimizer of one rank: takes a `StepBatch`, returns measurements, and holds the updated policy.
 
-Trained weights and optimizer state are float32. With `model.dtype: bfloat16` the computation runs under autocast, and
-published weights are rounded to bfloat16, so that trainer and engine compute with the same precision.
+Trained weights and optimizer state are float32. With `model.dtype: bfloat16` trainer and engine compute in bfloat16. In
+full training the float32 weights are rounded for the computation: by `MasterWeights`, or while shards are gathered.
+Adapters are computed under autocast, over a frozen base in bfloat16.
 
     step     fixed logprobs ─▶ update 1, 2, … (one per minibatch and iteration) ─▶ metrics
     update   micro-batches: forward, loss, backward ─▶ sum over ranks ─▶ clip ─▶ optimizer
@@ -10,7 +11,6 @@ published weights are rounded to bfloat16, so that trainer and engine compute wi
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from actors.algorithms import chord
 from actors.algorithms.advantages.tokens import reward_discount
 from actors.algorithms.entropy import EntropyControl, acting_coef, controlled
-from actors.algorithms.losses import CustomLoss, LossInputs, LossOutput, compute_loss
+from actors.algorithms.losses import CustomLoss, LossInputs, compute_loss
 from actors.algorithms.losses.average import token_normaliser
 from actors.algorithms.losses.components import Component, mixed_loss
 from actors.algorithms.losses.distillation import at_step
@@ -32,6 +32,8 @@ from actors.algorithms.losses.metrics import metrics_of
 from actors.algorithms.mismatch import judged, mismatch_sums
 from actors.algorithms.schedules import learning_rate
 from actors.learner import formats, reference_kl
+from actors.learner.devices import Stopwatch, is_inexact, make_deterministic
+from actors.learner.master_weights import MasterWeights
 from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
 from actors.learner.optimizer import make_optimizer
 from actors.learner.parallelism import DataParallel, Parallelism
@@ -106,13 +108,16 @@ class TorchLearner:
         torch.manual_seed(config.seed)  # equal initial adapters on all ranks
         self._dtype = loading.TORCH_DTYPES[config.model.dtype]
         self._device = loading.device_of(config.model)
+        if config.trainer.deterministic:
+            make_deterministic(self._device)
         self.model = self._load()
+        self._masters = MasterWeights(self.model, self._load_masters())
         # before any sharding: the transform of the logits is probed on whole weights
         self._token_logprobs = TokenLogprobs(self.model)
-        self._trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = make_optimizer(self.model, config.trainer)
+        self._trainable = [p for p in self.trained.parameters() if p.requires_grad]
+        self._optimizer = make_optimizer(self.trained, config.trainer)
         self._restored_from: Path | None = None
-        """Folder of the checkpoint whose optimizer state `enter` restores."""
+        """Folder of the checkpoint whose optimizer state `join` restores."""
         self._reference_models = ReferenceModels(config, self._token_logprobs, self._autocast, self._parallelism)
         sft = config.trainer.sft
         self._supervised = SupervisedExamples(config, sft, self._token_logprobs, self._autocast) if sft else None
@@ -122,8 +127,8 @@ class TorchLearner:
     def _load(self) -> nn.Module:
         """Return the policy as it is trained. The order of the changes matters."""
         config = self._config.model
-        # trained weights are float32: most updates are too small for bfloat16 to add. Under LoRA these are only read
-        base_dtype = torch.float32 if config.lora is None else self._dtype
+        # shards are the trained weights themselves, so they are loaded in float32; a base under LoRA is only read
+        base_dtype = torch.float32 if self._parallelism.sharded and config.lora is None else self._dtype
         kernel = attention.implementation(config, self._device)
         model = loading.load_model(self._parallelism.loaded_as(config), base_dtype, attention=kernel)
         if not config.dropout:
@@ -136,25 +141,57 @@ class TorchLearner:
             loading.compile_layers(model)
         return model.train()
 
+    def _load_masters(self) -> nn.Module | None:
+        """Return the policy in float32 for `MasterWeights`; None if the weights are trained as they are."""
+        config = self._config.model
+        if self._parallelism.sharded or config.lora is not None or self._dtype is torch.float32:
+            return None
+        # never run, so any attention will do
+        return loading.load_model(config, torch.float32, attention=attention.PADDED)
+
+    @property
+    def trained(self) -> nn.Module:
+        """Model with the float32 weights that are trained, saved and restored."""
+        return self._masters.model
+
     def restore(self, folder: Path) -> None:
-        """Restore weights, optimizer and entropy control from a checkpoint's folder. Call before `enter`."""
-        formats.restore(self.model, self._parallelism.loaded_as(self._config.model), folder)
+        """Restore weights, optimizer and entropy control from a checkpoint's folder. Call before `join`."""
+        formats.restore(self.trained, self._parallelism.loaded_as(self._config.model), folder)
+        self._masters.round()
         self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
         if self._parallelism.sharded:
-            # whole optimizer state would be twice the model on each rank: `enter` restores this rank's part alone
+            # whole optimizer state would be twice the model on each rank: `join` restores this rank's part alone
             self._restored_from = folder
         else:
             restore_optimizer(folder, self._optimizer)
 
     def join(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
         """Join the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
-        self._parallelism.join(self.model, self._device, ranks, shall_wait)
+        self._parallelism.join(self.model, self._device, self._dtype, ranks, shall_wait)
         if self._parallelism.sharded:
             # spread parameters are new objects, so the optimizer is made again; its state comes from the checkpoint
             self._trainable = [p for p in self.model.parameters() if p.requires_grad]
             self._optimizer = make_optimizer(self.model, self._config.trainer)
             if self._restored_from is not None:
                 restore_optimizer(self._restored_from, self._optimizer)
+
+    def warm_up(self) -> None:
+        """Compute a made-up row of `packer.sequence_len` tokens, forward and backward. Nothing is updated.
+
+        Random numbers need no care: each update seeds its own.
+        """
+        length = self._config.packer.sequence_len
+        sample_len = min(length, self._config.rollout.max_tokens + 1)  # no longer than the model's positions
+        with self._parallelism.watched():
+            self._compute_in_vain(dummy_micro_batch(self._device, length // sample_len, sample_len))
+        self._optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def inexact(self) -> str:
+        """Reason why a step that is computed again may have other bits; empty if it has the same."""
+        if is_inexact(self._device):
+            return "computed on a GPU without trainer.deterministic"
+        return "layers were compiled (model.compile)" if self._config.model.compile else ""
 
     # --- a step --------------------------------------------------------------------------------------------------
 
@@ -171,36 +208,39 @@ class TorchLearner:
             RunFailedError: trainer and engine differ by more than `trainer.mismatch.stop`. Nothing has been applied.
             RanksBrokenError: another rank is gone.
         """
-        started, seconds_optimizer = time.perf_counter(), 0.0
+        watch = Stopwatch(self._device)
+        watch.mark()
         num_updates = self._config.trainer.num_iterations * batch.num_minibatches
         rate = learning_rate(batch.step, self._config.trainer)
         updates: list[_Gradients] = []
         with self._parallelism.watched():
-            parts = self._parts((*before, batch), ranks, num_updates)
+            # with a single update the old policy is the current one, and its logprobs are computed anyway
+            with_old = num_updates > 1 or reference_kl.needs_old(self._config)
+            batches: Sequence[StepBatch] = (*before, batch)
+            fixed = [self._reference_models.logprobs(each, with_old) for each in batches]
+            batches = reference_kl.with_advantages_of_step(batches, fixed, self._config, ranks.exchange, self._device)
+            parts = [_RankStep(*both) for both in zip(batches, fixed, strict=True)]
             for update in range(num_updates):
                 updates.append(self._finite_gradients(parts, ranks, update, num_updates))
                 if update == 0:  # later updates have weights from which no engine has sampled
                     self._watch_mismatch(batch.step, updates[0].sums)
-                computed = time.perf_counter()
+                watch.mark()
                 self._optimizer.set_rate(rate)
                 self._optimizer.step()
+                self._masters.round()
                 self._optimizer.zero_grad(set_to_none=True)
-                seconds_optimizer += time.perf_counter() - computed
+                watch.mark()
         measured = self._measured(updates, rate)
-        self._control_entropy(measured)
+        adaptive = self._config.trainer.adaptive_entropy
+        # equal on every rank, since the measurements are sums over ranks; a step without tokens has no entropy
+        if adaptive is not None and measured["tokens"]:
+            self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
+        laps = watch.laps()  # gradients and optimizer of each update, in turn
         return measured | {
             "torch_threads": float(torch.get_num_threads()),
-            "seconds_forward_backward": time.perf_counter() - started - seconds_optimizer,
-            "seconds_optimizer": seconds_optimizer,
+            "seconds_forward_backward": sum(laps[0::2]),
+            "seconds_optimizer": sum(laps[1::2]),
         }
-
-    def _parts(self, batches: Sequence[StepBatch], ranks: Ranks, num_updates: int) -> list[_RankStep]:
-        """Return the parts of the ranks that this process computes for, with all that stays fixed during the step."""
-        # with a single update the old policy is the current one, and its logprobs are computed anyway
-        with_old = num_updates > 1 or reference_kl.needs_old(self._config)
-        fixed = [self._reference_models.logprobs(batch, with_old) for batch in batches]
-        batches = reference_kl.with_advantages_of_step(batches, fixed, self._config, ranks.exchange, self._device)
-        return [_RankStep(*both) for both in zip(batches, fixed, strict=True)]
 
     def _finite_gradients(self, parts: Sequence[_RankStep], ranks: Ranks, update: int, num_updates: int) -> _Gradients:
         batch = parts[-1].batch
@@ -257,13 +297,20 @@ class TorchLearner:
         if self._parallelism.sharded:
             # other ranks may have more micro-batches with samples, and each backward is a collective
             for _ in range(_num_micro_batches(batch, minibatch) - len(numbers)):
-                self._backward_dummy()
+                self._compute_in_vain(dummy_micro_batch(self._device))
         if self._supervised and self._mu(batch.step):
             _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
         for parameter in self._trainable:
             if parameter.grad is None:  # no sample of this rank reaches it, but ranks sum all alike
                 parameter.grad = torch.zeros_like(parameter)
         return json.dumps(measured).encode()
+
+    def _compute_in_vain(self, dummy: MicroBatch) -> None:
+        """Compute a made-up micro-batch, forward and backward, with the collectives of a real one."""
+        with self._autocast():
+            logprobs_T, _ = self._token_logprobs.of(dummy.row, dummy.token_ids_T, dummy.temperatures_T)
+        # × 0: gradients are zeros, so nothing changes
+        (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
     def _backward(self, part: _RankStep, minibatch: int, number: int) -> dict[str, float]:
         """Compute the gradients of one micro-batch; return loss, sums of metrics, and the largest mismatch."""
@@ -274,7 +321,14 @@ class TorchLearner:
             )
         # outside autocast: ratios and sums of the loss stay float32
         inputs = self._inputs(micro, part.fixed.get(number, NONE), part.batch, minibatch, logprobs_T, entropy_T)
-        output = self._loss(micro, inputs, objective, part.batch, minibatch)
+        if all((one.rl_weight, one.ref_kl_weight) == (1.0, 0.0) for one in self._config.environments):
+            output = compute_loss(inputs, objective, self._custom_loss)
+        else:
+            # each component is divided by its own tokens, so neither dilutes the other
+            normaliser = self._config.trainer.loss.compat.loss_normalizer
+            ref_kl_tokens = token_normaliser(part.batch.ref_kl_tokens, minibatch, normaliser)
+            ref_kl = Component(micro.ref_kl_weights_T, ref_kl_tokens) if inputs.teacher_logprobs_T is not None else None
+            output = mixed_loss(inputs, objective, Component(micro.rl_weights_T, inputs.loss_tokens), ref_kl=ref_kl)
         # the supervised part of the mixture has a separate backward pass, see `SupervisedExamples`
         loss = chord.mixed(output.loss, torch.zeros_like(output.loss), self._mu(part.batch.step))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -282,13 +336,6 @@ class TorchLearner:
         measured |= {"loss": loss.detach(), "entropy": inputs.masked(entropy_T.detach()).sum()}
         # one tensor, so that the GPU is waited for only once; float64, in which counts of tokens stay exact
         return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
-
-    def _backward_dummy(self) -> None:
-        micro = dummy_micro_batch(self._device)
-        with self._autocast():
-            logprobs_T, _ = self._token_logprobs.of(micro.row, micro.token_ids_T, micro.temperatures_T)
-        # × 0: takes part in the collectives and changes nothing
-        (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
     # --- the loss ------------------------------------------------------------------------------------------------
 
@@ -329,16 +376,6 @@ class TorchLearner:
             reward_discount=reward_discount(self._config.reward.advantage),
         )
 
-    def _loss(
-        self, micro: MicroBatch, inputs: LossInputs, objective: ObjectiveConfig, batch: StepBatch, minibatch: int
-    ) -> LossOutput:
-        """Return the loss of the objective, with the environments' weights if they have any."""
-        if all((one.rl_weight, one.ref_kl_weight) == (1.0, 0.0) for one in self._config.environments):
-            return compute_loss(inputs, objective, self._custom_loss)
-        tokens = token_normaliser(batch.ref_kl_tokens, minibatch, self._config.trainer.loss.compat.loss_normalizer)
-        distilled = Component(micro.ref_kl_weights_T, tokens) if inputs.teacher_logprobs_T is not None else None
-        return mixed_loss(inputs, objective, Component(micro.rl_weights_T, inputs.loss_tokens), ref_kl=distilled)
-
     @property
     def _objective(self) -> ObjectiveConfig:
         """Objective of the current or next step: as configured, with the adapted entropy coefficient."""
@@ -352,7 +389,8 @@ class TorchLearner:
         return chord.mu(step - 1, sft) if sft else 0.0  # μ counts steps from 0
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self._dtype is torch.float32:
+        # without adapters all weights are in the precision of computation when they compute
+        if self._dtype is torch.float32 or self._config.model.lora is None:
             return nullcontext()
         return torch.autocast(self._device.type, self._dtype)
 
@@ -389,15 +427,6 @@ class TorchLearner:
             log.warning("trainer and engine differ", step=step, cause=cause, detail=found.words)
         self._mismatch_cause = cause
 
-    def _control_entropy(self, measured: Mapping[str, float]) -> None:
-        """Adapt the entropy coefficient for the next step, equally on every rank.
-
-        A step without tokens changes nothing.
-        """
-        adaptive = self._config.trainer.adaptive_entropy
-        if adaptive is not None and measured["tokens"]:
-            self._entropy_control = controlled(self._entropy_control, adaptive, measured["entropy_regularised"])
-
     # --- publish and save ----------------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
@@ -414,7 +443,7 @@ class TorchLearner:
             return self._gathered_snapshot(keep=True)
 
     def serve_gathers(self) -> None:
-        """Help rank 0 to gather weights and snapshots, until rank 0 calls `dismiss`. For other ranks than 0."""
+        """Help rank 0 to gather weights and snapshots, until rank 0 calls `release_ranks`. For other ranks than 0."""
         self._parallelism.serve(
             {
                 WEIGHTS: lambda: formats.weights(self.model, self._config.model, keep=False),
@@ -423,12 +452,12 @@ class TorchLearner:
         )
 
     def release_ranks(self) -> None:
-        """Release the other ranks from `assist`. For rank 0."""
+        """Release the other ranks from `serve_gathers`. For rank 0."""
         self._parallelism.release()
 
     def _gathered_snapshot(self, keep: bool) -> Snapshot:
         # model before optimizer, on every rank: each tensor is a collective, so the order must be the same
-        model = formats.snapshot(self.model, self._config.model, keep)
+        model = formats.snapshot(self.trained, self._config.model, keep)
         optimizer = optimizer_snapshot(self._optimizer, keep)
         return model.with_files(optimizer).with_files(control_snapshot(self._entropy_control))
 

@@ -84,24 +84,30 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
     )
 
 
-def dummy_micro_batch(device: torch.device) -> MicroBatch:
-    """Return a made-up micro-batch of two tokens, for a rank that computes only because other ranks do.
+def dummy_micro_batch(device: torch.device, num_samples: int = 1, sample_len: int = 2) -> MicroBatch:
+    """Return a made-up micro-batch, for a rank that computes only because other ranks do, or to warm a device up.
 
-    Its completion token is in no loss mask. The smallest row is a prompt of one token and a completion of one.
+    Its completion tokens are in no loss mask. A sample is a prompt of one token and a completion of all others; the
+    smallest row has two tokens.
     """
-    row = pack_row(np.zeros(2, np.int32), np.array([0, 2]), np.array([1]), [0], device)
-    nothing_T, index_T = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.long, device=device)
+    offsets = np.arange(num_samples + 1) * sample_len
+    row = pack_row(np.zeros(offsets[-1], np.int32), offsets, np.ones(num_samples, np.int64), range(num_samples), device)
+    num_tokens = num_samples * (sample_len - 1)
+    nothing_T = torch.zeros(num_tokens, device=device)
+    index_T = torch.zeros(num_tokens, dtype=torch.long, device=device)
     return MicroBatch(
         row=row,
         token_ids_T=index_T,
-        temperatures_T=torch.ones(1, device=device),
+        temperatures_T=torch.ones(num_tokens, device=device),
         inference_logprobs_T=nothing_T,
         advantages_T=nothing_T,
         loss_mask_T=nothing_T.bool(),
-        wanted_K=index_T,  # computed all the same: the forward pass is what other ranks wait for
+        wanted_K=torch.arange(
+            num_tokens, device=device
+        ),  # computed all the same: the forward pass is what other ranks wait for
         versions_T=index_T,
-        completion_of_T=index_T,
+        completion_of_T=torch.arange(num_samples, device=device).repeat_interleave(sample_len - 1),
         rl_weights_T=nothing_T,
         ref_kl_weights_T=nothing_T,
-        num_completions=1,
+        num_completions=num_samples,
     )

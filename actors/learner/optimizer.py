@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from actors.learner.shards import placed
-from schemas.config.actors import TrainerConfig
 from schemas.config.optimizers import AdamKeys, AdamW8bitConfig, MuonConfig
+from schemas.config.trainer import TrainerConfig
 from schemas.errors import ConfigError
 
 Value = Tensor | int
@@ -85,14 +85,29 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> PolicyOptimizer:
     settings, trainable = config.optimizer, [p for p in model.parameters() if p.requires_grad]
     if not isinstance(settings, MuonConfig):
         return PolicyOptimizer(model, [_adamw(_groups(model, trainable, settings), settings)])
-    # Muon is made for matrices of hidden layers
-    outside = _outside_hidden_layers(model)
+    # Muon is made for matrices of hidden layers: embeddings and the output layer stay with AdamW
+    outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if head is not None:
+        outside.add(id(head.weight))
     matrices = [p for p in trainable if p.ndim == 2 and id(p) not in outside]
     ids = {id(p) for p in matrices}
     others = _groups(model, [p for p in trainable if id(p) not in ids], settings)
     # a fixed ratio, so that both rates follow the same schedule
     ratio = (settings.adamw_learning_rate or config.learning_rate) / config.learning_rate
-    parts = [_muon(matrices, settings)] if matrices else []
+    parts: list[torch.optim.Optimizer] = []
+    if matrices:
+        parts.append(
+            torch.optim.Muon(
+                matrices,
+                lr=0.0,
+                weight_decay=settings.weight_decay,
+                momentum=settings.momentum,
+                nesterov=settings.nesterov,
+                ns_steps=settings.ns_steps,
+                adjust_lr_fn=settings.adjust_lr_fn,
+            )
+        )
     if others:  # none under LoRA
         parts.append(_adamw([group | {"rate_ratio": ratio} for group in others], settings))
     return PolicyOptimizer(model, parts)
@@ -111,13 +126,6 @@ def _groups(model: nn.Module, parameters: list[nn.Parameter], config: AdamKeys) 
     return [group for group in groups if group["params"]]
 
 
-def _outside_hidden_layers(model: Any) -> set[int]:
-    """Return the ids of the weights of embeddings and output layer."""
-    found = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings()
-    return found | ({id(head.weight)} if head is not None else set())
-
-
 def _adamw(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
     betas = (config.beta1, config.beta2)
     if not isinstance(config, AdamW8bitConfig):
@@ -130,15 +138,3 @@ def _adamw(groups: list[ParamGroup], config: AdamKeys) -> torch.optim.Optimizer:
     library: Any = bitsandbytes.optim
     optimizer: torch.optim.Optimizer = library.AdamW8bit(groups, lr=0.0, betas=betas, eps=config.eps)
     return optimizer
-
-
-def _muon(matrices: list[nn.Parameter], config: MuonConfig) -> torch.optim.Optimizer:
-    return torch.optim.Muon(
-        matrices,
-        lr=0.0,
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        ns_steps=config.ns_steps,
-        adjust_lr_fn=config.adjust_lr_fn,
-    )

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from actors.learner.devices import gpu_name
 from actors.learner.ranks import Ranks
 from schemas.config.model import ModelConfig
 
@@ -35,12 +36,20 @@ class Parallelism(Protocol):
         """Return the configuration with which a rank loads and restores the policy."""
         ...
 
-    def join(self, model: nn.Module, device: torch.device, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
+    def join(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: Ranks,
+        shall_wait: Callable[[], object],
+    ) -> None:
         """Join the other ranks; if sharded, keep this rank's part of the model, in place.
 
         Args:
             model: the policy, as loaded or restored.
             device: device of computation.
+            dtype: precision of computation.
             ranks: this rank's access to all ranks.
             shall_wait: called in a thread during waits for other ranks; raises when the gang shall not wait any more.
         """
@@ -84,8 +93,16 @@ class DataParallel:
         """Return the configuration unchanged."""
         return model
 
-    def join(self, model: nn.Module, device: torch.device, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
-        """Do nothing: there are no parts."""
+    def join(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: Ranks,
+        shall_wait: Callable[[], object],
+    ) -> None:
+        """Let the ranks sum gradients where they are computed. There are no parts to keep."""
+        ranks.sum_on(device, gpu_name(device))
 
     def watched(self) -> AbstractContextManager[None]:
         """Return an empty context: `Ranks` checks by itself while it waits."""

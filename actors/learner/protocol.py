@@ -13,10 +13,22 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """Interface of a learner for the trainer actor: restore, enter, then publish, step, save in turn.
+    """Interface of a learner for the trainer actor: restore, join, then publish, step, save in turn.
 
     `learner.TorchLearner` is the real one, `fake.FakeLearner` the test double.
     """
+
+    def warm_up(self) -> None:
+        """Take the memory of a step, as far as it is known before the first one. Together with all ranks, after `join`.
+
+        An engine that is started afterwards on the same GPU finds the memory that is left for good.
+        """
+        ...
+
+    @property
+    def inexact(self) -> str:
+        """Reason why a step that is computed again may have other bits; empty if it has the same."""
+        ...
 
     def step(self, batch: StepBatch, ranks: "Ranks", before: Sequence[StepBatch] = ()) -> dict[str, float]:
         """Train one step together with the other ranks; return measurements under the reporter's keys.
@@ -59,12 +71,12 @@ class Learner(Protocol):
         ...
 
     def serve_gathers(self) -> None:
-        """Lend shards to rank 0, which publishes and saves, until rank 0 dismisses this rank.
+        """Lend shards to rank 0, which publishes and saves, until rank 0 releases this rank.
 
         For other ranks than 0.
         """
         ...
 
     def release_ranks(self) -> None:
-        """Release the other ranks from `assist`. For rank 0, after publishing and saving."""
+        """Release the other ranks from `serve_gathers`. For rank 0, after publishing and saving."""
         ...

@@ -3,25 +3,29 @@
 Sums gather every rank's part and add the parts in the order of ranks, so the result does not depend on timing, and a
 single process can repeat the computation (`actors replay`). Nothing is pickled. A collective waits as long as the gang
 lives: during a collective `check` is called, which raises when the packer has told the gang to exit.
+
+    exchange   gloo
+    sum        gloo through the CPUs, or NCCL between GPUs (`sum_on`), with the same additions
 """
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 import torch
 from torch import Tensor
 
+from actors.learner import process_groups
 from bus import threads
+
+log = structlog.get_logger("learner")
 
 POLL_SECONDS = 0.0005
 """Seconds between two checks of a collective under way."""
 BUCKET_ELEMENTS = 16 << 20
 """Elements gathered at once in a sum: 64 MiB of float32 from each rank."""
-UNBOUNDED = timedelta(days=1)
-"""Timeout of gloo itself. The packer decides through leases how long a collective may take."""
 
 
 class RanksBrokenError(Exception):
@@ -47,6 +51,18 @@ class Ranks(Protocol):
         """
         ...
 
+    def sum_on(self, device: torch.device, name: str) -> None:
+        """Sum tensors on a device there from now on, if all ranks can. All ranks must call.
+
+        Args:
+            device: device of this rank's tensors.
+            name: name of the device, unlike that of any other device; empty if sums there are impossible.
+
+        Raises:
+            RanksBrokenError: another rank is gone.
+        """
+        ...
+
 
 class SingleRank:
     """Gang of a single rank."""
@@ -57,6 +73,9 @@ class SingleRank:
     def exchange(self, value: bytes) -> list[bytes]:
         """Return the only value."""
         return [value]
+
+    def sum_on(self, device: torch.device, name: str) -> None:
+        """Do nothing: there is nothing to add."""
 
 
 SINGLE_RANK = SingleRank()
@@ -83,13 +102,15 @@ class GlooRanks:
     def __init__(
         self, rank: int, size: int, meeting_point: Path, host: str, check: Callable[[], object], timeout: float
     ) -> None:
-        self.rank, self.size, self._check = rank, size, check
+        self.rank, self.size, self._check, self._timeout = rank, size, check, timeout
         self._meeting_point, self._host = meeting_point, host
         meeting_point.parent.mkdir(parents=True, exist_ok=True)
-        store: Any = torch.distributed  # made in the thread, too: the shared folder may hang
-        self._group: Any = _waiting(
-            lambda: _gloo(store.FileStore(str(meeting_point), size), rank, size, host), check, timeout
-        )
+        self._group: Any = _waiting(lambda: process_groups.gloo(self._store(""), rank, size, host), check, timeout)
+        self._summing: Any = self._group
+        """Group of sums of tensors on `_summing_device`."""
+        self._summing_device = torch.device("cpu")
+        self._mesh_group: Any = None
+        """Group of the mesh between GPUs, once made."""
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by the sum over all ranks, in buckets to bound the memory.
@@ -98,9 +119,9 @@ class GlooRanks:
             RanksBrokenError: another rank is gone.
         """
         for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in bucket])
-            # no all-reduce: gloo adds each chunk in another order of ranks, which one process could not repeat
-            parts = self._gather(flat)
+            flat = torch.cat([tensor.detach().reshape(-1).to(self._summing_device) for tensor in bucket])
+            # no all-reduce: gloo and NCCL add each chunk in another order of ranks, which one process could not repeat
+            parts = self._gather(flat, self._summing)
             # always in the order of ranks: float sums depend on the order
             total = parts[0]
             for part in parts[1:]:
@@ -115,12 +136,40 @@ class GlooRanks:
             RanksBrokenError: another rank is gone.
         """
         # collectives need equal sizes: first the lengths, then all values padded to the longest
-        lengths = [int(n) for n in self._gather(torch.tensor([len(value)]))]
+        lengths = [int(n) for n in self._gather(torch.tensor([len(value)]), self._group)]
         padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)  # all values may be empty
         # frombuffer refuses an empty one
         padded[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else 0
-        parts = self._gather(padded)
+        parts = self._gather(padded, self._group)
         return [bytes(part[:length].numpy()) for part, length in zip(parts, lengths, strict=True)]
+
+    def sum_on(self, device: torch.device, name: str, backend: str = "nccl") -> None:
+        """Sum tensors on a device there from now on, if all ranks can; otherwise go on through the CPUs.
+
+        Ranks that share a GPU can't: NCCL refuses a second rank on it.
+
+        Args:
+            device: device of this rank's tensors.
+            name: name of the device, unlike that of any other device; empty if sums there are impossible.
+            backend: `nccl`; in tests also `gloo`, which takes tensors on a CPU.
+
+        Raises:
+            RanksBrokenError: another rank is gone.
+        """
+        names = self.exchange(name.encode())
+        if not all(names) or len(set(names)) < self.size:
+            return
+        group, reason = None, "another rank could not join"
+        try:
+            group = _waiting(lambda: self._group_on(device, backend), self._check, self._timeout)
+        except RanksBrokenError as error:
+            reason = str(error)
+        # decided together: a rank that sums elsewhere than the others would wait for ever
+        if not all(self.exchange(b"made" if group is not None else b"")):
+            _abandoned.append(group)  # to destroy a group would wait for ranks that are not in it
+            log.warning("gradients are summed through the CPUs", device=str(device), why=reason)
+            return
+        self._summing, self._summing_device = group, device
 
     def mesh(self, device: torch.device) -> Any:
         """Return the ranks as torch's DeviceMesh, with separate collectives: gloo on CPUs, NCCL on GPUs.
@@ -128,45 +177,55 @@ class GlooRanks:
         Call it once per process, as torch allows only one; a process takes part in a single incarnation of the gang.
         """
         distributed: Any = torch.distributed
-        store = distributed.FileStore(f"{self._meeting_point}.mesh", self.size)
-        backend = "nccl" if device.type == "cuda" else _gloo_on(self._host)
-        distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=UNBOUNDED)
+        store = self._store(".mesh")
+        backend = "nccl"
+        if device.type != "cuda":
+            # a gloo backend bound to this address: torch's own listens where the machine's name resolves to
+            backend, host = "gloo_on_host", self._host  # the registry is for ever, and must not keep this object alive
+            if backend not in distributed.Backend.backend_list:
+                distributed.Backend.register_backend(
+                    backend, lambda store, rank, size, _: process_groups.gloo(store, rank, size, host), devices=["cpu"]
+                )
+        process_groups.restrain_watchdog()
+        distributed.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.size, timeout=process_groups.UNBOUNDED
+        )
+        if backend == "nccl":
+            self._mesh_group = distributed.group.WORLD
         return distributed.device_mesh.init_device_mesh(device.type, (self.size,))
 
-    def _gather(self, tensor: Tensor) -> list[Tensor]:
+    def abort(self) -> None:
+        """End collectives of the mesh between GPUs, for a process that is about to exit. Thread-safe."""
+        if self._mesh_group is not None:
+            process_groups.abort(self._mesh_group)
+
+    def _store(self, suffix: str) -> Any:
+        # a file for each group: keys of one would confuse the other
+        distributed: Any = torch.distributed
+        return distributed.FileStore(f"{self._meeting_point}{suffix}", self.size)
+
+    def _group_on(self, device: torch.device, backend: str) -> Any:
+        store = self._store(".sums")
+        if backend == "gloo":
+            return process_groups.gloo(store, self.rank, self.size, self._host)
+        return process_groups.nccl(store, self.rank, self.size, device)
+
+    def _gather(self, tensor: Tensor, group: Any) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         try:
-            work = self._group.allgather([parts], [tensor])
+            work = group.allgather([parts], [tensor])
             while not work.is_completed():
-                self._check()  # raises to leave: gloo's own wait can't be ended from outside
+                self._check()  # raises to leave: the group's own wait can't be ended from outside
                 time.sleep(POLL_SECONDS)
             work.wait()
         except RuntimeError as error:
             raise RanksBrokenError(f"rank {self.rank} of {self.size} lost another rank: {error}") from error
         except BaseException:
-            _abandoned.append(self._group)  # keeps the group alive until the process exits
+            _abandoned.append(group)  # keeps the group alive until the process exits
+            if group is not self._group:
+                process_groups.abort(group)  # a kernel of NCCL would hold the GPU's memory, which the next gang needs
             raise
         return parts
-
-
-def _gloo(store: Any, rank: int, size: int, host: str) -> Any:
-    distributed: Any = torch.distributed
-    options = distributed.ProcessGroupGloo._Options()
-    # the configured address: by default gloo takes the address of the machine's name
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = UNBOUNDED
-    return distributed.ProcessGroupGloo(store, rank, size, options)
-
-
-def _gloo_on(host: str) -> str:
-    """Return the name of a gloo backend bound to this address.
-
-    Torch's own listens where the machine's name resolves to.
-    """
-    name, backend = "gloo_on_host", torch.distributed.Backend
-    if name not in backend.backend_list:
-        backend.register_backend(name, lambda store, rank, size, _: _gloo(store, rank, size, host), devices=["cpu"])
-    return name
 
 
 def _waiting(make: Callable[[], Any], check: Callable[[], object], timeout: float) -> Any:

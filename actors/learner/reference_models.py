@@ -101,18 +101,17 @@ class ReferenceModels:
 
     def of(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
         """Return the fixed logprobs of a micro-batch."""
-        return FixedLogprobs(
-            old_T=logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None,
-            reference_T=self._reference_logprobs(micro) if self._wants_reference else None,
-            teacher_T=logprobs_without_gradient(self._teacher, micro) if self._teacher else None,
-        )
-
-    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        old_T = logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None
+        reference_T = None
         if self._reference is not None:
-            return logprobs_without_gradient(self._reference, micro)
-        adapted: Any = self._policy.model
-        with adapted.disable_adapter():  # the base model is the reference
-            return logprobs_without_gradient(self._policy, micro, self._autocast)
+            reference_T = logprobs_without_gradient(self._reference, micro)
+        elif self._wants_reference:
+            # under LoRA the base model is the reference, so no second model is loaded
+            adapted: Any = self._policy.model
+            with adapted.disable_adapter():
+                reference_T = logprobs_without_gradient(self._policy, micro, self._autocast)
+        teacher_T = logprobs_without_gradient(self._teacher, micro) if self._teacher else None
+        return FixedLogprobs(old_T, reference_T, teacher_T)
 
 
 def logprobs_without_gradient(chosen: TokenLogprobs, micro: MicroBatch, autocast: Autocast = nullcontext) -> Tensor:

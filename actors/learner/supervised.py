@@ -1,24 +1,20 @@
 """Supervised examples, learned by the policy in addition to sampled completions (CHORD)."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.algorithms.chord import mixed, sft_indices, sft_share
 from actors.algorithms.packing import pack
-from actors.datasets.supervised import KEY, read_supervised
 from actors.learner.reference_models import Autocast
+from actors.learner.supervised_samples import tokenized
 from actors.models.attention import PackedRow, pack_row
 from actors.models.loading import device_of
 from actors.models.token_logprobs import TokenLogprobs
-from actors.models.tokenizer import Tokenizer
 from schemas.config import RunConfig
 from schemas.config.sft import SftConfig
-from schemas.errors import ConfigError
 from schemas.messages import StepBatch
 
 
@@ -47,16 +43,7 @@ class SupervisedExamples:
         self._policy, self._autocast, self._phi = policy, autocast, sft.phi
         self._seed, self._batch_size, self._capacity = config.seed, sft.batch_size, config.packer.sequence_len
         self._device = device_of(config.model)
-        tokenizer = Tokenizer(config.model)
-        self._samples: list[tuple[NDArray[np.int32], int]] = []
-        for number, (prompt, completion) in enumerate(read_supervised(Path(sft.path)), start=1):
-            prompt_ids, following = tokenizer.encode(prompt), tokenizer.encode_completion(prompt, completion)
-            if not prompt_ids or len(prompt_ids) + len(following) > self._capacity:
-                raise ConfigError(
-                    f"{KEY}: {sft.path}, example {number} has {len(prompt_ids)} + {len(following)} tokens; the prompt "
-                    f"needs at least 1, and packer.sequence_len {self._capacity} must hold both"
-                )
-            self._samples.append((np.array([*prompt_ids, *following], np.int32), len(prompt_ids)))
+        self._samples = tokenized(config, sft)
 
     def backward(self, batch: StepBatch, minibatch: int, mu: float) -> dict[str, float]:
         """Compute gradients of one rank's share of a minibatch, × μ; return loss and sums of metrics."""
@@ -84,14 +71,13 @@ class SupervisedExamples:
         samples = [self._samples[i] for i in indices[minibatch :: batch.num_minibatches]]
         # every rank computes the whole division, and takes its own part
         dealt = pack([ids.size for ids, _ in samples], self._capacity, batch.num_ranks)[batch.rank]
-        rows = [self._row([samples[i] for i in micro_batch]) for micro_batch in dealt if micro_batch]
+        rows = []
+        for own in ([samples[i] for i in micro_batch] for micro_batch in dealt if micro_batch):
+            offsets = np.cumsum([0, *(ids.size for ids, _ in own)])
+            prompt_lengths = np.array([length for _, length in own])
+            token_ids = np.concatenate([ids for ids, _ in own])
+            chosen = np.concatenate([ids[length:] for ids, length in own]).astype(np.int64)
+            # each example is a group of its own: no shared prompts
+            row = pack_row(token_ids, offsets, prompt_lengths, range(len(own)), self._device)
+            rows.append(SupervisedRow(row, torch.from_numpy(chosen).to(self._device)))
         return rows, sum(ids.size - prompt_length for ids, prompt_length in samples)
-
-    def _row(self, samples: list[tuple[NDArray[np.int32], int]]) -> SupervisedRow:
-        offsets = np.cumsum([0, *(ids.size for ids, _ in samples)])
-        prompt_lengths = np.array([length for _, length in samples])
-        token_ids = np.concatenate([ids for ids, _ in samples])
-        chosen = np.concatenate([ids[length:] for ids, length in samples]).astype(np.int64)
-        # each example is a group of its own: no shared prompts
-        row = pack_row(token_ids, offsets, prompt_lengths, range(len(samples)), self._device)
-        return SupervisedRow(row, torch.from_numpy(chosen).to(self._device))

@@ -70,7 +70,16 @@ class Backups:
         self._asked_for = durable_step
         if durable_step and not self._stopping:
             self._num_asked += 1
-            self._warn_if_outdated()
+            # behind keep_last newer checkpoints the backup's own checkpoint is pruned, and the backup is of no use
+            is_outdated = self._num_asked - self._num_backed_up >= self._keep_last
+            if is_outdated and not self._told_outdated:
+                log.warning(
+                    "the newest backup of the ledger is older than the newest checkpoints that are kept; until the "
+                    "next one a damaged ledger could not be restored (trainer.checkpoint.keep_last)",
+                    path=str(self._path),
+                    keep_last=self._keep_last,
+                )
+            self._told_outdated = is_outdated
             self._wanted.set()
             if not self._thread.ident:
                 self._thread.start()
@@ -82,17 +91,6 @@ class Backups:
         if self._thread.ident:
             self._thread.join(STOP_SECONDS)
 
-    def _warn_if_outdated(self) -> None:
-        is_outdated = self._num_asked - self._num_backed_up >= self._keep_last
-        if is_outdated and not self._told_outdated:
-            log.warning(
-                "the newest backup of the ledger is older than the newest checkpoints that are kept; until the next "
-                "one a damaged ledger could not be restored (trainer.checkpoint.keep_last)",
-                path=str(self._path),
-                keep_last=self._keep_last,
-            )
-        self._told_outdated = is_outdated
-
     def _loop(self) -> None:
         while not self._stopping:
             threads.mark("packer.backup")
@@ -100,31 +98,27 @@ class Backups:
                 continue
             self._wanted.clear()
             started, begun = time.monotonic(), self._num_asked
-            self._make()
+            try:
+                step, num_bytes = back_up(self._path, lambda: self._stopping)
+            except Exception as error:  # a run must not end because a backup failed
+                if not self._stopping and str(error) != self._failing:
+                    self._failing = str(error)
+                    known = isinstance(error, (BackupError, OSError, sqlite3.Error))
+                    log.warning(
+                        "no backup of the ledger; the run goes on without a newer one",
+                        path=str(self._path),
+                        detail=error,
+                        exc_info=None if known else error,
+                    )
+            else:
+                self._failing, self._num_backed_up = "", begun
+                log.info("ledger backed up", step=step, bytes=num_bytes, seconds=round(time.monotonic() - started, 3))
             rested_at = time.monotonic() + REST_FACTOR * (time.monotonic() - started)
             # The checkpoint of this backup is pruned when keep_last newer ones exist, so the next backup must be
             # complete by then. As many checkpoints may arrive while it is written as arrived during this one.
             due = begun + max(1, self._keep_last - 1 - (self._num_asked - begun))
             while not self._stopping and time.monotonic() < rested_at and self._num_asked < due:
                 time.sleep(min(0.2, max(0.0, rested_at - time.monotonic())))
-
-    def _make(self) -> None:
-        started, begun = time.monotonic(), self._num_asked
-        try:
-            step, num_bytes = back_up(self._path, lambda: self._stopping)
-        except Exception as error:  # a run must not end because a backup failed
-            if not self._stopping and str(error) != self._failing:
-                self._failing = str(error)
-                known = isinstance(error, (BackupError, OSError, sqlite3.Error))
-                log.warning(
-                    "no backup of the ledger; the run goes on without a newer one",
-                    path=str(self._path),
-                    detail=error,
-                    exc_info=None if known else error,
-                )
-        else:
-            self._failing, self._num_backed_up = "", begun
-            log.info("ledger backed up", step=step, bytes=num_bytes, seconds=round(time.monotonic() - started, 3))
 
 
 def back_up(path: Path, cancelled: Callable[[], bool] = lambda: False) -> tuple[int, int]:
@@ -151,6 +145,7 @@ def back_up(path: Path, cancelled: Callable[[], bool] = lambda: False) -> tuple[
         if newest.exists():
             newest.replace(older)
         staging.replace(newest)
+        # a new name survives a power loss only if the folder is flushed
         _sync(path.parent)
     except BaseException:
         staging.unlink(missing_ok=True)
@@ -264,6 +259,7 @@ def put_in_place(backup: Path, path: Path, incarnation: int) -> Path:
         term = max(ledger.value("term") or 0, _term_of(path)) + TERMS_AHEAD
         values = [("gang", json.dumps(gang)), ("term", json.dumps(term))]
         database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
+    # on the disk before the present ledger makes room: a power loss must not leave an empty file in its place
     _sync(staging)
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     for suffix in ("-wal", "-shm", ""):  # SQLite would replay a WAL left behind into the new file

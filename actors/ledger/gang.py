@@ -121,5 +121,6 @@ class Gang:
 
 def newest_common_checkpoint(heartbeats: list[TrainerHeartbeat], chains: Mapping[int, str]) -> int:
     """Return the newest step with a good checkpoint on all ranks and a chain equal to the ledger's; 0 if none."""
+    # by chain: a checkpoint of a history that was given up has a step's number too
     good = [{c.step for c in heartbeat.checkpoints if chains.get(c.step) == c.chain} for heartbeat in heartbeats]
     return max(set.intersection(*good), default=0)

@@ -118,6 +118,7 @@ class Groups:
             self.rows[row.ordinal] = row
             self._index(row)
             if row.holder is not None:
+                # deadlines are not stored: monotonic times of another process mean nothing
                 row.issued_at = now
                 self._sampling.start(row.ordinal, now)
             if row.reason is not None:
@@ -324,6 +325,7 @@ class Groups:
         """Remove and return rows without any future change; the counts still include them."""
         gone = [self.rows.pop(ordinal) for ordinal in ordinals]
         for group in gone:
+            # the commit deletes rows before it writes rows: a row changed in this round would be there again
             self._changes.groups.pop(group.ordinal, None)
             self._changes.gone_groups.append(group.ordinal)
         return gone
@@ -397,15 +399,8 @@ class Groups:
         self._changes.values["counters"] = dict(self.counters)
 
     def _change(self, group: Group, **fields: Any) -> None:
-        self._unindex(group)
-        for name, value in fields.items():
-            setattr(group, name, value)
-        self._index(group)
-        self._changes.groups[group.ordinal] = group
-
-    def _unindex(self, group: Group) -> None:
-        """Remove a row from the indices; the exact reverse of `_index`."""
         ordinal = group.ordinal
+        # out of the indices by the old values, the exact reverse of `_index`
         self._tally[group.purpose][group.state] -= 1
         self.open_evals.discard(ordinal)
         self.waiting.discard(ordinal)
@@ -416,6 +411,10 @@ class Groups:
             held.discard(ordinal)
             if not held:
                 del self.held_by[group.holder]
+        for name, value in fields.items():
+            setattr(group, name, value)
+        self._index(group)
+        self._changes.groups[ordinal] = group
 
     def _index(self, group: Group) -> None:
         ordinal, issued = group.ordinal, group.state is GroupState.ISSUED
@@ -430,6 +429,7 @@ class Groups:
             self._holders.add(group.holder)
             self.held_by.setdefault(group.holder, set()).add(ordinal)
         if not issued or group.outcome is AttemptOutcome.FAILED:
+            # no deadline outlives its attempt: `fail_late` fails the newest attempt, whichever has started the time
             self._ended.add(ordinal)
             self._sampling.stop(ordinal)
             self._scoring.stop(ordinal)

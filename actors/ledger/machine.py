@@ -38,7 +38,6 @@ from actors.ledger.updates import PATIENCE_TIMEOUTS, Updates
 from actors.ledger.waiting import Offers
 from schemas.errors import ProtocolError
 from schemas.messages import (
-    AttemptFailure,
     Heartbeat,
     InferenceHeartbeat,
     ObserverHeartbeat,
@@ -143,6 +142,7 @@ class Machine:
             ProtocolError: the heartbeat names an ordinal or step that this ledger does not know (P5), or a newer term
                 (P2).
         """
+        # every heartbeat is answered, also a refused or a late one (P6)
         self._touched.add(identity)
         # two packers of one run: the one with the newer term is followed, and this one ends (P2)
         if heartbeat.run == self.run and heartbeat.term > self.term:
@@ -214,7 +214,9 @@ class Machine:
             # a replacement keeps the place's count of filtered groups; without such a count any new ordinal will do
             if group.resamples:
                 self._replace_filtered(group, 0)
+        # the trainer first: all rules below read its trained and durable steps
         self._follow_trainer()
+        # evaluations before engines: an engine's target must not pass the policy of an evaluation (P26)
         self._follow_evaluations()
         self._retarget_engines(now)
         self._compose()
@@ -227,6 +229,7 @@ class Machine:
         """Note the newest step in the record."""
         self.recorded_step = step
         self._changes.values["recorded_step"] = step
+        # the trainer keeps and repeats a report until a directive names its step as recorded
         self._touched.update(self.gang.members.values())
 
     def note_evaluated(self, versions: Iterable[int]) -> None:
@@ -280,6 +283,7 @@ class Machine:
         wanted = []
         for identity in self.gang.members.values():
             heartbeat = heartbeats[identity]
+            # a rank that has not followed the gang's order yet would drop the batch
             if heartbeat.incarnation == self.gang.incarnation:
                 ahead = [self.steps.composed.get(heartbeat.next_step + i) for i in range(2)]
                 wanted += [
@@ -350,6 +354,7 @@ class Machine:
         }
         self.finished_evals = [version for version in self.evaluations.done if version in unwritten]
         self.digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
+        # holders have a lease to come back with their work: issued again now, it would be done twice
         self._reissue_after = (now if listened is None else listened) + self.settings.lease
         self._expected_holders = set(self.groups.held_by)
         if values.get("going_back"):
@@ -392,21 +397,16 @@ class Machine:
     def _heard_reward(self, now: float, identity: str, heartbeat: RewardHeartbeat) -> None:
         for failure in heartbeat.failures:
             self.groups.fail(failure.ordinal, failure.attempt, failure.reason, failure.detail)
-            if self.settings.fails_on_reward_error and failure.reason in REWARD_ERRORS and not self.failure:
-                self.failure = self._reward_error(failure)
+            group = self.groups.known(failure.ordinal)  # None: compacted, so the failure is an old one
+            fatal = self.settings.fails_on_reward_error and failure.reason in REWARD_ERRORS
+            if fatal and group is not None and not self.failure:
+                example = group.example
+                self.failure = (
+                    f"a reward function failed (reward.on_error: fail): {failure.detail}; "
+                    f"{example.environment} example {example.index} ({example.key})"
+                )
         for ordinal, attempt in self.reward_holds.update(identity, heartbeat.holds.tolist()):
             self.groups.scoring(ordinal, attempt, now)
-
-    def _reward_error(self, failure: AttemptFailure) -> str:
-        """Return the message for a run failed by an error of a reward function; empty if the group is compacted."""
-        group = self.groups.known(failure.ordinal)
-        if group is None:
-            return ""
-        example = group.example
-        return (
-            f"a reward function failed (reward.on_error: fail): {failure.detail}; "
-            f"{example.environment} example {example.index} ({example.key})"
-        )
 
     def _heard_trainer(self, heartbeat: TrainerHeartbeat) -> None:
         self.failure = self.failure or heartbeat.failure
@@ -430,6 +430,7 @@ class Machine:
                 self.groups.scorer_gone(ordinal, attempt, now)
         self._ask(identity, 0)
         self._touched.add(identity)
+        # rollout actors send the groups of a dead reward actor again, and leave a dead engine (P13)
         self.tell_everybody()
 
     def _ask(self, identity: str, free_slots: int) -> None:
@@ -636,6 +637,7 @@ class Machine:
     def _new_train_group(self, example: ExampleRef, origin: int | None = None, resamples: int = 0) -> Group:
         s = self.settings
         ordinal = self.groups.num_issued["train"]
+        # each drop so far has moved all later ordinals up by a place
         position = ordinal - self.groups.num_dropped("train")
         oldest = min_version(position, s.groups_per_step, s.max_async_level, s.surplus)
         seed = self._seed_of(str(ordinal))

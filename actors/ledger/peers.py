@@ -84,7 +84,12 @@ class Peers:
             self.forget(replaced)
         self._visits.stop(identity)
         self._stop_waiting(identity)
-        self._note_boot(heartbeat.name, identity)
+        # popped first, so that names are in the order of their newest heartbeats and the oldest is forgotten
+        self._boot_of.pop(heartbeat.name, None)
+        self._boot_of[heartbeat.name] = identity
+        oldest = next(iter(self._boot_of))
+        if len(self._boot_of) > MAX_REMEMBERED and self._boot_of[oldest] not in self._heartbeats:
+            del self._boot_of[oldest]
         self._leases.start(identity, now)
         self._heartbeats[identity] = heartbeat
         self._by_type.setdefault(type(heartbeat), {})[identity] = heartbeat
@@ -130,14 +135,6 @@ class Peers:
         if len(self._refusals) > MAX_REMEMBERED:
             del self._refusals[next(iter(self._refusals))]
         self.forget(identity)
-
-    def _note_boot(self, name: str, identity: str) -> None:
-        """Record the process of a name and move the name to the end: names are in the order of newest heartbeats."""
-        self._boot_of.pop(name, None)
-        self._boot_of[name] = identity
-        oldest = next(iter(self._boot_of))
-        if len(self._boot_of) > MAX_REMEMBERED and self._boot_of[oldest] not in self._heartbeats:
-            del self._boot_of[oldest]
 
     def refusal_of(self, identity: str) -> str:
         """Return the reason for which a process is refused; empty: not refused."""

@@ -4,7 +4,7 @@ A directive lists tickets unknown to the peer (P9) and groups to release (P13).
 """
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,8 @@ class _Replies:
     """Builder of the directives of one round; parts common to several peers are computed once."""
 
     def __init__(self, machine: Machine, make_progress: Callable[[], dict[str, Any]]) -> None:
-        self._machine, self._make_progress = machine, make_progress
+        self._machine = machine
+        self._progress = cache(make_progress)  # all observers of a round see the same figures, computed at most once
 
     def directive_for(self, identity: str) -> Directive | None:
         """Return the directive of one peer; None if the peer is gone."""
@@ -76,13 +77,10 @@ class _Replies:
                 update_id=machine.engines.update_id,
                 manifest=machine.engines.target,
                 update=machine.updates.current,
+                trainer_ready=self._trainer_ready,
             )
         assert isinstance(heartbeat, ObserverHeartbeat)
-        return ObserverDirective(**self._common, progress=self._progress)
-
-    @cached_property
-    def _progress(self) -> dict[str, Any]:
-        return self._make_progress()
+        return ObserverDirective(**self._common, progress=self._progress())
 
     @cached_property
     def _common(self) -> dict[str, Any]:
@@ -97,29 +95,28 @@ class _Replies:
         }
 
     @cached_property
-    def _engines(self) -> list[EnginePeer]:
-        return [
-            EnginePeer(name=b.name, boot_id=b.boot_id, url=b.url, policy=b.policy, load=b.load)
-            for b in self._machine.engines.serving(self._machine.peers.all(InferenceHeartbeat)).values()
-            if b.policy is not None
-        ]
+    def _trainer_ready(self) -> bool:
+        return bool(self._machine.gang.published(self._machine.peers.all(TrainerHeartbeat)))
 
     @cached_property
-    def _rewards(self) -> list[RewardPeer]:
-        return [
-            RewardPeer(name=b.name, boot_id=b.boot_id, address=b.address, load=b.load)
-            for b in self._machine.peers.all(RewardHeartbeat).values()
-            if b.phase == "running"
-        ]
-
-    @cached_property
-    def _live_engines(self) -> list[str]:
-        return sorted(heartbeat.boot_id for heartbeat in self._machine.peers.all(InferenceHeartbeat).values())
-
-    @cached_property
-    def _live_rewards(self) -> list[str]:
-        """Boot ids of reward actors still able to score (P13); actors in phase `done` have left."""
-        return sorted(b.boot_id for b in self._machine.peers.all(RewardHeartbeat).values() if b.phase != "done")
+    def _others(self) -> dict[str, Any]:
+        """Engines and reward actors, as each rollout actor is told of them."""
+        engines, rewards = self._machine.peers.all(InferenceHeartbeat), self._machine.peers.all(RewardHeartbeat)
+        return {
+            "engines": [
+                EnginePeer(name=b.name, boot_id=b.boot_id, url=b.url, policy=b.policy, load=b.load)
+                for b in self._machine.engines.serving(engines).values()
+                if b.policy is not None
+            ],
+            "live_engines": sorted(heartbeat.boot_id for heartbeat in engines.values()),
+            "rewards": [
+                RewardPeer(name=b.name, boot_id=b.boot_id, address=b.address, load=b.load)
+                for b in rewards.values()
+                if b.phase == "running"
+            ],
+            # a draining actor still scores what it has, so its groups stay there (P13); in phase `done` it has left
+            "live_rewards": sorted(b.boot_id for b in rewards.values() if b.phase != "done"),
+        }
 
     def _rollout_directive(self, identity: str) -> RolloutDirective:
         machine, named = self._machine, self._machine.rollout_holds.of(identity)
@@ -129,14 +126,11 @@ class _Replies:
         unseen = [group for hold, group in mine.items() if hold not in named][: limits.DIRECTIVE_TICKETS]
         return RolloutDirective(
             **self._common,
+            **self._others,
             tickets=[ticket_of(group, machine.settings) for group in unseen],
             scoring=_pairs(sorted(hold for hold in named & mine.keys() if machine.reward_holds.is_named(hold))),
             # named by the actor but not its own any more: settled, failed, dropped, or given to another
             release=_pairs(sorted(named - mine.keys())),
-            engines=self._engines,
-            live_engines=self._live_engines,
-            rewards=self._rewards,
-            live_rewards=self._live_rewards,
         )
 
     def _reward_directive(self, identity: str, heartbeat: RewardHeartbeat) -> RewardDirective:

@@ -70,7 +70,20 @@ class StepTable:
         # no step in a round with stale groups: their replacements come first
         if stale or len(chosen) < self._settings.groups_per_step:
             return None, stale
-        return self._compose(number, chosen, groups, digests), []
+        dropped = tuple(
+            DroppedOrdinal(ordinal=ordinal, reason=groups.rows[ordinal].reason or "poison")
+            for ordinal in sorted(groups.unreported_drops)
+        )
+        # each drop is reported by exactly one step, so that the witnesses of a run have no gap and no repeat (P20)
+        groups.unreported_drops.clear()
+        ordinals = tuple(group.ordinal for group in chosen)
+        step_digests = tuple(digests[ordinal] for ordinal in ordinals)
+        chain = next_chain(self.chains[self.last], number, ordinals, dropped, step_digests)
+        step = Step(number, ordinals, dropped, step_digests, chain)
+        groups.move(ordinals, GroupState.COMPOSED, number)
+        self._note(step)
+        self._changes.steps.append(step)
+        return step, []
 
     def _candidates(self, groups: Groups) -> list[Group]:
         """Return up to groups_per_step settled groups, in the configured order (P16)."""
@@ -78,8 +91,14 @@ class StepTable:
             return list(islice(groups.settled.values(), self._settings.groups_per_step))
         if len(groups.settled) < self._settings.groups_per_step:
             return []
+        # past ordinals that can enter no step any more, once for all later rounds
+        while self._next_ordinal < groups.num_issued["train"]:
+            group = groups.rows.get(self._next_ordinal)
+            if group is not None and group.state in (GroupState.ISSUED, GroupState.SETTLED):
+                break
+            self._next_ordinal += 1
         chosen: list[Group] = []
-        ordinal = self._next_ordinal = _skip_finished(groups, self._next_ordinal)
+        ordinal = self._next_ordinal
         while len(chosen) < self._settings.groups_per_step:
             group = groups.rows.get(ordinal)
             # order `ordinal` waits for the group whose turn it is, however many later ones are settled
@@ -90,31 +109,5 @@ class StepTable:
             ordinal += 1
         return chosen
 
-    def _compose(self, number: int, chosen: list[Group], groups: Groups, digests: Mapping[int, str]) -> Step:
-        dropped = tuple(
-            DroppedOrdinal(ordinal=ordinal, reason=groups.rows[ordinal].reason or "poison")
-            for ordinal in sorted(groups.unreported_drops)
-        )
-        # each drop is reported by exactly one step, so that the witnesses of a run have no gap and no repeat (P20)
-        groups.unreported_drops.clear()
-        ordinals = tuple(group.ordinal for group in chosen)
-        step_digests = tuple(digests[ordinal] for ordinal in ordinals)
-        chain = next_chain(self.chains[number - 1], number, ordinals, dropped, step_digests)
-        step = Step(number, ordinals, dropped, step_digests, chain)
-        groups.move(ordinals, GroupState.COMPOSED, number)
-        self._note(step)
-        self._changes.steps.append(step)
-        return step
-
     def _note(self, step: Step) -> None:
         self.composed[step.step], self.chains[step.step], self.last = step, step.chain, step.step
-
-
-def _skip_finished(groups: Groups, ordinal: int) -> int:
-    """Return the first ordinal, from this one on, still able to enter a step."""
-    while ordinal < groups.num_issued["train"]:
-        group = groups.rows.get(ordinal)
-        if group is not None and group.state in (GroupState.ISSUED, GroupState.SETTLED):
-            break
-        ordinal += 1
-    return ordinal

@@ -102,11 +102,24 @@ class LedgerReader:
 
     def groups(self) -> list[Group]:
         """Return all rows, by ascending ordinal."""
-        return [_group_of(row) for row in self.database.execute("SELECT * FROM groups ORDER BY ordinal")]
+        found = []
+        for row in self.database.execute("SELECT * FROM groups ORDER BY ordinal"):
+            # the columns in the order of SCHEMA; from `failures` on they are the last fields of Group
+            ordinal, label, index, key, seed, size, min_version, lineage, version, state, attempt, outcome, *rest = row
+            policy = None if lineage is None else PolicyVersion(lineage=lineage, version=version)
+            asked = (ordinal, ExampleRef(label, index, key), seed, size, min_version, policy)
+            found.append(Group(*asked, GroupState(state), attempt, AttemptOutcome(outcome), *rest))
+        return found
 
     def steps(self) -> list[Step]:
         """Return all composed steps in order, without compacted ones."""
-        return [_step_of(record) for (record,) in self.database.execute("SELECT record FROM steps ORDER BY step")]
+        found = []
+        for (text,) in self.database.execute("SELECT record FROM steps ORDER BY step"):
+            record = json.loads(text)
+            dropped = tuple(DroppedOrdinal(**d) for d in record["dropped"])
+            ordinals, digests = tuple(record["ordinals"]), tuple(record["digests"])
+            found.append(Step(record["step"], ordinals, dropped, digests, record["chain"]))
+        return found
 
     def digests(self) -> dict[int, str]:
         """Return the payload digests by ordinal, without payloads to be deleted."""
@@ -133,8 +146,12 @@ class LedgerReader:
             if row is None:
                 raise ProtocolError(f"the ledger {self.path} has no payload of ordinal {ordinal}")
             digest, packed = row
-            frames = _frames_of(packed)
-            if digest_of(frames) != digest:
+            try:
+                frames = msgpack.unpackb(packed)
+            except ValueError:
+                frames = None  # damage may leave no msgpack, or the msgpack of something else
+            is_payload = isinstance(frames, list) and all(isinstance(frame, bytes) for frame in frames)
+            if not is_payload or digest_of(frames) != digest:
                 raise sqlite3.DatabaseError(f"the payload of ordinal {ordinal} is not what was written")
             found.append(frames)
         return found
@@ -205,6 +222,7 @@ class Store(LedgerReader):
             if problem := problem_of(path):
                 raise ConfigError(problem)
             self._lock_file = take_lock(path, patience)
+        # isolation_level None: no transaction but those of `commit`; by default Python begins some by itself
         super().__init__(sqlite3.connect(str(path), isolation_level=None, check_same_thread=False, timeout=5.0), path)
         try:
             self._patiently(lambda: self._open(sync))
@@ -218,8 +236,10 @@ class Store(LedgerReader):
     def _open(self, sync: str) -> None:
         if tables := foreign_tables(self.database):  # `problem_of` does not see tables that are only in the WAL
             raise ConfigError(says_foreign(self.path, tables))
-        # a payload of some kilobytes then fits into one page; a small commit costs hardly more
+        # a payload of some kilobytes then fits into one page; a small commit costs hardly more. Set first: SQLite
+        # ignores a new page size in WAL mode
         self.database.execute("PRAGMA page_size=8192")
+        # WAL: backups and `actors replay` read a snapshot while the packer writes, and neither waits
         self.database.execute("PRAGMA journal_mode=WAL")
         self.database.execute(f"PRAGMA synchronous={'FULL' if sync == 'node' else 'NORMAL'}")
         self.database.execute("PRAGMA secure_delete=OFF")  # else SQLite writes zeros over each deleted page
@@ -228,7 +248,15 @@ class Store(LedgerReader):
         there = {name for (_, name, *_) in self.database.execute("PRAGMA table_info(groups)")}
         for column in (column for column in LATER_COLUMNS if column not in there):
             self.database.execute(f"ALTER TABLE groups ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
-        self._check()
+        pages, page_bytes = (
+            self.database.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size")
+        )
+        # a large file is checked as far as the start reads it; payloads are compared with their digests when read
+        whole = pages * page_bytes <= WHOLE_CHECK_BYTES
+        for argument in ("1",) if whole else SMALL_TABLES:
+            (found,) = self.database.execute(f"PRAGMA quick_check({argument})").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found.replace("\n", " "))
         (self.unswept,) = self.database.execute("SELECT COUNT(*) FROM unswept").fetchone()
         self.run = self.value("run")
         if self.run is None:
@@ -236,23 +264,6 @@ class Store(LedgerReader):
         # committed before any message carries the new term, so that no two starts share a term (P2)
         self.term = (self.value("term") or 0) + 1
         self.commit(Changes(values={"run": self.run, "term": self.term}), {})
-
-    def _check(self) -> None:
-        """Check for damage: a small file as a whole, of a large file the tables read at the start.
-
-        Payloads are compared with the digests when read.
-
-        Raises:
-            sqlite3.DatabaseError: the file is damaged.
-        """
-        pages, page_bytes = (
-            self.database.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size")
-        )
-        whole = pages * page_bytes <= WHOLE_CHECK_BYTES
-        for argument in ("1",) if whole else SMALL_TABLES:
-            (found,) = self.database.execute(f"PRAGMA quick_check({argument})").fetchone()
-            if found != "ok":
-                raise sqlite3.DatabaseError(found.replace("\n", " "))
 
     def _way_out(self) -> str:
         """Return advice about a damaged file, for the end of a message."""
@@ -275,6 +286,7 @@ class Store(LedgerReader):
         Raises:
             sqlite3.Error: nothing of the round has been written.
         """
+        # IMMEDIATE takes the write lock: the lock of another program shows here and not halfway through the round
         self.database.execute("BEGIN IMMEDIATE")
         try:
             gone = [(ordinal,) for ordinal in changes.gone_groups]
@@ -468,15 +480,6 @@ def digest_of(frames: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _frames_of(packed: bytes) -> list[bytes]:
-    """Unpack stored frames; [] if damaged, which has another digest than any payload."""
-    try:
-        frames = msgpack.unpackb(packed)
-    except ValueError:
-        return []
-    return frames if isinstance(frames, list) and all(isinstance(frame, bytes) for frame in frames) else []
-
-
 def _group_row(g: Group) -> tuple[Any, ...]:
     example, policy = g.example, g.policy
     return (
@@ -487,21 +490,6 @@ def _group_row(g: Group) -> tuple[Any, ...]:
     )
 
 
-def _group_of(row: tuple[Any, ...]) -> Group:
-    # the columns in the order of SCHEMA; from `failures` on they are the last fields of Group
-    ordinal, environment, index, key, seed, size, min_version, lineage, version, state, attempt, outcome, *rest = row
-    example = ExampleRef(environment, index, key)
-    policy = None if lineage is None else PolicyVersion(lineage=lineage, version=version)
-    asked = (ordinal, example, seed, size, min_version, policy)
-    return Group(*asked, GroupState(state), attempt, AttemptOutcome(outcome), *rest)
-
-
 def _step_record(step: Step) -> str:
     dropped = [dropped.model_dump() for dropped in step.dropped]
     return json.dumps(step.__dict__ | {"dropped": dropped})  # asdict would copy every digest
-
-
-def _step_of(text: str) -> Step:
-    record = json.loads(text)
-    dropped = tuple(DroppedOrdinal(**d) for d in record["dropped"])
-    return Step(record["step"], tuple(record["ordinals"]), dropped, tuple(record["digests"]), record["chain"])

@@ -108,9 +108,15 @@ class Updates:
         said += [live[boot_id].failed_update for boot_id in members if boot_id in live]
         failed = [failure for failure in said if failure is not None and failure.update == update.update]
         missed = {boot_id for failure in failed for boot_id in failure.missed}
-        late = self._stands_still(now, members, live)
-        if late:  # nobody reported a failure, so blame the members that lag behind the others
-            missed |= _behind(members, live, update)
+        progress = _progress(members, live)
+        if progress != self._progress:
+            self._progress, self._since = progress, now
+        late = now - self._since > self._patience
+        if late:
+            # nobody reported a failure, so the members behind the others are blamed; if all are, the fault is the
+            # trainer's
+            behind = {boot_id for boot_id in members if boot_id in live and live[boot_id].policy != update.policy}
+            missed |= behind if len(behind) < len(members) else set()
         if trainer is None or failed or late or any(boot_id not in live for boot_id in members):
             # gloo can't go on with a group that has lost a member or a bucket: the next update gets a new one
             self._under_way, self._broken = False, True
@@ -120,13 +126,6 @@ class Updates:
             self._under_way = False
             for boot_id in members:
                 self._failures.pop(boot_id, None)
-
-    def _stands_still(self, now: float, members: Sequence[str], live: Mapping[str, InferenceHeartbeat]) -> bool:
-        """Return whether no member has made progress for longer than `patience`."""
-        progress = _progress(members, live)
-        if progress != self._progress:
-            self._progress, self._since = progress, now
-        return now - self._since > self._patience
 
     def _name(self, target: Manifest, members: list[WeightMember]) -> None:
         before = self.current
@@ -146,9 +145,3 @@ class Updates:
 def _progress(members: Sequence[str], live: Mapping[str, InferenceHeartbeat]) -> tuple[object, ...]:
     """Return the progress reported by the live members; the value changes with any data received by a member."""
     return tuple((b, live[b].policy, live[b].update_progress) for b in members if b in live)
-
-
-def _behind(members: Sequence[str], live: Mapping[str, InferenceHeartbeat], update: WeightUpdate) -> set[str]:
-    """Return the members without the update; empty if no member does: the fault is the trainer's."""
-    lacking = {b for b in members if b in live and live[b].policy != update.policy}
-    return lacking if len(lacking) < len(members) else set()

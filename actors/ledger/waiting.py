@@ -78,6 +78,7 @@ class Offers:
 
     def next(self) -> int | None:
         """Return the next ordinal to issue; None if none is left."""
+        # evaluations first: they are few, and outside the lag budget (P26)
         for train in (False, True):
             tops = [
                 (abs(top), key, top) for key in self._keys if key[0] is train and (top := self._top(key)) is not None

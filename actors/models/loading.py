@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def load_model(
         ConfigError: the model can't be loaded; with the reason.
     """
     device, quantized = device_of(config), config.quantization is not None
+    if device.type == "cuda":
+        _choose_kernels()
     kernel = attention or implementation(config, device)
     # quantised on the device itself
     extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}
@@ -76,6 +79,14 @@ def load_model(
         _compute_alike(model, device)
         return model  # type: ignore[no-any-return]
     return model.to(device)  # type: ignore[no-any-return]
+
+
+def _choose_kernels() -> None:
+    """Choose among torch's kernels for GPUs: none that plans for each new length, no sums in 16 bits."""
+    # cuDNN's attention builds a plan of 20 ms and more for each (batch, length), and lengths grow with every token
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # else long products may be added up in bfloat16, in an order that depends on the number of rows
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def _quantization(config: ModelConfig) -> Any:
@@ -227,28 +238,43 @@ def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def copy_into(targets: dict[str, Tensor], tensors: dict[str, Tensor], what: str) -> None:
+def copy_into(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str) -> None:
     """Overwrite weights in place: all or, after an error, none.
 
     Args:
+        targets: the weights, by name.
+        tensors: new values, by name.
         what: origin of the tensors, for errors.
 
     Raises:
         ValueError: names or shapes differ; with examples.
     """
-    if targets.keys() != tensors.keys():
-        missing, extra = sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())
-        raise ValueError(f"{what}: the tensors differ from the model's: missing {missing[:3]}, unknown {extra[:3]}")
-    wrong = [name for name, tensor in tensors.items() if tensor.shape != targets[name].shape]
-    if wrong:
-        raise ValueError(
-            f"{what}: {wrong[0]} has shape {tuple(tensors[wrong[0]].shape)}, "
-            f"the model has {tuple(targets[wrong[0]].shape)}"
-        )
+    check_alike(targets, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, what)
     # in place: optimizer, sharding and compiled code hold the very tensors
     with torch.no_grad():
         for name, tensor in tensors.items():
             targets[name].copy_(tensor)
+
+
+def check_alike(targets: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]], what: str) -> None:
+    """Check that tensors have the names and shapes of a model's.
+
+    Args:
+        targets: the model's tensors, by name.
+        shapes: shapes of the other tensors, by name.
+        what: origin of the other tensors, for errors.
+
+    Raises:
+        ValueError: names or shapes differ; with examples.
+    """
+    if targets.keys() != shapes.keys():
+        missing, extra = sorted(targets.keys() - shapes.keys()), sorted(shapes.keys() - targets.keys())
+        raise ValueError(f"{what}: the tensors differ from the model's: missing {missing[:3]}, unknown {extra[:3]}")
+    wrong = [name for name, shape in shapes.items() if tuple(shape) != targets[name].shape]
+    if wrong:
+        raise ValueError(
+            f"{what}: {wrong[0]} has shape {tuple(shapes[wrong[0]])}, the model has {tuple(targets[wrong[0]].shape)}"
+        )
 
 
 def tokenizer_files(path: str) -> dict[str, bytes]:

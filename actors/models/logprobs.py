@@ -40,8 +40,9 @@ class LogitTransform:
         """Turn the gradient of transformed logits into the gradient of the logits, in place, and return the tensor.
 
         Args:
-            bent: transformed logits.
+            transformed: transformed logits.
         """
+        # the derivative of cap · tanh(x / cap) is 1 − tanh², and tanh is the transformed logit ÷ cap
         if self.scale != 1:
             gradient.mul_(self.scale)
         return gradient if self.cap == math.inf else gradient.mul_(1 - (transformed / self.cap) ** 2)
@@ -82,7 +83,7 @@ def chunked_logprobs_and_entropy(
     in the dtype of an active autocast, otherwise in the dtype of the hidden states. Equal arguments give equal bits.
 
     Args:
-        bend: transform of the logits.
+        transform: transform of the logits.
         chunk_bytes: bytes of logits per chunk, for tests; by default CHUNK_BYTES.
     """
     device = hidden_TD.device.type
@@ -180,7 +181,40 @@ class _Chunked(torch.autograd.Function):
         if ctx.plan.ahead:
             (ahead_TD,) = ctx.saved_tensors
             return ahead_TD * gradient_T[:, None].to(ahead_TD.dtype), None, None, None, None, None
-        return *_gradients(ctx, gradient_T, entropy_gradient_T), None, None, None
+        plan: _Plan = ctx.plan
+        hidden_TD, weight_VD, bias_V, token_ids_T, divisors_T, normaliser_T, entropy_T = ctx.saved_tensors
+        hidden, weight, bias = plan.cast(hidden_TD, weight_VD, bias_V)
+        of_hidden = torch.zeros_like(hidden_TD) if ctx.needs_input_grad[0] else None
+        # sums over chunks are float32 even if weights, and thus products, are bfloat16
+        of_weight, of_bias = (
+            torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) if wanted else None
+            for x, wanted in zip((weight_VD, bias_V), ctx.needs_input_grad[1:3], strict=True)
+        )
+        for chunk in plan.chunks(len(hidden_TD)):
+            of_logits = _of_logits(
+                plan,
+                plan.logits(hidden[chunk], weight, bias),
+                token_ids_T[chunk],
+                None if divisors_T is None else divisors_T[chunk],
+                (normaliser_T[chunk], entropy_T[chunk]),
+                (gradient_T[chunk], entropy_gradient_T[chunk]),
+            )
+            if of_hidden is not None:
+                of_hidden[chunk] = of_logits @ weight
+            if of_weight is not None:
+                if of_weight.dtype == of_logits.dtype:
+                    of_weight.addmm_(of_logits.T, hidden[chunk])
+                else:
+                    of_weight += of_logits.T @ hidden[chunk]
+            if of_bias is not None:
+                of_bias += of_logits.sum(0)
+            del of_logits  # freed before the next chunk
+        return of_hidden, _as(of_weight, weight_VD), _as(of_bias, bias_V), None, None, None
+
+
+def _as(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
+    """Return a gradient in the dtype of its tensor."""
+    return gradient if gradient is None or like is None else gradient.to(like.dtype)
 
 
 def _computed(
@@ -209,37 +243,6 @@ def _computed(
     return (logprobs_C, normaliser_C, entropy_C), ahead_CD
 
 
-def _gradients(ctx: Any, gradient_T: Tensor, entropy_gradient_T: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of hidden states, weight and bias; None where no gradient is needed.
-
-    For tempered logits z, probabilities p, entropy H: d logprob/dz_i = [i chosen] − p_i, dH/dz_i = −p_i (log p_i + H).
-    """
-    plan: _Plan = ctx.plan
-    hidden_TD, weight_VD, bias_V, token_ids_T, divisors_T, normaliser_T, entropy_T = ctx.saved_tensors
-    hidden, weight, bias = plan.cast(hidden_TD, weight_VD, bias_V)
-    of_hidden, of_weight, of_bias = (
-        torch.zeros_like(x) if wanted else None
-        for x, wanted in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad[:3], strict=True)
-    )
-    for chunk in plan.chunks(len(hidden_TD)):
-        of_logits = _of_logits(
-            plan,
-            plan.logits(hidden[chunk], weight, bias),
-            token_ids_T[chunk],
-            None if divisors_T is None else divisors_T[chunk],
-            (normaliser_T[chunk], entropy_T[chunk]),
-            (gradient_T[chunk], entropy_gradient_T[chunk]),
-        )
-        if of_hidden is not None:
-            of_hidden[chunk] = of_logits @ weight
-        if of_weight is not None:
-            _add_product_(of_weight, of_logits, hidden[chunk])
-        if of_bias is not None:
-            of_bias += of_logits.sum(0)
-        del of_logits  # freed before the next chunk
-    return of_hidden, of_weight, of_bias
-
-
 def _of_logits(
     plan: _Plan,
     transformed_CV: Tensor,
@@ -249,6 +252,8 @@ def _of_logits(
     gradients: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Return the gradient of a chunk's logits.
+
+    For tempered logits z, probabilities p, entropy H: d logprob/dz_i = [i chosen] − p_i, dH/dz_i = −p_i (log p_i + H).
 
     Args:
         found: normaliser and entropy from the forward pass.
@@ -273,11 +278,3 @@ def _untempered_(gradient_CV: Tensor, transformed_CV: Tensor, divisors_C: Tensor
     if divisors_C is not None:
         gradient_CV.div_(divisors_C[:, None])
     return plan.transform.backward_(gradient_CV, transformed_CV).to(plan.dtype)
-
-
-def _add_product_(of_weight_VD: Tensor, of_logits_CV: Tensor, hidden_CD: Tensor) -> None:
-    """Add `of_logits.T @ hidden` in place, in the dtype of the sum: float32 even if each product is bfloat16."""
-    if of_weight_VD.dtype == of_logits_CV.dtype:
-        of_weight_VD.addmm_(of_logits_CV.T, hidden_CD)
-    else:
-        of_weight_VD += of_logits_CV.T @ hidden_CD

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.models import attention, loading
 from actors.models.attention import pack_row
+from actors.models.kv_size import kv_bytes_per_token
 from actors.models.logprobs import CHUNK_BYTES
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
@@ -34,8 +35,11 @@ class MemoryEstimate:
 
     weights: int
     """Weights of the policy; trained weights are float32."""
+    rounded_weights: int
+    """Copy of the trained weights in bfloat16, for the computation: full training with that model.dtype, no shards."""
     adapter: int
     gradients: int
+    """Float32 gradients, and beside masters the 16-bit gradient of the largest weight."""
     optimizer: int
     """State of the optimizer, present from the first step on."""
     gathered: int
@@ -81,6 +85,8 @@ class _Counted:
     frozen: int
     adapter: int
     trained_bytes: int
+    rounded_weights: int
+    rounded_gradient: int
     states: int
     head_gradient: int
     gathered: int
@@ -95,7 +101,7 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     """
     model, trainer = config.model, config.trainer
     policy = _counted(model, trainer.optimizer, config.packer.sequence_len)
-    base = _parameters_bytes(model)
+    base = parameter_bytes(model)
     on_cpu = not torch.cuda.is_available() or model.device == "cpu"
     published = policy.adapter or base  # without LoRA all weights are published
     has_second = trainer.reference is not None and model.lora is None
@@ -104,42 +110,53 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     teacher = model.model_copy(update=taught)
     engine = config.inference.engine
     shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1
+    kv_cache = 0
+    if engine.cached_tokens:
+        text, item_bytes = _described(model).get_text_config(), loading.TORCH_DTYPES[model.dtype].itemsize
+        kv_cache = engine.cached_tokens * kv_bytes_per_token(text.to_dict(), item_bytes)
     return MemoryEstimate(
         weights=(policy.frozen + policy.trained_bytes - policy.adapter) // shards,
+        rounded_weights=policy.rounded_weights if shards == 1 else 0,
         adapter=policy.adapter // shards,
-        gradients=policy.trained_bytes // shards,
+        gradients=policy.trained_bytes // shards + (policy.rounded_gradient if shards == 1 else 0),
         optimizer=policy.states // shards,
         gathered=policy.gathered if shards > 1 else 0,
         activations=policy.activations,
         output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient,
         reference=base if has_second else 0,
-        teacher=_parameters_bytes(teacher, "trainer.teacher.path") if taught else 0,
+        teacher=parameter_bytes(teacher, "trainer.teacher.path") if taught else 0,
         published=published * (config.weights.keep if config.weights.channel == "rendezvous" else 1),
         checkpoint=policy.trained_bytes + policy.states,
         engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
-        engine_kv_cache=engine.cached_tokens and _kv_cache_bytes(model, engine.cached_tokens),
+        engine_kv_cache=kv_cache,
     )
 
 
 def _counted(config: ModelConfig, optimizer: OptimizerConfig, num_tokens: int) -> _Counted:
     dtype = loading.TORCH_DTYPES[config.dtype]
-    model = _skeleton(config, torch.float32 if config.lora is None else dtype)
+    model = _skeleton(config, dtype)
+    has_masters = config.lora is None and dtype is not torch.float32
     whole = _base_bytes(model, config)
     if config.lora:
         model = loading.add_lora(model, config.lora)
     trained = [p for p in model.parameters() if p.requires_grad]
     head = model.get_output_embeddings().weight
-    inner = [sum(map(_bytes, layer.parameters())) for layer in loading.layers_of(model)]
-    outer = sum(map(_bytes, model.parameters())) - sum(inner)
+    # in numbers, since all of them are gathered in the precision of computation, adapters too
+    inner = [sum(p.numel() for p in layer.parameters()) for layer in loading.layers_of(model)]
+    outer = sum(p.numel() for p in model.parameters()) - sum(inner)
     return _Counted(
-        gathered=outer + sum(inner[:2]),  # fsdp gathers a layer while the layer before is computed
+        gathered=(outer + sum(inner[:2])) * dtype.itemsize,  # fsdp gathers a layer while the layer before is computed
         frozen=whole if config.lora else 0,
-        adapter=sum(map(_bytes, trained)) if config.lora else 0,
-        trained_bytes=sum(map(_bytes, trained)),
+        adapter=sum(map(_trained_bytes, trained)) if config.lora else 0,
+        trained_bytes=sum(map(_trained_bytes, trained)),
+        rounded_weights=sum(map(_bytes, trained)) if has_masters else 0,
+        rounded_gradient=max(map(_bytes, trained)) if has_masters else 0,
         states=_state_bytes(model, trained, optimizer),
-        head_gradient=_bytes(head) if head.requires_grad else 0,
+        head_gradient=_trained_bytes(head) if head.requires_grad else 0,
         # last: it replaces the model's parameters
-        activations=_kept_bytes(model, num_tokens, dtype, config.gradient_checkpointing),
+        activations=_kept_bytes(
+            model, num_tokens, torch.float32 if has_masters else dtype, config.gradient_checkpointing
+        ),
     )
 
 
@@ -160,7 +177,7 @@ def _described(config: ModelConfig, key: str = "model.path") -> Any:
         raise ConfigError(f"{key}: {config.path} can't be read: {str(error).splitlines()[0]}") from error
 
 
-def _parameters_bytes(config: ModelConfig, key: str = "model.path") -> int:
+def parameter_bytes(config: ModelConfig, key: str = "model.path") -> int:
     """Return the bytes of an untrained model, in the configured `dtype` or quantised."""
     return _base_bytes(_skeleton(config, loading.TORCH_DTYPES[config.dtype], key), config)
 
@@ -180,14 +197,9 @@ def _base_bytes(model: Any, config: ModelConfig) -> int:
     return rest + math.ceil(sum(p.numel() for p in linear.values()) * (0.5 + scale))
 
 
-def _kept_bytes(model: nn.Module, num_tokens: int, dtype: torch.dtype, checkpointing: bool) -> int:
-    """Return the bytes kept by the layers for a row, and the gradients inside a layer during a backward pass."""
-    with FakeTensorMode():
-        return _kept_bytes_of_fake(_as_on_cpu(model), num_tokens, dtype, checkpointing)
-
-
 def _as_on_cpu(model: nn.Module) -> nn.Module:
     """Replace a model's tensors on the device meta by fake tensors on the CPU, so that CPU kernels are chosen."""
+    # by id: a tied weight stays a single tensor, and counts once
     made: dict[int, Any] = {}
 
     def exchanged(tensor: Tensor | None) -> Any:
@@ -203,28 +215,36 @@ def _as_on_cpu(model: nn.Module) -> nn.Module:
     return model
 
 
-def _kept_bytes_of_fake(model: Any, num_tokens: int, dtype: torch.dtype, checkpointing: bool) -> int:
+def _kept_bytes(model: Any, num_tokens: int, autocast: torch.dtype, checkpointing: bool) -> int:
+    """Return the bytes kept by the layers for a row, and the gradients inside a layer during a backward pass.
+
+    Args:
+        autocast: precision of the computation; float32: that of the weights.
+    """
     kept: dict[int, int] = {}
-    parameters = {p.untyped_storage()._cdata for p in chain(model.parameters(), model.buffers())}
+    with FakeTensorMode():
+        model = _as_on_cpu(model)
+        # by the storage's own address: fake tensors have no data, so no data_ptr
+        parameters = {p.untyped_storage()._cdata for p in chain(model.parameters(), model.buffers())}
 
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        # views of a storage count once, and weights are counted elsewhere
-        if storage._cdata not in parameters:
-            kept[storage._cdata] = storage.nbytes()
-        return tensor
+        def count(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            # views of a storage count once, and weights are counted elsewhere
+            if storage._cdata not in parameters:
+                kept[storage._cdata] = storage.nbytes()
+            return tensor
 
-    ends = np.array([0, num_tokens])
-    row = pack_row(np.zeros(num_tokens, np.int32), ends, np.array([1]), [0], torch.device("cpu"))
-    body = model.get_decoder()
-    with (
-        torch.autocast("cpu", dtype, enabled=dtype is not torch.float32),
-        torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
-    ):
-        output = body(**row.forward_arguments()).last_hidden_state
+        ends = np.array([0, num_tokens])
+        row = pack_row(np.zeros(num_tokens, np.int32), ends, np.array([1]), [0], torch.device("cpu"))
+        body = model.get_decoder()
+        with (
+            torch.autocast("cpu", autocast, enabled=autocast is not torch.float32),
+            torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor),
+        ):
+            output = body(**row.forward_arguments()).last_hidden_state
+        # the model's output is as large as the input of each layer
+        total, between = sum(kept.values()), int(output.untyped_storage().nbytes())
     num_layers = int(body.config.get_text_config().num_hidden_layers)
-    # the model's output is as large as the input of each layer
-    total, between = sum(kept.values()), int(output.untyped_storage().nbytes())
     one_layer = total // num_layers
     # besides, the layer in its backward pass holds gradients or, with checkpointing, its recomputed tensors
     return num_layers * between + one_layer if checkpointing else total + one_layer
@@ -236,24 +256,21 @@ def _state_bytes(model: Any, trained: list[nn.Parameter], config: OptimizerConfi
     Adam: two float32 numbers per trained weight; in 8 bits with a scale per 256 weights, small tensors in float32.
     Muon: one number per weight of a matrix.
     """
-    # bitsandbytes keeps the state of tensors below 4096 weights in float32
+    # bitsandbytes keeps the state of tensors below 4096 weights in float32. In 8 bits a weight has a byte, and a 64th
+    # part of another one: a scale of four bytes per 256 weights
     if isinstance(config, AdamW8bitConfig):
         return sum(2 * (n + n // 64 if n >= 4096 else 4 * n) for n in (p.numel() for p in trained))
     orthogonal = isinstance(config, MuonConfig)
     # Muon leaves embeddings and the output layer to Adam
     outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     outside.add(id(model.get_output_embeddings().weight))
-    return sum(_bytes(p) * (1 if orthogonal and p.ndim == 2 and id(p) not in outside else 2) for p in trained)
-
-
-def _kv_cache_bytes(model: ModelConfig, num_tokens: int) -> int:
-    text = _described(model).get_text_config()
-    # grouped-query attention has fewer heads of keys
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    numbers = int(2 * text.num_hidden_layers * heads * dim)  # keys and values
-    return num_tokens * numbers * loading.TORCH_DTYPES[model.dtype].itemsize
+    return sum(_trained_bytes(p) * (1 if orthogonal and p.ndim == 2 and id(p) not in outside else 2) for p in trained)
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _trained_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a weight, or of its gradient, in float32: the precision of all that is trained."""
+    return tensor.numel() * torch.float32.itemsize

@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from actors.models.attention import PackedRow, pack_row
+from actors.models.attention import PADDED, PackedRow, attending, pack_row
 from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
 
 log = structlog.get_logger("learner")
@@ -98,6 +98,7 @@ class TokenLogprobs:
 @contextmanager
 def _forward_of(head: nn.Module, forward: HeadForward) -> Iterator[None]:
     """Replace the forward of a module. Hooks and parameters stay in place."""
+    # an attribute of the object hides the method of its class, until it is deleted
     head.forward = forward
     try:
         yield
@@ -114,7 +115,12 @@ def _transform(model: nn.Module, head: nn.Module | None) -> tuple[LogitTransform
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), _forward_of(head, lambda hidden_1RD: given_V.expand(*hidden_1RD.shape[:2], -1)):
+        # padded: a sharded model is still in host memory here, where the kernels for its GPU don't run
+        with (
+            torch.no_grad(),
+            attending(model, PADDED),
+            _forward_of(head, lambda hidden_1RD: given_V.expand(*hidden_1RD.shape[:2], -1)),
+        ):
             row = pack_row(np.zeros(2, np.int32), np.array([0, 2]), np.array([1]), [0], given_V.device)
             found_V = model(**row.forward_arguments()).logits[0, -1].float()
     finally:

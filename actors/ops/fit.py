@@ -4,29 +4,28 @@ Each check yields Findings: problems no run survives, and notes on settings that
 run into the problems only 10 to 20 seconds after its start.
 """
 
-import ast
 import errno
 import json
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
-from actors.process.devices import has_gpu
+from actors.ops.device_plan import actors_of
 from actors.reward.lookup import ARGUMENTS
 from schemas.config import RunConfig
+from schemas.config.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from actors.datasets.jsonl import Jsonl
 
 PROMPT_SECONDS = 2.0
 """Time limit in seconds for the prompts of one file; prompts after it are not looked at."""
-NO_FUNCTIONS = ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set | ast.JoinedStr
-"""Syntax of values that surely can't be called."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,34 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
             f"{path} can attend to",
             fatal=not engine.has_server,  # a server may be configured to go beyond its model
         )
-    if config.model.lora is not None and isinstance(config.model.lora.target_modules, list):
-        yield from _target_findings(config.model.lora.target_modules, module_names(path))
+    if config.model.lora is None or not isinstance(config.model.lora.target_modules, list):
+        return
+    targets, names = config.model.lora.target_modules, module_names(path)
+    missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
+    # without local files (a model on the hub) there are no names to compare with
+    if names and missing:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+        yield Finding(
+            f"model.lora.target_modules: the model has no module {', '.join(missing)}; it has {known}",
+            fatal=len(missing) == len(targets),
+        )
+
+
+def cache_findings(config: RunConfig, gpu_bytes: int) -> Iterator[Finding]:
+    """Check that the cache of an engine in the inference actor can fit on its GPU.
+
+    Args:
+        config: configuration of the run.
+        gpu_bytes: memory of the GPU.
+    """
+    engine, item_bytes = config.inference.engine, DTYPE_BYTES[config.model.dtype]
+    cache = engine.cached_tokens * kv_bytes_per_token(_json(Path(config.model.path) / "config.json"), item_bytes)
+    if cache > gpu_bytes:
+        lengths = " x ".join(f"{key} {length}" for key, length in engine.max_tokens_per_sequence().items())
+        yield Finding(
+            f"inference.engine.max_sequences: {engine.num_slots} x {lengths} are keys and values of "
+            f"{cache / 1e9:.1f} GB when all are in use, and the GPU has {gpu_bytes / 1e9:.1f} GB; lower one of them"
+        )
 
 
 def own_length(model: Path) -> int:
@@ -69,29 +94,18 @@ def own_length(model: Path) -> int:
 
 def module_names(model: Path) -> list[str]:
     """Return the names of all modules with weights, from the headers of a directory's safetensors files."""
-    names = {name for file in model.glob("*.safetensors") for name in _tensor_names(file)}
-    return sorted({name.rpartition(".")[0] for name in names})
-
-
-def _tensor_names(file: Path) -> list[str]:
-    with file.open("rb") as opened:
-        # format: 8 bytes with the header's length, then the header as JSON
-        head = opened.read(8)
-        size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        try:
-            header = json.loads(opened.read(min(size, 100 << 20)))
-        except ValueError:
-            return []
-    return [name for name in header if name != "__metadata__"]
-
-
-def _target_findings(targets: Sequence[str], names: Sequence[str]) -> Iterator[Finding]:
-    known = sorted({name.rpartition(".")[2] for name in names})
-    missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
-    # without local files (a model on the hub) there are no names to compare with
-    if names and missing:
-        words = f"model.lora.target_modules: the model has no module {', '.join(missing)}; it has {', '.join(known)}"
-        yield Finding(words, fatal=len(missing) == len(targets))
+    names = set[str]()
+    for file in model.glob("*.safetensors"):
+        with file.open("rb") as opened:
+            # format: 8 bytes with the header's length, then the header as JSON; safetensors writes none above 100 MB
+            head = opened.read(8)
+            size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            try:
+                header = json.loads(opened.read(min(size, 100 << 20)))
+            except ValueError:  # no safetensors file: loading the model reports that
+                continue
+        names |= {name.rpartition(".")[0] for name in header if name != "__metadata__"}
+    return sorted(names)
 
 
 def prompt_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Finding]:
@@ -103,13 +117,15 @@ def prompt_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Find
     model, engine = Path(config.model.path), config.inference.engine
     if not engine.loads_model or not (model / "tokenizer.json").is_file():
         return
-    from tokenizers import Tokenizer  # imported here, since it is a native library
+    # imported here: a native library, needed only where the model's files are at hand
+    from tokenizers import Tokenizer
 
     tokenizer, own = Tokenizer.from_file(str(model / "tokenizer.json")), own_length(model)
     # a server may be configured to go beyond the model's positions; an engine in the actor refuses more
     hard = prompt_limit(config, 0 if engine.has_server else own)
+    # no room at all is what `model_findings` reports, or the configuration's own rules
     if hard < 1:
-        return  # another check reports this
+        return
     limit = max(prompt_limit(config, own), 0) or hard
     deadline, longest, shortest, too_long, number = time.monotonic() + PROMPT_SECONDS, 0, hard + 1, 0, 0
     for number in range(1, (rows.num_examples or 0) + 1):
@@ -120,7 +136,11 @@ def prompt_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Find
                 "messages; use an instruct model, or text prompts (environments[].chat: false)"
             )
             return
-        text = prompt if isinstance(prompt, str) else _contents(prompt)
+        text = prompt
+        if not isinstance(text, str):
+            # content may also be a list of parts, such as images, which have no text to count
+            text = "\n".join(turn["content"] for turn in text if isinstance(turn["content"], str))
+        # a chat template writes the special tokens itself
         length = len(tokenizer.encode(text, add_special_tokens=isinstance(prompt, str)).ids)
         if not length and isinstance(prompt, str):
             yield Finding(f"{key}: row {number} of {rows.path} has an empty prompt, which has no token to continue")
@@ -159,10 +179,6 @@ def has_chat_template(model: Path) -> bool:
     )
 
 
-def _contents(messages: list[dict[str, Any]]) -> str:
-    return "\n".join(turn["content"] for turn in messages if isinstance(turn["content"], str))
-
-
 def column_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Finding]:
     """Check a file for column names that the sampled group needs, and for rows that no message can carry."""
     if rows.num_unsendable:
@@ -170,6 +186,7 @@ def column_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Find
             f"{key}: {rows.num_unsendable} of {rows.num_examples} rows of {rows.path} can't be sent and are dropped as "
             f"poison; the first is {rows.first_unsendable} (integers have 64 bits; write a long list as text, or keep "
             "what is large in a file and name the file in a column)",
+            # above this share of poison the packer fails the run, perhaps hours after the start
             fatal=rows.num_unsendable > config.packer.max_drop_fraction * (rows.num_examples or 0)
             or rows.num_unsendable == rows.num_examples,
         )
@@ -180,55 +197,6 @@ def column_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Find
         )
 
 
-def signature_findings(
-    definition: ast.AST | None, name: str, columns: set[str], kwargs: set[str], where: str
-) -> Iterator[Finding]:
-    """Check whether a function accepts the keyword arguments of a call.
-
-    Args:
-        definition: definition of the function in the file's syntax tree; anything but a plain function is not checked.
-        name: name of the function.
-        columns: columns that all rows of a file have.
-        kwargs: names of the function's configured kwargs.
-        where: configuration key and file, for the error.
-    """
-    # a decorator may change the arguments
-    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef) or definition.decorator_list:
-        return
-    arguments = definition.args
-    named = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
-    # defaults belong to the last of the positional arguments
-    optional = [a.arg for a in arguments.args[len(arguments.args) - len(arguments.defaults) :]]
-    optional += [
-        a.arg for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is not None
-    ]
-    given = {*ARGUMENTS, *columns, *kwargs}
-    for missing in sorted(set(named) - set(optional) - given):
-        why = "TRL's trainer_state is not passed" if missing == "trainer_state" else "the data has no such column"
-        has = f"; all rows have {', '.join(sorted(columns)) or 'no column but the prompt'}"
-        yield Finding(f"{where}: {name} needs {missing!r}, and {why}{has}")
-    surplus = sorted({"prompts", "completions", *columns, *kwargs} - set(named))
-    if arguments.kwarg is None and surplus:
-        yield Finding(f"{where}: {name} does not take {', '.join(map(repr, surplus))}; add **columns to its arguments")
-
-
-def definition_of(tree: ast.Module, name: str) -> ast.AST | None:
-    """Return the last top-level definition of a name in a module; None if the syntax tree does not show it plainly."""
-    found: ast.AST | None = None
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
-            found = node
-        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            found = node.value
-    return found
-
-
-def machine_findings(config: RunConfig) -> Iterator[Finding]:
-    """Check that there is a GPU for `model.device: cuda`."""
-    if config.model.device == "cuda" and config.inference.engine.loads_model and not has_gpu():
-        yield Finding("model.device: cuda, but this machine has no GPU (/dev/nvidia*); use cpu or auto")
-
-
 def busy_ports(config: RunConfig) -> list[str]:
     """Return an error text for each configured port on this machine that is in use, each as `path.to.key: …`."""
     wanted: list[tuple[str, str, int]] = []
@@ -237,9 +205,9 @@ def busy_ports(config: RunConfig) -> list[str]:
             ("inference.port", config.inference.host, config.inference.port + i) for i in range(config.up.inference)
         ]
     if first := config.telemetry.metrics_port:
-        engines = config.up.inference if config.inference.pool is None else 1
-        children = 1 + config.trainer.num_ranks + engines + config.up.reward + config.up.rollout
-        wanted += [("telemetry.metrics_port", config.telemetry.metrics_host, first + i) for i in range(children)]
+        # a port for each child of `actors up`
+        ports = range(first, first + len(actors_of(config)))
+        wanted += [("telemetry.metrics_port", config.telemetry.metrics_host, port) for port in ports]
     if config.bus.control.startswith("tcp://"):
         host, _, port = config.bus.control.removeprefix("tcp://").rpartition(":")
         wanted.append(("bus.control", host, int(port)))

@@ -22,7 +22,13 @@ def run_as_init() -> None:
     child = os.fork()
     if child == 0:
         return
-    _give_terminal_to(child)
+    # Ctrl-C must reach the child alone: passed on by this process too, a Ctrl-C would count twice
+    with contextlib.suppress(OSError):
+        os.setpgid(child, child)
+        if os.isatty(0):
+            # otherwise the kernel would stop this process in tcsetpgrp, if another group has the terminal
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            os.tcsetpgrp(0, child)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):  # the child has just ended
@@ -31,17 +37,9 @@ def run_as_init() -> None:
     for number in PASSED_ON:
         signal.signal(number, pass_on)
     while True:
+        # any child, and so every orphan: process 1 is the parent of all orphans
         pid, status = os.wait()
         if pid == child:
             # as a shell does: 128 + number of the signal
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
-
-
-def _give_terminal_to(child: int) -> None:
-    """Let Ctrl-C reach the child alone. Passed on by this process too, a Ctrl-C would count twice."""
-    with contextlib.suppress(OSError):
-        os.setpgid(child, child)
-        if os.isatty(0):
-            signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # otherwise tcsetpgrp would stop this process
-            os.tcsetpgrp(0, child)

@@ -23,11 +23,27 @@ def keys(action: str, folder: Path, finishes: bool = False) -> str:
         raise ConfigError(f"actors keys {action}: --finish belongs to rotate")
     if action == "new":
         make(folder)
-        return f"{show(folder)}\n\n{_where_to_put(folder)}"
-    if action == "rotate":
-        (finish if finishes else rotate)(folder)
-        return f"{show(folder)}\n\n{_FINISHED if finishes else _rotating(folder)}"
-    return show(folder)
+        next_step = (
+            f"bus.keys: {folder.absolute()} in run.yaml encrypts the bus of a run on tcp. Other machines\n"
+            "need a folder with client.secret, client.public and server.public; server.secret stays where the packer\n"
+            f"runs. {SECRET_VARIABLES['client']} and {SECRET_VARIABLES['server']} can replace the files of the secrets."
+        )
+    elif action == "rotate" and not finishes:
+        rotate(folder)
+        next_step = (
+            "Old and new keys both work now, and the run goes on. Copy the changed files to the other machines, the\n"
+            f".public ones first. Then finish with `actors keys rotate {folder} --finish`, and copy the files again."
+        )
+    elif action == "rotate":
+        finish(folder)
+        # the packer binds its socket again, which closes all connections; data sockets are not bound again
+        next_step = (
+            "The old keys no longer open new connections, and the packer replaces its connections within seconds. "
+            "Older data\nconnections end with their processes; if a secret has leaked, restart the actors, one by one."
+        )
+    else:
+        return show(folder)
+    return f"{show(folder)}\n\n{next_step}"
 
 
 def show(folder: Path) -> str:
@@ -41,24 +57,3 @@ def show(folder: Path) -> str:
             where = "here" if public in held else "-"
             lines.append(f"{kind:<8}{fingerprint_of(public):<18}{where:<8}{public.hex()}")
     return "\n".join([*lines, *(f"{kind}: {whose}" for kind, whose in WHOSE.items())])
-
-
-def _where_to_put(folder: Path) -> str:
-    return (
-        f"bus.keys: {folder.absolute()} in run.yaml encrypts the bus of a run on tcp. Other machines\n"
-        "need a folder with client.secret, client.public and server.public; server.secret stays where the packer\n"
-        f"runs. {SECRET_VARIABLES['client']} and {SECRET_VARIABLES['server']} can replace the files of the secrets."
-    )
-
-
-def _rotating(folder: Path) -> str:
-    return (
-        "Old and new keys both work now, and the run goes on. Copy the changed files to the other machines, the\n"
-        f".public ones first. Then finish with `actors keys rotate {folder} --finish`, and copy the files again."
-    )
-
-
-_FINISHED = (
-    "The old keys no longer open new connections, and the packer replaces its connections within seconds. Older data\n"
-    "connections end with their processes; if a secret has leaked, restart the actors, one by one."
-)

@@ -28,7 +28,8 @@ def check_ledger_is_there(config: RunConfig) -> None:
     if has_ledger(config):
         return
     step = newest_checkpoint(config)
-    if step:  # a run has trained here, so its ledger must be somewhere
+    # a run has trained here, so its ledger must be somewhere
+    if step:
         backup = next((str(found) for found in backup_paths(path.resolve()) if found.is_file()), "")
         restore = f", or give `actors restore {config.output}` (there is the backup {backup})" if backup else ""
         raise ConfigError(
@@ -84,7 +85,8 @@ def done_at(config: RunConfig, *, deep: bool = True) -> int | None:
     if not (summary.exists() and has_ledger(config)):
         return None
     step = int(json.loads(summary.read_text(encoding="utf-8"))["steps"])
-    if step < config.trainer.max_steps:  # raised since
+    # max_steps has been raised since, so the run has steps to train
+    if step < config.trainer.max_steps:
         return None
     ledger = LedgerReader.of(config.ledger_path)
     try:

@@ -66,12 +66,14 @@ def rewind(output_dir: Path, step: int, *, same_groups: bool = False) -> str:
         _check_step(store, folder, step)
         incarnation = (store.value("gang") or {"incarnation": 0})["incarnation"]
         try:
-            folder.take(Writer(store.run, incarnation, "rewind"))  # a trainer still running somewhere stops writing
+            # a trainer may still run on another machine: it finds another writer named here, and stops writing
+            folder.take(Writer(store.run, incarnation, "rewind"))
         except FolderTakenError as error:
             raise ConfigError(
                 f"output_dir: {error}. The ledger {store.path} is an older copy than the one that these checkpoints "
                 f"were written with; bring that one back, or give `actors restore {config.output}`"
             ) from error
+        # before any checkpoint is moved: after a crash in between the next gang goes back all the same (decision 21)
         order = RewindOrder(at_most=step, sample_anew=not same_groups)
         store.commit(Changes(values={"going_back": asdict(order)}), {})
         later = folder.rewind(step)
@@ -92,6 +94,7 @@ def note_rewind(config: RunConfig, step: int) -> None:
     """Update progress.json and up.log for screens: the run stands at this step, and later figures are gone."""
     progress = read_left(config, "progress.json")
     if progress:
+        # screens leave out a figure that is None
         gone = {
             "failure": "",
             "last_failure": "",
@@ -147,6 +150,7 @@ def restore(output_dir: Path) -> str:
     checkpoints = CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint)
     with contextlib.closing(take_lock(path)):
         problems = []
+        # the newer backup first: the run loses fewer steps with it
         for backup in backup_paths(path):
             try:
                 run, chains = chains_of(backup)
@@ -158,7 +162,8 @@ def restore(output_dir: Path) -> str:
                 problems.append(f"{backup}: no good checkpoint from its step {min(chains)} on is left")
                 continue
             incarnation = checkpoints.last_incarnation(run)
-            checkpoints.take(Writer(run, incarnation, "restore"))  # a trainer still running somewhere stops writing
+            # as in `rewind`: a trainer that still runs somewhere stops writing
+            checkpoints.take(Writer(run, incarnation, "restore"))
             aside = put_in_place(backup, path, incarnation)
             later = checkpoints.rewind(steps[-1])
             (config.output / "summary.json").unlink(missing_ok=True)  # the run is not done any more

@@ -43,11 +43,28 @@ class Gauges:
 
     def show_run(self) -> None:
         """Set the gauges of the run's current state."""
-        self._show_groups()
+        machine, m = self._machine, self._metrics
+        for purpose in PURPOSES:
+            counts = machine.groups.counts(purpose)
+            for state in GroupState:
+                m.set("grpo_packer_groups", counts[state], purpose=purpose, state=state.value)
+        m.set("grpo_packer_step", machine.trained_step)
+        m.set("grpo_packer_durable_step", machine.durable_step)
+        held = [machine.groups.rows[o].issued_at for ordinals in machine.groups.held_by.values() for o in ordinals]
+        # issued_at is monotonic and not stored: ages start again with each packer
+        m.set("grpo_packer_oldest_group_age_seconds", time.monotonic() - min(held) if held else 0.0)
         self._show_totals()
-        self._show_peers()
+        served = machine.engines.served_version(machine.peers.all(InferenceHeartbeat))
+        # -1: no engine takes new work; 0 is the model as configured
+        m.set("grpo_packer_served_version", -1 if served is None else served)
+        roles, states = heartbeats_by_role(machine), engine_states(machine)
+        # every role and state, also without a peer: a gauge that is not set keeps its last value
+        for role in ROLES:
+            m.set("grpo_packer_peers", len(roles.get(role, [])), role=role)
+        for engine_state in ENGINE_STATES:
+            m.set("grpo_packer_engines", states[engine_state], state=engine_state)
         if self._ledger != ":memory:":
-            self._metrics.set("grpo_packer_ledger_bytes", Path(self._ledger).stat().st_size)
+            m.set("grpo_packer_ledger_bytes", Path(self._ledger).stat().st_size)
 
     def show_step(self, values: Mapping[str, Any]) -> None:
         """Set the gauges of the newest recorded step.
@@ -69,29 +86,6 @@ class Gauges:
         for label, values in results.items():
             for name in ("exact_match", "mean_reward"):
                 self._metrics.set(f"grpo_packer_eval_{name}", _number(values[name]), environment=label)
-
-    def _show_groups(self) -> None:
-        machine, m = self._machine, self._metrics
-        for purpose in PURPOSES:
-            counts = machine.groups.counts(purpose)
-            for state in GroupState:
-                m.set("grpo_packer_groups", counts[state], purpose=purpose, state=state.value)
-        m.set("grpo_packer_step", machine.trained_step)
-        m.set("grpo_packer_durable_step", machine.durable_step)
-        held = [machine.groups.rows[o].issued_at for ordinals in machine.groups.held_by.values() for o in ordinals]
-        # issued_at is monotonic and not stored: ages start again with each packer
-        m.set("grpo_packer_oldest_group_age_seconds", time.monotonic() - min(held) if held else 0.0)
-
-    def _show_peers(self) -> None:
-        machine, m = self._machine, self._metrics
-        served = machine.engines.served_version(machine.peers.all(InferenceHeartbeat))
-        # -1: no engine takes new work; 0 is the model as configured
-        m.set("grpo_packer_served_version", -1 if served is None else served)
-        roles, states = heartbeats_by_role(machine), engine_states(machine)
-        for role in ROLES:
-            m.set("grpo_packer_peers", len(roles.get(role, [])), role=role)
-        for state in ENGINE_STATES:
-            m.set("grpo_packer_engines", states[state], state=state)
 
     def _show_totals(self) -> None:
         """Raise counters to the totals of the ledger."""

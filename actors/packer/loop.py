@@ -117,6 +117,7 @@ class PackerActor:
         self._backups = Backups(Path(store.path), keep_last) if store.path != ":memory:" else None
         order = StartOrder(started_at, fork, lacks_checkpoint)
         restore(config, store, self.machine, self._examples, self._control.listened, order)
+        # after the restore: the record cuts its files to the step that the machine has recorded
         self.record = RunRecord(config, store, self.machine, metrics, reporter, self._payloads.load, started_at)
 
     @property
@@ -153,6 +154,7 @@ class PackerActor:
             self.batches.close()
             if self._backups is not None:
                 self._backups.close()
+            # last: the lock goes with it, and a successor that waits for the lock needs the control address free
             self.store.close()
 
     def drain(self) -> None:
@@ -191,7 +193,15 @@ class PackerActor:
                 if self.over:  # if not, a gang has started again, from a checkpoint before the last step
                     break
         except (ProtocolError, RunFailedError) as error:
-            self._refuse_everybody(str(error))
+            # heartbeats are answered with the reason for two leases: no peer waits for `bus.peer_timeout`. The machine
+            # takes nothing in any more, since it and the other processes disagree
+            step, max_steps = self.machine.trained_step, self.machine.settings.max_steps
+            refusal = self._observer_directive("failed", step, max_steps, str(error))
+            leave_at = time.monotonic() + 2 * self._config.bus.lease
+            while not self._draining and time.monotonic() < leave_at:
+                for event in self.inflow.take(ROUND_SECONDS):
+                    if isinstance(event, BeatHeard):
+                        self._control.publish({event.identity.encode(): refusal}, round_ended=False)
             raise
         if self.machine.failure:
             raise RunFailedError(self.machine.failure)
@@ -213,19 +223,6 @@ class PackerActor:
                 return
             self.run_round(ROUND_SECONDS)
             now = time.monotonic()
-
-    def _refuse_everybody(self, reason: str) -> None:
-        """Answer heartbeats with the reason of the packer's end for two leases: no peer waits for `bus.peer_timeout`.
-
-        The machine is not used any more, since it and the other processes disagree.
-        """
-        machine = self.machine
-        refusal = self._observer_directive("failed", machine.trained_step, machine.settings.max_steps, reason)
-        leave_at = time.monotonic() + 2 * self._config.bus.lease
-        while not self._draining and time.monotonic() < leave_at:
-            for event in self.inflow.take(ROUND_SECONDS):
-                if isinstance(event, BeatHeard):
-                    self._control.publish({event.identity.encode(): refusal}, round_ended=False)
 
     def run_round(self, wait: float) -> None:
         """Take in all events that have come, decide, commit, and tell the peers.
@@ -313,15 +310,15 @@ class PackerActor:
     def _follow_record(self) -> None:
         """Write what the round has finished, and tell the machine what is written."""
         finished, self.machine.finished_evals = self.machine.finished_evals, []
-        self.record.follow([(version, self._eval_groups(version)) for version in finished])
+        evals = []
+        for version in finished:
+            rows = self.machine.groups.rows.values()
+            settled = [g for g in rows if g.policy and g.policy.version == version and g.state is GroupState.SETTLED]
+            # in the order of the prompts: ordinals of evaluations count downwards from -1
+            settled.sort(key=lambda g: -g.ordinal)
+            evals.append((version, [self._payloads.load(group.ordinal) for group in settled]))
+        self.record.follow(evals)
         self.machine.note_evaluated(self.record.take_evaluated())
-
-    def _eval_groups(self, version: int) -> list[ScoredGroup]:
-        """Return the settled groups of a version's evaluation, in the order of their prompts."""
-        rows = self.machine.groups.rows.values()
-        settled = [g for g in rows if g.policy and g.policy.version == version and g.state is GroupState.SETTLED]
-        # ordinals of evaluations count downwards from -1
-        return [self._payloads.load(group.ordinal) for group in sorted(settled, key=lambda g: -g.ordinal)]
 
     def _commit(self, settled: NewPayloads) -> None:
         changes: Changes = self.machine.take_changes()

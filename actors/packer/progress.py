@@ -85,16 +85,13 @@ class Progress:
             self._restarts[heartbeat.name] = self._restarts.get(heartbeat.name, 0) + 1
         if isinstance(heartbeat, RewardHeartbeat):
             self._notes[heartbeat.name] = heartbeat.notes
-            self._count_calls(heartbeat, before.heartbeat if before is not None else None)
+            # counts of a process only grow, so the difference to its last heartbeat is new; a new process counts from 0
+            last = before.heartbeat if before is not None and before.heartbeat.boot_id == heartbeat.boot_id else None
+            counted = (last.calls, last.late_calls) if isinstance(last, RewardHeartbeat) else (0, 0)
+            self._calls += heartbeat.calls - counted[0]
+            self._late_calls += heartbeat.late_calls - counted[1]
         if heartbeat.phase != "done":
             self._heard[heartbeat.name] = _Heard(heartbeat, now)
-
-    def _count_calls(self, heartbeat: RewardHeartbeat, before: Heartbeat | None) -> None:
-        """Add a reward actor's calls since its last heartbeat. A new process counts from 0."""
-        # counts of a process only grow, so the difference to its last heartbeat is new
-        same = before if isinstance(before, RewardHeartbeat) and before.boot_id == heartbeat.boot_id else None
-        self._calls += heartbeat.calls - (same.calls if same else 0)
-        self._late_calls += heartbeat.late_calls - (same.late_calls if same else 0)
 
     def sample(self, now: float) -> None:
         """Update the means; called about twice a second. Means start with the first step."""

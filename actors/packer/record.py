@@ -194,7 +194,11 @@ class RunRecord:
         self._evals.extend((version, evaluate(groups), groups[:num_samples]) for version, groups in finished_evals)
         if self._machine.groups.num_issued["train"] and "first_ticket" not in self._values["times"]:
             self._stamp("first_ticket", self.clock.now())
-        self._forget_dead_history()
+        gang = self._machine.gang
+        if gang.incarnation != self._incarnation:
+            # a new gang trains the steps after its checkpoint again, and reports them again
+            self._incarnation = gang.incarnation
+            self._reports = {step: heard for step, heard in self._reports.items() if step <= gang.checkpoint}
         if not self._reopens:  # else the files still have the later lines of the old history
             self._write()
         if time.monotonic() >= self._next_gauges:
@@ -237,34 +241,23 @@ class RunRecord:
         self._summarised = True
         self._show()
 
-    def _forget_dead_history(self) -> None:
-        """Drop reports of steps that a new gang trains again; the new gang's reports count."""
-        gang = self._machine.gang
-        if gang.incarnation != self._incarnation:
-            self._incarnation = gang.incarnation
-            self._reports = {step: heard for step, heard in self._reports.items() if step <= gang.checkpoint}
-
     def _write(self) -> None:
         """Write what waits, in order, as far as each file takes it now."""
         write = self._writer.write
         while self._evals and write("evals.jsonl", partial(self._record_eval, *self._evals[0])):
             self._evals.popleft()
         for _ in range(STEPS_PER_ROUND):
-            heard = self._next_report()
+            step = self._machine.recorded_step + 1
+            if step > self._machine.trained_step:
+                break
+            heard = self._reports.get(step)
+            # recorded without figures rather than never: later steps wait for this one
+            if heard is None and self._is_lost(step):
+                heard = self.clock.now(), StepReport(step=step, values={})
             if heard is None or not write("metrics.jsonl", partial(self._record_step, *heard)):
                 break
         while self._samples and write("samples.jsonl", partial(self._reporter.report_samples, *self._samples[0])):
             self._samples.popleft()
-
-    def _next_report(self) -> tuple[float, StepReport] | None:
-        """Return the report of the next step to record, with the time it was heard; None: not there yet."""
-        step = self._machine.recorded_step + 1
-        if step > self._machine.trained_step:
-            return None
-        # recorded without figures rather than never: later steps wait for this one
-        if step not in self._reports and self._is_lost(step):
-            return self.clock.now(), StepReport(step=step, values={})
-        return self._reports.get(step)
 
     def _is_lost(self, step: int) -> bool:
         """Return whether the report of a trained step is lost for good, so that the step is recorded without.

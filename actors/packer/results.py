@@ -51,15 +51,6 @@ def pass_at(k: int, num_completions: int, num_correct: int) -> float:
     return 1.0 - math.comb(num_completions - num_correct, k) / math.comb(num_completions, k)
 
 
-def _passes(groups: Sequence[ScoredGroup]) -> dict[str, float | None]:
-    """Return pass@k for k = 2, 4, 8 … and the number of completions per prompt, as far as there are enough."""
-    size = min(group.num_completions for group in groups)
-    counts = [(group.num_completions, int((group.rewards_FG[-1] == 1.0).sum())) for group in groups]
-    # powers of two, and the number of completions itself
-    ks = sorted({*(1 << i for i in range(1, size.bit_length()) if 1 << i <= size), *([size] if size > 1 else [])})
-    return {f"pass@{k}": float(np.mean([pass_at(k, n, c) for n, c in counts])) for k in ks}
-
-
 def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
     """Return the results of an evaluation by environment.
 
@@ -83,5 +74,9 @@ def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
             scores = np.concatenate([group.rewards_FG[f] for group in mine])
             results[label][REWARD_COLUMN + name] = None if np.isnan(scores).all() else float(np.nanmean(scores))
         if not np.isnan(matches).all():
-            results[label] |= _passes(mine)
+            size = min(group.num_completions for group in mine)
+            counts = [(group.num_completions, int((group.rewards_FG[-1] == 1.0).sum())) for group in mine]
+            # pass@k for the powers of two, and for the number of completions itself, as far as there are enough
+            ks = {*(1 << i for i in range(1, size.bit_length()) if 1 << i <= size), *([size] if size > 1 else [])}
+            results[label] |= {f"pass@{k}": float(np.mean([pass_at(k, n, c) for n, c in counts])) for k in sorted(ks)}
     return results

@@ -20,13 +20,15 @@ def raise_limits(config: RunConfig) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, limits.DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # not allowed: the old limit stays, and is judged below
+        # if the kernel does not allow more, the old limit stays and is judged below
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed == resource.RLIM_INFINITY:
         allowed = limits.DESCRIPTORS
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    with contextlib.suppress(zmq.ZMQError):  # sockets exist already, as in tests
+    # sockets may exist already, as in tests with several actors in a process; the old limit then stays
+    with contextlib.suppress(zmq.ZMQError):
         context.set(zmq.MAX_SOCKETS, max(int(context.get(zmq.MAX_SOCKETS)), min(allowed, limits.SOCKETS)))
     if problem := problem_of(config, allowed):
         log.warning("few descriptors", detail=problem)

@@ -100,12 +100,9 @@ def point(name: str) -> None:
         armed.rename(armed.with_name(f"{armed.name}.hit"))
     except FileNotFoundError:  # not armed, or another thread was first
         return
-    _harm(*words)
-
-
-def _harm(what: str, seconds: str = "0") -> None:
+    what, *seconds = words
     if what == "sleep":
-        time.sleep(float(seconds))
+        time.sleep(float(*seconds))
     elif what in signal.Signals.__members__:
         os.kill(os.getpid(), signal.Signals[what])
     else:
@@ -113,5 +110,6 @@ def _harm(what: str, seconds: str = "0") -> None:
         raise getattr(builtins, what)("asked for by a test")
 
 
-if _folder is not None:  # threads belong to `bus`, which must not import this package
+# threads belong to `bus`, which must not import this package
+if _folder is not None:
     threads.on_mark = point

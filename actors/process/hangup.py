@@ -22,5 +22,6 @@ def let_go_of_terminal() -> None:
     """Send all further output for the closed terminal to /dev/null: each write to the terminal would fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in _on_terminal:
-        os.dup2(nowhere, descriptor)  # in place: streams keep their descriptors
+        # in place, under the old numbers: streams, children and libraries keep their descriptors
+        os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -20,6 +20,7 @@ COLUMNS = {
 }
 """Tables of a ledger, with columns present in every version of the table."""
 DATABASE_START = b"SQLite format 3\0"
+# 0x377f0682 or …83, big-endian; the last bit is the byte order of the checksums
 WAL_STARTS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83", b"\0\0\0\0")
 """First bytes of SQLite's write-ahead log; zeros are possible after a power loss."""
 SUFFIXES = (".lock", "-wal", "-shm", "-journal", ".backup", ".backup.older")
@@ -44,8 +45,14 @@ def foreign_tables(database: sqlite3.Connection) -> list[str]:
         sqlite3.DatabaseError: the database can't be read.
     """
     query = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
-    names = [name for (name,) in database.execute(query)]
-    return [name for name in names if not name.startswith("sqlite_") and not _is_ours(database, name)]
+    foreign = []
+    for (name,) in database.execute(query).fetchall():
+        known = COLUMNS.get(name)
+        present = {column for (_, column, *_) in database.execute(f"PRAGMA table_info({name})")} if known else set()
+        # SQLite's own tables are in every database; other programs may have tables of the same names as ours
+        if not name.startswith("sqlite_") and (known is None or not known <= present):
+            foreign.append(name)
+    return foreign
 
 
 def says_foreign(path: Path | str, tables: Iterable[str]) -> str:
@@ -58,11 +65,6 @@ def is_ledger(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0 and not problem_of(path)
 
 
-def _is_ours(database: sqlite3.Connection, table: str) -> bool:
-    known = COLUMNS.get(table)
-    return known is not None and known <= {name for (_, name, *_) in database.execute(f"PRAGMA table_info({table})")}
-
-
 def _problem_of_file(path: Path) -> str:
     if not path.exists():
         return ""
@@ -70,7 +72,7 @@ def _problem_of_file(path: Path) -> str:
         return f"ledger.path: {path} is no file; {REMEDY}"
     if not path.stat().st_size:
         return ""
-    if not _is_database(path):
+    if _start_of(path) != DATABASE_START:
         return (
             f"ledger.path: {path} can't be used: it is no SQLite file. If it was a ledger and is damaged, bring back a "
             f"backup of it, or start a new run in another output_dir; if it is another file of yours, {REMEDY}"
@@ -87,15 +89,10 @@ def _problem_of_file(path: Path) -> str:
     return says_foreign(path, tables) if tables else ""
 
 
-def _is_database(path: Path) -> bool:
+def _start_of(path: Path) -> bytes:
+    """Return the first bytes of a file, as many as DATABASE_START has."""
     with path.open("rb") as file:
-        return file.read(len(DATABASE_START)) == DATABASE_START
-
-
-def _may_be_half_written(path: Path) -> bool:
-    """Return whether a file is a database, or a database whose first page is not written yet."""
-    with path.open("rb") as file:
-        return file.read(len(DATABASE_START)) in (b"", bytes(len(DATABASE_START)), DATABASE_START)
+        return file.read(len(DATABASE_START))
 
 
 def _problem_of_neighbours(path: Path) -> str:
@@ -115,10 +112,12 @@ def _problem_of_neighbours(path: Path) -> str:
                 return f"ledger.path: {log} is not SQLite's log of a ledger; {REMEDY}"
     for suffix in (".backup", ".backup.older"):
         backup = path.with_name(f"{path.name}{suffix}")
-        if backup.exists() and not (backup.is_file() and _is_database(backup)):
+        if backup.exists() and not (backup.is_file() and _start_of(backup) == DATABASE_START):
             return f"ledger.path: {backup} is no backup of a ledger, and would be replaced by one; {REMEDY}"
     staging = path.with_name(f".{path.name}.backup")
-    if staging.exists() and not (staging.is_file() and _may_be_half_written(staging)):
+    # a backup under way may have been killed before its first page was written
+    unfinished = (b"", bytes(len(DATABASE_START)), DATABASE_START)
+    if staging.exists() and not (staging.is_file() and _start_of(staging) in unfinished):
         return f"ledger.path: {staging} is no backup of a ledger, and would be replaced by one; {REMEDY}"
     journal = path.with_name(f"{path.name}-journal")
     if journal.exists() and not path.exists():

@@ -42,21 +42,20 @@ class Liveness:
         def serve(request: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
             if request.get("PATH_INFO") != PATH:
                 return app(request, start)
-            status, words = self._answer(request.get("QUERY_STRING", ""))
+            # read once: the text below must agree with the status
+            status, still = "503 Service Unavailable", self.still_seconds
+            try:
+                within = float(parse_qs(request.get("QUERY_STRING", "")).get("within", [WITHIN_SECONDS])[0])
+            except ValueError:
+                status, words = "400 Bad Request", f"{PATH}?within=SECONDS: not a number"
+            else:
+                if still <= within:
+                    status, words = "200 OK", f"the main loop iterated {still:.1f} s ago"
+                elif still == float("inf"):
+                    words = "starting: the main loop has not iterated yet"
+                else:
+                    words = f"the main loop has not iterated for {still:.1f} s, more than {within:g} s"
             start(status, [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{words}\n".encode()]
 
         return serve
-
-    def _answer(self, query: str) -> tuple[str, str]:
-        try:
-            within = float(parse_qs(query).get("within", [WITHIN_SECONDS])[0])
-        except ValueError:
-            return "400 Bad Request", f"{PATH}?within=SECONDS: not a number"
-        # read once: the text below must agree with the status
-        still = self.still_seconds
-        if still <= within:
-            return "200 OK", f"the main loop iterated {still:.1f} s ago"
-        if still == float("inf"):
-            return "503 Service Unavailable", "starting: the main loop has not iterated yet"
-        return "503 Service Unavailable", f"the main loop has not iterated for {still:.1f} s, more than {within:g} s"

@@ -148,8 +148,10 @@ class Membership:
         self.liveness.turn()
         # before the directive is looked at: an old directive must not hide that its packer is gone
         self._check_silence()
-        self._check_run()
-        directive = self._directive
+        directive, other = self._directive, self._client.other_run
+        # before its first directive a process belongs to no run, and may join any
+        if other and self.silent_seconds > self._lease and directive is not None:
+            raise StartOverError(f"the packer now serves run {other}, this process belongs to {directive.run}")
         if directive is not None and directive.refusal:
             taken = isinstance(directive, ObserverDirective) and directive.name_taken
             raise NameTakenError(directive.refusal) if taken else PeerRefusedError(directive.refusal)
@@ -158,7 +160,8 @@ class Membership:
     def wait(self, timeout: float) -> Directive | None:
         """Wait up to `timeout` seconds for a new directive and return the newest. Raises as `latest` does."""
         self._news.wait(timeout)
-        self._news.clear()  # before the look: a directive that comes in between sets it again
+        # cleared before the look: a directive that comes in between sets the event again
+        self._news.clear()
         return self.latest()
 
     @property
@@ -181,12 +184,6 @@ class Membership:
         self._directive = directive
         self._news.set()
         self._on_directive(directive)
-
-    def _check_run(self) -> None:
-        other = self._client.other_run
-        # before its first directive a process belongs to no run, and may join any
-        if other and self.silent_seconds > self._lease and self._directive is not None:
-            raise StartOverError(f"the packer now serves run {other}, this process belongs to {self._directive.run}")
 
     def _check_silence(self) -> None:
         silent = self.silent_seconds

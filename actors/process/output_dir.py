@@ -62,27 +62,21 @@ def take(config: RunConfig) -> None:
 
 def _conflicts(output: Path) -> list[str]:
     """Return the conflicting names in a folder. An empty folder is no conflict: users may create one for a run."""
-    found = [name for name in WRITTEN if os.path.lexists(output / name) and not _is_empty_folder(output / name)]
-    if "logs" in found and _is_of_logs(output / "logs"):
-        found.remove("logs")
-    # locks carry no mark of a run, so a file that could be a lock is no conflict
-    return found + [name for name in LOCKS if not _may_be_lock(output / name)]
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
-
-
-def _is_of_logs(path: Path) -> bool:
-    """Return whether a folder holds only logs of actors, as older versions left (no marker); runs append to logs."""
-    return path.is_dir() and all(LOG.fullmatch(entry.name) for entry in path.iterdir())
-
-
-def _may_be_lock(path: Path) -> bool:
-    """Return whether a path is free, or a file with at most a pid, as `actors up` writes."""
-    if not os.path.lexists(path):
-        return True
-    return path.is_file() and re.fullmatch(rb"\d{0,20}", path.read_bytes()[:21]) is not None
+    found = []
+    for name in WRITTEN:
+        path = output / name
+        is_empty = path.is_dir() and not any(path.iterdir())
+        # logs without a marker were left by older versions; runs append to logs, and overwrite none
+        is_of_logs = name == "logs" and path.is_dir() and all(LOG.fullmatch(entry.name) for entry in path.iterdir())
+        if os.path.lexists(path) and not is_empty and not is_of_logs:
+            found.append(name)
+    for name in LOCKS:
+        path = output / name
+        # locks carry no mark of a run, so a file that could be a lock is no conflict: it has at most a pid
+        could_be_lock = path.is_file() and re.fullmatch(rb"\d{0,20}", path.read_bytes()[:21])
+        if os.path.lexists(path) and not could_be_lock:
+            found.append(name)
+    return found
 
 
 def _is_run(config: RunConfig) -> bool:

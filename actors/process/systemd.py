@@ -26,7 +26,9 @@ class Systemd:
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
         self._address = environment.pop("NOTIFY_SOCKET", "")
         microseconds, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
-        asked = bool(microseconds) and pid in ("", str(os.getpid()))  # another pid: meant for our parent
+        # with the pid of another process the variables are meant for our parent, and were only inherited
+        asked = bool(microseconds) and pid in ("", str(os.getpid()))
+        # 4e6: microseconds to seconds, and a quarter of the time
         self._interval = min(WATCHDOG_SECONDS, int(microseconds) / 4e6) if asked else float("inf")
         self._ready = self._leaving = self._unheard = False
         self._said_at = float("-inf")
@@ -52,7 +54,8 @@ class Systemd:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-                notify.setblocking(False)  # a full queue of systemd must not stop the main loop
+                # without waiting: a full queue of systemd must not stop the main loop
+                notify.setblocking(False)
                 notify.sendto(state.encode(), address)
         except OSError as error:
             if not self._unheard:

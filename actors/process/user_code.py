@@ -38,20 +38,19 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
         ConfigError: the module can't be imported, or has no such function.
     """
     module_name, _, attribute = path.rpartition(":")
-    module = _import_file(Path(module_name), key) if module_name.endswith(".py") else _import(module_name, key)
+    if module_name.endswith(".py"):
+        module = _import_file(Path(module_name), key)
+    else:
+        _search(Path.cwd())
+        try:
+            module = importlib.import_module(MOVED.get(module_name, module_name))
+        except (Exception, SystemExit) as error:  # SystemExit: a script without `if __name__ == "__main__"`
+            words = f"{key}: can't import {module_name}: {type(error).__name__}: {error}"
+            raise ConfigError(words + _hint(error, Path.cwd())) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ConfigError(f"{key}: {module_name} has no function {attribute!r}")
     return function  # type: ignore[no-any-return]
-
-
-def _import(name: str, key: str) -> ModuleType:
-    _search(Path.cwd())
-    try:
-        return importlib.import_module(MOVED.get(name, name))
-    except (Exception, SystemExit) as error:  # SystemExit: a script without `if __name__ == "__main__"`
-        words = f"{key}: can't import {name}: {type(error).__name__}: {error}"
-        raise ConfigError(words + _hint(error, Path.cwd())) from error
 
 
 def _import_file(path: Path, key: str) -> ModuleType:
@@ -66,7 +65,8 @@ def _import_file(path: Path, key: str) -> ModuleType:
         raise ConfigError(*(f"{key}: {problem}" for problem in problems))
     _search(path.parent)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # before the code runs, as Python does: dataclasses look their module up
+    # before the code runs, as Python does: dataclasses look up the module of their class
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

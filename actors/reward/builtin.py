@@ -27,12 +27,13 @@ def characters_in_place(
     prompts: list[Any], completions: list[Completion], answer: list[str], **_: Any
 ) -> list[float | None]:
     """Score the fraction of equal characters by position: matches ÷ the longer of answer and completion (0 to 1)."""
-    return [_fraction_in_place(text_of(c), a) for c, a in zip(completions, answer, strict=True)]
-
-
-def _fraction_in_place(text: str, answer: str) -> float:
-    matches = sum(a == b for a, b in zip(text, answer, strict=False))  # up to the end of the shorter one
-    return matches / max(len(text), len(answer), 1)
+    scores: list[float | None] = []
+    for completion, expected in zip(completions, answer, strict=True):
+        text = text_of(completion)
+        # not strict: characters beyond the end of the shorter text match nothing
+        matches = sum(a == b for a, b in zip(text, expected, strict=False))
+        scores.append(matches / max(len(text), len(expected), 1))
+    return scores
 
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -100,7 +101,8 @@ def soft_overlong(
     if not overlong_tokens:
         return [-float(len(ids) > max_tokens) for ids in completion_ids]
     penalties = overlong(prompts, completions, completion_ids, max_tokens=max_tokens, overlong_tokens=overlong_tokens)
-    return [max(penalty or 0.0, -1.0) for penalty in penalties]  # `or`: the type allows None, which never comes
+    # `or`: the type allows None, which never comes
+    return [max(penalty or 0.0, -1.0) for penalty in penalties]
 
 
 def length_penalty(

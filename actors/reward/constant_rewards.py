@@ -49,23 +49,21 @@ class ConstantRewards:
         # a group of a single completion has no second value to differ from
         if rewards_FG.shape[1] < 2:
             return []
+        new: list[str] = []
         with self._lock:
-            return [
-                found for name, row in zip(names, rewards_FG, strict=True) if (found := self._noted(name, row, is_chat))
-            ]
-
-    def _noted(self, name: str, row: NDArray[np.float64], is_chat: bool) -> str:
-        values = np.unique(row[~np.isnan(row)])
-        if name in self._different or not values.size:
-            return ""
-        first = self._values.setdefault(name, float(values[0]))
-        if values.size > 1 or values[0] != first:
-            self._different.add(name)
-            self._words.pop(name, None)
-            return ""
-        self._num_groups[name] = self._num_groups.get(name, 0) + 1
-        if self._num_groups[name] != GROUPS_UNTIL_SAID:  # not >: reported once
-            return ""
-        said = f"{name} returned {first:g} for every completion of the first {GROUPS_UNTIL_SAID} groups"
-        self._words[name] = said + (CHAT_HINT if is_chat else "")
-        return self._words[name]
+            for name, row in zip(names, rewards_FG, strict=True):
+                values = np.unique(row[~np.isnan(row)])
+                if name in self._different or not values.size:
+                    continue
+                first = self._values.setdefault(name, float(values[0]))
+                if values.size > 1 or values[0] != first:
+                    self._different.add(name)
+                    self._words.pop(name, None)
+                    continue
+                self._num_groups[name] = self._num_groups.get(name, 0) + 1
+                # not `>=`: each function is reported once
+                if self._num_groups[name] == GROUPS_UNTIL_SAID:
+                    said = f"{name} returned {first:g} for every completion of the first {GROUPS_UNTIL_SAID} groups"
+                    self._words[name] = said + (CHAT_HINT if is_chat else "")
+                    new.append(self._words[name])
+        return new

@@ -38,7 +38,8 @@ class NamedReward:
         """True if the function accepts `completion_ids`."""
         try:
             parameters = inspect.signature(self.function).parameters.values()
-        except (TypeError, ValueError):  # a function written in C has no signature
+        except (TypeError, ValueError):
+            # a function written in C has no signature
             return False
         return any(p.name == "completion_ids" or p.kind is p.VAR_KEYWORD for p in parameters)
 
@@ -59,7 +60,8 @@ class NamedReward:
         arguments["completions"] = [
             [{"role": "assistant", "content": text}] if as_chat else text for text in group.completions
         ]
-        if self.takes_token_ids:  # else not built: lists of ints are large
+        # built on demand: a Python list takes nine times the memory of the array
+        if self.takes_token_ids:
             parts = np.split(group.token_ids, group.completion_offsets[1:-1])
             arguments["completion_ids"] = [part.tolist() for part in parts]
         return arguments

@@ -81,7 +81,13 @@ class GroupScorer:
             RewardError, ConfigError: as `Scorer.score`.
         """
         rewards_FG = self._caller.score(self._rewards[group.purpose], group)
-        steps, custom_1S = self._call_steps(group), self._call_custom(group, rewards_FG)
+        steps: list[StepRewards] | None = None
+        # an evaluation has no advantages, and steps serve nothing else
+        if self._steps is not None and group.purpose != "eval":
+            (found,) = self._caller.call([self._steps], group, required=False)
+            # None: the function was late, so no completion has steps
+            steps = found or [[]] * group.num_completions
+        custom_1S = self._call_custom(group, rewards_FG)
         score = score_group(group, rewards_FG, self._rules, steps, custom_1S)
         self._measure(group, rewards_FG, score)
         return ScoredGroup(
@@ -93,13 +99,6 @@ class GroupScorer:
             advantages_G=score.advantages_G,
             token_advantages=score.token_advantages_N,
         )
-
-    def _call_steps(self, group: RolloutGroup) -> list[StepRewards] | None:
-        """Return the steps of each completion; None without a function of `reward.steps`, and for an evaluation."""
-        if self._steps is None or group.purpose == "eval":
-            return None
-        (steps,) = self._caller.call([self._steps], group, required=False)
-        return steps or [[]] * group.num_completions  # None: the function was late, so no completion has steps
 
     def _call_custom(self, group: RolloutGroup, rewards_FG: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """Return the values of the user's advantage function; None if it is not configured or not needed."""
@@ -115,7 +114,18 @@ class GroupScorer:
 
     def _measure(self, group: RolloutGroup, rewards_FG: NDArray[np.float64], score: GroupScore) -> None:
         """Count and log the figures of a scored group."""
-        self._note_unscorable(group, int((~score.scored_G).sum()))
+        num_unscorable, now = int((~score.scored_G).sum()), time.monotonic()
+        self._metrics.count("grpo_reward_unscorable_completions_total", num_unscorable, purpose=group.purpose)
+        # at most once a minute: a function that never applies would fill the log with a line per group
+        silent_seconds = now - self._said_unscorable_at
+        if num_unscorable == group.num_completions and silent_seconds >= UNSCORABLE_WORTH_SAYING_SECONDS:
+            self._said_unscorable_at = now
+            log.warning(
+                "nothing to learn from a group: every reward function returned None for every completion",
+                ordinal=group.ordinal,
+                environment=group.environment,
+                functions=[reward.name for reward in self._rewards["train"]],
+            )
         if group.purpose == "eval":
             return
         names = [reward.name for reward in self._rewards["train"]]
@@ -131,16 +141,3 @@ class GroupScorer:
         """Log and count late functions, with the outcome decided by the scorer."""
         self._metrics.count("grpo_reward_timeouts_total", outcome=outcome)
         log.warning("reward function late", ordinal=group.ordinal, detail=words, outcome=outcome)
-
-    def _note_unscorable(self, group: RolloutGroup, count: int) -> None:
-        """Count completions to which no function applied; warn, at most once a minute, if it is the whole group."""
-        self._metrics.count("grpo_reward_unscorable_completions_total", count, purpose=group.purpose)
-        now = time.monotonic()
-        if count == group.num_completions and now - self._said_unscorable_at >= UNSCORABLE_WORTH_SAYING_SECONDS:
-            self._said_unscorable_at = now
-            log.warning(
-                "nothing to learn from a group: every reward function returned None for every completion",
-                ordinal=group.ordinal,
-                environment=group.environment,
-                functions=[reward.name for reward in self._rewards["train"]],
-            )

@@ -67,9 +67,19 @@ class ChatClient:
             EndpointRefusedError: the server refuses the request or the key.
         """
         body = {"model": self._endpoint.model, "messages": list(messages)} | settings
+        tries = self._endpoint.retries + 1
         # a request keeps its slot through its pauses: a server in trouble gets fewer requests
         async with self._slots:
-            answer = await self._persistently(body)
+            for number in range(tries):
+                try:
+                    # EndpointRefusedError is not caught: a retry would not help
+                    answer = await self._ask(body)
+                    break
+                except EndpointError as error:
+                    if number + 1 == tries:
+                        retries = self._endpoint.retries
+                        raise EndpointError(f"{error}; tried {tries} times (retries {retries})") from None
+                await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**number))
         try:
             return str(answer["choices"][0]["message"]["content"] or "")
         except (KeyError, IndexError, TypeError) as error:
@@ -80,21 +90,19 @@ class ChatClient:
         if self._session is not None:
             await self._session.close()
 
-    async def _persistently(self, body: dict[str, Any]) -> Any:
-        tries = self._endpoint.retries + 1
-        for number in range(tries):
-            try:
-                return await self._ask(body)  # an EndpointRefusedError leaves at once
-            except EndpointError as error:
-                if number + 1 == tries:
-                    raise EndpointError(f"{error}; tried {tries} times (retries {self._endpoint.retries})") from None
-            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**number))
-        raise AssertionError("the last try returns or raises")
-
     async def _ask(self, body: dict[str, Any]) -> Any:
-        session = self._opened()
+        # opened at the first request, not in the constructor: a session belongs to the running event loop
+        if self._session is None:
+            variable = self._endpoint.api_key_env
+            key = os.environ.get(variable, "") if variable else ""
+            if variable and not key:
+                raise EndpointRefusedError(f"{self._who}: api_key_env: the environment has no {variable}")
+            self._session = aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout),
+            )
         try:
-            async with session.post(self._url, json=body) as response:
+            async with self._session.post(self._url, json=body) as response:
                 if response.status == 200:
                     return await response.json()
                 words = f"{self._who}: HTTP {response.status}: {(await response.text())[:300]}"
@@ -102,26 +110,12 @@ class ChatClient:
             raise EndpointError(f"{self._who} did not answer within {self._endpoint.timeout:g} s (timeout)") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise EndpointError(f"{self._who}: {type(error).__name__}: {error}") from None
-        if response.status in (401, 403):  # the key's fault, so its variable is named
+        # the key's fault, so its variable is named
+        if response.status in (401, 403):
             raise EndpointRefusedError(f"{words} (api_key_env {self._endpoint.api_key_env or 'is not set'})")
         if response.status < 500 and response.status not in PASSING:
             raise EndpointRefusedError(words)
         raise EndpointError(words)
-
-    def _opened(self) -> aiohttp.ClientSession:
-        """Return the HTTP session; opened at the first call, since a session belongs to the running event loop."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers={"Authorization": f"Bearer {key}"} if (key := self._key()) else {},
-                timeout=aiohttp.ClientTimeout(total=self._endpoint.timeout),
-            )
-        return self._session
-
-    def _key(self) -> str:
-        variable = self._endpoint.api_key_env
-        if variable and not os.environ.get(variable):
-            raise EndpointRefusedError(f"{self._who}: api_key_env: the environment has no {variable}")
-        return os.environ[variable] if variable else ""
 
     @property
     def _who(self) -> str:

@@ -23,7 +23,8 @@ def load_function(path: str, key: str) -> RewardFunction:
     Raises:
         ConfigError: there is no built-in function of this name, or the user's module or function can't be loaded.
     """
-    if ":" in path:  # names of built-in functions have none
+    # names of built-in functions have no colon
+    if ":" in path:
         return user_code.load_function(path, key)
     if path in BUILTIN:
         return BUILTIN[path]

@@ -133,7 +133,8 @@ class RewardActor:
         self._scorer.close()
         self.membership.close()
         self._inbox.close()
-        with self._sending:  # worker threads may be about to send
+        # under the lock: worker threads may be about to send
+        with self._sending:
             if self._packer is not None:
                 self._packer.close()
             self._packer = None
@@ -149,21 +150,28 @@ class RewardActor:
         directive = self.membership.latest()
         if isinstance(directive, RewardDirective):
             self._fence.follow(directive.run, directive.term)
+            # before sending below: a group that the packer has released must not be sent to it again
             with self._lock:
                 for ordinal, attempt in directive.release.tolist():
                     self.held.pop((ordinal, attempt), None)
-            self._connect(directive)
-        self._send_waiting()
+            if directive.term != self._term:
+                with self._sending:
+                    if self._packer is not None:
+                        self._packer.close()
+                    self._packer = Outbox("scored", directive.packer_address, self._config.bus, self.membership.name)
+                    self._term = directive.term
+        with self._lock:
+            waiting = [held for held in self.held.values() if held.scored is not None]
+        # outside of the lock, which worker threads need: encoding a large group takes milliseconds
+        for held in waiting:
+            self._send(held)
         self._report()
-        self._start_over_when_worn_out()
-        self._start_over_when_used_up()
+        self._start_over_if_due()
         done = directive is not None and directive.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self.held))
 
-    def _start_over_when_worn_out(self) -> None:
-        """Drain and start over once calls that never return have taken the threads of this process.
-
-        Leaves when the packer knows all results and failures of this process, or the drain time is over.
+    def _start_over_if_due(self) -> None:
+        """Start over once calls that never return have taken the threads, or after `reward.max_groups_per_process`.
 
         Raises:
             StartOverError: a new process shall take over. Groups not scored here are sent to it or to another one.
@@ -171,38 +179,22 @@ class RewardActor:
         self._worn_out = self._worn_out or self._scorer.runner.worn_out
         if self._worn_out:
             self._drain.begin()
+            # leaves when the packer knows all results and failures of this process, or the drain time is over
             with self._lock:
                 untold = any(held.failure or held.scored for held in self.held.values())
             # groups without a result hold nothing up: their functions may never return
             if self._drain.may_leave(holds_work=untold):
                 raise StartOverError(self._worn_out)
-
-    def _start_over_when_used_up(self) -> None:
-        """Start over after `reward.max_groups_per_process` groups, since user functions may leak memory.
-
-        Waits until all held groups are settled, without a limit of its own: `reward.timeout` limits each group, and
-        `bus.peer_timeout` the absence of the packer. An order to drain goes first.
-
-        Raises:
-            StartOverError: a new process shall take over.
-        """
+        # user functions may leak memory, so a process takes a limited number of groups
         limit = self._config.reward.max_groups_per_process
         if limit and self._num_scored >= limit:
             self._hand_over.begin()
+        # once all held groups are settled, without a limit of its own: `reward.timeout` limits each group, and
+        # `bus.peer_timeout` the absence of the packer. An order to drain goes first
         if self._hand_over.may_leave(holds_work=bool(self.held)) and not self._drain:
             raise StartOverError(
                 f"{self._num_scored} groups have been scored here (reward.max_groups_per_process {limit})"
             )
-
-    def _connect(self, directive: RewardDirective) -> None:
-        """Connect to the packer's address when its term has changed. The old socket is closed."""
-        if directive.term == self._term:
-            return
-        with self._sending:
-            if self._packer is not None:
-                self._packer.close()
-            self._packer = Outbox("scored", directive.packer_address, self._config.bus, self.membership.name)
-            self._term = directive.term
 
     def take(self, message: object) -> None:
         """Hold a group and hand it to a worker thread. Drop other messages, copies of held groups, and other runs'."""
@@ -215,7 +207,8 @@ class RewardActor:
             return
         key = (message.ordinal, message.attempt)
         with self._lock:
-            if key in self.held:  # a copy, sent again before the sender knew that the group is here
+            # a copy, sent again before the sender knew that the group is here
+            if key in self.held:
                 return
             held = self.held[key] = HeldGroup(message)
         point("reward.taken")
@@ -240,10 +233,12 @@ class RewardActor:
             self._shown.add(error.origin)
             self._fail(held, error.reason, str(error), traceback_of=error.__cause__ if first else None)
         except Exception as error:
+            # errors of user code are RewardErrors: this one is a fault of the project, and may be of this group alone
             log.exception("scoring failed", ordinal=group.ordinal)
             self._fail(held, "internal", f"{type(error).__name__}: {error}")
         else:
-            self._num_scored += 1  # not exact without a lock, which a limit on leaks does not need
+            # not exact without a lock, which a limit on leaks does not need
+            self._num_scored += 1
             self.metrics.observe("grpo_reward_score_seconds", time.monotonic() - started)
             self.metrics.count("grpo_reward_groups_total", purpose=group.purpose)
             self._send(held)
@@ -256,15 +251,11 @@ class RewardActor:
             ordinal=held.group.ordinal, attempt=held.group.attempt, reason=reason, detail=limits.cut(detail)
         )
 
-    def _send_waiting(self) -> None:
-        """Send scored groups not sent to this term's packer yet, and groups unreleased for `resend_after`."""
-        with self._lock:
-            waiting = [held for held in self.held.values() if held.scored is not None]
-        for held in waiting:
-            self._send(held)
-
     def _send(self, held: HeldGroup) -> None:
-        """Send a scored group unless this term's packer has it. Called by worker threads and by the bus thread."""
+        """Send a scored group unless this term's packer has it, or again after `resend_after` without a release.
+
+        Called by worker threads and by the bus thread.
+        """
         with self._sending:
             now = time.monotonic()
             late = held.sent_at is not None and now - held.sent_at > held.resend_after
@@ -276,8 +267,8 @@ class RewardActor:
                 held.scored = None
                 self._fail(held, "too_large", str(error))
                 return
+            # without room in the socket, or without a connection, `follow` tries again in its next turn
             if sent:
-                # no room in the socket: `_send_waiting` tries again in the next turn
                 point("reward.sent")
                 held.sent_at, held.sent_in_term = now, self._term
                 held.resend_after = max(2 * held.resend_after, self._config.bus.resend_after)

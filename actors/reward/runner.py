@@ -75,6 +75,7 @@ class FunctionRunner:
         self._on_loop: dict[asyncio.Task[Any] | None, tuple[str, RolloutGroup]] = {}
         """Function and group of each task on the event loop."""
         self._loop = asyncio.new_event_loop()
+        # before the thread runs the loop: `call_soon` is not thread-safe
         self._loop.call_soon(self._tick)
         self._ticked = time.monotonic()
         start("reward-async", self._run_loop)
@@ -95,7 +96,12 @@ class FunctionRunner:
             self.num_late += len(late)
         # looked up before the late calls are given up: cancelled tasks leave the loop, the blocking one among them
         stalled, blocker = self._loop_stalls, self._blocker()
-        self._give_up({call: rewards[i].name for call, i in calls.items() if call in late})
+        for call, i in calls.items():
+            # cancelling works for calls that wait, on the event loop or for a thread, not for a running thread
+            if call in late and not call.cancel():
+                self._stuck[call] = rewards[i].name
+                # called at once if the call has returned meanwhile
+                call.add_done_callback(self._stuck.pop)
         names = [rewards[calls[call]].name for call in late]
         # a blocked event loop would make the call late again, so what the others returned is of no use
         if stalled and any(rewards[calls[call]].is_async for call in late):
@@ -113,8 +119,9 @@ class FunctionRunner:
             call = self._await(reward, group, arguments)
             try:
                 return asyncio.run_coroutine_threadsafe(call, self._loop)
-            except RuntimeError:  # the loop is closed
-                call.close()  # otherwise Python warns of a coroutine that was never awaited
+            except RuntimeError:
+                # the loop is closed. Without `close` Python warns of a coroutine that was never awaited
+                call.close()
                 raise
         return self._executor.submit(_run, reward, group, arguments)
 
@@ -144,15 +151,15 @@ class FunctionRunner:
 
     def close(self) -> None:
         """Stop taking work. Threads of stuck calls are left behind."""
-        self._loop.call_soon_threadsafe(self._end_loop)
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _give_up(self, late: dict[Future[Any], str]) -> None:
-        for call, name in late.items():
-            # cancelling works for calls that wait, on the event loop or for a thread, not for a running thread
-            if not call.cancel():
-                self._stuck[call] = name
-                call.add_done_callback(self._stuck.pop)
+        def end_loop() -> None:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            # behind the cancelled tasks in the queue, so that they end first
+            self._loop.call_soon(self._loop.stop)
+
+        self._loop.call_soon_threadsafe(end_loop)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     # --- the event loop ------------------------------------------------------------------------------------------
 
@@ -166,7 +173,8 @@ class FunctionRunner:
         except RewardError:
             raise
         except BaseException as error:
-            if task is not None and task.cancelling():  # the call was given up: user code may turn that into any error
+            # the call was given up: user code may turn the cancellation into any error
+            if task is not None and task.cancelling():
                 raise asyncio.CancelledError from error
             raise _raised(reward.name, error) from error
         finally:
@@ -196,23 +204,17 @@ class FunctionRunner:
         self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _run_loop(self) -> None:
+        async def end_late_tasks() -> None:
+            """Cancel calls that were handed over while the loop was ending, and wait a moment for them."""
+            late = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=TICK_SECONDS)
+
         self._loop.run_forever()
-        self._loop.run_until_complete(_end_late_tasks())
+        self._loop.run_until_complete(end_late_tasks())
         self._loop.close()
-
-    def _end_loop(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.call_soon(self._loop.stop)  # after the cancelled tasks in the queue, so that they end first
-
-
-async def _end_late_tasks() -> None:
-    """Cancel calls that were handed over while the loop was ending, and wait a moment for them."""
-    late = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in late:
-        task.cancel()
-    if late:
-        await asyncio.wait(late, timeout=TICK_SECONDS)
 
 
 def _run(reward: NamedReward, group: RolloutGroup, arguments: dict[str, Any]) -> Any:
@@ -222,6 +224,7 @@ def _run(reward: NamedReward, group: RolloutGroup, arguments: dict[str, Any]) ->
     except RewardError:
         raise
     except BaseException as error:
+        # SystemExit too: a function that calls sys.exit() fails its own group alone
         raise _raised(reward.name, error) from error
 
 

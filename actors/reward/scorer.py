@@ -83,7 +83,8 @@ class Scorer:
             if tried.blocker:
                 words += f"; {tried.blocker} blocks the event loop of all async reward functions, make it a plain def"
             if tried.stalled:
-                outcome = "fail"  # a blocked event loop would make the call late again
+                # a blocked event loop would make the call late again
+                outcome = "fail"
             else:
                 outcome = "retried" if retries_left else "fail" if required else self._on_timeout
             self._note_late(group, words, outcome)

@@ -16,7 +16,27 @@ def check_values(name: str, values: Any, size: int) -> list[float]:
     Raises:
         RewardError: the number of values is wrong, or a value is neither None nor a finite number.
     """
-    return [_number(name, i, item) for i, item in enumerate(_one_each(name, values, size))]
+    numbers: list[float] = []
+    for i, item in enumerate(_one_each(name, values, size)):
+        if item is None:
+            numbers.append(float("nan"))
+            continue
+        try:
+            # float() would accept the text "1"
+            number = None if isinstance(item, str | bytes) else float(item)
+        except (TypeError, ValueError):
+            number = None
+        if number is None:
+            raise RewardError(
+                "reward_invalid", f"{name} returned {item!r:.60} for completion {i}, expected a number or None"
+            )
+        # NaN is how None is stored, so a NaN of the function would pass for "not applicable"
+        if not np.isfinite(number):
+            raise RewardError(
+                "reward_invalid", f"{name} returned {number} for completion {i}; use None for 'not applicable'"
+            )
+        numbers.append(number)
+    return numbers
 
 
 def check_steps(name: str, values: Any, lengths: Sequence[int]) -> list[StepRewards]:
@@ -31,28 +51,24 @@ def check_steps(name: str, values: Any, lengths: Sequence[int]) -> list[StepRewa
         RewardError: the number of values is wrong, or a pair has an end outside of the completion or no finite reward.
     """
     items = _one_each(name, values, len(lengths))
-    return [
-        _steps(name, i, () if item is None else item, length)
-        for i, (item, length) in enumerate(zip(items, lengths, strict=True))
-    ]
-
-
-def _steps(name: str, i: int, item: Any, length: int) -> StepRewards:
-    try:
-        # index: int() would cut an end of 1.5 to 1
-        pairs = [(operator.index(end), float(reward)) for end, reward in item]
-    except (TypeError, ValueError):
-        raise RewardError(
-            "reward_invalid", f"{name} returned {item!r:.60} for completion {i}, expected (end, reward) pairs"
-        ) from None
-    for end, reward in pairs:
-        if not 1 <= end <= length or not np.isfinite(reward):
+    steps: list[StepRewards] = []
+    for i, (item, length) in enumerate(zip(items, lengths, strict=True)):
+        try:
+            # index: int() would cut an end of 1.5 to 1
+            pairs = [(operator.index(end), float(reward)) for end, reward in (() if item is None else item)]
+        except (TypeError, ValueError):
             raise RewardError(
-                "reward_invalid",
-                f"{name} returned the step ({end}, {reward}) for completion {i}; an end is from 1 to {length}, its "
-                "number of tokens, and a reward is finite",
-            )
-    return pairs
+                "reward_invalid", f"{name} returned {item!r:.60} for completion {i}, expected (end, reward) pairs"
+            ) from None
+        for end, reward in pairs:
+            if not 1 <= end <= length or not np.isfinite(reward):
+                raise RewardError(
+                    "reward_invalid",
+                    f"{name} returned the step ({end}, {reward}) for completion {i}; an end is from 1 to {length}, its "
+                    "number of tokens, and a reward is finite",
+                )
+        steps.append(pairs)
+    return steps
 
 
 def _one_each(name: str, values: Any, size: int) -> list[Any]:
@@ -63,22 +79,3 @@ def _one_each(name: str, values: Any, size: int) -> list[Any]:
     if len(items) != size:
         raise RewardError("reward_invalid", f"{name} returned {len(items)} values for {size} completions")
     return items
-
-
-def _number(name: str, i: int, item: Any) -> float:
-    if item is None:
-        return float("nan")
-    try:
-        number = None if isinstance(item, str | bytes) else float(item)  # float() would accept the text "1"
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
-        raise RewardError(
-            "reward_invalid", f"{name} returned {item!r:.60} for completion {i}, expected a number or None"
-        )
-    # NaN is how None is stored, so a NaN of the function would pass for "not applicable"
-    if not np.isfinite(number):
-        raise RewardError(
-            "reward_invalid", f"{name} returned {number} for completion {i}; use None for 'not applicable'"
-        )
-    return number

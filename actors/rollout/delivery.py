@@ -1,9 +1,9 @@
 """Delivery of sampled groups to reward actors.
 
 Consumes sampled groups, and directives with all reward actors, signs of life and held groups. Emits RolloutGroups.
-Waits
-for nothing: `send` is called in each iteration of the main loop. P13 (senders keep a group until release): a group is
-sent again after the receiver's death, or without a report by the receiver. So no copy on the wire is the only copy.
+Waits for nothing: `send` is called in each iteration of the main loop. P13 (senders keep a group until release): a
+group is sent again after the receiver's death, or without a report by the receiver. So no copy on the wire is the only
+copy.
 """
 
 import time
@@ -20,7 +20,7 @@ from actors.telemetry.metrics import Metrics
 from bus.data import Outbox
 from schemas.config import RunConfig
 from schemas.errors import ConfigError, MessageTooLargeError
-from schemas.messages import RewardPeer, RolloutDirective, RolloutGroup, Ticket
+from schemas.messages import RewardPeer, RolloutDirective, RolloutGroup
 
 log = structlog.get_logger("rollout")
 
@@ -80,7 +80,8 @@ class Delivery:
                 held.fail("too_large", str(error), self._metrics)
                 continue
             if held.sent_to is None:
-                full = True  # no reward actor has room, so none has it for the next group
+                # no reward actor has room, so none has it for the next group
+                full = True
                 continue
             if not held.sent_at:
                 self._metrics.count("grpo_rollout_wait_seconds_total", now - held.sampled_at, cause="reward_choice")
@@ -111,7 +112,13 @@ class Delivery:
                 self.reward_choice.arrived(held.sent_to)
             return False
         if not held.named and told_for(held.accepted_at) > self._group_timeout:
-            self._fail_unnamed(held)
+            if held.sent_to is not None:
+                where = f"sent to {held.sent_to.rpartition('/')[0]}, which has not confirmed it"
+            else:
+                names = ", ".join(f"{peer.name} at {peer.address}" for peer in self._rewards)
+                where = f"not taken by any reward actor ({names or 'there is none'})"
+            text = f"sampled, and {where}, within {self._group_timeout:g} s (rollout.group_timeout)"
+            held.fail("timeout", text, self._metrics)
             return False
         # never sent, or the holder is dead: at once; no directive has to be waited for
         if held.sent_to is None or self._is_gone(held.sent_to):
@@ -120,26 +127,13 @@ class Delivery:
         is_live = self._directive is not None and held.sent_to.rpartition("/")[2] in self._directive.live_rewards
         if told_for(held.sent_at) <= held.resend_after or not is_live:
             return False
-        self._note_lost(held.ticket, held.sent_to, now)
-        return True
-
-    def _note_lost(self, ticket: Ticket, identity: str, now: float) -> None:
         log.warning(
             "group not arrived; it is sent again, elsewhere if possible, and this reward actor is avoided for a while",
-            ordinal=ticket.ordinal,
-            peer=identity.rpartition("/")[0],
-            avoided_seconds=self.reward_choice.lost(identity, now),
+            ordinal=held.ticket.ordinal,
+            peer=held.sent_to.rpartition("/")[0],
+            avoided_seconds=self.reward_choice.lost(held.sent_to, now),
         )
-
-    def _fail_unnamed(self, held: HeldTicket) -> None:
-        """Fail an attempt: no reward actor has reported the sampled group within the attempt's time."""
-        if held.sent_to is not None:
-            where = f"sent to {held.sent_to.rpartition('/')[0]}, which has not confirmed it"
-        else:
-            names = ", ".join(f"{peer.name} at {peer.address}" for peer in self._rewards)
-            where = f"not taken by any reward actor ({names or 'there is none'})"
-        seconds = self._group_timeout
-        held.fail("timeout", f"sampled, and {where}, within {seconds:g} s (rollout.group_timeout)", self._metrics)
+        return True
 
     def _send(self, group: RolloutGroup, rewards: dict[str, RewardPeer], avoid: str | None = None) -> str | None:
         """Send a group to the least loaded reward actor with room. Return the receiver's identity, None without room.
@@ -155,21 +149,15 @@ class Delivery:
         # loads in the directive are about a second old: groups sent since count as well
         on_the_way = Counter(held.sent_to for held in self._held.values() if held.sent_to is not None)
         for identity in self.reward_choice.order(rewards, on_the_way, time.monotonic(), avoid):
-            outbox = self._outbox_to(identity, rewards[identity])
-            if outbox is not None and outbox.try_send(group):
+            if identity not in self.outboxes:
+                try:
+                    self.outboxes[identity] = Outbox("groups", rewards[identity].address, self._bus, self._name)
+                except ConfigError as error:
+                    # a bad address is the peer's fault: the error is logged, and the other reward actors are used
+                    if time.monotonic() >= self._next_address_log:
+                        self._next_address_log = time.monotonic() + ADDRESS_LOG_SECONDS
+                        log.warning("reward actor left out", peer=identity, detail=str(error))
+                    continue
+            if self.outboxes[identity].try_send(group):
                 return identity
         return None
-
-    def _outbox_to(self, identity: str, peer: RewardPeer) -> Outbox | None:
-        """Return the socket to a reward actor; None if the address can't be used.
-
-        A bad address is the peer's fault, so the error is logged and the other reward actors are used.
-        """
-        if identity not in self.outboxes:
-            try:
-                self.outboxes[identity] = Outbox("groups", peer.address, self._bus, self._name)
-            except ConfigError as error:
-                if time.monotonic() >= self._next_address_log:
-                    self._next_address_log = time.monotonic() + ADDRESS_LOG_SECONDS
-                    log.warning("reward actor left out", peer=identity, detail=str(error))
-        return self.outboxes.get(identity)

@@ -108,6 +108,7 @@ class EngineChoice:
                 check_answer(engine, ticket, completions)
                 return completions
             except RequestRefusedError as error:
+                # every engine would refuse the request for the same reason
                 raise AttemptError("engine", str(error)) from error
             except EngineError as error:
                 last_error = error
@@ -135,7 +136,8 @@ class EngineChoice:
                     raise EngineError(f"{engine.name} at {engine.url} is gone: it has stopped sending heartbeats")
             return request.result()
         finally:
-            request.cancel()  # closes the connection, at which the engine stops sampling for it
+            # closes the connection of an unanswered request, at which the engine stops sampling for it
+            request.cancel()
 
     async def _choose(self, ticket: Ticket, shunned: Mapping[str, float]) -> EnginePeer:
         """Return the least loaded engine among those allowed to sample this ticket; wait for the first.
@@ -146,7 +148,8 @@ class EngineChoice:
         started = time.monotonic()
         wanted = f"version {ticket.policy or f'{ticket.min_version} or newer'}"
         self._waits[ticket.ordinal] = f": no engine{' but those that failed' if shunned else ''} serves {wanted}"
-        while True:  # the timeout of the attempt ends the loop
+        # the timeout of the attempt cancels the task, which ends the loop
+        while True:
             now = time.monotonic()
             fit = [e for e in self._engines if may_sample(e, ticket) and now >= shunned.get(e.boot_id, 0.0)]
             if fit:
@@ -159,7 +162,8 @@ class EngineChoice:
 
 def may_sample(engine: EnginePeer, ticket: Ticket) -> bool:
     """Return whether an engine serves exactly the ticket's policy, or at least the ticket's version."""
-    if ticket.policy is not None:  # an evaluation measures one version and no other
+    # an evaluation measures one version and no other
+    if ticket.policy is not None:
         return engine.policy == ticket.policy
     return engine.policy.version >= ticket.min_version
 

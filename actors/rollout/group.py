@@ -21,7 +21,7 @@ class GroupSampler:
         name: name of the actor, the sender of its groups.
         datasets: data sets by purpose and label.
         encode: function from a prompt to token ids.
-        engines: asker of engines.
+        engines: asker of engines; public, since the actor's loop passes each directive on to the engines.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class GroupSampler:
         encode: Callable[[Prompt], list[int]],
         engines: EngineChoice,
     ) -> None:
-        self._name, self._datasets, self._encode, self._engines = name, datasets, encode, engines
+        self._name, self._datasets, self._encode, self.engines = name, datasets, encode, engines
         self._limit_key, self._limit = longest_sample(config)
 
     async def sample(self, run: str, ticket: Ticket) -> RolloutGroup:
@@ -42,22 +42,11 @@ class GroupSampler:
             AttemptError: the example can't be sampled, or the engines have failed.
             ConfigError: no prompt can be encoded with this configuration.
         """
-        example = self._example(ticket)
-        prompt_ids = self._encode(example.prompt)
-        if len(prompt_ids) + ticket.max_tokens > self._limit:
-            raise AttemptError(
-                "prompt_too_long",
-                f"{len(prompt_ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} exceed "
-                f"{self._limit_key} {self._limit}",
-            )
-        completions = await self._engines.ask(ticket, prompt_ids)
-        return build_group(run, self._name, ticket, example, prompt_ids, completions)
-
-    def _example(self, ticket: Ticket) -> Example:
         where = f"{ticket.environment} example {ticket.index}"
         try:
             example = self._datasets[ticket.purpose, ticket.environment].example(ticket.index)
-        except Exception as error:  # user code: whatever it raises costs this attempt alone
+        except Exception as error:
+            # user code: whatever it raises costs this attempt alone
             raise AttemptError("environment", f"{where}: {type(error).__name__}: {error}") from error
         if example.key(ticket.environment) != ticket.example_key:
             raise AttemptError(
@@ -70,7 +59,15 @@ class GroupSampler:
                 f"{where} can't be sent: {why} (integers have 64 bits; keep what is large in a file and name the file "
                 "in a column)",
             )
-        return example
+        prompt_ids = self._encode(example.prompt)
+        if len(prompt_ids) + ticket.max_tokens > self._limit:
+            raise AttemptError(
+                "prompt_too_long",
+                f"{len(prompt_ids)} prompt tokens and rollout.max_tokens {ticket.max_tokens} exceed "
+                f"{self._limit_key} {self._limit}",
+            )
+        completions = await self.engines.ask(ticket, prompt_ids)
+        return build_group(run, self._name, ticket, example, prompt_ids, completions)
 
 
 def longest_sample(config: RunConfig) -> tuple[str, int]:

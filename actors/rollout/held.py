@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import structlog
@@ -56,3 +57,8 @@ class HeldTicket:
         metrics.count("grpo_rollout_failures_total", reason=reason)
         # cut, since the text goes into every heartbeat until the release
         self.failure = AttemptFailure(ordinal=ordinal, attempt=attempt, reason=reason, detail=limits.cut(detail))
+
+
+def failures_to_report(held: Iterable[HeldTicket]) -> list[AttemptFailure]:
+    """Return the failures of tickets, as many as a heartbeat may carry; the others follow after a release."""
+    return [one.failure for one in held if one.failure][: limits.HEARTBEAT_FAILURES]

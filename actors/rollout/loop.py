@@ -9,24 +9,20 @@ group until its release): after the death of any process the group can be sent a
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import structlog
 
-from actors.datasets import Dataset
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership
 from actors.rollout.delivery import Delivery
-from actors.rollout.engine_choice import Client, EngineChoice
 from actors.rollout.group import GroupSampler
-from actors.rollout.held import AttemptError, HeldTicket, Hold
+from actors.rollout.held import AttemptError, HeldTicket, Hold, failures_to_report
 from actors.telemetry.metrics import Metrics
 from bus.counts import EdgeCounts
-from schemas import limits
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
-from schemas.messages import Prompt, Purpose, RolloutDirective, RolloutHeartbeat, Ticket
+from schemas.messages import RolloutDirective, RolloutHeartbeat
 
 log = structlog.get_logger("rollout")
 
@@ -45,26 +41,15 @@ class RolloutActor:
         config: configuration of the run.
         name: name in the run.
         metrics: destination of the `grpo_rollout_*` metrics.
-        datasets: data sets by purpose and label.
-        encode: function from a prompt to token ids.
-        make_client: maker of the client to the engines; called inside the event loop.
+        sampler: sampler of groups, with the engines that this actor asks.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        name: str,
-        metrics: Metrics,
-        datasets: Mapping[tuple[Purpose, str], Dataset],
-        encode: Callable[[Prompt], list[int]],
-        make_client: Callable[[], Client],
-    ) -> None:
+    def __init__(self, config: RunConfig, name: str, metrics: Metrics, sampler: GroupSampler) -> None:
         self._config, self._metrics = config, metrics
         self.held: dict[Hold, HeldTicket] = {}
         """Tickets from arrival to release."""
-        self.engines = EngineChoice(config, metrics, make_client)
+        self._sampler, self.engines = sampler, sampler.engines
         self.delivery = Delivery(config, name, metrics, self.held)
-        self._sampler = GroupSampler(config, name, datasets, encode, self.engines)
         self._drain = Drain()
         self._directive: RolloutDirective | None = None
         self._unusable: ConfigError | None = None
@@ -97,7 +82,8 @@ class RolloutActor:
 
     async def _main(self, metrics_url: str) -> None:
         self._loop = asyncio.get_running_loop()
-        with contextlib.closing(self.membership):  # last, so that the last heartbeat follows the last group
+        # closed last, so that the last heartbeat follows the last group
+        with contextlib.closing(self.membership):
             async with self.engines:
                 self._report(starting={"phase": "running", "metrics_url": metrics_url})
                 try:
@@ -121,7 +107,9 @@ class RolloutActor:
 
     def _wake_up(self) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed, so nothing waits for the event
+            # an asyncio.Event is not thread-safe, and the control client calls this from its own thread. RuntimeError:
+            # the loop has just been closed, so nothing waits for the event
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def follow(self) -> bool:
@@ -140,27 +128,21 @@ class RolloutActor:
                 self._directive, now = directive, time.monotonic()
                 self.engines.note(now, directive)
                 self.delivery.note(now, directive)
-            self._release(directive)
+            for ordinal, attempt in directive.release.tolist():
+                released = self.held.pop((ordinal, attempt), None)
+                # still sampling: a copy elsewhere was faster, or the run needs the group no more
+                if released is not None and released.task is not None:
+                    released.task.cancel()
             for ticket in directive.tickets:
-                self._accept(directive.run, ticket)
+                # the directive repeats a ticket until a heartbeat has named it
+                if (key := (ticket.ordinal, ticket.attempt)) not in self.held:
+                    held = self.held[key] = HeldTicket(ticket)
+                    point("rollout.ticket")
+                    held.task = asyncio.create_task(self.attempt(directive.run, held))
         self.delivery.send()
         self._report()
         done = directive is not None and directive.phase == "done"
         return done or self._drain.may_leave(holds_work=bool(self.held))
-
-    def _release(self, directive: RolloutDirective) -> None:
-        for ordinal, attempt in directive.release.tolist():
-            held = self.held.pop((ordinal, attempt), None)
-            # still sampling: a copy elsewhere was faster, or the run needs the group no more
-            if held is not None and held.task is not None:
-                held.task.cancel()
-
-    def _accept(self, run: str, ticket: Ticket) -> None:
-        key = (ticket.ordinal, ticket.attempt)
-        if key not in self.held:  # the directive repeats a ticket until a heartbeat has named it
-            held = self.held[key] = HeldTicket(ticket)
-            point("rollout.ticket")
-            held.task = asyncio.create_task(self.attempt(run, held))
 
     async def attempt(self, run: str, held: HeldTicket) -> None:
         """Sample a ticket. Every outcome becomes a group or a failure reported to the packer.
@@ -188,7 +170,8 @@ class RolloutActor:
         finally:
             held.task = None
             self.engines.take_wait(ticket.ordinal)
-            self._wake.set()  # the group leaves, or the failure is told, in the next turn
+            # the group leaves, or the failure is told, in the next turn
+            self._wake.set()
 
     def _report(self, starting: dict[str, str] | None = None) -> None:
         sampling = sum(held.task is not None for held in self.held.values())
@@ -197,7 +180,7 @@ class RolloutActor:
             "free_slots": slots,
             # tickets that have failed are named too, until the packer releases them
             "holds": np.array(sorted(self.held), np.int64).reshape(-1, 2),
-            "failures": [held.failure for held in self.held.values() if held.failure][: limits.HEARTBEAT_FAILURES],
+            "failures": failures_to_report(self.held.values()),
         }
         self._metrics.set("grpo_rollout_held_groups", len(self.held))
         if starting is not None:

@@ -49,7 +49,8 @@ class RewardChoice:
 
     def arrived(self, identity: str) -> None:
         """Record an arrival: a peer has reported a group, so the peer is reachable."""
-        self._lost.pop(identity, None)  # a single arrival clears all losses
+        # a single arrival clears all losses: the way is open
+        self._lost.pop(identity, None)
         self._until.pop(identity, None)
 
     def forget(self, identity: str) -> None:

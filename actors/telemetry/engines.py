@@ -39,15 +39,13 @@ class EngineTotals:
             self._updates[identity] = update
             for part, seconds in heartbeat.update_seconds.items():
                 self._seconds.setdefault(part, deque(maxlen=NUM_RECENT_VALUES)).append(seconds)
-        self._forget(len(self._tokens) - num_live - REMEMBERED)
+        # the longest unheard boots go first, so no live one: a live boot is heard again and again
+        too_many = len(self._tokens) - num_live - REMEMBERED
+        for gone in list(islice(self._tokens, max(0, too_many))):
+            del self._tokens[gone]
+            self._updates.pop(gone, None)
         return self._tokens[identity] - known
 
     def recent_median(self, part: str) -> float | None:
         """Return the median seconds of a part of the newest NUM_RECENT_VALUES weight updates; None without any."""
         return median_of(self._seconds.get(part, ()))
-
-    def _forget(self, num: int) -> None:
-        """Drop boots, longest unheard first, so no live one."""
-        for identity in list(islice(self._tokens, max(0, num))):
-            del self._tokens[identity]
-            self._updates.pop(identity, None)

@@ -8,14 +8,19 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from bus import threads
 from schemas import limits
+from schemas.config import RunConfig
+from schemas.config.services import bracketed, is_wildcard, without_brackets
+from schemas.errors import ConfigError
 
 
 class _Handler(WSGIRequestHandler):
@@ -47,7 +52,8 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         """Make room for a connection, and serve it in a thread."""
         with self._changing:
             self._open[request] = time.monotonic()
-        self._close_oldest(limits.HTTP_METRICS_CONNECTIONS)  # before the thread is started
+        # before the thread of the new connection starts: the oldest connection makes room
+        self._close_oldest(limits.HTTP_METRICS_CONNECTIONS)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -67,10 +73,13 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         with self._changing:
             too_many = 0 if room is None else len(self._open) - room
             for number, (request, since) in enumerate(list(self._open.items())):
-                if number < too_many or since < late:  # the dict is in the order of arrival
+                # the dict is in the order of arrival, so the first are the oldest
+                if number < too_many or since < late:
                     del self._open[request]
                     with contextlib.suppress(OSError):
-                        request.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes the socket
+                        # the connection's own thread reads the end and closes the socket; closed here, the
+                        # descriptor's number could be another connection's before that thread notices
+                        request.shutdown(socket.SHUT_RDWR)
 
 
 class _MetricsServer6(MetricsServer):
@@ -88,3 +97,31 @@ def serve_metrics(port: int, host: str, registry: CollectorRegistry) -> MetricsS
     server = make_server(host, port, make_wsgi_app(registry), kind, handler_class=_Handler)
     threads.start("metrics", server.serve_forever)
     return server
+
+
+def serve_as_configured(
+    config: RunConfig, registry: CollectorRegistry, wrap: Callable[[WSGIApplication], WSGIApplication]
+) -> tuple[MetricsServer, str]:
+    """Serve a registry at the configured address; return the server, and the URL for the heartbeat.
+
+    Args:
+        config: configuration of the run.
+        registry: metrics to serve.
+        wrap: function that adds further paths to the application.
+
+    Raises:
+        ConfigError: the address can't be bound.
+    """
+    host = without_brackets(config.telemetry.metrics_host)
+    try:
+        server = serve_metrics(config.telemetry.metrics_port, host, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"telemetry.metrics_port: {host}:{config.telemetry.metrics_port} can't be bound: {error.strerror}; "
+            "0 takes any free port (`actors up` gives its actors one port after the other, from the configured one on)"
+        ) from error
+    app = server.get_app()
+    assert app is not None
+    server.set_app(wrap(app))
+    reached_at = (config.bus.advertise_host or socket.gethostname()) if is_wildcard(host) else host
+    return server, f"http://{bracketed(reached_at)}:{server.server_port}/metrics"

@@ -45,7 +45,8 @@ def configure_logs(config: TelemetryConfig, stream: TextIO | None = None) -> Non
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[config.log_level.upper()]),
         logger_factory=lambda *_: lines,
-        cache_logger_on_first_use=False,  # a module may log before this configuration, and must follow it later
+        # a module may log before this call; its logger must follow the configuration later
+        cache_logger_on_first_use=False,
     )
 
 
@@ -81,7 +82,8 @@ class Lines:
             if self._thread is None:
                 self._thread = threads.start("log", self._run)
             self._news.notify()
-        if not self._stands_still:  # else not a single line is waited for, until one is written again
+        # once the stream stands still no line is waited for, until one is written again
+        if not self._stands_still:
             self._stands_still = not written.wait(PATIENCE_SECONDS)
 
     msg = log = debug = info = warning = error = critical = exception = fatal = failure = warn = err = write
@@ -89,29 +91,29 @@ class Lines:
 
     def _run(self) -> None:
         try:
-            self._write_all()
-        except BaseException:
-            self._thread = None  # the next line, about this very failure, starts another thread
-            raise
-
-    def _write_all(self) -> None:
-        while True:
-            threads.mark("log")
-            with self._news:
-                if not self._news.wait_for(lambda: self._waiting, IDLE_SECONDS):
-                    continue
-                line, written = self._waiting[0]
-                num_lost, self._num_lost = self._num_lost, 0
-            lost = f"{num_lost} log lines lost: nothing reads the output\n" if num_lost else ""
-            try:
-                with contextlib.suppress(OSError, ValueError):
-                    self._stream.write(f"{lost}{line}\n")
-                    self._stream.flush()
-            finally:  # removed even if this thread ends here: the line would end the next thread too
-                self._stands_still = False
-                written.set()
+            while True:
+                threads.mark("log")
                 with self._news:
-                    self._waiting.popleft()  # only now: until then the line counts against MAX_WAITING
+                    if not self._news.wait_for(lambda: self._waiting, IDLE_SECONDS):
+                        continue
+                    line, written = self._waiting[0]
+                    num_lost, self._num_lost = self._num_lost, 0
+                lost = f"{num_lost} log lines lost: nothing reads the output\n" if num_lost else ""
+                try:
+                    # outside of the lock, since a pipe that is not read holds this thread up for good
+                    with contextlib.suppress(OSError, ValueError):
+                        self._stream.write(f"{lost}{line}\n")
+                        self._stream.flush()
+                finally:  # removed even if this thread ends here: the line would end the next thread too
+                    self._stands_still = False
+                    written.set()
+                    with self._news:
+                        # removed after the write, so that a line being written counts against MAX_WAITING
+                        self._waiting.popleft()
+        except BaseException:
+            # the next line, most likely about this very failure, starts another thread
+            self._thread = None
+            raise
 
 
 _all_lines: "weakref.WeakSet[Lines]" = weakref.WeakSet()

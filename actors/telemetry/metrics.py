@@ -22,9 +22,12 @@ Actor = Literal["rollout", "reward", "packer", "trainer", "inference"]
 ACTORS: tuple[Actor, ...] = ("rollout", "reward", "packer", "trainer", "inference")
 
 # upper limits of histogram buckets; FAST and SLOW in seconds, e.g. for commits and for requests to engines
+# two buckets per power of ten: factors of about 3
 FAST_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SLOW_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+# one for each lag up to the default of packer.max_off_policy_steps
 LAG_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+# 0.99 parts completions with the full reward of 1 from the nearly perfect ones
 REWARD_BUCKETS = (-1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0, 2.0)
 # label values: each tuple has all values used by the code, so that every series exists from the start
 PURPOSES = ("train", "eval")
@@ -295,13 +298,27 @@ class Metrics:
 
     def __init__(self, actor: Actor) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # reads /proc, so has values on Linux only
+        # the collector reads /proc, so has values on Linux only
+        ProcessCollector(registry=self.registry)
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
-        for spec in SPECS:  # an actor exports its own metrics alone
-            if spec.actor == actor:
-                self._make(spec)
+        for spec in SPECS:
+            # series of the other actors would stand at 0 here for good
+            if spec.actor != actor:
+                continue
+            names = [name for name, _ in spec.labels]
+            metric: Counter | Gauge | Histogram
+            if spec.kind == "counter":
+                metric = self._counters[spec.name] = Counter(spec.name, spec.help, names, registry=self.registry)
+            elif spec.kind == "gauge":
+                metric = self._gauges[spec.name] = Gauge(spec.name, spec.help, names, registry=self.registry)
+            else:
+                metric = Histogram(spec.name, spec.help, names, buckets=spec.buckets, registry=self.registry)
+                self._histograms[spec.name] = metric
+            # makes every series at once, with 0: a series that appears later would look like a jump to Prometheus
+            for values in product(*(values for _, values in spec.labels)) if names else ():
+                metric.labels(*values)
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add `amount` to a counter."""
@@ -331,20 +348,6 @@ class Metrics:
         if silent_seconds is not None:
             spec = BUS_SPECS[3]  # grpo_bus_packer_silent_seconds, the only gauge among them
             Gauge(spec.name, spec.help, registry=self.registry).set_function(silent_seconds)
-
-    def _make(self, spec: Spec) -> None:
-        names = [name for name, _ in spec.labels]
-        metric: Counter | Gauge | Histogram
-        if spec.kind == "counter":
-            metric = self._counters[spec.name] = Counter(spec.name, spec.help, names, registry=self.registry)
-        elif spec.kind == "gauge":
-            metric = self._gauges[spec.name] = Gauge(spec.name, spec.help, names, registry=self.registry)
-        else:
-            metric = Histogram(spec.name, spec.help, names, buckets=spec.buckets, registry=self.registry)
-            self._histograms[spec.name] = metric
-        # makes every series at once, with 0: a series that appears later would look like a jump to Prometheus
-        for values in product(*(values for _, values in spec.labels)) if names else ():
-            metric.labels(*values)
 
 
 class _BusCollector(Collector):

@@ -53,7 +53,8 @@ class Reporter:
         """
         (self._output / "summary.json").unlink(missing_ok=True)
         versions = frozenset(evaluated)
-        for name in (SAMPLES, OLDER_SAMPLES):  # gigabytes in a long run, so only what is to be cut off is read
+        # samples have gigabytes in a long run, so only lines to be cut off are read
+        for name in (SAMPLES, OLDER_SAMPLES):
             if self._cut_end(
                 name,
                 lambda line: line["step"] in versions if line["purpose"] == "eval" else line["step"] <= recorded_step,
@@ -78,7 +79,8 @@ class Reporter:
         if weights:
             line["weights"] = weights
         self._append("metrics.jsonl", line)
-        for sink in self._sinks:  # after the line is written: a step that is tried again reaches them once
+        # after the line is written: a step whose write is tried again reaches a sink once
+        for sink in self._sinks:
             sink(step, values)
         return line
 
@@ -130,7 +132,11 @@ class Reporter:
             length += len(raw)
         # scattered: a good line after a bad one, or without its line end, so cutting the end is not enough
         if scattered:
-            _rewrite(path, good)
+            staging = _staging(path)
+            with staging.open("wb") as kept:
+                lines = (raw.rstrip(b"\n") for raw, line in _lines(path) if line is not None and good(line))
+                kept.writelines(raw + b"\n" for raw in lines)
+            staging.replace(path)
         elif not length:
             path.unlink()
         elif cut:
@@ -156,7 +162,16 @@ class Reporter:
                 end = start + len(raw)
                 break
             evaluations.append(raw)
-        _replace_end(path, end, b"".join(reversed(evaluations)))
+        if not end and not evaluations:
+            path.unlink()
+            return False
+        kept = b"".join(reversed(evaluations))
+        if end + len(kept) < path.stat().st_size:
+            # in place, which needs no room on the disk
+            with path.open("r+b") as file:
+                file.seek(end)
+                file.write(kept)
+                file.truncate()
         return end > 0
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -167,7 +182,8 @@ class Reporter:
 
     def _rotate_and_append(self, path: Path, line: bytes) -> None:
         if path.exists() and path.stat().st_size >= MAX_SAMPLES_BYTES:
-            path.replace(self._output / OLDER_SAMPLES)  # so together at most twice the limit, and a line
+            # the file replaces the older one, so both together have at most twice the limit and a line
+            path.replace(self._output / OLDER_SAMPLES)
             self._whole.pop(SAMPLES, None)
         self._append_line(path, line)
 
@@ -181,7 +197,8 @@ class Reporter:
                 file.truncate(whole)
             self._whole[path.name] = whole
             rest = memoryview(line)
-            while rest:  # a nearly full disk writes a part, and fails at the next write
+            # without a buffer, and in a loop: a nearly full disk writes a part, and fails at the next write
+            while rest:
                 rest = rest[file.write(rest) :]
 
 
@@ -229,25 +246,6 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Line | None]]:
     with path.open("rb") as file:
         for raw in file:
             yield raw, record_of(raw)
-
-
-def _rewrite(path: Path, good: Callable[[Line], bool]) -> None:
-    """Keep only the good lines of a file, atomically."""
-    staging = _staging(path)
-    with staging.open("wb") as kept:
-        kept.writelines(raw.rstrip(b"\n") + b"\n" for raw, line in _lines(path) if line is not None and good(line))
-    staging.replace(path)
-
-
-def _replace_end(path: Path, start: int, end: bytes) -> None:
-    """Replace a file's content from `start` on by `end`, which is not longer; remove a file that becomes empty."""
-    if not start and not end:
-        path.unlink()
-    elif start + len(end) < path.stat().st_size:
-        with path.open("r+b") as file:  # in place, which needs no room on the disk
-            file.seek(start)
-            file.write(end)
-            file.truncate()
 
 
 def replace(path: Path, text: str) -> None:

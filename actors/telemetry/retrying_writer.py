@@ -44,21 +44,18 @@ class RetryingWriter:
         try:
             write()
         except WriteError as error:
-            self._failed(name, str(error))
+            now = time.monotonic()
+            self._retry_at[name], self.problems[name] = now + RETRY_SECONDS, str(error)
+            self._count()
+            # a line for all files together: on a full disk each of them fails
+            if now >= self._tell_at:
+                self._tell_at = now + TELL_SECONDS
+                log.warning(
+                    "can't be written, free space; training goes on, and what is missing is written once there is room",
+                    files=sorted(self.problems.values()),
+                )
             return False
-        if self.problems.pop(name, None):  # only after a failure, so that a healthy run logs nothing
+        # only after a failure, so that a healthy run logs nothing
+        if self.problems.pop(name, None):
             log.info("written again", file=name)
         return True
-
-    def _failed(self, name: str, problem: str) -> None:
-        now = time.monotonic()
-        self._retry_at[name] = now + RETRY_SECONDS
-        self.problems[name] = problem
-        self._count()
-        if now < self._tell_at:  # for all files together: on a full disk each of them fails
-            return
-        self._tell_at = now + TELL_SECONDS
-        log.warning(
-            "can't be written, free space; training goes on, and what is missing is written once there is room",
-            files=sorted(self.problems.values()),
-        )

@@ -40,7 +40,8 @@ def show_samples(path: Path, step: int | None, num_completions: int) -> str:
         record = record_of(raw) if number == chosen else None
         if record is not None:
             found.append(record)
-        if found and others >= FAR_LINES:  # no line of this step comes any more
+        # behind so many other lines no line of this step comes any more
+        if found and others >= FAR_LINES:
             break
     if not found:
         return (

@@ -35,7 +35,8 @@ def is_target(url: str) -> bool:
     plain = parts.scheme in ("http", "https") and parts.path == "/metrics" and not (parts.query or parts.fragment)
     if not plain or parts.username is not None or not port or not HOST.fullmatch(host):
         return False
-    with contextlib.suppress(ValueError):  # a host name, not an address
+    # a host name passes: only Prometheus knows the address behind the name, in its own network
+    with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         return not (address.is_link_local or address.is_multicast or address.is_unspecified)
     return True
@@ -61,11 +62,13 @@ class TargetsFile:
             WriteError: the file can't be written now.
         """
         wanted = sorted(target for target in targets if is_target(target[2]))
-        if wanted == self._written:  # Prometheus reloads at each write
+        # Prometheus reloads all targets at each write
+        if wanted == self._written:
             return
-        text = json.dumps([self._entry(*target) for target in wanted], indent=1) + "\n"
+        entries = [
+            {"targets": [urlsplit(url).netloc], "labels": {"run": self._run_name, "actor": actor, "name": name}}
+            for actor, name, url in wanted
+        ]
+        text = json.dumps(entries, indent=1) + "\n"
         self._writer.write(self._path, wanted, partial(replace, self._path, text))
         self._written = wanted
-
-    def _entry(self, actor: str, name: str, url: str) -> dict[str, object]:
-        return {"targets": [urlsplit(url).netloc], "labels": {"run": self._run_name, "actor": actor, "name": name}}

@@ -45,6 +45,7 @@ class Column:
         # a sum of floats would depend on the order; the denominator is a power of 2, so this is exact
         numerator, denominator = value.as_integer_ratio()
         self._count += 1
+        # a denominator of 2^k has k + 1 bits
         self._units += numerator << (SMALLEST_EXPONENT + 1 - denominator.bit_length())
         self.maximum = value if self.maximum is None else max(value, self.maximum)
         self._recent.append(value)
@@ -83,7 +84,8 @@ class StepTotals:
 
     def add(self, line: Line) -> None:
         """Add the next step's line."""
-        if self.first:  # the wait for the first batch is the start of the run, not idleness
+        # the wait for the first batch is the start of the run, not idleness
+        if self.first:
             self.idle.add(line.get("seconds_wait_batch"))
         if len(self.first) < FIRST_AND_LAST:
             self.first.append(line)

@@ -95,8 +95,16 @@ class Writer:
             job = None
         if job is None:
             job = self._jobs[path] = _Job(work, what)
-            self._hand_over(job)
-        if not job.done.wait(0.0 if self._hangs else PATIENCE_SECONDS):
+            # under the lock, so that a thread about to end for want of work either gets this job or has ended
+            with self._lock:
+                self._queue.put(job)
+                if not self._runs:
+                    self._runs = True
+                    threads.start("record", self._run)
+        # behind a write that hangs nothing is waited for: a round would wait for every file, one after the other
+        now = time.monotonic()
+        hangs = any(not one.done.is_set() and now - one.begun >= PATIENCE_SECONDS for one in self._jobs.values())
+        if not job.done.wait(0.0 if hangs else PATIENCE_SECONDS):
             seconds = time.monotonic() - job.begun
             raise WriteError(f"{path}: the file system has not answered for {seconds:.0f} s")
         del self._jobs[path]
@@ -104,26 +112,14 @@ class Writer:
             with writing(path):
                 raise job.error
 
-    @property
-    def _hangs(self) -> bool:
-        """True if any write takes longer than PATIENCE_SECONDS: further writes are then not waited for."""
-        now = time.monotonic()
-        return any(not job.done.is_set() and now - job.begun >= PATIENCE_SECONDS for job in self._jobs.values())
-
-    def _hand_over(self, job: _Job) -> None:
-        with self._lock:
-            self._queue.put(job)
-            if not self._runs:
-                self._runs = True
-                threads.start("record", self._run)
-
     def _run(self) -> None:
         while True:
             threads.mark("packer.record")
             try:
                 self._queue.get(timeout=IDLE_SECONDS).do()
             except queue.Empty:
-                with self._lock:  # a write may have been queued since: then this thread does it
+                # `write` may have queued a job since the queue was empty: then this thread does the job
+                with self._lock:
                     if self._queue.empty():
                         self._runs = False
                         return

@@ -73,6 +73,7 @@ class BatchInbox:
     def close(self) -> None:
         """Stop the thread and close the socket."""
         self._stopping = True
+        # joined before the socket is closed: a libzmq socket is for one thread at a time
         if self._thread.is_alive():
             self._thread.join(2.0)
         self._inbox.close()

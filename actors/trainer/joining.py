@@ -75,6 +75,7 @@ def take_folder(
             if checkpoints.is_current():
                 checkpoints.take(Writer(directive.run, directive.incarnation, membership.boot_id))
                 checkpoints.begin_at(directive.checkpoint)
+                # told anew: later checkpoints have just been moved away, and must not make a step durable
                 membership.report(checkpoints=checkpoints.good(directive.run))
                 return True
         except FolderTakenError as error:

@@ -28,7 +28,7 @@ from actors.trainer.reports import REPORTS, Reports
 from actors.trainer.weight_broadcaster import WeightBroadcaster
 from bus.counts import EdgeCounts
 from bus.data import Inbox
-from bus.weights import BroadcastPublisher, WeightPublisher, Weights
+from bus.weights import BroadcastPublisher, WeightPublisher
 from schemas.config import RunConfig
 from schemas.errors import PeerRefusedError, RunFailedError
 from schemas.messages import (
@@ -67,6 +67,7 @@ class TrainerActor:
         publisher: publisher of weights; None on ranks that publish nothing.
         checkpoints: folder with the run's checkpoints.
         rank: rank of this process, from 0.
+        shares_gpu: True if an engine uses the GPU too.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class TrainerActor:
         publisher: WeightPublisher | None,
         checkpoints: CheckpointFolder,
         rank: int = 0,
+        shares_gpu: bool = False,
     ) -> None:
         self._config, self._metrics, self._make_learner, self._meet = config, metrics, make_learner, meet
+        self._shares_gpu = shares_gpu
         self._publisher, self._checkpoints, self._rank = publisher, checkpoints, rank
         self.membership = Membership(config, TrainerHeartbeat, name, self._pass_update_on)
         self.name, self.liveness = name, self.membership.liveness
@@ -131,7 +134,12 @@ class TrainerActor:
         try:
             self._train()
         except RunFailedError as error:
-            self._tell_everybody(error)
+            self.membership.report(failure=str(error))
+            # two leases for the packer's refusal, the sign that the packer knows of the failure
+            deadline = time.monotonic() + 2 * self._config.bus.lease
+            with contextlib.suppress(PeerRefusedError):  # the packer refuses all processes of a failed run
+                while time.monotonic() < deadline:
+                    self.membership.wait(POLL_SECONDS)
             raise
         finally:
             if self._broadcaster is not None:
@@ -172,7 +180,14 @@ class TrainerActor:
                 self._save_last(learner)
             self._finish_gathers(learner)
         except RanksBrokenError as error:
-            self._wait_for_exit(error)
+            log.warning("another rank is lost", detail=str(error))
+            # the packer decides whether a rank is lost, and then orders the others to exit within a lease: `_follow`
+            # raises. Without an order within two leases the fault is in this process
+            deadline = time.monotonic() + 2 * self._config.bus.lease
+            while time.monotonic() < deadline:
+                self._follow()
+                self.membership.wait(POLL_SECONDS)
+            raise
         while not self._drain and not self._done():
             self.membership.wait(POLL_SECONDS)
         # not after a drain: the run goes on, and engines may still read the last version
@@ -183,13 +198,21 @@ class TrainerActor:
         """Train all steps after `start`, up to the last step or a drain."""
         ranks = self._meet(self._run, self._incarnation, self._follow)
         learner.join(ranks, self._ensure_the_gang_waits)
+        if self._shares_gpu:
+            learner.warm_up()  # before the first version: an engine on this GPU starts when it hears of one
         self._publish(learner, start)  # engines start from exactly these weights
         self._finish_gathers(learner)
         self.membership.report(published=self._published())
         for step in range(start + 1, self._config.trainer.max_steps + 1):
-            batch, waited = self._wait_for(step)
-            if batch is None:
-                return
+            started = time.monotonic()
+            batch: StepBatch | None = None
+            while batch is None:
+                batch = self._batches.take(step, POLL_SECONDS)
+                self._follow()
+                if self._drain:
+                    return
+            waited = time.monotonic() - started
+            self._metrics.count("grpo_trainer_step_seconds_total", waited, phase="wait_batch")
             self._step(learner, ranks, batch, waited)
             if b"leaving" in ranks.exchange(b"leaving" if self._drain else b""):
                 return  # every rank leaves after the same step, so no rank waits for another that has left
@@ -214,30 +237,6 @@ class TrainerActor:
             raise StartOverError("the gang was told to exit while this rank waited for another one")
         if self.membership.silent_seconds > self._config.bus.peer_timeout:
             raise PackerSilentError("the packer has been silent while this rank waited for another one")
-
-    def _wait_for_exit(self, error: Exception) -> None:
-        """Wait for the packer's order to exit after another rank was lost, for two leases; then raise the error.
-
-        The packer decides whether a rank is lost, and orders the others to exit within a lease. Without an order the
-        fault is in this process.
-
-        Raises:
-            StartOverError: the gang is told to exit.
-        """
-        log.warning("another rank is lost", detail=str(error))
-        deadline = time.monotonic() + 2 * self._config.bus.lease
-        while time.monotonic() < deadline:
-            self._follow()
-            self.membership.wait(POLL_SECONDS)
-        raise error
-
-    def _tell_everybody(self, error: RunFailedError) -> None:
-        """Report the run's failure, and wait up to two leases for the packer's refusal: then the packer knows it."""
-        self.membership.report(failure=str(error))
-        deadline = time.monotonic() + 2 * self._config.bus.lease
-        with contextlib.suppress(PeerRefusedError):  # the packer refuses all processes of a failed run
-            while time.monotonic() < deadline:
-                self.membership.wait(POLL_SECONDS)
 
     def _join(self, learner: "Learner") -> int | None:
         """Wait for the gang's incarnation and restore its checkpoint.
@@ -265,25 +264,13 @@ class TrainerActor:
             if self._rank == 0:
                 self._reports = Reports.read(self._checkpoints.path(directive.checkpoint))
         self._incarnation, self._lineage = directive.incarnation, directive.lineage
+        # before the report: the packer sends batches as soon as it hears of the incarnation, and others are dropped
         self._batches.accept(directive.run, directive.incarnation)
         self.membership.report(
             incarnation=directive.incarnation, next_step=directive.checkpoint + 1, reports=self._reports.oldest()
         )
         log.info("gang runs", incarnation=directive.incarnation, checkpoint=directive.checkpoint)
         return directive.checkpoint
-
-    def _wait_for(self, step: int) -> tuple[StepBatch | None, float]:
-        """Return the batch of a step and the seconds waited; None and 0 when drained."""
-        started = time.monotonic()
-        while True:
-            batch = self._batches.take(step, POLL_SECONDS)
-            self._follow()
-            if self._drain:
-                return None, 0.0
-            if batch is not None:
-                waited = time.monotonic() - started
-                self._metrics.count("grpo_trainer_step_seconds_total", waited, phase="wait_batch")
-                return batch, waited
 
     def _step(self, learner: "Learner", ranks: "Ranks", batch: StepBatch, waited: float) -> None:
         bind_everywhere(step=batch.step)
@@ -311,42 +298,40 @@ class TrainerActor:
         show_step(self._metrics, batch, values)
 
     def _publish(self, learner: "Learner", version: int) -> dict[str, float]:
-        """Publish the current weights as this version. Return the seconds of gathering and of publishing."""
+        """Publish the current weights as this version. Return the seconds of gathering and of publishing.
+
+        Retry while there is no room, since engines let go of older versions meanwhile.
+
+        Raises:
+            RunFailedError: there was no room for `weights.timeout`.
+        """
         self._metrics.set("grpo_trainer_policy_version", version)
         if self._publisher is None:
             return {}
         started = time.monotonic()
         weights = learner.weights()
         gathered = time.monotonic()
-        self._publish_patiently(self._publisher, PolicyVersion(lineage=self._lineage, version=version), weights)
-        seconds = {"seconds_gather": gathered - started, "seconds_publish": time.monotonic() - gathered}
-        self._metrics.count("grpo_trainer_step_seconds_total", sum(seconds.values()), phase="publish")
-        return seconds
-
-    def _publish_patiently(self, publisher: WeightPublisher, policy: PolicyVersion, weights: Weights) -> None:
-        """Publish a version. Retry while there is no room, since engines let go of older versions meanwhile.
-
-        Raises:
-            RunFailedError: there was no room for `weights.timeout`.
-        """
-        timeout = self._config.weights.timeout
-        deadline = time.monotonic() + timeout
+        policy, timeout = PolicyVersion(lineage=self._lineage, version=version), self._config.weights.timeout
         while True:
+            # followed before each try: the directive tells which older versions may go
             directive = self._follow()
-            publisher.prune(directive.keep_version if directive else 0)
+            self._publisher.prune(directive.keep_version if directive else 0)
             try:
-                publisher.publish(policy, weights)
-                return
+                self._publisher.publish(policy, weights)
+                break
             except OSError as error:
-                if time.monotonic() > deadline:
+                if time.monotonic() > gathered + timeout:
                     raise RunFailedError(
                         f"weights {policy} can't be published, tried for {timeout:g} s (weights.timeout): {error}. "
                         "Then start the same command again: the run goes on from its newest checkpoint"
                     ) from error
                 log.error("weights not published; trying again", policy=str(policy), detail=str(error))
             if self._drain:
-                return  # not lost: the last checkpoint has these weights
+                break  # not lost: the last checkpoint has these weights
             self.membership.wait(PUBLISH_RETRY_SECONDS)
+        seconds = {"seconds_gather": gathered - started, "seconds_publish": time.monotonic() - gathered}
+        self._metrics.count("grpo_trainer_step_seconds_total", sum(seconds.values()), phase="publish")
+        return seconds
 
     def _published(self) -> list[Manifest]:
         return self._publisher.published() if self._publisher else []

@@ -46,6 +46,7 @@ class WeightBroadcaster:
     def follow(self, update: WeightUpdate | None) -> None:
         """Send this update next, unless it is the update named before. Ends any other broadcast. Thread-safe."""
         if update is not None and (self._named is None or update.update != self._named.update):
+            # in this order: the thread looks at the name after the event
             self._named = update
             self._news.set()
 
@@ -82,25 +83,19 @@ class WeightBroadcaster:
                 log.warning("weights not sent", policy=str(update.policy), missed=error.missed, detail=str(error))
                 self._tell(UpdateFailure(update=update.update, missed=error.missed, detail=str(error)))
             return
-        except Exception as error:  # noqa: BLE001 - errors of torch's store, name service, memory: reported and counted
-            self._say_fault(update, error)
+        except Exception as error:
+            # an error of torch's store, the name service, memory. The sockets may be the cause, so MAX_FAULTS in a row
+            # end the process
+            self._faults += 1
+            log.error("weights not sent", policy=str(update.policy), faults_in_a_row=self._faults, exc_info=error)
+            self._metrics.count("grpo_trainer_weight_broadcasts_total", outcome="abandoned")
+            if self._faults >= MAX_FAULTS:
+                raise
+            time.sleep(PAUSE_SECONDS)
+            if self._named is update and not self._closing:
+                detail = f"{type(error).__name__}: {error}"
+                self._tell(UpdateFailure(update=update.update, missed=[], detail=detail))
             return
         self._faults = 0
         self._metrics.count("grpo_trainer_weight_broadcasts_total", outcome="sent")
         self._metrics.count("grpo_trainer_weight_wire_seconds_total", time.monotonic() - started)
-
-    def _say_fault(self, update: WeightUpdate, error: Exception) -> None:
-        """Report an update that failed for an unexpected reason.
-
-        Raises:
-            Exception: the error itself, at MAX_FAULTS errors in a row; it ends the process.
-        """
-        self._faults += 1
-        log.error("weights not sent", policy=str(update.policy), faults_in_a_row=self._faults, exc_info=error)
-        self._metrics.count("grpo_trainer_weight_broadcasts_total", outcome="abandoned")
-        if self._faults >= MAX_FAULTS:
-            raise error
-        time.sleep(PAUSE_SECONDS)
-        if self._named is update and not self._closing:
-            detail = f"{type(error).__name__}: {error}"
-            self._tell(UpdateFailure(update=update.update, missed=[], detail=detail))

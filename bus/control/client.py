@@ -2,31 +2,23 @@
 
 Consumes reports of its actor, and directives. Emits a heartbeat every `bus.beat_interval`, and at once after an urgent
 report (10 per second sustained). The thread waits until the next heartbeat is due; a directive or an urgent report ends
-the wait. No
-send waits: a heartbeat without room is dropped, and the next heartbeat carries the same values.
+the wait. No send waits: a heartbeat without room is dropped, and the next heartbeat carries the same values.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import zmq
-
 from bus import codec, threads
-from bus.control.waker import Waker
-from bus.counts import EdgeCounts
-from bus.curve import Link, keys_for, secure_client, watch_link
+from bus.control.connection import PackerConnection
 from bus.fence import Fence
-from bus.hosts import HostResolver, choose_family
-from bus.sockets import MAX_IN_A_ROW, drop, drop_fenced, send_frames, waiting
-from bus.topology import CLOSE_LINGER_MILLISECONDS, CONTROL_HWM, PLAIN, milliseconds, prepare
+from bus.sockets import drop, drop_fenced
+from bus.topology import PLAIN
 from schemas import limits
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError
-from schemas.messages import Directive, Heartbeat, fingerprint
-from schemas.messages.base import check_name
+from schemas.messages import Directive, Heartbeat, check_name, fingerprint
 
 HEARTBEATS_PER_SECOND = 10.0
 """Heartbeats per second that a client sends at most, sustained."""
@@ -60,20 +52,10 @@ class ControlClient:
         interval: float = 1.0,
         bus: BusConfig = PLAIN,
     ) -> None:
-        self.counts = EdgeCounts("control")
-        self._ring = keys_for(address, bus)
+        self._connection = PackerConnection(address, identity_of(name, boot_id), bus)
+        self.counts = self._connection.counts
         self._heartbeat_type, self._name, self._boot_id = heartbeat_type, name, boot_id
         self._on_directive, self._interval = on_directive, interval
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        prepare(self._socket, CONTROL_HWM, None, limits.CONTROL_FRAME_BYTES)
-        # before connecting: the ROUTER addresses directives by it
-        self._socket.setsockopt(zmq.IDENTITY, identity_of(name, boot_id))
-        self._waker = Waker()
-        self._link = Link(self._waker.wake)
-        if self._ring:  # before connecting: libzmq reports no refusal that happened before the monitor
-            watch_link(self._socket, self._link, address, until_heard=True)
-        self._resolver, self._endpoint = HostResolver(address, self._waker.wake), ""
-        self._connect()
         self._lock = threading.Lock()
         self._fields: dict[str, Any] = {}
         self._urgent = self._stopping = False
@@ -89,7 +71,7 @@ class ControlClient:
     @property
     def num_refused(self) -> int:
         """Attempts to connect that were made after a refusal."""
-        return self._link.attempt
+        return self._connection.num_refused
 
     @property
     def silent_seconds(self) -> float:
@@ -121,64 +103,29 @@ class ControlClient:
             if not (urgent and changed):
                 return
             self._urgent = True
-        self._waker.wake()
+        self._connection.wake()
 
     def close(self) -> None:
         """Send a last heartbeat and stop the thread; waits 2 s at most. May be called again."""
         self._stopping = True
-        self._waker.wake()
+        self._connection.wake()
         if self._thread.is_alive():
             self._thread.join(2.0)
-        elif not self._thread.ident:  # never started; a thread that has run closes its sockets itself
-            self._close_sockets()
-
-    def _connect(self) -> None:
-        if self._ring:  # libzmq reads the keys when it connects
-            secure_client(self._socket, self._ring, self._ring.current().server_publics, self._link.attempt)
-        self._endpoint, self._connected_at = self._resolver.endpoint, time.monotonic()
-        if self._endpoint:  # empty until the packer's name is resolved
-            choose_family(self._socket, self._endpoint)
-            self._socket.connect(self._endpoint)
-
-    def _connect_again(self) -> None:
-        """Connect again after a refusal, with the newest keys: the packer's or this actor's may have been rotated."""
-        if self._endpoint:
-            with contextlib.suppress(zmq.ZMQError):  # libzmq may have given the connection up already
-                self._socket.disconnect(self._endpoint)
-        self._connect()
-
-    def _follow_name(self) -> None:
-        """Resolve the packer's name again while no directive comes, and connect to the new address (P0: discovery)."""
-        # each heartbeat is answered; two intervals leave room for a lost directive, and for a connection to be made
-        if time.monotonic() - max(self._last_heard, self._connected_at) > 2 * self._interval:
-            self._resolver.look()
-        if self._resolver.endpoint != self._endpoint:
-            self._connect_again()
+        elif not self._thread.ident:
+            # never started; a thread that has run closes its sockets itself, since sockets belong to one thread
+            self._connection.close()
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._waker.receiver, zmq.POLLIN)
         while not self._stopping:
             threads.mark("control.client")
-            if self._link.wants_another_try():
-                self._connect_again()
-            self._follow_name()
+            # each heartbeat is answered; two intervals leave room for a lost directive, and for a connection to be made
+            self._connection.renew(self._last_heard, 2 * self._interval)
             if self._seconds_to_next_heartbeat() <= 0.0:
                 self._send_heartbeat()
-            ready = dict(poller.poll(milliseconds(self._seconds_to_next_heartbeat())))
-            if self._waker.receiver in ready:
-                self._waker.clear()
-            if self._socket in ready:
+            if self._connection.wait(self._seconds_to_next_heartbeat()):
                 self._read_directives()
         self._send_heartbeat()  # the last one: it carries the actor's final phase
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        self._resolver.close()
-        # LINGER is 0 otherwise, and the last heartbeat would be dropped
-        self._socket.close(linger=CLOSE_LINGER_MILLISECONDS)
-        self._waker.close()
+        self._connection.close()
 
     def _seconds_to_next_heartbeat(self) -> float:
         due = self._last_heartbeat + self._interval - time.monotonic()
@@ -190,7 +137,8 @@ class ControlClient:
         return min(HEARTBEAT_BURST, self._tokens + (time.monotonic() - self._last_heartbeat) * HEARTBEATS_PER_SECOND)
 
     def _send_heartbeat(self) -> None:
-        with self._lock:  # in one step: a report that comes after the copy makes the next heartbeat urgent
+        # in one step: a report that comes after the copy makes the next heartbeat urgent
+        with self._lock:
             fields, self._urgent = dict(self._fields), False
         # regular heartbeats take tokens too, but never wait for one
         self._tokens, self._last_heartbeat = max(0.0, self._refilled() - 1.0), time.monotonic()
@@ -204,42 +152,34 @@ class ControlClient:
             fingerprint=None if self._fence.run else fingerprint(),  # the packer checks it at the first contact
             **fields,
         )
-        try:
-            send_frames(self._socket, codec.encode(heartbeat))
-        except zmq.Again:
-            return  # the packer is away and the queue is full: the next heartbeat carries the same values
+        self._connection.send(codec.encode(heartbeat))
 
     def _read_directives(self) -> None:
         newest: Directive | None = None
-        for frames in waiting(self._socket, MAX_IN_A_ROW):
+        for frames in self._connection.received():
             try:
                 message = codec.decode(frames, limits.CONTROL_HEADER_BYTES)
             except DecodeError as error:
                 drop(self.counts, error, "packer")
                 continue
             self.counts.add(codec.num_bytes(frames))
-            if isinstance(message, Directive) and self._admits(message):
-                newest = message  # directives are absolute: older ones that wait before it are of no use
+            if not isinstance(message, Directive):
+                continue
+            # P1 (a directive of another run) and P2 (of an older term): the first directive decides the run
+            if reason := self._fence.refuses(message.run, message.term):
+                drop_fenced(self.counts, reason, message, "packer")
+                self.other_run = message.run if reason == "foreign_run" else self.other_run
+                continue
+            if not self._fence.run:
+                # a process that waits for its name gets it with its next heartbeat (P3: holder of a name)
+                self._urgent = True
+            self._fence.follow(message.run, message.term)
+            # directives are absolute, so older ones in the queue say nothing that the newest does not say
+            newest = message
         if newest is not None:
             self._last_heard, self.other_run = time.monotonic(), ""
-            self._link.refused = ""  # a refusal of an earlier attempt, told late
+            self._connection.accepted()
             self._on_directive(newest)
-
-    def _admits(self, directive: Directive) -> bool:
-        """Return whether a directive comes from this run's packer in its newest term (P1: run, P2: term).
-
-        The first directive decides the run.
-        """
-        reason = self._fence.refuses(directive.run, directive.term)
-        if reason:
-            drop_fenced(self.counts, reason, directive, "packer")
-            self.other_run = directive.run if reason == "foreign_run" else self.other_run
-            return False
-        if not self._fence.run:
-            # a process that waits for its name gets it with its next heartbeat (P3: holder of a name)
-            self._urgent = True
-        self._fence.follow(directive.run, directive.term)
-        return True
 
 
 def identity_of(name: str, boot_id: str) -> bytes:

@@ -176,7 +176,8 @@ class ControlServer:
         self._waker.wake()
         if self._thread.is_alive():
             self._thread.join(2.0)
-        elif not self._thread.ident:  # never started; a thread that has run closes its sockets itself
+        elif not self._thread.ident:
+            # never started; a thread that has run closes its sockets itself, since sockets belong to one thread
             self._close_sockets()
 
     def _loop(self) -> None:
@@ -197,7 +198,10 @@ class ControlServer:
                     self._on_lost(identity)
             self._read_heartbeats()
             self._take_published(SLICE_SECONDS)
-            self._push_due()
+            now = time.monotonic()
+            for identity in [i for i in self._to_push if now - self._last_push.get(i, 0.0) >= PUSH_INTERVAL_SECONDS]:
+                self._send(identity)
+                self._last_push[identity] = now
             if self._ring and time.monotonic() >= self._next_look:
                 self._follow_keys()
         # a directive published right before `close` must still leave
@@ -207,6 +211,7 @@ class ControlServer:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
+        # LINGER is 0 otherwise, and the last directives would be dropped
         self._socket.close(linger=CLOSE_LINGER_MILLISECONDS)
         self._waker.close()
 
@@ -276,10 +281,12 @@ class ControlServer:
         """Encode published directives for at most `seconds`. The others wait for the next turn of the loop."""
         until = time.monotonic() + seconds
         while self._published and time.monotonic() < until:
-            with self._lock:  # for one directive at a time: `publish` must not wait for the encoding of all
+            # for one directive at a time: `publish` must not wait for the encoding of all
+            with self._lock:
                 identity = next(iter(self._published))
                 directive = self._published.pop(identity)
             if directive is None:
+                # a peer that is gone for good would otherwise stay in these tables for the rest of the run
                 self._latest.pop(identity, None)
                 self._last_push.pop(identity, None)
                 self._to_push.discard(identity)
@@ -293,7 +300,8 @@ class ControlServer:
                     peer = identity.decode("utf-8", "replace")
                     log.error("a directive is too large to be sent", peer=peer, detail=str(error))
                 continue
-            if self._latest.get(identity) != frames:  # an equal directive is not pushed; heartbeats get it anyway
+            # an equal directive is not pushed; the answers to heartbeats repeat it anyway
+            if self._latest.get(identity) != frames:
                 self._latest[identity] = frames
                 self._to_push.add(identity)
 
@@ -319,12 +327,6 @@ class ControlServer:
             self._unread = 0
             self._clock.listened()
 
-    def _push_due(self) -> None:
-        now = time.monotonic()
-        for identity in [i for i in self._to_push if now - self._last_push.get(i, 0.0) >= PUSH_INTERVAL_SECONDS]:
-            self._send(identity)
-            self._last_push[identity] = now
-
     def _send(self, identity: bytes) -> bool:
         """Send a peer its newest directive. Return False if no connection of this peer is left."""
         latest = self._latest.get(identity)
@@ -336,5 +338,7 @@ class ControlServer:
         try:
             send_frames(self._socket, [identity, *latest])
         except zmq.ZMQError as error:
-            return error.errno != zmq.EHOSTUNREACH  # any other error: the queue is full, the next directive repeats it
+            # EHOSTUNREACH: no connection is left, the sign that the process of a probed peer is dead (decision 0022).
+            # Any other error is a full queue, and the next directive repeats the values
+            return error.errno != zmq.EHOSTUNREACH
         return True

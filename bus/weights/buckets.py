@@ -131,7 +131,8 @@ def pack(weights: Weights, bucket_bytes: int, spare: "Sequence[torch.Tensor]" = 
     """
     cuts = list(_cut(weights, bucket_bytes))
     flats = staged([sum(tensor.nbytes for _, tensor in tensors) for tensors in cuts], spare)
-    key = secrets.token_bytes(KEY_BYTES)  # new for each version: bucket numbers, the nonces, repeat
+    # new for each version: bucket numbers are the nonces, and codes can be forged once a key has used a nonce twice
+    key = secrets.token_bytes(KEY_BYTES)
     with threads.Workers(FILLERS, "filler") as fillers:
         marks = list(fillers.map(partial(_fill, key), count(), flats, cuts))
     header = Header(weights.content, dict(weights.files), tuple(bucket for bucket, _ in marks))
@@ -168,7 +169,8 @@ def verify(key: bytes, number: int, flat: "torch.Tensor", code: bytes) -> None:
     """
     mac = _mac(key, number)
     _feed(mac, flat.numpy())
-    if not hmac.compare_digest(_code(mac), code):  # in constant time: `==` would tell how many bytes are right
+    # in constant time: `==` would tell a forger how many bytes are right
+    if not hmac.compare_digest(_code(mac), code):
         raise ValueError(f"bucket {number} arrived with other bytes than the trainer published")
 
 
@@ -202,6 +204,7 @@ def _cut(weights: Weights, bucket_bytes: int) -> "Iterator[Sequence[tuple[str, t
     cut: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in weights.tensors.items():
+        # no tensor is divided: a digest is of all bytes of a tensor
         if cut and size + tensor.nbytes > bucket_bytes:
             yield cut
             cut, size = [], 0
@@ -224,7 +227,8 @@ def _fill(
         part[:] = tensor.detach().cpu().contiguous().reshape(-1).view(flat.dtype).numpy()
         dtype = str(tensor.dtype).removeprefix("torch.")
         places.append(Place(name, dtype, tuple(tensor.shape), blake3(part.data).hexdigest()))
-        _feed(mac, part)  # at once, while the bytes are still in a cache near the core
+        # at once, while the bytes are still in a cache near the core
+        _feed(mac, part)
         start += tensor.nbytes
     return tuple(places), _code(mac)
 

@@ -44,7 +44,8 @@ class FilesystemPublisher:
         self._published: list[Manifest] = []
         folder.take()
         self._lock = folder.hold(TRAINER)
-        folder.remove_versions()  # left by a dead trainer: no manifest names them any more
+        # left by a dead trainer: no manifest names them any more. Only now: the lock proves that no trainer lives
+        folder.remove_versions()
 
     def publish(self, policy: PolicyVersion, weights: Weights) -> Manifest:
         """Write a version atomically, and return its manifest.
@@ -65,9 +66,11 @@ class FilesystemPublisher:
                 (staging / name).write_text(text, encoding="utf-8")
             path = staging / FILE_NAMES[weights.content]
             save_file(weights.tensors, path)
-            digest, num_bytes = file_digest(path), path.stat().st_size  # of what is on the disk, not of the tensors
+            # of the file on the disk, not of the tensors: engines compare the digest with the file that they read
+            digest, num_bytes = file_digest(path), path.stat().st_size
             staging.rename(final)
-        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+        except (OSError, SafetensorError) as error:
+            # safetensors reports a full disk as an error of its own
             remove_folder(staging)
             raise no_room(weights.tensors, self._folder.path, error) from error
         manifest = Manifest(

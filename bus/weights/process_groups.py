@@ -84,11 +84,19 @@ class ProcessGroup:
         wait: Wait,
     ) -> None:
         self.name = name
-        self.store, self._process_group = in_time(
-            lambda: _meet(find(), rank, size, host, GLOO_TIMEOUTS * wait.timeout),
-            wait,
-            "the members of an update did not meet",
-        )
+
+        def meet() -> tuple[Any, Any]:
+            import torch
+
+            distributed: Any = torch.distributed
+            store, gloo = find(), distributed.ProcessGroupGloo
+            options = gloo._Options()
+            # otherwise gloo takes the address of the host's name
+            options._devices = [gloo.create_device(hostname=host)]
+            options._timeout = timedelta(seconds=GLOO_TIMEOUTS * wait.timeout)
+            return store, gloo(store, rank, size, options)
+
+        self.store, self._process_group = in_time(meet, wait, "the members of an update did not meet")
         self._under_way: list[Any] = []
 
     def broadcast(self, flat: Any, wait: Wait) -> "Broadcast":
@@ -183,17 +191,6 @@ def client_of(address: str, timeout: float) -> Any:
     return distributed.TCPStore(
         host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
     )
-
-
-def _meet(store: Any, rank: int, size: int, host: str, timeout: float) -> tuple[Any, Any]:
-    import torch
-
-    distributed: Any = torch.distributed
-    gloo = distributed.ProcessGroupGloo
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=host)]  # otherwise gloo takes the address of the host's name
-    options._timeout = timedelta(seconds=timeout)
-    return store, gloo(store, rank, size, options)
 
 
 def in_time(make: Callable[[], Any], wait: Wait, what: str) -> Any:

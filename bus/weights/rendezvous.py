@@ -133,7 +133,14 @@ class RendezvousPublisher:
             UpdateAbandonedError: `check` raised it, a member is gone or too late, or the version was removed. After a
                 failed broadcast, the next update must name another group.
         """
-        wait, packed = Wait(check, self._timeout), self._hold(update.policy)
+        wait = Wait(check, self._timeout)
+        # under one lock: `prune` must not remove the version between the look and the note that it is being sent
+        with self._lock:
+            held = self._packed.get(update.policy)
+            if held is None:
+                raise UpdateAbandonedError(f"the trainer no longer holds {update.policy}")
+            self._sending = update.policy
+        packed = held[1]
         try:
             self._broadcast(update, packed, wait)
             while any(count < len(packed.bytes_of) for count in self._counts(update).values()):
@@ -141,26 +148,20 @@ class RendezvousPublisher:
                 time.sleep(POLL_SECONDS)
         except UpdateAbandonedError as error:
             missed = error.missed
-            if not missed:  # members with fewer checked buckets than another: the others have waited for these
+            if not missed:
+                # members with fewer checked buckets than another: the others have waited for these
                 counts = self._counts(update)
                 missed = [boot_id for boot_id, count in counts.items() if count < max(counts.values())]
             raise UpdateAbandonedError(str(error), missed) from error
         finally:
             self._sending = None  # the version may be pruned from here on
 
-    def _hold(self, policy: PolicyVersion) -> PackedWeights:
-        with self._lock:
-            held = self._packed.get(policy)
-            if held is None:
-                raise UpdateAbandonedError(f"the trainer no longer holds {policy}")
-            self._sending = policy
-        return held[1]
-
     def _broadcast(self, update: WeightUpdate, packed: PackedWeights, wait: Wait) -> None:
         under_way: deque[Broadcast] = deque()
         try:
             process_group = self.process_group_of(update, wait)
-            for flat in packed.bytes_of:  # at most AHEAD at once: more would only share the wire
+            # at most AHEAD at once: more would only share the wire
+            for flat in packed.bytes_of:
                 under_way.append(process_group.broadcast(flat, wait))
                 if len(under_way) == AHEAD:
                     under_way.popleft().wait()
@@ -190,19 +191,16 @@ class RendezvousPublisher:
                 raise UpdateAbandonedError(f"group {update.process_group} has been given up")
             return self._process_group
         self._leave()
-        address = self._announce(update.process_group)
+        server = self._open().server
+        server.delete_key(_process_group_key(self._process_group_name))
+        # a store of its own for each group: closing the old store ends all waits of members in it
+        self._process_group_store, self._process_group_name = Store(self._host), update.process_group
+        address = self._process_group_store.address
+        server.set(_process_group_key(update.process_group), address)
         self._process_group = ProcessGroup(
             update.process_group, lambda: client_of(address, self._timeout), 0, update.num_ranks, self._host, wait
         )
         return self._process_group
-
-    def _announce(self, process_group: str) -> str:
-        """Open a store for a new group, and return its address. Closing the old store ends all its waits."""
-        server = self._open().server
-        server.delete_key(_process_group_key(self._process_group_name))
-        self._process_group_store, self._process_group_name = Store(self._host), process_group
-        server.set(_process_group_key(process_group), self._process_group_store.address)
-        return self._process_group_store.address
 
     def _leave(self) -> None:
         if self._process_group is not None:
@@ -253,30 +251,36 @@ class RendezvousReceiver:
         The next call overwrites the memory of the tensors. Arguments and errors: `bus.weights.WeightReceiver`.
         """
         assert update is not None  # this channel always comes with an update
-        wait, key = Wait(check, self._timeout, self._note_progress), bytes.fromhex(manifest.key)
+
+        def note_progress() -> None:
+            self.progress += 1
+
+        wait, key = Wait(check, self._timeout, note_progress), bytes.fromhex(manifest.key)
         header, codes = self.header(manifest, wait)
         try:
             process_group = self._process_group_of(manifest, update, wait)
             self._staging = staged(header.sizes, self._staging)
-            # a generator: each starts when it is taken
+            # a generator: each broadcast starts when it is taken, so that no more than AHEAD share the wire
             begun = (process_group.broadcast(flat, wait) for flat in self._staging)
             coming = deque(islice(begun, AHEAD))
-            for number, code in enumerate(codes):  # one code per bucket; the next bucket travels while this is checked
+            # one code per bucket; the next bucket travels while this one is checked
+            for number, code in enumerate(codes):
                 flat = coming.popleft().wait()
                 coming.extend(islice(begun, 1))
                 verify(key, number, flat, code)
-                self._say_got(process_group, update, number + 1)
+                try:
+                    process_group.store.set(_got_key(self._boot_id), f"{update.update} {number + 1}")
+                except RuntimeError as error:
+                    raise UpdateAbandonedError(f"the trainer is gone: {error}") from error
         except BaseException:
             self._leave()
-            self._staging = ()  # gloo may still write into the memory of a broadcast that was given up
+            # gloo may still write into the memory of a broadcast that was given up
+            self._staging = ()
             raise
         tensors: dict[str, Any] = {}
         for bucket, flat in zip(header.buckets, self._staging, strict=True):
             tensors |= unpack(bucket, flat)
         return Weights(header.content, tensors, header.files)
-
-    def _note_progress(self) -> None:
-        self.progress += 1
 
     def header(self, manifest: Manifest, wait: Wait) -> tuple[Header, list[bytes]]:
         """Return the version's header, checked against the manifest, and the code of each bucket.
@@ -289,7 +293,8 @@ class RendezvousReceiver:
         try:
             found = in_time(lambda: self.read_header(manifest), wait, what)
         except BaseException:
-            self._clients = {}  # the thread that was left behind may still use the client
+            # the thread that was left behind may still use the client
+            self._clients = {}
             raise
         if found is None:
             raise UpdateAbandonedError(f"the trainer at {manifest.uri} no longer holds {manifest.policy}")
@@ -301,28 +306,23 @@ class RendezvousReceiver:
         name = f"{manifest.uri} {update.process_group}"
         if self._process_group is None or self._process_group.name != name:
             self._leave()
+
+            def come() -> Any:
+                """Return a client of the group's store, after noting there that this member has come."""
+                found = client_of(manifest.uri, self._timeout).get(_process_group_key(update.process_group))
+                store = client_of(found.decode(), self._timeout)
+                store.set(_got_key(self._boot_id), f"{update.update} 0")
+                return store
+
             self._process_group = ProcessGroup(
                 name,
-                lambda: self._come(manifest, update),
+                come,
                 update.first_rank(self._boot_id),
                 update.num_ranks,
                 self._host,
                 wait,
             )
         return self._process_group
-
-    def _come(self, manifest: Manifest, update: WeightUpdate) -> Any:
-        """Return a client of the group's store, after noting there that this member has come."""
-        found = client_of(manifest.uri, self._timeout).get(_process_group_key(update.process_group))
-        store = client_of(found.decode(), self._timeout)
-        store.set(_got_key(self._boot_id), f"{update.update} 0")
-        return store
-
-    def _say_got(self, process_group: ProcessGroup, update: WeightUpdate, num_buckets: int) -> None:
-        try:
-            process_group.store.set(_got_key(self._boot_id), f"{update.update} {num_buckets}")
-        except RuntimeError as error:
-            raise UpdateAbandonedError(f"the trainer is gone: {error}") from error
 
     def _leave(self) -> None:
         if self._process_group is not None:

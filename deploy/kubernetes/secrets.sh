@@ -1,11 +1,11 @@
 #!/bin/sh
-# secrets.sh KEYS: prints what the pods of a run must not have in common with others, from a folder of `actors keys new`.
+# secrets.sh KEYS: print the Secrets and the ConfigMap with the keys of a run, from a folder made by `actors keys new`.
 #
 #   actors keys new keys && deploy/kubernetes/secrets.sh keys | kubectl apply -n grpo -f -
 #
-# The packer alone gets bus-server. The engines' API key is made here, once, as KEYS/engine.key.
+# Only the packer's pod uses bus-server. The first call creates the engines' API key as KEYS/engine.key.
 set -eu
-keys=${1:?"the folder of keys; \`actors keys new FOLDER\` makes one"}
+keys=${1:?"the folder of keys; \`actors keys new FOLDER\` creates one"}
 if [ ! -e "$keys/engine.key" ]; then
     (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$keys/engine.key")
 fi

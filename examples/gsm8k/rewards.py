@@ -1,8 +1,8 @@
-"""Rewards for GSM8K beside the built-in `final_number`."""
+"""Additional reward for GSM8K. The configuration also uses the built-in `final_number`."""
 
 from typing import Any
 
 
 def has_marker(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-    """1 where the completion announces its answer with ####, as the data set does."""
+    """Return 1 for each completion with `####`, the data set's mark in front of an answer, else 0."""
     return [float("####" in completion[0]["content"]) for completion in completions]

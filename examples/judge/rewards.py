@@ -1,4 +1,4 @@
-"""A reward from a judge: any model behind OpenAI's chat API, also one that `actors run inference` serves."""
+"""Reward from a judge model behind OpenAI's chat API. `actors run inference` can serve the judge too."""
 
 import asyncio
 import re
@@ -21,12 +21,15 @@ Grade the answer: correct, complete, and no longer than it needs to be. Reply wi
 async def graded(
     prompts: list[Any], completions: list[Any], *, judge: dict[str, Any], **columns: Any
 ) -> list[float | None]:
-    """The judge's grade of each completion, as a share of 10; None where it gives none, which counts as not applicable.
+    """Return the judge's grade of each completion, divided by 10; None (not applicable) for a reply without a grade.
 
-    A judge that can't be reached raises, which fails the attempt at this group by name; nothing is scored 0 for that.
+    An unreachable judge raises an error, which fails the attempt at this group. No completion is scored 0 for an error.
 
     Args:
-        judge: an `Endpoint` as a map: url, model, api_key_env.
+        prompts: questions, as text or as chat messages.
+        completions: answers, as text or as chat messages.
+        judge: fields of `Endpoint`: url, model, api_key_env, …
+        columns: further columns of the data, not used.
     """
     client = client_of(Endpoint(**judge))
     pairs = zip(prompts, completions, strict=True)
@@ -41,5 +44,5 @@ async def _grade(client: ChatClient, prompt: str, answer: str) -> float | None:
 
 
 def _text(messages: Any) -> str:
-    """Of a text, or of the last message of a chat."""
+    """Return the text, or the text of a chat's last message."""
     return messages if isinstance(messages, str) else str(messages[-1]["content"])

@@ -1,8 +1,8 @@
-"""The quickstart's model: a tiny Qwen3 with a character tokenizer, warmed up by a short supervised phase.
+"""Start model of the quickstart: a tiny Qwen3 with a character tokenizer, after a short supervised warm-up.
 
-The warm-up teaches where letters come from, not to be sure of them: half of the letters that the model has written so
-far are replaced at random, and the targets are softened by the same half. It ends as soon as *sampled* completions
-earn a reward of about 0.43, which leaves reinforcement learning something to do and something to hold on to.
+The warm-up teaches the position of each letter, without confidence: half of the letters already written are replaced
+by random letters, and the targets are softened by the same share. The warm-up ends when *sampled* completions reach a
+reward of TARGET_REWARD. From there reinforcement learning has rewards to learn from, and room to improve.
 """
 
 import random
@@ -30,7 +30,7 @@ TARGET_REWARD = 0.42
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, `<bos>` in front."""
+    """Return a tokenizer with one token per character; each text starts with `<bos>`."""
     raw = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     raw.decoder = decoders.Fuse()
@@ -41,7 +41,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model() -> Qwen3ForCausalLM:
-    """About 0.8 M parameters, random."""
+    """Return a model with about 0.8 M random parameters."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(VOCABULARY),
@@ -61,8 +61,8 @@ def make_model() -> Qwen3ForCausalLM:
 
 
 def warm_up(model: Qwen3ForCausalLM, seed: int) -> tuple[int, float]:
-    """Supervised steps until sampled completions earn TARGET_REWARD; returns the steps and the reward reached."""
-    # a stream of its own: none of these words is drawn again in training, and none is ever held out
+    """Train with supervision until sampled completions reach TARGET_REWARD; return the steps and the reward."""
+    # split `train` never draws held-out words; another seed than the run's gives other draws than training
     environment = ReverseText(ReverseTextConfig(), "train", seed + 1_000_003)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.99), weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
@@ -87,12 +87,12 @@ def warm_up(model: Qwen3ForCausalLM, seed: int) -> tuple[int, float]:
 
 
 def _steps_between_probes(reward: float) -> int:
-    """Probes cost as much as several steps, so they come close only near the end."""
+    """Return the steps until the next probe. A probe costs several steps, so probes are frequent only at the end."""
     return 20 if reward < 0.28 else 10 if reward < 0.36 else 3
 
 
 def _warm_up_loss(model: Qwen3ForCausalLM, words: list[str], generator: torch.Generator) -> torch.Tensor:
-    """Cross entropy on the reversed words, each letter uncertain with probability UNCERTAINTY."""
+    """Return the cross entropy on reversed words, with targets softened by UNCERTAINTY."""
     inputs, prompts = _prompts(words)
     width = max(len(word) for word in words) + 1
     clean = torch.full((len(words), width), PAD)
@@ -115,7 +115,7 @@ def _warm_up_loss(model: Qwen3ForCausalLM, words: list[str], generator: torch.Ge
 
 @torch.no_grad()
 def sampled_reward(model: Qwen3ForCausalLM, words: list[str], generator: torch.Generator) -> float:
-    """Mean reward of one sampled completion per word at temperature 1."""
+    """Return the mean reward of one completion per word, sampled at temperature 1."""
     inputs, mask = _prompts(words)
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     output = model(input_ids=inputs, attention_mask=mask, position_ids=position_ids, use_cache=True)
@@ -139,7 +139,7 @@ def sampled_reward(model: Qwen3ForCausalLM, words: list[str], generator: torch.G
 
 
 def _prompts(words: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids padded on the left, and the mask."""
+    """Return the token ids of the prompts, padded on the left, and their mask."""
     width = max(len(word) for word in words) + 2
     rows = [[BOS, *(VOCABULARY.index(c) for c in f"{word}=")] for word in words]
     inputs = torch.tensor([[PAD] * (width - len(row)) + row for row in rows])
@@ -147,7 +147,7 @@ def _prompts(words: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(folder: Path, seed: int) -> tuple[int, float]:
-    """Write model and tokenizer to a folder; returns the warm-up's steps and the reward it reached."""
+    """Write model and tokenizer to a folder; return the steps and the reward of the warm-up."""
     random.seed(seed)
     torch.manual_seed(seed)
     model = make_model()

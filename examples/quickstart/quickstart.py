@@ -1,10 +1,10 @@
-"""The quickstart: make a tiny model, train it with `actors up`, show what it has learned.
+"""The quickstart: make a tiny model, train it with `actors up`, report the result.
 
     python examples/quickstart/quickstart.py [--seed N] [--output DIR] [--resume] [key=value ...]
 
-All files are under the output directory (default outputs/quickstart): the files of the run (docs/reference/files.md),
-`model/`, and `report.png`. Without `--resume` the script removes the files of an earlier quickstart there, and starts
-from the beginning.
+The output directory (default outputs/quickstart) has all files: `model/`, `report.png` and the files of the run
+(docs/reference/files.md). Without `--resume` the script removes the files of an earlier quickstart in this directory
+and starts from the beginning.
 """
 
 import argparse
@@ -29,28 +29,30 @@ from schemas.errors import ConfigError
 HERE = Path(__file__).parent
 LEDGER = "ledger.sqlite"
 LEFT_BEHIND = ("model", "report.png", LEDGER, *(f"{LEDGER}{suffix}" for suffix in LEDGER_SUFFIXES))
-"""Beside what every run writes."""
+"""Files that make_room removes, in addition to the files of every run."""
 
 
 def main() -> int:
-    """Returns the exit code of the training command."""
+    """Run the quickstart; return 0. A failed command exits with its own code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("outputs/quickstart"))
     parser.add_argument("--config", type=Path, default=HERE / "run.yaml")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the output directory, as it was")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the output directory")
     parser.add_argument("overrides", nargs="*", help="dotted overrides of run.yaml")
     arguments = parser.parse_args()
     started = time.monotonic()
     output = arguments.output.resolve()
     train(arguments, output)
     report(output)
-    print(f"\n{output}/report.png shows reward, lag and entropy; all of this took {time.monotonic() - started:.0f} s")
+    print(
+        f"\n{output}/report.png shows reward, lag and entropy; the quickstart took {time.monotonic() - started:.0f} s"
+    )
     return 0
 
 
 def train(arguments: argparse.Namespace, output: Path) -> None:
-    """Make a model and train it, or go on with the run that was begun with all its settings."""
+    """Make a model and train it, or continue the run in the output directory with its own configuration."""
     up = (sys.executable, "-m", "actors", "up")
     if arguments.resume:
         _run(*up, output / "config.resolved.yaml", *arguments.overrides)
@@ -68,24 +70,24 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
 
 
 def report(output: Path) -> None:
-    """Draw and print what has come of it."""
+    """Draw report.png and print the result."""
     lines = _records(output / "metrics.jsonl")
     draw(lines, output / "report.png")
     print(describe(json.loads((output / "summary.json").read_text()), lines, _records(output / "samples.jsonl")))
 
 
 def make_room(output: Path) -> None:
-    """Remove what an earlier quickstart has left in this directory; files of other names stay.
+    """Remove the files of an earlier quickstart from this directory; files with other names stay.
 
     Raises:
-        ConfigError: it is not a quickstart's, or one is running there.
+        ConfigError: the directory has files but no quickstart made it, or a run is using it.
     """
     mark = output / ".quickstart"
     if mark.exists():
         with hold_run_lock(output):
             for name in (*LEFT_BEHIND, *WRITTEN):
                 _remove(output / name)
-        print(f"beginning anew; the earlier quickstart in {output} has been removed (--resume would have gone on)")
+        print(f"beginning anew; the earlier quickstart in {output} has been removed (--resume would have continued it)")
     elif output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output}: is not empty, and not a quickstart's; remove it, or give another --output")
     output.mkdir(parents=True, exist_ok=True)
@@ -103,10 +105,10 @@ def _run(*command: object) -> None:
     process = subprocess.Popen([str(part) for part in command])
     try:
         code = process.wait()
-    except KeyboardInterrupt:  # the terminal has sent it to the command too, which stops softly
+    except KeyboardInterrupt:  # the terminal has sent SIGINT to the command too, which then stops softly
         code = process.wait()
     if code > 128:
-        print("the quickstart goes on with --resume; without it, it begins anew", file=sys.stderr)
+        print("continue with --resume; without --resume the quickstart starts from the beginning", file=sys.stderr)
     if code:
         sys.exit(code)
 
@@ -116,7 +118,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def describe(summary: dict[str, Any], lines: list[dict[str, Any]], samples: list[dict[str, Any]]) -> str:
-    """The run as a table and as three completions before and after."""
+    """Return the result as text: a table, and completions before and after training."""
     before, after = summary["eval_before"]["reverse_text"], summary["eval_after"]["reverse_text"]
     ledger = summary["ledger"]
     rows = [
@@ -151,7 +153,7 @@ def _completions(summary: dict[str, Any], samples: list[dict[str, Any]]) -> list
 
 
 def first_held(lines: list[dict[str, Any]], reward: float) -> str:
-    """When the mean reward of five steps in a row first reached a value, in words."""
+    """Return the first step, and its time, at which the mean reward of five steps in a row reached a value."""
     for i in range(4, len(lines)):
         if sum(line["reward_mean"] for line in lines[i - 4 : i + 1]) / 5 >= reward:
             return f"step {lines[i]['step']}, {lines[i]['time'] - lines[0]['time']:.0f} s after the first step"

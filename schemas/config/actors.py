@@ -1,4 +1,4 @@
-"""Keys of the actors: rollout, reward, packer, trainer, inference, and the number of processes (`up`)."""
+"""Keys of the actors that sample, score and pack groups, and the number of processes (`up`)."""
 
 from typing import Literal
 
@@ -9,17 +9,9 @@ from schemas.config.advantages import AdvantageConfig, NormConfig, ZScoreAdvanta
 from schemas.config.base import Section
 from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
 from schemas.config.difficulty_pools import DifficultyPoolsConfig
-from schemas.config.embedded_engine import EmbeddedEngineConfig
-from schemas.config.engines import EngineConfig
 from schemas.config.filters import CompletionFilterConfig
-from schemas.config.mismatch import MismatchConfig
-from schemas.config.model import Dtype
-from schemas.config.noise import NoiseConfig
-from schemas.config.objective import ObjectiveConfig
-from schemas.config.optimizers import AdamWConfig, OptimizerConfig
 from schemas.config.resume_classes import Free, Identity, Repack
 from schemas.config.sampling import SamplingParams
-from schemas.config.server_pool import ServerPoolConfig
 
 
 class TemperatureScheduleConfig(Section):
@@ -39,11 +31,13 @@ class TemperatureScheduleConfig(Section):
 class RolloutConfig(SamplingParams):
     """Sampling: group size, sampling parameters, time limits. A group is all completions sampled for one prompt."""
 
+    # the texts and finish reasons of a group are lists of a message, whose length is bounded
     group_size: Identity[int] = Field(16, ge=1, le=limits.LIST_ITEMS)
     """Completions per prompt (TRL: num_generations; Surogate: rollouts_per_example)."""
     max_tokens: Free[int] = Field(512, ge=1)
     """Maximum number of new tokens per completion; below `packer.sequence_len`, which holds the prompt too."""
-    temperature: Free[float] = Field(1.0, gt=0)  # greedy groups would be all equal
+    # above 0, unlike in evaluations: the completions of a greedy group would all be equal, with advantage 0
+    temperature: Free[float] = Field(1.0, gt=0)
     """Sampling temperature of train groups. Logprobs are of the distribution at this temperature, in engine and
     trainer. Evaluations have `eval.temperature`."""
     temperature_schedule: Free[TemperatureScheduleConfig | None] = None
@@ -109,7 +103,8 @@ class RewardConfig(Section):
     @property
     def longest_seconds(self) -> float:
         """Longest time in seconds from the first call of a function on a group until the group is scored or fails."""
-        rounds = 1 + (self.steps is not None) + (self.advantage.type == "custom")  # the three run one after the other
+        # one after the other: the functions, then `steps`, then the advantage, which reads the rewards
+        rounds = 1 + (self.steps is not None) + (self.advantage.type == "custom")
         return rounds * self.timeout * (1 + self.timeout_retries)
 
     @model_validator(mode="after")
@@ -126,6 +121,7 @@ class RewardConfig(Section):
 class PackerConfig(Section):
     """Choice of the groups that are sampled and trained, and their packing into steps and micro-batches."""
 
+    # a batch has a list with a digest per group
     groups_per_step: Identity[int] = Field(8, ge=1, le=limits.LIST_ITEMS)
     """Groups in every training step; a step has groups_per_step × `rollout.group_size` completions."""
     sequence_len: Repack[int] = Field(2048, ge=2)
@@ -169,128 +165,4 @@ class PackerConfig(Section):
                 f"oversampling_factor: {self.oversampling_factor} with order ordinal only makes groups older, since "
                 "each step waits for its own ones; set order: arrival, or 1.0"
             )
-        return self
-
-
-class CheckpointConfig(Section):
-    """Checkpoints in Hugging Face format, or in PEFT format with `model.lora`."""
-
-    interval: Free[int] = Field(50, ge=1)
-    """Steps between two checkpoints. The last step is always saved."""
-    keep_last: Free[int] = Field(3, ge=2)
-    """Number of newest checkpoints kept. A run can resume from each of these."""
-    keep_interval: Free[int | None] = Field(None, ge=1)
-    """Steps between two checkpoints kept for good, in addition to `keep_last`. A run can resume from the newest
-    `keep_last` checkpoints only, since the ledger has no groups for older ones. Empty: none."""
-    timeout: Free[float] = Field(300.0, gt=0)
-    """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be claimed at a
-    start (full disk). After that the run fails."""
-
-
-class TeacherConfig(Section):
-    """Teacher: a frozen model with the policy's vocabulary, towards which a loss pulls the policy."""
-
-    path: str = Field(min_length=1)
-    """Name on the Hugging Face hub, or directory, looked up like `model.path`."""
-    dtype: Dtype = "bfloat16"
-    """Precision of the teacher's weights and computation."""
-
-
-class TrainerConfig(ObjectiveConfig):
-    """Training: objective, updates per step, ranks, learning rate, optimizer, checkpoints."""
-
-    max_steps: Free[int] = Field(ge=1)
-    """Number of training steps of the run."""
-    num_iterations: Identity[int] = Field(1, ge=1)
-    """Number of passes over the batch of a step (GRPO's μ, as in TRL and ms-swift)."""
-    num_minibatches: Identity[int] = Field(1, ge=1)
-    """Parts of a step's batch, each with an optimizer update of its own. Parts are whole groups if num_minibatches
-    divides `packer.groups_per_step`, else whole completions. A step has num_iterations × num_minibatches updates, all
-    at the step's learning rate."""
-    teacher: Identity[TeacherConfig | None] = None
-    """Teacher model, for loss `ref_kl`, `teacher_tau`, `distillation` and `environments[].ref_kl_weight`. Empty:
-    none."""
-    num_ranks: Repack[int] = Field(1, ge=1, le=1024)
-    """Number of trainer processes (ranks). Each trains its share of a step's samples; all need the same
-    `output_dir`."""
-    sharding: Free[Literal["none", "fsdp"]] = "none"
-    """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
-    has the same bits. `fsdp`: each rank has a part of every weight, gradient and optimizer state, and gathers a layer
-    for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or `sft`."""
-    learning_rate: Free[float] = Field(1e-6, gt=0)
-    """Peak learning rate."""
-    lr_scheduler: Free[Literal["constant", "linear", "cosine"]] = "constant"
-    """Learning rate schedule after the warm-up. `linear` and `cosine` fall to learning_rate × min_lr_ratio at
-    max_steps."""
-    warmup_steps: Free[int] = Field(0, ge=0)
-    """Steps of the linear rise of the learning rate from 0 to `learning_rate`."""
-    min_lr_ratio: Free[float] = Field(0.0, ge=0, le=1)
-    """Final learning rate relative to `learning_rate`, for schedules `linear` and `cosine`."""
-    optimizer: OptimizerConfig = AdamWConfig()
-    """Optimizer and its parameters. A map without `type` is AdamW."""
-    max_grad_norm: Free[float] = Field(1.0, gt=0)
-    """Maximum global norm of the gradients over all ranks; larger gradients are scaled down."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    """Interval and number of checkpoints."""
-    gang_timeout: Free[float] = Field(20.0, gt=0)
-    """Seconds for all ranks to find each other at a start. After that all ranks start over (protocol rule P19)."""
-    mismatch: MismatchConfig = MismatchConfig()
-    """Limits of the difference between the logprobs of trainer and engine."""
-
-
-class InferenceConfig(Section):
-    """Inference: the engine and its HTTP address."""
-
-    engine: EngineConfig = EmbeddedEngineConfig()
-    """Engine that serves the policy."""
-    pool: Free[ServerPoolConfig | None] = None
-    """Pool of vLLM or SGLang servers that join and leave during the run, with an inference actor for each. Empty:
-    none."""
-    noise: Free[NoiseConfig | None] = None
-    """Noise on the norms of the served policy (QeRL), with engines `embedded` and `vllm`. Empty: none."""
-    host: Free[str] = "127.0.0.1"
-    """Address that the HTTP server of an inference actor binds to. Beyond loopback, also set `api_key_env`."""
-    advertise_host: Free[str | None] = None
-    """Name or address under which other machines reach the HTTP server. Empty: `host`."""
-    port: Free[int] = Field(0, ge=0, le=65535)
-    """Port of inference-0; inference-1 takes the next port, and so on. 0: any free port; required with `pool`."""
-    request_timeout: Free[float] = Field(300.0, gt=0)
-    """Seconds until a request to an engine must be answered, all its completions included."""
-    api_key_env: Free[str] = ""
-    """Name of the environment variable with the API key of requests. Empty: requests need no key."""
-    tls_cert: Free[str] = ""
-    """File of the TLS certificate (PEM) of the HTTP server; clients trust this certificate. Empty: plain HTTP."""
-    tls_key: Free[str] = ""
-    """File of the private key of `tls_cert`, read by inference actors only. Set both or none."""
-
-    @property
-    def attached(self) -> bool:
-        """True if engines use existing servers; False if each actor starts what its engine needs."""
-        return self.pool is not None or self.engine.attached
-
-    @model_validator(mode="after")
-    def _tls_whole(self) -> "InferenceConfig":
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ValueError("tls_cert and tls_key: set both or none")
-        return self
-
-
-class UpConfig(Section):
-    """Processes that `actors up` starts on this machine, and its limit of restarts."""
-
-    rollout: Free[int] = Field(1, ge=1)
-    """Number of rollout actors."""
-    reward: Free[int] = Field(1, ge=1)
-    """Number of reward actors."""
-    inference: Free[int] = Field(1, ge=1)
-    """Number of inference actors, one engine each."""
-    torch_threads: Free[dict[Literal["trainer", "inference"], int]] = {}
-    """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
-    max_restarts: Free[int] = Field(5, ge=0)
-    """Restarts of one actor in a row before the run fails. A life of more than 60 s resets the count."""
-
-    @model_validator(mode="after")
-    def _threads_positive(self) -> "UpConfig":
-        if any(threads < 1 for threads in self.torch_threads.values()):
-            raise ValueError("torch_threads: at least 1 thread per process")
         return self

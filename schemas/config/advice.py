@@ -17,7 +17,7 @@ def warnings(config: RunConfig) -> list[str]:
 
 def _arrival_drops_the_slow(config: RunConfig) -> Iterator[str]:
     packer = config.packer
-    # In order `ordinal` the lag is at most max_async_level by construction, so nothing is dropped.
+    # in order `ordinal` the lag is at most max_async_level by construction, so nothing is dropped
     if packer.order == "arrival" and packer.max_off_policy_steps < 8:
         yield (
             f"packer.max_off_policy_steps: {packer.max_off_policy_steps} with packer.order arrival drops groups that "
@@ -56,13 +56,10 @@ def _distribution_is_not_the_trainers(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _nothing_to_share_out(config: RunConfig) -> Iterator[str]:
-    if config.trainer.sharding == "fsdp" and config.trainer.num_ranks == 1:
-        yield "trainer.sharding: fsdp has no effect with trainer.num_ranks 1: one rank holds all weights"
-
-
-def _ignored_by_the_loss(config: RunConfig) -> Iterator[str]:
+def _keys_of_the_trainer_do_nothing(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
+    if trainer.sharding == "fsdp" and trainer.num_ranks == 1:
+        yield "trainer.sharding: fsdp has no effect with trainer.num_ranks 1: one rank holds all weights"
     for key in sorted(trainer.loss.ignores):
         if getattr(trainer, key) is not None:
             yield f"trainer.{key}: does nothing with trainer.loss {trainer.loss.type}"
@@ -146,8 +143,7 @@ ADVICE = (
     _pools_of_what_never_ends,
     _nothing_to_compare_with,
     _distribution_is_not_the_trainers,
-    _nothing_to_share_out,
-    _ignored_by_the_loss,
+    _keys_of_the_trainer_do_nothing,
     _dropout_is_a_mismatch,
     _nothing_held_out,
     _warms_up_for_ever,

@@ -48,6 +48,11 @@ class EngineBase(Section):
         return None
 
     @property
+    def num_gpus(self) -> int:
+        """Number of GPUs over which one engine, started by its actor, spreads; 0 if it computes elsewhere."""
+        return int(self.loads_model and not self.attached)
+
+    @property
     def cached_tokens(self) -> int:
         """Number of tokens with keys and values in the memory of the inference actor."""
         return 0

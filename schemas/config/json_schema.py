@@ -21,7 +21,8 @@ def json_schema() -> dict[str, Any]:
     schema = RunConfig.model_json_schema()
     for name, section in schema["$defs"].items():
         kind = section.get("properties", {}).get("type")
-        if kind is None or "const" not in kind:  # `type` of a section outside unions has a choice of values
+        # `type` of a section outside unions has a choice of values
+        if kind is None or "const" not in kind:
             continue
         first_line = section.get("description", "").splitlines()[0] if section.get("description") else name
         kind.setdefault("description", f"`{kind['const']}`: {first_line}")

@@ -70,7 +70,7 @@ def sections_at(path: str, root: type[BaseModel]) -> dict[type[BaseModel], list[
     for name in path.split("."):
         below: dict[type[BaseModel], list[str]] = {}
         for section, types in found.items():
-            # A section without a type, such as `compat`, belongs to the types of the section around it.
+            # a section without a type, such as `compat`, belongs to the types of the section around it
             for inner in (inner for key in keys_in([section], name) for inner in key.sections):
                 own = [type_of(inner)] if type_of(inner) else types
                 below[inner] = list(dict.fromkeys([*below.get(inner, []), *own]))
@@ -87,5 +87,6 @@ def paths(sections: Sections, prefix: str = "") -> Iterator[tuple[str, Key]]:
     """
     for key in keys_in(sections):
         path = f"{prefix}{key.name}"
-        yield path, key  # a section before its keys, as in the file
+        # a section before its keys, as in the file
+        yield path, key
         yield from paths(key.sections, f"{path}[]." if key.is_list else f"{path}.")

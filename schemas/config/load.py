@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from schemas.config.actors import TrainerConfig
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.losses import CustomLossConfig
 from schemas.config.moved import with_keys_moved
@@ -16,8 +15,10 @@ from schemas.config.resolved import RESOLVED
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
 
-_DATASET_PATHS = ("path", "eval_path")  # keys that name files; environments of other types lack both
-_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # NAME or OWNER/NAME on the Hugging Face hub
+# keys of environments that name files; environments of other types lack both
+_DATASET_PATHS = ("path", "eval_path")
+# NAME or OWNER/NAME on the Hugging Face hub
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
@@ -35,7 +36,8 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     """
     path = Path(path)
     tree = _read(path)
-    if path.name == RESOLVED and isinstance(tree, dict):  # written by this release or an earlier one
+    # only a file that a run has written may be of an earlier release; in a user's file an old key is an error
+    if path.name == RESOLVED and isinstance(tree, dict):
         tree = with_keys_moved(tree)
     for override in overrides or []:
         _apply(tree, override)
@@ -53,7 +55,8 @@ def check_tree(tree: Any) -> RunConfig:
         raise ConfigError(f"run: must be a map of sections, got {type(tree).__name__}")
     try:
         return RunConfig.model_validate(tree)
-    except ValidationError as error:  # `from None`: pydantic's own text would repeat the problems with class names
+    except ValidationError as error:
+        # `from None`: pydantic's own text would repeat the problems with class names
         problems = [describe(problem) for problem in error.errors(include_url=False)]
         raise ConfigError(*[line for problem in problems for line in problem.splitlines()]) from None
 
@@ -71,7 +74,8 @@ class _Loader(yaml.SafeLoader):
         first: dict[str, yaml.ScalarNode] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             earlier = first.setdefault(key.value, key)
-            if earlier is not key:  # PyYAML itself would silently take the last of the two
+            # PyYAML itself would silently take the last of the two
+            if earlier is not key:
                 line = earlier.start_mark.line + 1
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key.value!r} stands in line {line} already", problem_mark=key.start_mark
@@ -79,7 +83,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-# YAML 1.1 wants a dot in a float: PyYAML alone reads the learning rate 1e-6 as text.
+# YAML 1.1 wants a dot in a float: PyYAML alone reads the learning rate 1e-6 as text
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
@@ -91,6 +95,7 @@ def _parse(text: str) -> Any:
 
 def _read(path: Path) -> Any:
     try:
+        # an empty file is an empty map, so that the error names the keys that are required
         return _parse(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
@@ -99,17 +104,15 @@ def _read(path: Path) -> Any:
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{path}: is not YAML: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{path}: {_place_and_cause(error)}") from None
-
-
-def _place_and_cause(error: yaml.MarkedYAMLError) -> str:
-    mark, context = error.problem_mark, ""
-    assert mark is not None
-    if "'\\t'" in str(error.problem):  # PyYAML's own text speaks of a character that can't start a token
-        return f"line {mark.line + 1}: a tab; YAML indents with spaces"
-    if error.context and error.context_mark:
-        context = f"{error.context} of line {error.context_mark.line + 1}, "
-    return f"line {mark.line + 1}, column {mark.column + 1}: {context}{error.problem}"
+        mark, context = error.problem_mark, ""
+        assert mark is not None
+        # PyYAML's own text speaks of a character that can't start a token
+        if "'\\t'" in str(error.problem):
+            raise ConfigError(f"{path}: line {mark.line + 1}: a tab; YAML indents with spaces") from None
+        if error.context and error.context_mark:
+            context = f"{error.context} of line {error.context_mark.line + 1}, "
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"{path}: {place}: {context}{error.problem}") from None
 
 
 def _apply(tree: Any, override: str) -> None:
@@ -119,7 +122,15 @@ def _apply(tree: Any, override: str) -> None:
     *parents, last = key.split(".")
     node = tree
     for parent in parents:
-        node = _child(node, parent, key)
+        if isinstance(node, list):
+            node = node[_index(node, parent, key)]
+            continue
+        if not isinstance(node, dict):
+            raise ConfigError(f"{key}: {parent!r} is inside a plain value")
+        # a section that is missing, or empty (`trainer:` with nothing below), is made for its key
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
     try:
         value = _parse(text)
     except yaml.YAMLError:
@@ -132,16 +143,6 @@ def _apply(tree: Any, override: str) -> None:
         raise ConfigError(f"{key}: {last!r} is inside a plain value")
 
 
-def _child(node: Any, name: str, key: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, name, key)]
-    if not isinstance(node, dict):
-        raise ConfigError(f"{key}: {name!r} is inside a plain value")
-    if node.get(name) is None:
-        node[name] = {}
-    return node[name]
-
-
 def _index(node: list[Any], name: str, key: str) -> int:
     if not name.isdigit() or int(name) >= len(node):
         raise ConfigError(f"{key}: {name!r} is not an item of a list with {len(node)} items, counted from 0")
@@ -150,7 +151,18 @@ def _index(node: list[Any], name: str, key: str) -> int:
 
 def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration with absolute paths, so that actors started in other directories find the same files."""
-    environments = [_resolve_dataset(dataset, folder) for dataset in config.environments]
+    environments = []
+    for dataset in config.environments:
+        values = {key: getattr(dataset, key, None) for key in _DATASET_PATHS}
+        files = {key: str(_locate(value, folder)) for key, value in values.items() if value}
+        environments.append(dataset.model_copy(update=files))
+    tls = {key: getattr(config.inference, key) for key in ("tls_cert", "tls_key")}
+    trainer, teacher, sft = config.trainer, config.trainer.teacher, config.trainer.sft
+    trained = {
+        "loss": _with_code(trainer.loss, folder) if isinstance(trainer.loss, CustomLossConfig) else trainer.loss,
+        "teacher": teacher and teacher.model_copy(update={"path": _locate_model(teacher.path, folder)}),
+        "sft": sft and sft.model_copy(update={"path": str(_locate(sft.path, folder))}),
+    }
     reward = config.reward
     located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
     located["steps"] = reward.steps and _with_code(reward.steps, folder)
@@ -163,22 +175,14 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
             "bus": config.bus.model_copy(update={"keys": config.bus.keys and str(_locate(config.bus.keys, folder))}),
             "model": config.model.model_copy(update={"path": _locate_model(config.model.path, folder)}),
             "environments": environments,
-            "inference": config.inference.model_copy(update=_tls_files(config, folder)),
-            "trainer": _resolve_trainer(config.trainer, folder),
+            "inference": config.inference.model_copy(
+                update={key: str(_locate(path, folder)) for key, path in tls.items() if path}
+            ),
+            "trainer": trainer.model_copy(update=trained),
             "reward": reward.model_copy(update=located),
             "eval": config.eval.model_copy(update={"exact_match": exact_match}),
         }
     )
-
-
-def _resolve_trainer(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
-    teacher, sft = trainer.teacher, trainer.sft
-    found = {
-        "loss": _with_code(trainer.loss, folder) if isinstance(trainer.loss, CustomLossConfig) else trainer.loss,
-        "teacher": teacher and teacher.model_copy(update={"path": _locate_model(teacher.path, folder)}),
-        "sft": sft and sft.model_copy(update={"path": str(_locate(sft.path, folder))}),
-    }
-    return trainer.model_copy(update=found)
 
 
 def _locate(path: str, folder: Path) -> Path:
@@ -209,13 +213,3 @@ def _locate_code(path: str, folder: Path) -> str:
 
 def _with_code(section: Any, folder: Path) -> Any:
     return section.model_copy(update={"path": _locate_code(section.path, folder)})
-
-
-def _tls_files(config: RunConfig, folder: Path) -> dict[str, str]:
-    given = {key: getattr(config.inference, key) for key in ("tls_cert", "tls_key")}
-    return {key: str(_locate(path, folder)) for key, path in given.items() if path}
-
-
-def _resolve_dataset(dataset: Any, folder: Path) -> Any:
-    values = {key: getattr(dataset, key, None) for key in _DATASET_PATHS}
-    return dataset.model_copy(update={key: str(_locate(value, folder)) for key, value in values.items() if value})

@@ -8,6 +8,8 @@ from schemas.config.base import Section
 from schemas.config.resume_classes import Free, Identity
 
 Dtype = Literal["float32", "bfloat16"]
+DTYPE_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number, by `model.dtype`."""
 
 
 class LoraConfig(Section):
@@ -47,19 +49,21 @@ class ModelConfig(Section):
     """Name on the Hugging Face hub, or directory. A relative directory is looked up next to the configuration file
     first, then in the current directory."""
     dtype: Identity[Dtype] = "bfloat16"
-    """Precision of the computation in trainer and engine, and of the weights that engines receive. The trained weights
-    and the optimizer state are float32 in either case; the frozen base model under `lora` is kept in this precision."""
+    """Precision of the computation in trainer and engine, and of the weights that engines receive. The trained weights,
+    their gradients and the optimizer state are float32 in either case. With `bfloat16` full training keeps a rounded
+    copy of the weights for the computation; the frozen base model under `lora` is kept in this precision alone."""
     trust_remote_code: Free[bool] = False
     """Permission to run Python code shipped with the model (transformers and vLLM)."""
     device: Free[Literal["auto", "cpu", "cuda"]] = "auto"
     """Device of the trainer and of engine `embedded`. `auto`: the GPU if the machine has one, else the CPU."""
     lora: Identity[LoraConfig | None] = None
     """Adapters (LoRA) to train instead of all weights. Empty: all weights are trained."""
-    attention: Free[Literal["auto", "padded", "flash", "flex"]] = "auto"
+    attention: Free[Literal["auto", "padded", "varlen", "flash", "flex"]] = "auto"
     """Attention implementation of the trainer. A packed row holds several samples, and no sample attends to another.
-    `padded` (any device): samples of similar length are gathered into padded blocks. `flash` (GPU, bfloat16, package
-    flash-attn): FlashAttention's kernel for sequences of different lengths. `flex` (GPU): torch's FlexAttention over
-    the whole row. `auto`: flash if it can run, else flex on a GPU and padded on a CPU."""
+    `padded` (any device): samples of similar length are gathered into padded blocks. `varlen` (GPU, bfloat16, torch
+    2.11): FlashAttention's kernel for sequences of different lengths, as torch brings it along. `flash` (GPU, bfloat16,
+    package flash-attn): the same of flash-attn 2, with soft caps. `flex` (GPU): torch's FlexAttention over the whole
+    row. `auto`: padded on a CPU; on a GPU varlen, or flex in float32 and with an older torch."""
     gradient_checkpointing: Free[bool] = False
     """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
     computation, and much less memory for long rows (transformers' non-reentrant variant)."""
@@ -81,9 +85,9 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _kernel_runs(self) -> "ModelConfig":
-        # Only what the file itself contradicts is refused here; `auto` waits until the machine is known.
-        if self.attention in ("flash", "flex") and self.device == "cpu":
+        # only contradictions inside the file are refused here; `auto` waits until the machine is known
+        if self.attention in ("varlen", "flash", "flex") and self.device == "cpu":
             raise ValueError(f"attention: {self.attention} needs a GPU, and device is cpu; set attention auto")
-        if self.attention == "flash" and self.dtype == "float32":
-            raise ValueError("attention: flash computes in 16 bits; set dtype bfloat16, or attention flex")
+        if self.attention in ("varlen", "flash") and self.dtype == "float32":
+            raise ValueError(f"attention: {self.attention} computes in 16 bits; set dtype bfloat16, or attention flex")
         return self

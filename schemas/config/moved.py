@@ -32,7 +32,8 @@ def with_keys_moved(stored: Mapping[str, Any]) -> dict[str, Any]:
 
     Values stay as stored: the run resumes with the meaning of its first start.
     """
-    tree = copy.deepcopy(dict(stored))  # the caller's tree may be shown or compared again
+    # a copy: the caller's tree may be shown or compared again
+    tree = copy.deepcopy(dict(stored))
     for old, new in MOVED.items():
         (*parents, name), (*new_parents, new_name) = old.split("."), new.split(".")
         section = _section(tree, parents)
@@ -46,5 +47,6 @@ def _section(tree: dict[str, Any], path: list[str]) -> dict[str, Any]:
     """Return the section at a path, made if it is missing; an empty map if there is a plain value."""
     for name in path:
         found = tree.setdefault(name, {})
-        tree = found if isinstance(found, dict) else {}  # a file edited by hand; its check reports the value
+        # a plain value in place of a section is a file edited by hand; its check reports the value
+        tree = found if isinstance(found, dict) else {}
     return tree

@@ -60,7 +60,7 @@ class MuonConfig(AdamKeys):
 
 
 def _adamw_where_untold(given: Any) -> Any:
-    # `optimizer: {beta2: 0.99}` stands for AdamW; all other unions of sections require `type`.
+    # `optimizer: {beta2: 0.99}` stands for AdamW; all other unions of sections require `type`
     return {"type": "adamw"} | given if isinstance(given, dict) else given
 
 

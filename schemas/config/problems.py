@@ -22,7 +22,8 @@ def describe(problem: Any) -> str:
     kind, given = problem["type"], problem["input"]
     keys, members, _ = _at(problem["loc"])
     if kind.startswith("union_tag"):
-        keys, words = [*keys, "type"], _wrong_tag(problem, members)  # pydantic locates it at the section, without key
+        # pydantic locates the problem at the section, without key
+        keys, words = [*keys, "type"], _wrong_tag(problem, members)
     elif kind == "missing":
         words = "is required"
     elif kind == "extra_forbidden":
@@ -30,7 +31,10 @@ def describe(problem: Any) -> str:
     elif given is None:
         words = "is empty: remove it or give a value"
     elif kind in ("model_type", "model_attributes_type"):
-        words = f"must be a map of keys, {_as_map(given, members)}"
+        # `advantage: zscore` for `advantage: {type: zscore}` is a common slip
+        close = difflib.get_close_matches(str(given), [type_of(model) for model in members], n=1)
+        remedy = f"write {{type: {close[0]}}}" if close else f"got {given!r}"
+        words = f"must be a map of keys, {remedy}"
     else:
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         seen = "" if isinstance(given, dict | list | BaseModel) else f", got {given!r}"
@@ -45,12 +49,6 @@ def _wrong_tag(problem: Any, members: Sections) -> str:
     close = difflib.get_close_matches(str(given), tags, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
     return f"{given!r} is not one of {', '.join(map(repr, tags))}{hint}"
-
-
-def _as_map(given: Any, members: Sections) -> str:
-    """Return what to write instead of a value given for a section: `{type: zscore}` for `zscore`, a common slip."""
-    close = difflib.get_close_matches(str(given), [type_of(model) for model in members], n=1)
-    return f"write {{type: {close[0]}}}" if close else f"got {given!r}"
 
 
 def _unknown_key(location: Location) -> str:
@@ -68,12 +66,12 @@ def _unknown_key(location: Location) -> str:
     if types:
         return f"is a key of type {' or '.join(types)}, not of {type_of(chosen[0])}"
     allowed = sorted({key for model in chosen for key in model.model_fields})
-    # A near miss of a key here is a typo, even if TRL has the word too.
+    # a near miss of a key here is a typo, even if TRL has the word too
     if name in TRL_NAMES and not difflib.get_close_matches(name, allowed, n=1, cutoff=0.9):
         return f"no such key; TRL's {name} is {' and '.join(TRL_NAMES[name])} here (docs/reference/libraries.md)"
-    # A path is known and still unknown here if only another type of a section above has it.
+    # a path is known and still unknown here if only another type of a section above has it
     elsewhere = [path for path in dict(paths([RunConfig])) if path.rpartition(".")[2] == name and path != here]
-    # A name used by many sections is no hint, except at the top level, where the user has forgotten the section.
+    # a name used by many sections is no hint, except at the top level, where the user has forgotten the section
     meant = elsewhere if len(elsewhere) == 1 or not keys else []
     meant = meant or difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
     hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else f"allowed are {', '.join(allowed)}"
@@ -93,7 +91,8 @@ def _at(location: Location) -> tuple[list[str | int], Sections, Sections]:
         tagged = [model for model in members if type_of(model) == part]
         if chosen is members and len(members) > 1 and tagged:
             chosen = tagged
-        elif not str(part).endswith("]"):  # `list[str]`, a member of a plain union, is no key
+        # `list[str]`, a member of a plain union, is no key
+        elif not str(part).endswith("]"):
             keys.append(part)
             if isinstance(part, str):
                 members = chosen = [section for key in keys_in(chosen, part) for section in key.sections]

@@ -113,7 +113,7 @@ def _introduction(sections: dict[type[BaseModel], list[str]], path: str) -> str:
         rows += [[f"`{type_of(section)}`", in_cell(_docstring(section))] for section in sections]
         table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
         return f"{required} Resume: {_resume(f'{path}.type')}.\n\n{table}"
-    # The nearest base of all classes: of the compat sections, the class without the keys of single losses.
+    # the nearest base of all classes: of the compat sections, the class without the keys of single losses
     shared = next(base for base in next(iter(sections)).__mro__ if all(issubclass(one, base) for one in sections))
     return f"{_docstring(shared)}\n"
 
@@ -121,7 +121,7 @@ def _introduction(sections: dict[type[BaseModel], list[str]], path: str) -> str:
 def _resume(path: str) -> str:
     """Return the resume class of a key; `see there` for a section whose keys have several classes."""
     path = path.replace("[]", "")
-    # The whole section, so that a section of one class needs no look at its table.
+    # the whole section, so that a section of one class needs no look at its table
     classes = {key_class for name, key_class in key_classes().items() if f"{name}.".startswith(f"{path}.")}
     return key_classes()[path] if len(classes) == 1 else "see there"
 
@@ -164,8 +164,17 @@ def type_text(key: Key, path: str) -> str:
     # in front of the noun: "non-empty list", where "≥ 1" would read as a bound of the items
     if any(getattr(mark, "min_length", None) == 1 for mark in marks):
         text = f"non-empty {text}"
-    bounds = ", ".join(bound for mark in marks for bound in _bounds(mark))
-    return in_cell(f"{text} {bounds}".strip() + (" or `null`" if NoneType in get_args(annotation) else ""))
+    bounds: list[str] = []
+    for mark in marks:
+        for name, sign in SIGNS.items():
+            if (bound := getattr(mark, name, None)) is not None:
+                bounds.append(f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}")
+        if maximum := getattr(mark, "max_length", None):
+            bounds.append(f"with at most {maximum} items")
+        if pattern := getattr(mark, "pattern", None):
+            bounds.append(f"matching `{pattern}`")
+    null = " or `null`" if NoneType in get_args(annotation) else ""
+    return in_cell(f"{text} {', '.join(bounds)}".strip() + null)
 
 
 def _plain_type(annotation: Any) -> str:
@@ -173,7 +182,8 @@ def _plain_type(annotation: Any) -> str:
     if annotation in NAMES:
         return NAMES[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:  # an item of a list, with bounds that the document of the key tells
+    # an item of a list, with bounds that the document of the key tells
+    if origin is Annotated:
         return _plain_type(arguments[0])
     if values := choices(annotation):
         return ", ".join(f"`{value}`" for value in values)
@@ -184,14 +194,3 @@ def _plain_type(annotation: Any) -> str:
     if arguments:
         return " or ".join(_plain_type(member) for member in arguments if member is not NoneType)
     return "any value"
-
-
-def _bounds(mark: Any) -> Iterator[str]:
-    """Yield the bounds in one item of a field's metadata."""
-    for name, sign in SIGNS.items():
-        if (bound := getattr(mark, name, None)) is not None:
-            yield f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}"
-    if maximum := getattr(mark, "max_length", None):
-        yield f"with at most {maximum} items"
-    if pattern := getattr(mark, "pattern", None):
-        yield f"matching `{pattern}`"

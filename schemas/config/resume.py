@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from schemas.config.keys import Key, Sections, keys_in
+from schemas.config.keys import Sections, keys_in
 from schemas.config.moved import with_keys_moved
 from schemas.config.resume_classes import KeyClass, ResumeMark
 from schemas.config.run import RunConfig
@@ -60,7 +60,8 @@ def class_of(key: str) -> KeyClass:
     classes = key_classes()
     path = ".".join(part for part in key.split(".") if not part.isdigit())
     while path not in classes:
-        path = path.rpartition(".")[0]  # inside a plain map the names are the user's
+        # inside a plain map the names are the user's
+        path = path.rpartition(".")[0]
         if not path:
             raise KeyError(key)
     return classes[path]
@@ -81,7 +82,8 @@ def _classes_in(sections: Sections, prefix: str, *, covered: bool) -> dict[str, 
     found: dict[str, KeyClass] = {}
     for key in keys_in(sections):
         path = f"{prefix}{key.name}"
-        mark: KeyClass | None = "identity" if covered else _mark(key)
+        marks = [mark.key_class for mark in key.field.metadata if isinstance(mark, ResumeMark)]
+        mark: KeyClass | None = "identity" if covered else next(iter(marks), None)
         below = _classes_in(key.sections, f"{path}.", covered=mark == "identity")
         if mark is None:
             if not key.is_container:
@@ -94,11 +96,6 @@ def _classes_in(sections: Sections, prefix: str, *, covered: bool) -> dict[str, 
             if found.setdefault(name, key_class) != key_class:
                 raise TypeError(f"{name} has two resume classes; mark it alike in all types of its section")
     return found
-
-
-def _mark(key: Key) -> KeyClass | None:
-    marks = [mark.key_class for mark in key.field.metadata if isinstance(mark, ResumeMark)]
-    return marks[0] if marks else None
 
 
 def refusal(found: list[Difference]) -> list[str]:
@@ -115,7 +112,7 @@ def _changed(path: str, before: Any, now: Any) -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     if isinstance(before, dict) and isinstance(now, dict):
         if "type" in before and before["type"] != now.get("type"):
-            # Another type has other keys, so that a comparison key by key would say nothing.
+            # another type has other keys, so that a comparison key by key would say nothing
             return {f"{path}.type": (before["type"], now.get("type"))}
         for name in sorted(now.keys() & before.keys()):
             found |= _changed(f"{path}.{name}" if path else name, before[name], now[name])

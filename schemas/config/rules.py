@@ -29,7 +29,7 @@ def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
     if config.model.quantization is not None:
         yield "trainer.sharding: fsdp can't spread the blocks of model.quantization; remove one of them"
     if trainer.sft is not None:
-        # A rank with fewer rows would leave the others waiting in a collective.
+        # a rank with fewer rows would leave the others waiting in a collective
         yield (
             "trainer.sharding: fsdp needs the same number of rows on each rank, and trainer.sft does not give it; set "
             "trainer.sharding: none, or remove trainer.sft"
@@ -53,7 +53,7 @@ def _lag_rules_agree(config: "RunConfig") -> Iterator[str]:
 
 def _leases_outlast_a_lost_heartbeat(config: "RunConfig") -> Iterator[str]:
     bus = config.bus
-    # With less than two heartbeats in a lease, one lost heartbeat would end a living peer's work.
+    # with less than two heartbeats in a lease, one lost heartbeat would end a living peer's work
     if bus.lease < 2 * bus.beat_interval:
         yield (
             f"bus.lease: {bus.lease:g} s is less than twice bus.beat_interval {bus.beat_interval:g} s; a peer would "
@@ -65,21 +65,19 @@ def _samples_fit(config: "RunConfig") -> Iterator[str]:
     tokens = config.rollout.max_tokens
     limits = {"packer.sequence_len": config.packer.sequence_len} | config.inference.engine.max_tokens_per_sequence()
     for key, length in limits.items():
-        if tokens >= length:  # a prompt has one token at least
+        # a prompt has one token at least
+        if tokens >= length:
             yield f"rollout.max_tokens: {tokens} leaves no room for a prompt in {key} {length}"
 
 
 def _every_engine_has_a_server(config: "RunConfig") -> Iterator[str]:
-    # inference-N takes url N, so that a restarted actor comes back to its server.
+    """Require a server per actor, from the list of the engine or from a pool, never from both."""
     engine, actors = config.inference.engine, config.up.inference
     num_servers = len(engine.server_urls)
-    if config.inference.pool is None and engine.attached and num_servers != actors:
-        yield f"inference.engine.urls: {num_servers} servers for up.inference {actors}; one for each is needed"
-
-
-def _pool_is_of_servers(config: "RunConfig") -> Iterator[str]:
-    engine = config.inference.engine
     if config.inference.pool is None:
+        # inference-N takes url N, so that a restarted actor comes back to its server
+        if engine.attached and num_servers != actors:
+            yield f"inference.engine.urls: {num_servers} servers for up.inference {actors}; one for each is needed"
         return
     if not engine.has_server:
         yield (
@@ -93,7 +91,8 @@ def _pool_is_of_servers(config: "RunConfig") -> Iterator[str]:
         yield f"inference.port: {config.inference.port} with inference.pool, where each actor takes a free port; set 0"
 
 
-def _weights_reach_the_engine(config: "RunConfig") -> Iterator[str]:
+def _engine_does_what_is_asked(config: "RunConfig") -> Iterator[str]:
+    """Require an engine that takes weights by the channel of the run, and can add noise if noise is set."""
     engine, channel = config.inference.engine, config.weights.channel
     if channel not in engine.channels:
         others = " or ".join(sorted(engine.channels))
@@ -101,10 +100,6 @@ def _weights_reach_the_engine(config: "RunConfig") -> Iterator[str]:
             f"weights.channel: {channel}, but engine {engine.type} takes weights by {others} alone; set "
             f"weights.channel: {others}"
         )
-
-
-def _noise_where_it_is_made(config: "RunConfig") -> Iterator[str]:
-    engine = config.inference.engine
     if config.inference.noise is not None and not engine.supports_noise:
         yield (
             f"inference.noise: engine {engine.type} can't add noise; remove inference.noise, or set "
@@ -112,43 +107,40 @@ def _noise_where_it_is_made(config: "RunConfig") -> Iterator[str]:
         )
 
 
-def _environment_names_differ(config: "RunConfig") -> Iterator[str]:
-    # Labels are names of metrics, and part of the identity of an example in the ledger.
+def _environments_go_together(config: "RunConfig") -> Iterator[str]:
+    """Require different labels, and weights for all environments or for none."""
+    # labels are names of metrics, and part of the identity of an example in the ledger
     labels = [environment.label for environment in config.environments]
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"environments: two are called {label!r}; set environments[].name"
-
-
-def _weights_set_for_all_or_none(config: "RunConfig") -> Iterator[str]:
     given = [environment.weight is not None for environment in config.environments]
-    if any(given) and not all(given):  # a weight is relative; against sizes of files it would mean nothing
+    # a weight is relative; against the sizes of files, the default, it would mean nothing
+    if any(given) and not all(given):
         yield "environments[].weight: set it for all environments or for none"
 
 
-def _plaintext_stays_on_loopback(config: "RunConfig") -> Iterator[str]:
+def _addresses_are_safe_and_reachable(config: "RunConfig") -> Iterator[str]:
+    """Refuse plaintext beyond loopback, and wildcards as addresses told to peers."""
     bus, control_host = config.bus, config.control_host
-    if control_host is None or bus.keys or bus.allow_plaintext:
+    if control_host is None:
         return
-    hosts = {"bus.control": control_host, "bus.host": bus.host, "bus.advertise_host": bus.advertise_host}
-    for key, host in hosts.items():
-        if host and not is_loopback(host):
-            yield (
-                f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; set bus.keys "
-                "(`actors keys new DIR` makes some), stay on 127.0.0.1, or set bus.allow_plaintext: true on a network "
-                "that only you can reach"
-            )
-
-
-def _wildcards_are_not_advertised(config: "RunConfig") -> Iterator[str]:
-    """Refuse 0.0.0.0 and :: as addresses told to peers: a socket can bind to them, but no peer can connect to them."""
-    if config.control_host is None or not (config.bus.keys or config.bus.allow_plaintext):
+    if not (bus.keys or bus.allow_plaintext):
+        hosts = {"bus.control": control_host, "bus.host": bus.host, "bus.advertise_host": bus.advertise_host}
+        for key, host in hosts.items():
+            if host and not is_loopback(host):
+                yield (
+                    f"{key}: {host!r} is reachable from other machines and the bus is not encrypted; set bus.keys "
+                    "(`actors keys new DIR` makes some), stay on 127.0.0.1, or set bus.allow_plaintext: true on a "
+                    "network that only you can reach"
+                )
         return
-    if is_wildcard(config.control_host):
+    # a socket can bind to 0.0.0.0 and ::, but no peer can connect to them
+    if is_wildcard(control_host):
         yield (
-            f"bus.control: {config.control_host!r} is no address that actors can connect to; write the packer's "
+            f"bus.control: {control_host!r} is no address that actors can connect to; write the packer's "
             "address, or a name that resolves to it"
         )
-    for key, section in (("bus", config.bus), ("inference", config.inference)):
+    for key, section in (("bus", bus), ("inference", config.inference)):
         if is_wildcard(section.advertise_host if section.advertise_host is not None else section.host):
             yield (
                 f"{key}.host: {section.host!r} is no address that others can connect to; set {key}.advertise_host to "
@@ -212,7 +204,8 @@ def _zero_advantages_are_for_nothing(config: "RunConfig") -> Iterator[str]:
             f"packer.filter_zero_advantages: trainer.reference.place {reference.place} changes advantages after the "
             "step is packed; set place: loss, or remove one of the two"
         )
-    if config.reward.adv_norm is not None:  # its mean moves zeros away from 0
+    # the mean of the normalisation moves zeros away from 0
+    if config.reward.adv_norm is not None:
         yield "packer.filter_zero_advantages: reward.adv_norm leaves no advantage at 0; remove one of the two"
 
 
@@ -236,6 +229,7 @@ def _rewards_with_kl_make_advantages(config: "RunConfig") -> Iterator[str]:
             f"trainer.reference.place: group_reward makes advantages of rewards alone; reward.advantage is "
             f"{reward.advantage.type}, it must be one of {', '.join(FROM_REWARDS)}"
         )
+    # the trainer has no finish reasons (decision 0025)
     if reward.mask_no_eos_with_zero:
         yield "reward.mask_no_eos_with_zero: not with trainer.reference.place group_reward; remove one of the two"
 
@@ -247,13 +241,9 @@ RULES = (
     _leases_outlast_a_lost_heartbeat,
     _samples_fit,
     _every_engine_has_a_server,
-    _pool_is_of_servers,
-    _weights_reach_the_engine,
-    _noise_where_it_is_made,
-    _environment_names_differ,
-    _weights_set_for_all_or_none,
-    _plaintext_stays_on_loopback,
-    _wildcards_are_not_advertised,
+    _engine_does_what_is_asked,
+    _environments_go_together,
+    _addresses_are_safe_and_reachable,
     _minibatches_have_completions,
     _teacher_for_a_loss_that_reads_it,
     _zero_advantages_are_for_nothing,

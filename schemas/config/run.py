@@ -4,13 +4,16 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from schemas.config.actors import InferenceConfig, PackerConfig, RewardConfig, RolloutConfig, TrainerConfig, UpConfig
+from schemas.config.actors import PackerConfig, RewardConfig, RolloutConfig
 from schemas.config.base import Section
 from schemas.config.data import DatasetConfig, EvalConfig
+from schemas.config.inference import InferenceConfig
 from schemas.config.model import ModelConfig
 from schemas.config.resume_classes import Free, Identity
 from schemas.config.rules import problems_of
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
+from schemas.config.trainer import TrainerConfig
+from schemas.config.up import UpConfig
 
 
 class RunConfig(Section):
@@ -49,7 +52,7 @@ class RunConfig(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs, metrics and samples of completions."""
     up: UpConfig = UpConfig()
-    """Number of processes that `actors up` starts on this machine."""
+    """Processes that `actors up` starts on this machine: numbers, GPUs, restarts."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":

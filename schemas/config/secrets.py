@@ -49,24 +49,22 @@ def found_in(tree: Any, path: str = "", *, free: bool = False) -> Iterator[str]:
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(tree):
             where = f"{path}.{number}"
-            if free and isinstance(value, str):
-                if _is_argument_with_a_secret(value, tree[number + 1 :]):
-                    yield where
-            else:
+            if not (free and isinstance(value, str)):
                 yield from found_in(value, where, free=free)
+                continue
+            # arguments of a command line: `--api-key=VALUE`, or `--api-key` and VALUE as the next item
+            name, equals, given = value.partition("=")
+            rest = tree[number + 1 :]
+            if not equals and rest and not str(rest[0]).startswith("--"):
+                given = str(rest[0])
+            if name.startswith("--") and looks_like_a_secret(name, given):
+                yield where
 
 
 def looks_like_a_secret(key: str, value: str) -> bool:
     """Return whether a value under this key looks like a secret. The name of a variable (`api_key_env`) does not."""
-    name = key.replace("-", "_").strip("_")  # `--api-key` of an argument reads like `api_key`
+    # `--api-key` of an argument reads like `api_key`
+    name = key.replace("-", "_").strip("_")
     if not value or VARIABLE.fullmatch(value):
         return False
     return bool(NAME.search(name) or (AMBIGUOUS_NAME.search(name) and RANDOM_VALUE.fullmatch(value)))
-
-
-def _is_argument_with_a_secret(argument: str, rest: Any) -> bool:
-    """Return whether an argument is `--api-key=VALUE`, or `--api-key` with VALUE as the first of `rest`."""
-    name, equals, value = argument.partition("=")
-    if not equals and rest and not str(rest[0]).startswith("--"):
-        value = str(rest[0])
-    return name.startswith("--") and looks_like_a_secret(name, value)

@@ -80,14 +80,16 @@ class BusConfig(Section):
     @classmethod
     def _is_address(cls, control: str) -> str:
         bare = re.fullmatch(r"tcp://([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*):(\d{1,5})", control)
-        if bare:  # Kubernetes gives a pod its IPv6 address without brackets
+        # Kubernetes gives a pod its IPv6 address without brackets
+        if bare:
             control = f"tcp://[{bare[1]}]:{bare[2]}"
         port = re.fullmatch(r"tcp://(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})", control)
-        # `inproc` connects threads of one process; tests use it, so the message below does not offer it.
+        # `inproc` connects threads of one process; tests use it, so the message below does not offer it
         if control not in ("ipc", "inproc") and not (port and 0 < int(port[1]) < 65536):
             raise ValueError("must be 'ipc' or 'tcp://host:port'")
         try:
-            control.removeprefix("tcp://").rpartition(":")[0].encode("idna")  # name resolution would fail on it later
+            # name resolution encodes the host in the same way, and would fail in a thread long after the check
+            control.removeprefix("tcp://").rpartition(":")[0].encode("idna")
         except UnicodeError:
             raise ValueError("must have a host whose parts between dots have 1 to 63 characters") from None
         return control

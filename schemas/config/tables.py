@@ -118,7 +118,8 @@ def value_text(value: Any) -> str:
     if isinstance(value, BaseModel):
         if not type_of(type(value)):
             return "see there"
-        other = value.model_dump(exclude_defaults=True)  # keys that differ from the type's defaults
+        # only the keys that differ from the type's defaults
+        other = value.model_dump(exclude_defaults=True)
         keys = "".join(f", {key}: {of:g}" if isinstance(of, float) else f", {key}: {of}" for key, of in other.items())
         return f"`{{type: {type_of(type(value))}{keys}}}`"
     if isinstance(value, float):

@@ -44,7 +44,8 @@ class VllmEngineConfig(EngineBase):
     data_parallel_size: Free[int] = Field(1, ge=1)
     """Number of copies of the model behind one server."""
     gpu_memory_utilization: Free[float] = Field(0.9, gt=0, le=1)
-    """Share of each GPU's memory that vLLM may use. Set less if the trainer uses the same GPU."""
+    """Share of each GPU's memory that vLLM may use. On a GPU that the trainer uses too (`up.colocate`) vLLM takes less
+    if the trainer leaves less, by the estimate of `actors check --memory` and by what the driver tells."""
     max_lora_rank: Free[int | None] = Field(None, ge=1)
     """Maximum rank of adapters, at least `model.lora.rank`, rounded up to a rank that vLLM has kernels for. Empty: the
     rank of `model.lora`. Adapters are served if and only if `model.lora` is set."""
@@ -88,9 +89,13 @@ class VllmEngineConfig(EngineBase):
     @field_validator("extra_args")
     @classmethod
     def _leave_ours_alone(cls, arguments: list[str]) -> list[str]:
-        ours = [argument for argument in arguments if _sets_ours(argument)]
-        if ours:
-            raise ValueError(f"{ours[0]} is set by the engine itself; remove it")
+        for argument in arguments:
+            # vLLM's parser also accepts underscores, unique abbreviations (`--hos`) and `--no-` in front of a switch
+            name = argument.partition("=")[0].replace("_", "-")
+            name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+            # longer than `--`, which is the beginning of every option
+            if len(name) > 2 and name.startswith("--") and any(ours.startswith(name) for ours in SET_BY_US):
+                raise ValueError(f"{argument} is set by the engine itself; remove it")
         return arguments
 
     @property
@@ -102,6 +107,11 @@ class VllmEngineConfig(EngineBase):
     def attached(self) -> bool:
         """True if `urls` names servers."""
         return bool(self.urls)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all copies of the model behind the server."""
+        return 0 if self.attached else self.tensor_parallel_size * self.data_parallel_size
 
     def max_tokens_per_sequence(self) -> dict[str, int]:
         """Return `max_model_len`, if it is set."""
@@ -141,13 +151,3 @@ class VllmEngineConfig(EngineBase):
                 f"trained on one with model.quantization {quantization.type}; set bitsandbytes, else their logprobs "
                 "differ"
             )
-
-
-def _sets_ours(argument: str) -> bool:
-    """Return whether an argument of `vllm serve` sets an option of SET_BY_US.
-
-    vLLM's parser also accepts underscores, unique abbreviations (`--hos`) and `--no-` in front of a switch.
-    """
-    name = argument.partition("=")[0].replace("_", "-")
-    name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-    return len(name) > 2 and name.startswith("--") and any(ours.startswith(name) for ours in SET_BY_US)

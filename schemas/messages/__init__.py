@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from schemas.messages.base import Frozen, Message
+from schemas.messages.base import Frozen, Message, check_name
 from schemas.messages.control import (
     ActorPhase,
     AttemptFailure,
@@ -87,18 +87,18 @@ def fingerprint_of(message_types: Iterable[type[Message]]) -> str:
             if issubclass(model, Message)
             else model.__name__
         )
-        fields = {name: (_shown(field.annotation), field.is_required()) for name, field in model.model_fields.items()}
+        fields = {}
+        for key, field in model.model_fields.items():
+            # the text of a validator has its memory address, which differs between processes
+            shown = re.sub(r" at 0x[0-9a-fA-F]+", "", str(field.annotation))
+            fields[key] = (shown, field.is_required())
         line = f"{name} {sorted(fields.items())}"
-        if line not in lines:  # a value may occur in many messages
+        # a value may occur in many messages
+        if line not in lines:
             lines.add(line)
             # values nested in messages are part of the wire format too
             todo += [inner for field in model.model_fields.values() for inner in _values_in(field.annotation)]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
-
-
-def _shown(annotation: Any) -> str:
-    """Return an annotation as text, without memory addresses of validators, which differ between processes."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(annotation))
 
 
 def _values_in(annotation: Any) -> list[type[BaseModel]]:
@@ -150,6 +150,7 @@ __all__ = [
     "UpdateFailure",
     "WeightMember",
     "WeightUpdate",
+    "check_name",
     "drop_fields",
     "fingerprint",
     "fingerprint_of",

@@ -49,6 +49,7 @@ def check_address(address: str) -> str:
     Raises:
         ValueError: the address has more than ADDRESS_BYTES bytes.
     """
+    # surrogatepass: a path may hold any bytes, and Python shows those that are not UTF-8 as lone surrogates
     if len(address.encode("utf-8", "surrogatepass")) > limits.ADDRESS_BYTES:
         raise ValueError(f"an address has more than {limits.ADDRESS_BYTES} bytes")
     return address
@@ -104,6 +105,7 @@ class Message(Frozen):
 
     def model_post_init(self, context: Any) -> None:
         """Check arrays and content. pydantic turns a ValueError into a ValidationError."""
+        # a received message has its arrays from `ArrayLayout.open`, which makes valid arrays only
         if context is not AXES_AGREE:
             self.layout.check(self.__dict__)
         self.check()

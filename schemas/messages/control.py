@@ -112,7 +112,8 @@ class WeightUpdate(Frozen):
         Raises:
             KeyError: the process is no member.
         """
-        rank = 1  # rank 0 is the trainer
+        # rank 0 is the trainer
+        rank = 1
         for member in self.members:
             if member.boot_id == boot_id:
                 return rank
@@ -365,6 +366,9 @@ class InferenceDirective(Directive):
     """Version to serve; None: none is published."""
     update: WeightUpdate | None = None
     """Update that brings the manifest's version, in channel `rendezvous`; None: not announced yet."""
+    trainer_ready: bool = False
+    """True if the living gang has published, and so holds the memory of a step. An engine on a GPU of the trainer
+    starts only then."""
 
 
 class ObserverDirective(Directive):

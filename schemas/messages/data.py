@@ -35,7 +35,8 @@ class PolicyVersion(Frozen):
     """Number of training steps; 0: the initial model."""
 
     def __str__(self) -> str:
-        return f"{self.lineage}.{self.version}"  # also the name of the version's directory
+        # also the name of the version's directory, by which `bus.run_folder` knows what it may remove
+        return f"{self.lineage}.{self.version}"
 
 
 class RolloutGroup(Message):
@@ -101,7 +102,8 @@ class RolloutGroup(Message):
     @property
     def lengths_G(self) -> NDArray[np.int64]:
         """Shape (G,). Number of tokens of each completion."""
-        return self.completion_offsets[1:] - self.completion_offsets[:-1]  # np.diff takes ten times as long
+        # not np.diff, which takes ten times as long
+        return self.completion_offsets[1:] - self.completion_offsets[:-1]
 
     @property
     def oldest_version(self) -> int:
@@ -147,7 +149,8 @@ class ScoredGroup(RolloutGroup):
         if self.token_advantages.size not in (0, self.token_ids.size):
             raise ValueError(f"token_advantages: {self.token_advantages.size} for {self.token_ids.size} tokens")
         finite = np.isfinite(self.advantages_G).all() and np.isfinite(self.token_advantages).all()
-        if np.isinf(self.rewards_G).any() or not finite:  # a NaN reward means unscorable and is allowed
+        # a NaN reward means unscorable and is allowed
+        if np.isinf(self.rewards_G).any() or not finite:
             raise ValueError("rewards_G, advantages_G: a value is infinite or an advantage is NaN")
 
     @property
@@ -249,7 +252,8 @@ class StepBatch(Message):
             ValueError: names the field.
         """
         arrays.check_offsets("sample_offsets", self.sample_offsets, self.token_ids.size)
-        bounds = self.micro_batch_offsets  # may repeat, unlike other offsets: dummy micro-batches are empty
+        # offsets of micro-batches may repeat, unlike other offsets: dummy micro-batches are empty
+        bounds = self.micro_batch_offsets
         if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (np.diff(bounds) < 0).any():
             raise ValueError("micro_batch_offsets: must start at 0, not fall, and end at the number of samples")
         arrays.check_offsets("minibatch_offsets", self.minibatch_offsets, self.num_micro_batches)
@@ -276,6 +280,8 @@ class StepBatch(Message):
 
 def drop_fields(dropped: Sequence[DroppedOrdinal]) -> dict[str, Any]:
     """Return the fields `drop_reasons` and `drops_D` of a StepBatch for these drops."""
-    reasons = sorted({drop.reason for drop in dropped})  # sorted: batches are a pure function of the groups
+    # sorted: a batch is a pure function of its groups
+    reasons = sorted({drop.reason for drop in dropped})
     drops = [(drop.ordinal, reasons.index(drop.reason)) for drop in dropped]
+    # reshaped, since an array made of an empty list has one axis
     return {"drop_reasons": reasons, "drops_D": np.array(drops, np.int64).reshape(-1, 2)}

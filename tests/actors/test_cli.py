@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from actors import cli
+from actors import cli, runtime
 from actors.assembly import replica_index
 from actors.cli import main
+from actors.process import exits
 from schemas.config import dump_config
 from tests.ring.harness import ring_config
 
@@ -56,16 +57,21 @@ def test_unknown_arguments_are_refused(config_path, capsys, words):
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
-def test_default_name_is_nobody_elses(monkeypatch):
+def test_default_name_is_nobody_elses(config_path, monkeypatch):
     """Two rollouts on one host have two names; a rank's name is its rank, and no other ends in a number."""
     monkeypatch.setattr(cli.socket, "gethostname", lambda: "node-7.cluster.local")
-    first, second = cli._default_name("rollout"), cli._default_name("rollout")
+    monkeypatch.setenv("RANK", "3")
+    names, codes = [], []
+    monkeypatch.setattr(runtime, "run_actor", lambda kind, name, *_: names.append(name) or 0)
+    monkeypatch.setattr(exits, "leave", codes.append)
+    for kind in ("rollout", "rollout", "trainer", "packer", "inference"):
+        assert main(["run", kind, "--config", str(config_path)]) == 0
+    first, second, trainer, packer, inference = names
     assert re.fullmatch(r"rollout-node-7-[a-z]{5}", first)
     assert first != second
-    monkeypatch.setenv("RANK", "3")
-    assert cli._default_name("trainer") == "trainer-3"
-    assert cli._default_name("packer") == "packer-0"
-    assert replica_index(cli._default_name("inference")) == 0
+    assert (trainer, packer) == ("trainer-3", "packer-0")
+    assert replica_index(inference) == 0
+    assert codes == [0] * 5
 
 
 def test_missing_configuration_is_all_that_is_asked_for(capsys):

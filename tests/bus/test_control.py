@@ -34,7 +34,7 @@ from tests.dropping import DroppingTransport
 from tests.ports import free_port
 from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
 
-WAIT = 10.0
+WAIT = 60.0
 AT_ONCE = 5.0
 """Beside waiting for ever; machines stand still for seconds."""
 ME = identity_of("screen", "b0")

@@ -21,7 +21,7 @@ from tests.bus.conftest import MakeConfig, connect
 from tests.ports import free_port
 from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
 
-WAIT = 10.0
+WAIT = 60.0
 AT_ONCE = 5.0
 """Beside waiting for ever; machines stand still for seconds."""
 

@@ -29,7 +29,7 @@ from tests.bus.test_data import _group, _inbox, _outbox, _take
 from tests.schemas.messages.examples import example_frames
 from tests.strangers import knock
 
-WAIT = 10.0
+WAIT = 60.0
 Stranger = Callable[["zmq.Socket[bytes]", bytes], None]
 """Gives a socket what somebody has who was not let in on the keys; the bytes are the server's public key."""
 

@@ -111,7 +111,7 @@ class Stage:
                 port = int(self._config.inference.pool.urls[0].rpartition(":")[2])
                 stack.enter_context(serving(port=port, token_seconds=TOKEN_SECONDS))
             stack.callback(self._end)
-            order = [child.name for child in plan(self._config)]
+            order = [child.name for child in plan(self._config, None)]
             armed = self._folder / "faults"
             armed.mkdir()
             self._watch = Watch(self._config, order, self._host, armed)
@@ -139,7 +139,7 @@ class Stage:
                 others = [fault for fault in others if fault.kind != "full disk"]
                 self._result.skipped.append(f"full disk: {why}")
         if self._plan.networked:
-            names = [child.name for child in plan(self._plan.configure(self._folder, "ipc"))]
+            names = [child.name for child in plan(self._plan.configure(self._folder, "ipc"), None)]
             made = stack.enter_context(network(names))
             if isinstance(made, str):
                 self._result.skipped.append(f"partition: {made}")
@@ -298,7 +298,7 @@ class Stage:
         """Kill an actor, let another run have its ports for a while, and have that run's processes send to the next."""
         actor, own_metrics = outcome.fault.actor, self._config.telemetry.metrics_port
         control = int(self._config.bus.control.rpartition(":")[2])
-        pid, metrics = self._wait_for_pid(actor), range(own_metrics, own_metrics + len(list(plan(self._config))))
+        pid, metrics = self._wait_for_pid(actor), range(own_metrics, own_metrics + len(list(plan(self._config, None))))
         mark, began = self._watch.mark(actor), time.time()
         ports = ports_of(pid).difference(metrics)
         self._watch.signal(pid, signal.SIGKILL)

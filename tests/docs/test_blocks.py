@@ -13,7 +13,9 @@ from schemas.config import RunConfig, check_tree
 from tests.docs.pages import ROOT, Block, Page, pages
 
 OTHER_TESTS = ("docs/howto/",)
-PAGES = [found for found in pages("README", "CONTRIBUTING", "docs/") if not found.path.startswith(OTHER_TESTS)]
+PAGES = [
+    found for found in pages("README", "CONTRIBUTING", "deploy/", "docs/") if not found.path.startswith(OTHER_TESTS)
+]
 LANGUAGES = {"sh", "yaml", "python", "text", "json"}
 EXECUTED = {
     "README.md": "tests/test_examples.py",

@@ -19,7 +19,8 @@ ODD = re.compile(
 """Words and phrases that a reader meets in no other technical text, or that open a riddle."""
 OTHERS = ("docs/howto/", "docs/reference/configuration.md", "docs/reference/metrics.md")
 """Pages with limits of their own, and pages generated from docstrings, which `tests.house` measures."""
-ENGLISH = [found for found in pages("README", "CONTRIBUTING", "docs/") if not found.path.startswith(OTHERS)]
+PAGES = pages("README", "CONTRIBUTING", "CHANGELOG", "benchmarks/", "deploy/", "docs/", "grafana/")
+ENGLISH = [found for found in PAGES if not found.path.startswith(OTHERS)]
 
 
 def test_the_readme_is_short() -> None:

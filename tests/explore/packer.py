@@ -138,6 +138,8 @@ class Packer:
         self.over = False
         """The newest round has said that the run is done."""
         self._settled: dict[int, GroupFacts] = {}
+        self._evals: dict[str, str] | None = None
+        """Evaluations in the record that the next commit writes; None if there is nothing new."""
         self._keys: dict[str, tuple[Any, Hashable]] = {}
 
     def successor(self, now: float) -> "Packer":
@@ -154,7 +156,7 @@ class Packer:
     @property
     def stirred(self) -> bool:
         """Whether a round could change anything."""
-        return bool(self.inflow) or self.time_has_passed or bool(self.machine._changes)
+        return bool(self.inflow) or self.time_has_passed or bool(self.machine._changes) or self._evals is not None
 
     # --- the round -----------------------------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class Packer:
         if machine.rewound is not None:
             evals = self.stored.values.get("evals", {})
             kept = {version: text for version, text in evals.items() if int(version) <= machine.rewound.step}
-            self.reports, machine._changes.values["evals"], machine.rewound = frozenset(), kept, None
+            self.reports, self._evals, machine.rewound = frozenset(), kept, None
         if machine.gang.incarnation != self.incarnation:  # it trains the steps after its checkpoint again
             self.incarnation = machine.gang.incarnation
             self.reports = frozenset(step for step in self.reports if step <= machine.gang.checkpoint)
@@ -207,10 +209,10 @@ class Packer:
             machine.note_recorded(machine.recorded_step + 1)
         if machine.finished_evals:
             evals = {str(version): "written" for version in machine.finished_evals}
-            before = machine._changes.values.get("evals", self.stored.values.get("evals", {}))
-            machine._changes.values["evals"] = {**before, **evals}
+            before = self.stored.values.get("evals", {}) if self._evals is None else self._evals
+            self._evals = {**before, **evals}
             machine.finished_evals = []
-            machine.note_evaluated(map(int, machine._changes.values["evals"]))
+            machine.note_evaluated(map(int, self._evals))
 
     def _can_record(self, step: int) -> bool:
         """Whether its report is here, or died with the trainer that had saved the step."""
@@ -222,6 +224,8 @@ class Packer:
     def commit(self, now: float) -> None:
         """Write it."""
         changes = self.machine.take_changes()
+        if self._evals is not None:
+            changes.values["evals"], self._evals = self._evals, None
         if "num_issued" in changes.values:
             draw = self.machine.examples.draw
             assert isinstance(draw, Draw)
@@ -254,7 +258,8 @@ class Packer:
         """The same for two packers that will behave the same."""
         memory = self._cached("machine", (self.machine, names, now), lambda: key_of(self.machine, names, now))
         groups = self._cached("groups", (self.stored, names), lambda: key_of(self.stored.groups, names, now))
-        rest = (tuple(self.stored.steps), self.time_has_passed, self.over, self.reports, self.incarnation)
+        unwritten = None if self._evals is None else frozenset(self._evals)
+        rest = (tuple(self.stored.steps), self.time_has_passed, self.over, self.reports, self.incarnation, unwritten)
         return memory, groups, rest, tuple(_key_of_event(event, names) for event in self.inflow)
 
     def _cached(self, what: str, of: tuple[Any, ...], make: Callable[[], Hashable]) -> Hashable:

@@ -27,7 +27,7 @@ def deviations(world: World, default: Action | None, said: list[str]) -> Iterato
         yield Action("crash", PACKER)
     yield from _troubles(world)
     if default is not None:
-        yield from (default._replace(fates=((label, fate),)) for label in dict.fromkeys(said) for fate in FATES)
+        yield from (default.with_fates((label, fate)) for label in dict.fromkeys(said) for fate in FATES)
 
 
 def _possible(world: World) -> Iterator[Action]:

@@ -76,7 +76,7 @@ def test_a_rank_is_not_blamed_for_a_checkpoint_that_came_after_its_last_beat() -
         action = fair(world)
         assert action is not None
         if action == Action("heartbeat", "t1") and has_joined:
-            action = action._replace(fates=(("heartbeat of t1", "lose"),))
+            action = action.with_fates(("heartbeat of t1", "lose"))
         world = world.after(action)
     world = world.after(Action("crash", "t0"))
     while (action := fair(world)) is not None:
@@ -327,7 +327,7 @@ def test_a_late_group_that_nobody_names_goes_to_another_reward_actor() -> None:
     assert action is not None
     hold, lost_at = action.detail
     label = f"group {hold[0]}.{hold[1]} to {lost_at.partition('/')[0]}"
-    world = world.after(action._replace(fates=((label, "lose"),)))
+    world = world.after(action.with_fates((label, "lose")))
     sampler = action.who
     for _ in range(RESEND_SECONDS):
         world = world.after(Action("second")).after(Action("round"))

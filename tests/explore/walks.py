@@ -53,8 +53,7 @@ def anything(world: World, rng: random.Random) -> Action:
 
 def _lossy(world: World, action: Action, rng: random.Random) -> Action:
     labels = dict.fromkeys(parcel.label for parcel in world.after(action).said)
-    fates = tuple((label, rng.choice(FATES)) for label in labels if rng.random() < LOSSY_SHARE)
-    return action._replace(fates=fates)
+    return action.with_fates(*((label, rng.choice(FATES)) for label in labels if rng.random() < LOSSY_SHARE))
 
 
 def _to_the_end(world: World, done: list[Step]) -> World:
@@ -99,8 +98,8 @@ def _without_fates(scenario: Scenario, actions: list[Action], rule: str) -> list
     before = _worlds(scenario, actions)
     for place in range(len(actions) - 1, -1, -1):
         for fate in actions[place].fates:
-            kept = tuple(other for other in actions[place].fates if other != fate)
-            rest = [actions[place]._replace(fates=kept), *actions[place + 1 :]]
+            kept = (other for other in actions[place].fates if other != fate)
+            rest = [actions[place].with_fates(*kept), *actions[place + 1 :]]
             if _breaks(before[place], rest, rule):
                 actions = actions[:place] + rest
     return actions

@@ -47,6 +47,10 @@ class Action(NamedTuple):
         words = [self.verb, self.who, "" if self.detail is None else str(self.detail)]
         return " ".join(word for word in words if word) + "".join(f" [{fate} {label}]" for label, fate in self.fates)
 
+    def with_fates(self, *fates: tuple[str, str]) -> "Action":
+        """The same, with these fates alone."""
+        return self._replace(fates=fates)
+
 
 class ImpossibleError(Exception):
     """There is nothing that this action could be done with."""

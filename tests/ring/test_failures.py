@@ -16,8 +16,9 @@ from actors.datasets import Example
 from actors.datasets.generated import ReverseText
 from actors.engines.fake import FakeEngine
 from actors.engines.protocol import Completion, RequestError, SampleRequest
+from actors.process.exits import EXIT_ERROR, EXIT_START_OVER
 from actors.process.membership import Drain, PackerSilentError, StartOverError
-from actors.runtime import EXIT_ERROR, EXIT_START_OVER, REWARD_OOM_SCORE
+from actors.runtime import REWARD_OOM_SCORE
 from schemas.errors import PeerRefusedError, RunFailedError
 from tests.ring.harness import (
     PATIENCE_SECONDS,

@@ -11,10 +11,10 @@ from actors.assembly import ENGINES
 from actors.engines.fake import FakeEngine
 from actors.ops.preflight import preflight
 from schemas.config import RunConfig, warnings
-from schemas.config.actors import InferenceConfig
 from schemas.config.engine_base import EngineBase, WeightChannel
 from schemas.config.engines import EngineConfig
 from schemas.config.fake_engine import FakeEngineConfig
+from schemas.config.inference import InferenceConfig
 from schemas.config.resume_classes import Free
 from tests.ring.harness import check_promise, ring, ring_config
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.ops.up.server_pool import ServerPool
+from actors.ops.up.server_pool import ServerPool, name_of
 from schemas.config import RunConfig
 from tests.actors.engines.sglang.stub import StubServer
 from tests.conftest import ModelFolder
@@ -91,7 +91,7 @@ def test_a_server_whose_address_goes_is_left_in_good_order(
         thread = threading.Thread(target=pool.run)
         thread.start()
         wait_until(lambda: steps_recorded(config) >= 1 and served(first) and served(second), "work for both", PATIENCE)
-        leaver = pool._actors[first.url]
+        leaver = next(child for child in pool.children if child.name == name_of(first.url))
         second.token_seconds = 0.0
         wait_until(lambda: first.num_running() > 0, "requests under way", PATIENCE)
         servers.remove(first.url)

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from actors.runtime import EXIT_NAME_TAKEN
+from actors.process.exits import EXIT_NAME_TAKEN
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     check_promise,

@@ -315,6 +315,11 @@ def test_a_step_is_replayed_to_the_bit(tmp_path):
     assert f"grad_norm  2.0                      {result.replayed['grad_norm']}                      DIFFERENT" in str(
         result
     )
+    learner = make_learner(config)
+    learner.inexact = "computed on a GPU without trainer.deterministic"
+    rounded = replay(config, 5, learner)
+    assert rounded.same == {"loss": True, "grad_norm": False}
+    assert "computed on a GPU without trainer.deterministic, so weights are not compared" in str(rounded)
     with pytest.raises(ConfigError, match=r"--step 99: .* has no line of this step; it has 1 to 9"):
         replay(config, 99, make_learner(config))
 

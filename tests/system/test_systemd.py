@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from actors.ops.up.child import KEEP_FREED_MEMORY
+from actors.process.exits import EXIT_CONFIG, EXIT_RUN_FAILED
 from actors.process.membership import DRAIN_SECONDS
-from actors.runtime import EXIT_CONFIG, EXIT_RUN_FAILED
 from bus.topology import MAX_IPC_PATH, Addresses
 from schemas.config import load_config
 from tests.system.tools import tool
@@ -125,7 +125,7 @@ def test_times_of_a_unit_are_longer_than_those_of_its_actor(kind: str) -> None:
 
 
 def test_ends_that_starting_again_does_not_mend_are_not_restarted() -> None:
-    """The codes of actors/runtime.py, and those of a shell that finds no program."""
+    """The codes of actors/process/exits.py, and those of a shell that finds no program."""
     service = _sections(UNITS / "grpo-.service.d/10-actor.conf")["Service"]
     assert service["Restart"] == "on-failure"
     assert set(service["RestartPreventExitStatus"].split()) == {str(EXIT_CONFIG), str(EXIT_RUN_FAILED), "126", "127"}

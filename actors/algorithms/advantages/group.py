@@ -60,18 +60,13 @@ def group_advantages(group: GroupRewards, config: configs.AdvantageConfig, custo
     scored_G = group.scored_G
     advantages_G = np.zeros(scored_G.size)
     # a single reward has nothing to be compared with
-    if scored_G.sum() > 1:
-        advantages_G[scored_G] = _of_scored(group, config, custom)[scored_G]
-    return advantages_G
-
-
-def _of_scored(group: GroupRewards, config: configs.AdvantageConfig, custom: Custom | None) -> Floats:
+    if scored_G.sum() < 2:
+        return advantages_G
+    scores, lengths = group.rewards_G[scored_G], group.lengths_G[scored_G]
     if isinstance(config, configs.GdpoAdvantageConfig):
         # rewards per function have their own NaN, so all completions are passed
-        return sum_of_zscores(group, config)
-    scored_G, advantages_G = group.scored_G, np.zeros(group.rewards_G.size)
-    scores, lengths = group.rewards_G[scored_G], group.lengths_G[scored_G]
-    if isinstance(config, configs.CustomAdvantageConfig):
+        advantages_G[scored_G] = sum_of_zscores(group, config)[scored_G]
+    elif isinstance(config, configs.CustomAdvantageConfig):
         assert custom is not None
         # [None]: the user's function takes (P, G), here P = 1
         advantages_G[scored_G] = check_advantages(custom(scores[None], lengths[None]), (1, scores.size))[0]

@@ -93,9 +93,17 @@ def normalised_over_ranks(
     if config.std_level == "none":
         return values
     labels = batches if config.std_level == "batch" else groups
+    # squares of centred values, so the std needs no further mean
     sums = share([_sums(v**2, of) for v, of in zip(values, labels, strict=True)])
-    stds = [_std_of(of, sums, config.std_unbiased) for of in labels]
-    # the sums of squares are of centred values already, so the std needs no further mean
+    stds = []
+    for label_of_N in labels:
+        found, places_N = np.unique(label_of_N, return_inverse=True)
+        by_label = [
+            # a single value has no unbiased deviation; 1, as in `_deviations` below
+            1.0 if config.std_unbiased and count == 1 else (squares / max(count - config.std_unbiased, 1)) ** 0.5
+            for count, squares in (sums[label] for label in found.tolist())
+        ]
+        stds.append(np.array(by_label, np.float64)[places_N])
     return [_divided(v, std + config.eps) for v, std in zip(values, stds, strict=True)]
 
 
@@ -126,14 +134,6 @@ def _centred(values_N: Floats, label_of_N: Ints, sums: Sums, leave_one_out: bool
         mean_N = np.where(counts_N > 1, (totals_N - values_N) / np.maximum(counts_N - 1, 1), 0.0)
     centred_N = values_N - mean_N
     return np.where(np.abs(centred_N) <= ROUNDING * np.abs(mean_N), 0.0, centred_N)
-
-
-def _std_of(label_of_N: Ints, sums: Sums, unbiased: bool) -> Floats:
-    labels, places_N = np.unique(label_of_N, return_inverse=True)
-    pairs = [sums[label] for label in labels.tolist()]
-    # a single value has no unbiased deviation; 1, as in `_deviations` below
-    stds = [1.0 if unbiased and n == 1 else (squares / max(n - unbiased, 1)) ** 0.5 for n, squares in pairs]
-    return np.array(stds, np.float64)[places_N]
 
 
 def _means(values_N: Floats, label_of_N: Ints, leave_one_out: bool) -> Floats:

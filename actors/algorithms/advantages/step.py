@@ -22,36 +22,27 @@ def step_advantages(groups: Sequence[GroupRewards], config: configs.AdvantageCon
     `group_advantages` computes them. If all values to be divided are equal, they are returned as they are.
     """
     if isinstance(config, configs.NormAdvantageConfig):
-        return _normalised(groups, config)
+        sizes = [group.rewards_G.size for group in groups]
+        # the empty array in front: a step may have no groups, and concatenate needs an array
+        rewards = np.concatenate([np.zeros(0), *(group.rewards_G for group in groups)])
+        scored, advantages = ~np.isnan(rewards), np.zeros(rewards.size)
+        advantages[scored] = normalised(rewards[scored], np.repeat(np.arange(len(groups)), sizes)[scored], config)
+        return np.split(advantages, np.cumsum(sizes)[:-1])
     parts = [group_advantages(group, config) for group in groups]
     pooled = _pooled(parts, groups)
     # ptp, not the std: the std of equal values may be a rounding error, and would make large numbers of it
     if config.level != "step" or pooled.size == 0 or np.ptp(pooled) == 0:
         return parts
-    rewards = _pooled([group.rewards_G for group in groups], groups)
-    divisor = _deviation(rewards, pooled, config)
+    match config:
+        case configs.BatchStdAdvantageConfig() | configs.RlooAdvantageConfig(std_of="rewards"):
+            divisor = deviation(_pooled([group.rewards_G for group in groups], groups), config)
+        case configs.RlooAdvantageConfig() | configs.ReinforcePPAdvantageConfig() | configs.GdpoAdvantageConfig():
+            divisor = deviation(pooled, config)
+        case _:
+            raise AssertionError(config.type)
     # sums of z-scores of functions that did not apply everywhere need not have mean 0
     centre = pooled.mean() if isinstance(config, configs.GdpoAdvantageConfig) else 0.0
     return [np.where(group.scored_G, (part - centre) / divisor, 0.0) for part, group in zip(parts, groups, strict=True)]
-
-
-def _normalised(groups: Sequence[GroupRewards], config: configs.NormAdvantageConfig) -> list[Floats]:
-    """Return the normalised rewards of each group, (G,) each, 0 for unscorable completions."""
-    sizes = [group.rewards_G.size for group in groups]
-    # the empty array in front: a step may have no groups, and concatenate needs an array
-    rewards = np.concatenate([np.zeros(0), *(group.rewards_G for group in groups)])
-    scored, advantages = ~np.isnan(rewards), np.zeros(rewards.size)
-    advantages[scored] = normalised(rewards[scored], np.repeat(np.arange(len(groups)), sizes)[scored], config)
-    return np.split(advantages, np.cumsum(sizes)[:-1])
-
-
-def _deviation(rewards: Floats, advantages: Floats, config: configs.AdvantageConfig) -> float:
-    match config:
-        case configs.BatchStdAdvantageConfig() | configs.RlooAdvantageConfig(std_of="rewards"):
-            return deviation(rewards, config)
-        case configs.RlooAdvantageConfig() | configs.ReinforcePPAdvantageConfig() | configs.GdpoAdvantageConfig():
-            return deviation(advantages, config)
-    raise AssertionError(config.type)
 
 
 def _pooled(values: Sequence[Floats], groups: Sequence[GroupRewards]) -> Floats:

@@ -84,7 +84,11 @@ def gae_of_group(
         zeroed_G: mask of completions with the reward set to 0 after normalisation. None: no completion.
     """
     advantages_N = np.zeros(loss_mask_N.size)
-    terminal_G = _normalised(rewards_G, config)
+    scored_G, terminal_G = ~np.isnan(rewards_G), rewards_G.copy()
+    if config.reward_norm == "mean" and scored_G.any():  # the mean of nothing would be a warning and NaN
+        terminal_G[scored_G] = mean(rewards_G[scored_G])
+    if config.reward_norm == "zscore":
+        terminal_G[scored_G] = zscore(rewards_G[scored_G], AREAL_NORM)
     if zeroed_G is not None:
         # NaN must stay: the loop below skips unscorable completions by it
         terminal_G = np.where(zeroed_G & ~np.isnan(terminal_G), 0.0, terminal_G)
@@ -104,12 +108,3 @@ def gae_of_group(
 def reward_discount(config: configs.AdvantageConfig) -> float:
     """Return γλ, the factor of a reward for each loss token between; 1 for advantages other than `gae`."""
     return config.discount * config.gae_lambda if isinstance(config, configs.GaeAdvantageConfig) else 1.0
-
-
-def _normalised(rewards_G: Floats, config: configs.GaeAdvantageConfig) -> Floats:
-    scored_G, normalised_G = ~np.isnan(rewards_G), rewards_G.copy()
-    if config.reward_norm == "mean" and scored_G.any():
-        normalised_G[scored_G] = mean(rewards_G[scored_G])
-    if config.reward_norm == "zscore":
-        normalised_G[scored_G] = zscore(rewards_G[scored_G], AREAL_NORM)
-    return normalised_G

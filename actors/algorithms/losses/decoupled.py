@@ -30,8 +30,16 @@ def decoupled(inputs: LossInputs, config: ProximalLossConfig) -> TokenLoss:
     advantages_T = kept.masked(inputs.advantages_T)
     if config.importance_sampling_level == "sequence":
         advantages_T = kept.per_token(kept.mean_per_completion(advantages_T))
-    values_T, sums = _clipped(kept, ratio_T, advantages_T, config)
-    return TokenLoss(kept.masked(values_T * behaviour.weight_T), "step_tokens", ratio_T, {**behaviour.sums, **sums})
+    low, high = 1 - config.epsilon, 1 + config.upper
+    values_T = torch.maximum(-advantages_T * ratio_T, -advantages_T * ratio_T.clamp(low, high))
+    if config.dual_clip is not None:  # no effect at A > 0: the loss is negative there, the bound positive
+        values_T = torch.minimum(values_T, config.dual_clip * advantages_T.abs())
+    sums = {
+        **behaviour.sums,
+        "clipped_low": (kept.loss_mask_T & (ratio_T < low) & (advantages_T < 0)).sum(),
+        "clipped_high": (kept.loss_mask_T & (ratio_T > high) & (advantages_T > 0)).sum(),
+    }
+    return TokenLoss(kept.masked(values_T * behaviour.weight_T), "step_tokens", ratio_T, sums)
 
 
 def proximal(inputs: LossInputs, method: str) -> Tensor:
@@ -51,16 +59,3 @@ def proximal(inputs: LossInputs, method: str) -> Tensor:
     age_T = (inputs.version - inputs.versions_T).to(inputs.logprobs_T.dtype).clamp(min=1)
     way_T = inputs.logprobs_T.detach() - inputs.inference_logprobs_T
     return inputs.inference_logprobs_T + (age_T - 1) / age_T * way_T
-
-
-def _clipped(
-    inputs: LossInputs, ratio_T: Tensor, advantages_T: Tensor, config: ProximalLossConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
-    low, high = 1 - config.epsilon, 1 + config.upper
-    values_T = torch.maximum(-advantages_T * ratio_T, -advantages_T * ratio_T.clamp(low, high))
-    if config.dual_clip is not None:  # no effect at A > 0: the loss is negative there, the bound positive
-        values_T = torch.minimum(values_T, config.dual_clip * advantages_T.abs())
-    return values_T, {
-        "clipped_low": (inputs.loss_mask_T & (ratio_T < low) & (advantages_T < 0)).sum(),
-        "clipped_high": (inputs.loss_mask_T & (ratio_T > high) & (advantages_T > 0)).sum(),
-    }

@@ -78,7 +78,15 @@ def distilled(
             old_T = inputs.old_T if of_start else inputs.inference_logprobs_T
             return _joint(inputs, config, loss, old_T, inputs.loss_mask_T if kept_T is None else kept_T)
         case SdarConfig():
-            return loss + config.sdar_loss_coef * _sdar(inputs, config)
+            # SDAR: the mean over micro-batches of their token means of sg[sigmoid(β·gap)]·gap, gap = teacher − logp.
+            # Source: ms-swift 4.6, `swift/rl_core/advantage.py` (compute_sdar_loss)
+            gap_T = teacher_gap(inputs)
+            gate_T = torch.sigmoid(config.sdar_gate_beta * gap_T)
+            # + 0 in value, with the gradient of −logp, which the gap itself does not have
+            with_gradient_T = gap_T + inputs.masked(inputs.logprobs_T.detach() - inputs.logprobs_T)
+            total = inputs.masked(gate_T * with_gradient_T).sum()
+            share = total / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
+            return loss + config.sdar_loss_coef * share
         case RlsdConfig():
             return loss
 
@@ -100,17 +108,3 @@ def _joint(inputs: LossInputs, config: JointDistillationConfig, loss: Tensor, ol
     if not config.rl_loss_weight:  # not 0 × loss, whose gradient may be infinite
         return config.distill_loss_weight * penalty
     return config.rl_loss_weight * loss + config.distill_loss_weight * penalty
-
-
-def _sdar(inputs: LossInputs, config: SdarConfig) -> Tensor:
-    """Return the share of the mean over micro-batches of their token means of sg[sigmoid(β·gap)]·gap.
-
-    gap = teacher − logp. The gate sigmoid(…) has no gradient. Source: ms-swift 4.6, `swift/rl_core/advantage.py`
-    (compute_sdar_loss).
-    """
-    gap_T = teacher_gap(inputs)
-    gate_T = torch.sigmoid(config.sdar_gate_beta * gap_T)
-    # + 0 in value, with the gradient of −logp, which the gap itself does not have
-    with_gradient_T = gap_T + inputs.masked(inputs.logprobs_T.detach() - inputs.logprobs_T)
-    total = inputs.masked(gate_T * with_gradient_T).sum()
-    return total / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)

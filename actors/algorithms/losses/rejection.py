@@ -36,46 +36,37 @@ def judged(inputs: LossInputs, proximal_T: Tensor, config: RejectionConfig | Non
         return Behaviour(mask_T, torch.ones_like(log_weight_T), sums)
     outside_T = mask_T & _outside(inputs, log_weight_T, config)
     keep_T = mask_T & ~outside_T if config.action == "mask" else mask_T
-    weight_T = _weight(inputs, log_weight_T, config)
+    if config.level == "sequence" and config.metric == "ratio":
+        # where ratios judge completions, the weight is the completion's geometric mean, whatever `agg` judges by
+        weight_T = ratio_of(inputs.per_token(inputs.mean_per_completion(log_weight_T)))
+    else:
+        weight_T = ratio_of(log_weight_T)
     if config.action == "clamp":
         # outside alone: where completions are judged, the weight of a token inside may exceed the bounds
         weight_T = torch.where(outside_T, weight_T.clamp(config.lower or 0.0, config.upper), weight_T)
-    return Behaviour(keep_T, weight_T.masked_fill(~keep_T, 0.0), sums | _sums(mask_T, keep_T, outside_T, weight_T))
-
-
-def _weight(inputs: LossInputs, log_weight_T: Tensor, config: RejectionConfig) -> Tensor:
-    """Return the weights, (T,): each token's ratio, or the completion's geometric mean if ratios judge completions.
-
-    The geometric mean is the weight whatever `agg` the completion is judged by.
-    """
-    if config.level == "sequence" and config.metric == "ratio":
-        return ratio_of(inputs.per_token(inputs.mean_per_completion(log_weight_T)))
-    return ratio_of(log_weight_T)
-
-
-def _outside(inputs: LossInputs, log_weight_T: Tensor, config: RejectionConfig) -> Tensor:
-    is_ratio = config.metric == "ratio"
-    found_T = log_weight_T if is_ratio else kl_estimate(log_weight_T, config.metric.removeprefix("kl_"))
-    if config.level == "sequence":
-        found_T = inputs.per_token(_of_completions(inputs, found_T, config.agg))
-    found_T = found_T.exp() if is_ratio else found_T  # ratios were aggregated as logs
-    above_T = found_T > config.upper
-    return above_T if config.lower is None else above_T | (found_T < config.lower)
-
-
-def _of_completions(inputs: LossInputs, values_T: Tensor, agg: str) -> Tensor:
-    match agg:
-        case "sum":
-            return inputs.sum_per_completion(inputs.masked(values_T))
-        case "mean":
-            return inputs.mean_per_completion(values_T)
-    return inputs.max_per_completion(inputs.masked(values_T, float("-inf")))  # tokens outside the mask never win
-
-
-def _sums(mask_T: Tensor, keep_T: Tensor, outside_T: Tensor, weight_T: Tensor) -> dict[str, Tensor]:
-    return {
+    sums |= {
         "rejected_tokens": outside_T.sum(),
         "kept_tokens": keep_T.sum(),
         "masked_tokens": (mask_T & ~keep_T).sum(),
         "behaviour_weight": weight_T[keep_T].sum(),
     }
+    return Behaviour(keep_T, weight_T.masked_fill(~keep_T, 0.0), sums)
+
+
+def _outside(inputs: LossInputs, log_weight_T: Tensor, config: RejectionConfig) -> Tensor:
+    is_ratio = config.metric == "ratio"
+    # ratios are aggregated as logs: their mean is then the geometric one, their sum the completion's ratio
+    found_T = log_weight_T if is_ratio else kl_estimate(log_weight_T, config.metric.removeprefix("kl_"))
+    if config.level == "sequence":
+        match config.agg:
+            case "sum":
+                found_B = inputs.sum_per_completion(inputs.masked(found_T))
+            case "mean":
+                found_B = inputs.mean_per_completion(found_T)
+            case "max":
+                # −inf: tokens outside the mask never win
+                found_B = inputs.max_per_completion(inputs.masked(found_T, float("-inf")))
+        found_T = inputs.per_token(found_B)
+    found_T = found_T.exp() if is_ratio else found_T
+    above_T = found_T > config.upper
+    return above_T if config.lower is None else above_T | (found_T < config.lower)

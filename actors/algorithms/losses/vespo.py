@@ -22,22 +22,17 @@ def vespo(inputs: LossInputs, config: VespoLossConfig) -> TokenLoss:
     the log of its weights. k and λ depend on the sign of A; A = 0 counts as positive. Source: VESPO, as in TRL.
     """
     log_ratio_T, advantages_T = log_ratio(inputs, config), inputs.advantages_T
-    log_w_B = _log_weight(inputs, log_ratio_T.detach())
+    # each token's log ratio is bounded, so that a single token does not decide the sum
+    total_B = inputs.sum_per_completion(log_ratio_T.detach().clamp(-MOST, MOST))
+    if inputs.correction_T is not None:
+        total_B = total_B + inputs.sum_per_completion(inputs.masked(inputs.correction_T.log().clamp(LEAST, MOST)))
+    log_w_B = total_B.clamp(LEAST, MOST)
     pos_T = inputs.per_token(_phi(log_w_B, config.k_pos, config.lambda_pos))
     neg_T = inputs.per_token(_phi(log_w_B, config.k_neg, config.lambda_neg))
     phi_T = torch.where(advantages_T >= 0, pos_T, neg_T)
     values_T = -inputs.masked(phi_T * advantages_T) * inputs.masked(inputs.logprobs_T)
     sums = {"vespo_weight": inputs.mean_per_completion(phi_T).sum(), "completions": inputs.scored_completions}
     return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), sums)
-
-
-def _log_weight(inputs: LossInputs, log_ratio_T: Tensor) -> Tensor:
-    """Return log w per completion, (B,): the sum of log ratios and of the logs of correction weights, if any."""
-    # each token is bounded, so that a single one does not decide the sum
-    total_B = inputs.sum_per_completion(log_ratio_T.clamp(-MOST, MOST))
-    if inputs.correction_T is not None:
-        total_B = total_B + inputs.sum_per_completion(inputs.masked(inputs.correction_T.log().clamp(LEAST, MOST)))
-    return total_B.clamp(LEAST, MOST)
 
 
 def _phi(log_w_B: Tensor, k: float, decay: float) -> Tensor:

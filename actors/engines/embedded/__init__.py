@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 def make(config: RunConfig, engine: EmbeddedEngineConfig, name: str, server_index: int) -> "Engine":
     """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
     from actors.algorithms.noise import norm_noise
-    from actors.engines.embedded.engine import EmbeddedEngine  # imports torch
+    from actors.engines.embedded.decoder import Decoder  # imports torch, as does the engine
+    from actors.engines.embedded.engine import EmbeddedEngine
 
-    return EmbeddedEngine(config.model, engine, config.weights.update_mode, norm_noise(config))
+    decoder = Decoder(config.model, engine, norm_noise(config))
+    return EmbeddedEngine(config.model, engine, config.weights.update_mode, decoder)

@@ -43,6 +43,7 @@ class SlotCache:
         )
         for store in (self.keys, self.values):
             for layer, old in store.items():
+                # zeros, not `empty`: a masked position has weight 0, and 0 × NaN of old memory would be NaN
                 new = old.new_zeros((s, old.shape[1], n, old.shape[3]))
                 new[: old.shape[0], :, : old.shape[2]] = old
                 store[layer] = new

@@ -26,11 +26,18 @@ class Decoder:
         self.model: nn.Module = loading.load_model(config, dtype, attention=cache.NAME)
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config.lora)
+        # without dropout, which would sample from another distribution than the policy's
         self.model.eval()
         if limits.deterministic:
-            _align(self.model)
+            # moved from the mapped file into aligned memory of torch: in the file the addresses depend on the length of
+            # the file's header, and a matrix that is not aligned to 16 bytes is multiplied with a single row in another
+            # order, which changes the last bits of the result
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.clone()
         self.device = loading.device_of(config)
         self._adapter = config.lora is not None
+        self._dtype = dtype
+        self._pads_single_rows = single_rows_round_otherwise(config, self.device)
         self._noise = noise
         self._clean_norms: dict[str, Tensor] = {}
         """Norms without noise, kept while noise is on the model; empty before the first noise."""
@@ -38,7 +45,8 @@ class Decoder:
         # a model without a limit of its own is limited by the configuration alone
         self.max_length = min(limits.max_sequence_len, num_positions(base.to_dict()) or 1 << 30)
         self.vocab_size = int(base.vocab_size)
-        self._limits, self._max_prefill_tokens = (limits.max_sequences, self.max_length), limits.max_prefill_tokens
+        num_slots = max(limits.max_sequences, 2 if self._pads_single_rows else 1)
+        self._limits, self._max_prefill_tokens = (num_slots, self.max_length), limits.max_prefill_tokens
         self.forget()
 
     def forget(self) -> None:
@@ -54,22 +62,26 @@ class Decoder:
         """
         lengths = np.array([sequence.size for sequence in sequences])
         self._cache.reserve(max(slots) + 1, int(lengths.max()))
-        parts = _parts(lengths, self._max_prefill_tokens)
-        return torch.cat([self._prefill(sequences[part], lengths[part], np.asarray(slots[part])) for part in parts])
-
-    def _prefill(
-        self, sequences: Sequence[NDArray[np.int32]], lengths: NDArray[np.int64], slots: NDArray[np.int64]
-    ) -> Tensor:
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        # each sequence is a sample of its own with an empty completion, and no two share a prompt
-        row = pack_row(np.concatenate(sequences), offsets, lengths, range(len(sequences)), self.device)
-        slots_T = torch.from_numpy(np.repeat(slots, lengths)).to(self.device)
-        plan = cache.CachePlan(self._cache, slots_T, row.position_ids_R, 0, row)
-        return self._forward(row.token_ids_R, plan, torch.from_numpy(offsets[1:] - 1).to(self.device))
+        logits = []
+        for part in _parts(lengths, self._max_prefill_tokens):
+            offsets = np.concatenate([[0], np.cumsum(lengths[part])])
+            # each sequence is a sample of its own with an empty completion, and no two share a prompt
+            samples = range(len(sequences[part]))
+            row = pack_row(np.concatenate(sequences[part]), offsets, lengths[part], samples, self.device)
+            slots_T = torch.from_numpy(np.repeat(np.asarray(slots[part]), lengths[part])).to(self.device)
+            plan = cache.CachePlan(self._cache, slots_T, row.position_ids_R, 0, row)
+            logits.append(self._forward(row.token_ids_R, plan, torch.from_numpy(offsets[1:] - 1).to(self.device)))
+        return torch.cat(logits)
 
     @torch.inference_mode()
     def decode(self, tokens_B: NDArray[np.int32], positions_B: NDArray[np.int64]) -> Tensor:
         """Decode the next token of the sequences in slots 0…B−1; return the logits behind each, (B, V)."""
+        if self._pads_single_rows and positions_B.size == 1:
+            # the second row is computed into slot 1, which is free while a single sequence is decoded
+            return self._decode(np.repeat(tokens_B, 2), np.repeat(positions_B, 2))[:1]
+        return self._decode(tokens_B, positions_B)
+
+    def _decode(self, tokens_B: NDArray[np.int32], positions_B: NDArray[np.int64]) -> Tensor:
         length = int(positions_B.max()) + 1
         self._cache.reserve(positions_B.size, length)
         slots_B = torch.arange(positions_B.size, device=self.device)
@@ -112,31 +124,26 @@ class Decoder:
             if is_noisy_norm(name)
         }
         # published full weights bring clean norms; an adapter leaves the norms with the noise of the version before
-        if not self._adapter or not self._clean_norms:  # an adapter leaves the norms as the version before has them
+        if not self._adapter or not self._clean_norms:
             self._clean_norms = {name: norm.clone() for name, norm in norms.items()}
         for name, value in noise.on(self._clean_norms, version).items():
             norms[name].copy_(value)
 
     def _forward(self, tokens_T: Tensor, plan: cache.CachePlan, keep: Tensor) -> Tensor:
-        output = self.model(
-            input_ids=tokens_T[None],
-            position_ids=plan.positions_T[None],
-            attention_mask=None,
-            use_cache=False,
-            logits_to_keep=keep,  # the cache is ours: slot_attention keeps keys and values
-            cache_plan=plan,
-        )
+        # peft keeps adapters in float32; without autocast they would be computed in float32 too, unlike in the trainer
+        autocast = self._adapter and self._dtype is not torch.float32
+        with torch.autocast(self.device.type, self._dtype, enabled=autocast):
+            output = self.model(
+                input_ids=tokens_T[None],
+                position_ids=plan.positions_T[None],
+                attention_mask=None,
+                # the cache is ours: slot_attention keeps keys and values
+                use_cache=False,
+                # logits of the last tokens alone: those of a whole prompt would take vocabulary × tokens floats
+                logits_to_keep=keep,
+                cache_plan=plan,
+            )
         return output.logits[0]  # type: ignore[no-any-return]
-
-
-def _align(model: nn.Module) -> None:
-    """Move weights from the mapped file into aligned memory of torch.
-
-    In the mapped file the addresses depend on the length of the file's header. A matrix not aligned to 16 bytes
-    is multiplied with a single row in another order, which changes the last bits of the result.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
 
 
 def _parts(lengths: NDArray[np.int64], budget: int) -> Iterator[slice]:
@@ -148,3 +155,11 @@ def _parts(lengths: NDArray[np.int64], budget: int) -> Iterator[slice]:
             first, tokens = i, 0
         tokens += length
     yield slice(first, lengths.size)
+
+
+def single_rows_round_otherwise(config: ModelConfig, device: torch.device) -> bool:
+    """Return whether a product with one row rounds otherwise than with several rows, as in the trainer.
+
+    bitsandbytes multiplies a single row on a GPU with a kernel of its own (gemv), several rows with the usual one.
+    """
+    return config.quantization is not None and device.type == "cuda"

@@ -10,7 +10,7 @@ by `weights.update_mode`:
 
 A request that can't start, for example for lack of memory, fails alone; others are served on. After MAX_FAILED such
 requests in a row the engine stops. A deterministic engine (`inference.engine.deterministic`) drains and runs one
-request at a time (see `_joins`).
+request at a time (see `_take`).
 """
 
 import contextlib
@@ -24,10 +24,8 @@ import numpy as np
 import structlog
 import torch
 
-from actors.algorithms.noise import NormNoise
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.running import Request, Running
-from actors.engines.embedded.sampling import Drawn, sample, uniforms
 from actors.engines.protocol import (
     Completion,
     EngineStatus,
@@ -38,7 +36,6 @@ from actors.engines.protocol import (
     check_token_ids,
 )
 from actors.engines.tokenizing import Tokenizing
-from actors.models.tokenizer import eos_ids
 from bus import threads
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
@@ -66,6 +63,12 @@ class EmbeddedEngine(Tokenizing):
 
     `load` only hands over weights; the engine's thread copies tensors into the model. Futures stay pending until they
     have a result, so a holder may cancel at any moment; the engine notices at the next token boundary.
+
+    Args:
+        model: model of the policy.
+        config: limits of the engine.
+        update_mode: treatment of running requests when weights change.
+        decoder: loaded model; None: the engine loads the model, without noise.
     """
 
     holds_two_versions = False
@@ -75,14 +78,14 @@ class EmbeddedEngine(Tokenizing):
         model: ModelConfig,
         config: EmbeddedEngineConfig,
         update_mode: UpdateMode,
-        noise: NormNoise | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         super().__init__(model)
         self._config = config
         # a request sampled by two versions would depend on the token at which the versions were switched
         self._mode = "drain" if config.deterministic else update_mode
-        self._decoder = Decoder(model, config, noise)
-        self._eos = np.array(sorted(eos_ids(model)), np.int32)
+        self._decoder = decoder or Decoder(model, config)
+        self._eos_E = np.array(sorted(self._eos), np.int32)
         self._policy: PolicyVersion | None = None
         self._running = Running(config.max_sequences, self._decoder.max_length, self._tokenizer.decode)
         self._waiting: deque[Request] = deque()
@@ -135,7 +138,8 @@ class EmbeddedEngine(Tokenizing):
                 return update.done.result(timeout)
             with self._changed:
                 late, self._update = self._update is update, None
-            if not late:  # the engine's thread has taken the update and is applying it
+            # the engine's thread has taken the update and is applying it, which ends soon
+            if not late:
                 return update.done.result()
         raise TimeoutError(
             f"weights {policy} were not switched in within {timeout:g} s (weights.timeout, "
@@ -190,32 +194,33 @@ class EmbeddedEngine(Tokenizing):
 
     def _loop(self) -> None:
         try:
-            while self._wait_for_work():
+            while True:
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._stopping or self._waiting or self._update or len(self._running)
+                    )
+                    if self._stopping:
+                        break
                 threads.mark("inference.engine")  # fault point of the chaos tests
                 started = time.monotonic()
-                self._drop_cancelled()
+                # first, so that their rows are free for the requests admitted below
+                cancelled = [request for request in self._running.requests if request.future.cancelled()]
+                if cancelled:
+                    self._remove(self._running.rows_of(cancelled))
+                # also those behind a request that does not fit yet
+                with self._changed:
+                    self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
                 self._switch_if_due()
                 self._admit()
                 if len(self._running):
                     self._draw(0, self._decoder.decode(*self._running.last_tokens()))
+                    self._answer(0)
                 self._busy_seconds += time.monotonic() - started
         except BaseException as error:
             log.exception("engine failed")
             self._end(error)
         else:
             self._end(None)
-
-    def _wait_for_work(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._waiting or self._update or len(self._running))
-            return not self._stopping
-
-    def _drop_cancelled(self) -> None:
-        cancelled = [request for request in self._running.requests if request.future.cancelled()]
-        if cancelled:
-            self._remove(self._running.rows_of(cancelled))
-        with self._changed:  # also those behind a request that does not fit yet
-            self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
 
     def _switch_if_due(self) -> None:
         with self._changed:
@@ -227,37 +232,39 @@ class EmbeddedEngine(Tokenizing):
         try:
             self._decoder.load(update.weights, update.policy.version)
         except ValueError as error:
+            # nothing has been overwritten: the engine serves on under the old version
             update.done.set_exception(error)
-            return  # the engine serves on under the old version
+            return
         except BaseException as error:
             update.done.set_exception(error)
             raise
         self._policy = update.policy
         self._running.stamp(update.policy.lineage, update.policy.version)
+        # without the newest token, which the next decode computes anyway
         if len(self._running) and self._mode == "interrupt":
             self._decoder.prefill(self._running.written(), range(len(self._running)))
         update.done.set_result(time.monotonic() - started)
-
-    def _joins(self, asked: SampleRequest) -> bool:
-        """Return whether a request may share forwards with the running requests and others admitted in the same round.
-
-        A deterministic engine runs each request alone. The shape of a forward decides the order in which kernels add,
-        and so the last bits of each row: 3 rows give other bits than 4, a context padded to 33 others than a context of
-        32. Alone, all shapes follow from the request itself. Padding all forwards to one shape would not help, since
-        the bits of a row may depend on its place: of 7 rows that two threads multiply, three are computed by another
-        kernel than four.
-        """
-        if self._config.deterministic:
-            return len(self._running) == 0
-        return asked.num_completions <= self._running.free
 
     def _admit(self) -> None:
         """Prefill as many waiting requests as fit, each prompt once, and draw the first token of each completion."""
         first = len(self._running)
         admitted = self._take()
+        if not admitted:
+            return
         try:
-            drawn = self._begin(admitted, first) if admitted else None
-        except FloatingPointError:  # caused by the weights, not by a request: the engine stops
+            # the cache's size must not depend on earlier requests
+            if self._config.deterministic:
+                self._decoder.forget()
+            counts = np.array([request.asked.num_completions for request in admitted])
+            slots = (first + np.cumsum(counts) - counts).tolist()
+            logits_QV = self._decoder.prefill([np.array(r.asked.prompt_ids, np.int32) for r in admitted], slots)
+            for request, slot, count in zip(admitted, slots, counts.tolist(), strict=True):
+                if count > 1:
+                    self._decoder.repeat(slot, count - 1, len(request.asked.prompt_ids))
+            rows = torch.from_numpy(np.repeat(np.arange(len(admitted)), counts)).to(logits_QV.device)
+            self._draw(first, logits_QV[rows])
+        except FloatingPointError:
+            # caused by the weights, not by a request: the engine stops
             raise
         except Exception as error:  # noqa: BLE001 - reported to the request
             self._running.remove(range(first, len(self._running)))
@@ -270,9 +277,8 @@ class EmbeddedEngine(Tokenizing):
                 self._waiting.extendleft(reversed(admitted))
                 self._one_by_one = len(admitted)
             return
-        if drawn is not None:
-            self._num_failed = 0
-            self._add(first, drawn)
+        self._num_failed = 0
+        self._answer(first)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """Fail a request after a failed start, with the reason.
@@ -292,19 +298,6 @@ class EmbeddedEngine(Tokenizing):
         if self._num_failed >= MAX_FAILED:
             raise error
 
-    def _begin(self, admitted: list[Request], first: int) -> Drawn:
-        if self._config.deterministic:
-            # the cache's size must not depend on earlier requests
-            self._decoder.forget()
-        counts = np.array([request.asked.num_completions for request in admitted])
-        slots = (first + np.cumsum(counts) - counts).tolist()
-        logits_QV = self._decoder.prefill([np.array(r.asked.prompt_ids, np.int32) for r in admitted], slots)
-        for request, slot, count in zip(admitted, slots, counts.tolist(), strict=True):
-            if count > 1:
-                self._decoder.repeat(slot, count - 1, len(request.asked.prompt_ids))
-        rows = torch.from_numpy(np.repeat(np.arange(len(admitted)), counts)).to(logits_QV.device)
-        return self._drawn(first, logits_QV[rows])
-
     def _take(self) -> list[Request]:
         """Take waiting requests in order of arrival, while rows and prefill tokens suffice."""
         taken: list[Request] = []
@@ -319,7 +312,13 @@ class EmbeddedEngine(Tokenizing):
                 request = self._waiting[0]
                 if not request.future.cancelled():
                     tokens += len(request.asked.prompt_ids)
-                    if not self._joins(request.asked) or (taken and tokens > budget):
+                    # a deterministic engine runs each request alone. The shape of a forward decides the order in which
+                    # kernels add, and so the last bits of each row: 3 rows give other bits than 4, a context padded to
+                    # 33 others than a context of 32. Alone, all shapes follow from the request itself. Padding all
+                    # forwards to one shape would not help, since the bits of a row may depend on its place: of 7 rows
+                    # that two threads multiply, three are computed by another kernel than four.
+                    alone, fits = len(self._running) == 0, request.asked.num_completions <= self._running.free
+                    if not (alone if self._config.deterministic else fits) or (taken and tokens > budget):
                         break
                     taken.append(request)
                     self._running.add(request, segments)
@@ -329,25 +328,21 @@ class EmbeddedEngine(Tokenizing):
         return taken
 
     def _draw(self, first: int, logits_BV: torch.Tensor) -> None:
-        """Sample and add the next token of the rows from `first` on."""
-        self._add(first, self._drawn(first, logits_BV))
+        """Add a token to each of the rows from `first` on.
 
-    def _drawn(self, first: int, logits_BV: torch.Tensor) -> Drawn:
-        running = self._running
-        drawn = sample(
-            logits_BV, running.distribution(first), uniforms(*running.draws(first)), running.num_top_logprobs(first)
-        )
+        Raises:
+            FloatingPointError: the logits are not finite.
+        """
+        logprobs_B = self._running.draw(first, logits_BV)
         # a logprob that is NaN would only show as a loss of NaN, steps later
-        if not np.isfinite(drawn.logprobs_B).all():
+        if not np.isfinite(logprobs_B).all():
             raise FloatingPointError(f"the model's logits are not finite under policy {self._policy}")
-        return drawn
+        self._generated_tokens += logprobs_B.size
 
-    def _add(self, first: int, drawn: Drawn) -> None:
-        """Add a token to each of the rows from `first` on, and answer the requests now complete."""
+    def _answer(self, first: int) -> None:
+        """Answer the requests that the newest token of the rows from `first` on has completed."""
         running = self._running
-        running.append(first, drawn)
-        self._generated_tokens += drawn.tokens_B.size
-        ended = running.ended(first, self._eos)
+        ended = running.ended(first, self._eos_E)
         running.tell(first, ended)
         if not ended:
             return

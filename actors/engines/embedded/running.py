@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from actors.engines.embedded.sampling import Distribution, Drawn
+from actors.engines.embedded.sampling import Distribution, Drawn, sample, uniforms
 from actors.engines.protocol import Alternatives, Completion, SampleRequest, Segment
 from actors.engines.text import Detokenize, StopWatch
 from schemas.config.sampling import SamplingParams
@@ -92,7 +93,11 @@ class Running:
         assert asked.max_tokens is not None
         prompt, n, first = len(asked.prompt_ids), asked.num_completions, len(self)
         rows = slice(first, first + n)
-        self._owners += [_Owner(request, number, list(segments), self._watch(asked)) for number in range(n)]
+        watched = bool(asked.stop or asked.stop_token_ids)
+        for number in range(n):
+            # a watch of its own for each completion: it keeps the end of the completion's text
+            watch = StopWatch(asked.stop, asked.stop_token_ids, self._detokenize) if watched else None
+            self._owners.append(_Owner(request, number, list(segments), watch))
         self._tokens_BL[rows, :prompt] = asked.prompt_ids
         self._lengths_B[rows] = self._prompts_B[rows] = prompt
         self._ends_B[rows] = prompt + asked.max_tokens
@@ -104,13 +109,8 @@ class Running:
         self._top_k_B[rows], self._min_p_B[rows] = sampling.top_k, sampling.min_p
         self._num_top_logprobs_B[rows] = asked.num_top_logprobs
         self._biased_B[rows] = bool(asked.logit_bias or asked.sampling.presence_penalty)
-        self._watched_B[rows] = bool(asked.stop or asked.stop_token_ids)
+        self._watched_B[rows] = watched
         self._told_B[rows] = asked.on_piece is not None
-
-    def _watch(self, asked: SampleRequest) -> StopWatch | None:
-        if not (asked.stop or asked.stop_token_ids):
-            return None
-        return StopWatch(asked.stop, asked.stop_token_ids, self._detokenize)
 
     def last_tokens(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return token and position of the newest token of each row."""
@@ -134,28 +134,31 @@ class Running:
         )
 
     def _bias(self, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None:
-        biased = np.flatnonzero(self._biased_B[first : len(self)])
-        if not biased.size:
+        entries: list[tuple[int, int, float]] = []
+        for row in np.flatnonzero(self._biased_B[first : len(self)]).tolist():
+            b = first + row
+            asked = self._owners[b].request.asked
+            penalty, values = asked.sampling.presence_penalty, dict(asked.logit_bias)
+            if penalty:
+                # the prompt does not count, as with OpenAI and vLLM
+                for token in set(self._tokens_BL[b, self._prompts_B[b] : self._lengths_B[b]].tolist()):
+                    values[token] = values.get(token, 0.0) - penalty
+            entries += [(row, token, value) for token, value in values.items()]
+        # also with a penalty alone, as long as no token is there for it
+        if not entries:
             return None
-        entries = [(b, *item) for b in biased for item in self._bias_of(first + int(b)).items()]
-        if not entries:  # no token yet that a penalty could be for
-            return None
-        rows, tokens, values = zip(*entries, strict=True)
-        return np.array(rows), np.array(tokens), np.array(values, np.float32)
-
-    def _bias_of(self, b: int) -> dict[int, float]:
-        """Return the values to add to the logits of row b, by token: the request's bias and its presence penalty."""
-        asked = self._owners[b].request.asked
-        penalty, bias = asked.sampling.presence_penalty, dict(asked.logit_bias)
-        if penalty:
-            # the prompt does not count, as with OpenAI and vLLM
-            for token in set(self._tokens_BL[b, self._prompts_B[b] : self._lengths_B[b]].tolist()):
-                bias[token] = bias.get(token, 0.0) - penalty
-        return bias
+        rows, tokens, added = zip(*entries, strict=True)
+        return np.array(rows), np.array(tokens), np.array(added, np.float32)
 
     def num_top_logprobs(self, first: int) -> int:
         """Return the largest number of alternatives reported by a row from `first` on."""
         return int(self._num_top_logprobs_B[first : len(self)].max())
+
+    def draw(self, first: int, logits_BV: Tensor) -> NDArray[np.float32]:
+        """Draw and append the next token of each of the rows from `first` on; return the logprobs of these tokens."""
+        drawn = sample(logits_BV, self.distribution(first), uniforms(*self.draws(first)), self.num_top_logprobs(first))
+        self.append(first, drawn)
+        return drawn.logprobs_B
 
     def append(self, first: int, drawn: Drawn) -> None:
         """Append a token to each of the rows from `first` on."""

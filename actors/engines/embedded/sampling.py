@@ -14,10 +14,12 @@ from torch import Tensor
 
 def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Return one number in [0, 1) per sequence: splitmix64 over seed and position."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
+    # arithmetic modulo 2**64 is meant
+    with np.errstate(over="ignore"):
         z = _mix(seeds_B * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x1234567))
         z = _mix(z + positions_B * np.uint64(0x9E3779B97F4A7C15))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the upper 53 bits, as many as a float64 holds
+    # the upper 53 bits, as many as a float64 holds: with more, rounding could give 1
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -85,35 +87,24 @@ def processed_logprobs(logits_BV: Tensor, distribution: Distribution) -> Tensor:
         logits_BV = logits_BV / torch.from_numpy(divisor_B).to(device)[:, None]
     log_p_BV = torch.log_softmax(logits_BV, -1)
     if d.min_p_B.any():
-        log_p_BV = _cut(log_p_BV, _below_min_p(log_p_BV, torch.from_numpy(d.min_p_B).to(device)))
+        # relative to the most probable token; log 0 is −∞, so that a min_p of 0 cuts nothing
+        least_B = torch.from_numpy(d.min_p_B).to(device).log()
+        log_p_BV = _cut(log_p_BV, log_p_BV < log_p_BV.amax(-1, keepdim=True) + least_B[:, None])
     if d.top_k_B.any():
-        log_p_BV = _cut(log_p_BV, _below_top_k(log_p_BV, torch.from_numpy(d.top_k_B).to(device)))
+        top_k_B, last = torch.from_numpy(d.top_k_B).to(device), log_p_BV.shape[1] - 1
+        ranked_BK = log_p_BV.topk(min(int(top_k_B.max()) - 1, last) + 1).values
+        kth_B1 = ranked_BK.gather(1, (top_k_B - 1).clamp(0, last)[:, None])
+        # tokens as probable as the k-th stay, so more than k may stay
+        log_p_BV = _cut(log_p_BV, (log_p_BV < kth_B1) & (top_k_B > 0)[:, None])
     if (d.top_p_B < 1).any():
-        log_p_BV = _cut(log_p_BV, _outside_nucleus(log_p_BV, torch.from_numpy(d.top_p_B).to(device)))
+        top_p_B = torch.from_numpy(d.top_p_B).to(device)
+        sorted_BV, order_BV = log_p_BV.sort(-1, descending=True)
+        before_BV = sorted_BV.exp().cumsum(-1) - sorted_BV.exp()
+        # with top_p 1 nothing is cut, even if rounding sums up to 1 before the last token
+        outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]
+        log_p_BV = _cut(log_p_BV, torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV))
     return log_p_BV
 
 
 def _cut(log_p_BV: Tensor, gone_BV: Tensor) -> Tensor:
     return torch.log_softmax(log_p_BV.masked_fill(gone_BV, float("-inf")), -1)
-
-
-def _below_min_p(log_p_BV: Tensor, min_p_B: Tensor) -> Tensor:
-    """Mark tokens less probable than min_p times the most probable token. A min_p of 0 marks none."""
-    return log_p_BV < log_p_BV.amax(-1, keepdim=True) + min_p_B.log()[:, None]
-
-
-def _below_top_k(log_p_BV: Tensor, top_k_B: Tensor) -> Tensor:
-    """Mark tokens less probable than the k-th most probable token. Equal tokens stay, so more than k may stay."""
-    last = log_p_BV.shape[1] - 1
-    ranked_BK = log_p_BV.topk(min(int(top_k_B.max()) - 1, last) + 1).values
-    kth_B1 = ranked_BK.gather(1, (top_k_B - 1).clamp(0, last)[:, None])
-    return (log_p_BV < kth_B1) & (top_k_B > 0)[:, None]
-
-
-def _outside_nucleus(log_p_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Mark tokens behind the smallest set of most probable tokens whose probability reaches top_p."""
-    sorted_BV, order_BV = log_p_BV.sort(-1, descending=True)
-    before_BV = sorted_BV.exp().cumsum(-1) - sorted_BV.exp()
-    # with top_p 1 nothing is cut, even if rounding sums up to 1 before the last token
-    outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]
-    return torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV)

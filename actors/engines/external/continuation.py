@@ -29,7 +29,8 @@ def rest_of(asked: SampleRequest, number: int, so_far: Completion) -> SampleRequ
         prompt_ids=asked.prompt_ids + so_far.token_ids,
         num_completions=1,
         max_tokens=None if asked.max_tokens is None else asked.max_tokens - done,
-        seed=int.from_bytes(digest[:7]),  # 7 bytes, so that the seed is below 2**63
+        # 7 bytes, so that the seed is below 2**63
+        seed=int.from_bytes(digest[:7]),
         on_piece=None,
     )
 

@@ -47,7 +47,8 @@ class ServedWeights:
     @property
     def label(self) -> str:
         """Label of the tokens sampled by these weights."""
-        return f"{self.boot}:{self.name}"  # the boot id tells these labels from those of earlier engines
+        # the boot id tells these labels from those of earlier engines
+        return f"{self.boot}:{self.name}"
 
     @property
     def adapter(self) -> str:

@@ -81,11 +81,19 @@ class Relay:
                 continues.
         """
         over = threading.Event()
+
+        async def kept() -> T:
+            try:
+                return await self.start_task(work)
+            finally:
+                over.set()
+
         try:
-            return self._run(self._kept(work, over), timeout)
+            return self._run(kept(), timeout)
         except CancelledError:
             raise EngineStoppedError(self._reason) from None
         except TimeoutError:
+            # the cancelled coroutine must have ended: a part that ran on could overwrite weights after the report
             if not over.wait(JOIN_SECONDS):
                 raise TimeoutError(f"the engine's event loop does not respond; waited for {timeout:g} s") from None
             raise
@@ -110,8 +118,17 @@ class Relay:
         if self._closed:
             return
         self._closed = True
+
+        async def leave() -> None:
+            self._cancel_all()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            # cleanup that the cancelled tasks have started
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=JOIN_SECONDS)
+            await farewell()
+
         with contextlib.suppress(TimeoutError):
-            self._run(self._leave(farewell), JOIN_SECONDS)
+            self._run(leave(), JOIN_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_SECONDS)
 
@@ -124,7 +141,8 @@ class Relay:
         try:
             return running.result(timeout + SLACK_SECONDS)
         except TimeoutError:
-            if running.done():  # the timeout is the coroutine's own
+            # the timeout is the coroutine's own
+            if running.done():
                 raise
             running.cancel()
             raise TimeoutError(f"given up after {timeout + SLACK_SECONDS:g} s") from None
@@ -140,44 +158,33 @@ class Relay:
 
     def start_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task in the background. A failure of the task stops the engine, with the exception as the reason."""
-        self.start_task(work).add_done_callback(self._fail_with)
 
-    def _fail_with(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work of the engine failed", exc_info=error)
-            self.fail(f"{type(error).__name__}: {error}")
+        def fail_with(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("background work of the engine failed", exc_info=error)
+                self.fail(f"{type(error).__name__}: {error}")
 
-    async def _kept(self, work: Coroutine[Any, Any, T], over: threading.Event) -> T:
-        try:
-            return await self.start_task(work)
-        finally:
-            over.set()
+        self.start_task(work).add_done_callback(fail_with)
 
     def _cancel_all(self) -> None:
         for task in list(self._tasks):
             task.cancel()
 
-    async def _leave(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        self._cancel_all()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._tasks:  # cleanup that the cancelled tasks have started
-            await asyncio.wait(self._tasks, timeout=JOIN_SECONDS)
-        await farewell()
-
     def _begin(self, asked: SampleRequest, future: "Future[list[Completion]]") -> None:
         # the task is never awaited: its callback sets the future, also when `fail` or `close` cancels it
         task = self.start_task(self._sample(asked))
         task.add_done_callback(partial(self._finish, asked, future))
-        future.add_done_callback(partial(self._drop_cancelled, task))
+
+        def drop_cancelled(future: "Future[list[Completion]]") -> None:
+            """Cancel the task of a cancelled future. For any thread."""
+            if future.cancelled():
+                with contextlib.suppress(RuntimeError):  # the loop has been closed
+                    self._loop.call_soon_threadsafe(task.cancel)
+
+        future.add_done_callback(drop_cancelled)
         if not self.num_running:
             self._busy_since = time.monotonic()
         self.num_running += asked.num_completions
-
-    def _drop_cancelled(self, task: "asyncio.Task[Any]", future: "Future[list[Completion]]") -> None:
-        """Cancel the task of a cancelled future. For any thread."""
-        if future.cancelled():
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                self._loop.call_soon_threadsafe(task.cancel)
 
     def _finish(
         self, asked: SampleRequest, future: "Future[list[Completion]]", task: "asyncio.Task[list[Completion]]"
@@ -192,16 +199,12 @@ class Relay:
                 future.set_exception(error)
             else:
                 try:
-                    completions = self._told(asked, task.result())
+                    completions = task.result()
+                    self.generated_tokens += sum(len(completion.token_ids) for completion in completions)
+                    for number, completion in enumerate(completions):
+                        if asked.on_piece is not None:
+                            asked.on_piece(number, completion)
                 except Exception as listener_error:  # noqa: BLE001 - told to the holder, else it waits for ever
                     future.set_exception(listener_error)
                 else:
                     future.set_result(completions)
-
-    def _told(self, asked: SampleRequest, completions: list[Completion]) -> list[Completion]:
-        """Count the tokens of completions, pass each to the request's callback, and return all."""
-        self.generated_tokens += sum(len(completion.token_ids) for completion in completions)
-        for number, completion in enumerate(completions):
-            if asked.on_piece is not None:
-                asked.on_piece(number, completion)
-        return completions

@@ -34,7 +34,6 @@ from actors.engines.external.staging import Staging, model_shapes, vocab_size
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStatus, EngineStoppedError, SampleRequest
 from actors.engines.tokenizing import Tokenizing
-from actors.models.tokenizer import eos_ids
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from schemas.config.model import ModelConfig
@@ -118,7 +117,7 @@ class ServedEngine(Tokenizing, ABC):
         self._name = server
         self._mode, self._max_loras = update_mode, max_loras
         self._serves_adapters = self.holds_two_versions = model.lora is not None
-        self._eos, self._vocab_size = eos_ids(model), vocab_size(model)
+        self._vocab_size = vocab_size(model)
         self._shapes = {} if self._serves_adapters else model_shapes(model)
         self._staging = Staging(scratch, server)
         self._serving = ServedWeights(uuid.uuid4().hex[:12], None, 0)
@@ -137,7 +136,8 @@ class ServedEngine(Tokenizing, ABC):
         """Start the relay and take the server over. Every constructor ends with this call."""
         self._relay = Relay(self._name.lower(), self._sample)
         try:
-            self._relay.call(connect(), 2 * timeout)  # once for the server's start, once for the takeover
+            # twice the timeout: once for the server's start, once for the takeover
+            self._relay.call(connect(), 2 * timeout)
         except BaseException:
             self.close()
             raise
@@ -173,9 +173,11 @@ class ServedEngine(Tokenizing, ABC):
             self._num_updates += 1
             version = ServedWeights(self._serving.boot, policy, self._num_updates)
             try:
+                # each of at most three parts has the timeout: loading an adapter, the pause, overwriting
                 return self._relay.call(self._switch(version, weights, timeout), 3 * timeout)
             finally:
-                if version not in self._adapters:  # a server may read an adapter again while serving it
+                # a server may read an adapter again while serving it
+                if version not in self._adapters:
                     self._staging.forget(version.name)
 
     def status(self) -> EngineStatus:
@@ -227,7 +229,8 @@ class ServedEngine(Tokenizing, ABC):
         """Stop the server if this engine started it."""
 
     async def _leave(self) -> None:
-        if hasattr(self, "_client"):  # false if connecting failed
+        # there is no client if connecting failed
+        if hasattr(self, "_client"):
             await self._client.close()
 
     # --- the loop's thread: requests -----------------------------------------------------------------------------
@@ -244,6 +247,7 @@ class ServedEngine(Tokenizing, ABC):
 
     async def _continued(self, asked: SampleRequest, number: int, begun: Completion, ask: Ask) -> Completion:
         """Return completion `number` in full, continued after each abort."""
+        # the server has looked for stop strings in a completion that it has not interrupted
         if begun.finish_reason != ABORTED:
             return begun
         completion = begun
@@ -252,7 +256,8 @@ class ServedEngine(Tokenizing, ABC):
         return cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion
 
     def _quarantine(self, version: ServedWeights, reason: str) -> None:
-        if self._serving is version and self._state == "clean":  # otherwise an earlier answer has reported it
+        # otherwise an earlier answer has reported it
+        if self._serving is version and self._state == "clean":
             log.error("served weights do not match", detail=reason)
             self._state = "quarantined"
             self._gate.clear()
@@ -273,7 +278,8 @@ class ServedEngine(Tokenizing, ABC):
             async with asyncio.timeout(timeout):
                 await self._client.resume()
                 for name in await self._client.adapters() if self._serves_adapters else ():
-                    if name.startswith(ADAPTER_PREFIX):  # the same names will be needed, and room is scarce
+                    # the same names will be needed, and room is scarce
+                    if name.startswith(ADAPTER_PREFIX):
                         await self._client.unload_adapter(name)
                 await self._take(self._serving)
         except TimeoutError:
@@ -302,31 +308,27 @@ class ServedEngine(Tokenizing, ABC):
         return seconds
 
     async def _add_adapter(self, version: ServedWeights, folder: Path) -> float:
-        """Load an adapter next to the loaded ones; return the seconds taken."""
-        await self._make_room()
-        started = time.monotonic()
-        await self._client.load_adapter(version.adapter, folder)
-        self._adapters.append(version)
-        return time.monotonic() - started
-
-    async def _make_room(self) -> None:
-        """Make room for another adapter.
+        """Load an adapter next to the loaded ones, once there is room; return the seconds of loading.
 
         Unused adapters are unloaded; if that is not enough, the oldest is given up.
         """
         while True:
             # the version being served must stay, even without requests
             in_use = {*self._under_way.values(), self._serving}
-            for version in [adapter for adapter in self._adapters if adapter not in in_use]:
-                self._adapters.remove(version)
-                await self._client.unload_adapter(version.adapter)
-                self._staging.forget(version.name)
+            for unused in [adapter for adapter in self._adapters if adapter not in in_use]:
+                self._adapters.remove(unused)
+                await self._client.unload_adapter(unused.adapter)
+                self._staging.forget(unused.name)
             if len(self._adapters) < self._max_loras:
-                return
+                break
             if self._mode != "drain":
-                oldest = [i for i, version in self._under_way.items() if version == self._adapters[0]]
-                await self._client.abort(oldest)  # they continue with the current version
+                # the aborted requests continue with the current version
+                await self._client.abort([i for i, used in self._under_way.items() if used == self._adapters[0]])
             await asyncio.sleep(ROOM_SECONDS)
+        started = time.monotonic()
+        await self._client.load_adapter(version.adapter, folder)
+        self._adapters.append(version)
+        return time.monotonic() - started
 
     async def _switch_all(
         self, version: ServedWeights, overwrite: Callable[[], Awaitable[None]], timeout: float
@@ -336,10 +338,16 @@ class ServedEngine(Tokenizing, ABC):
         try:
             async with self._in_time(version, timeout):
                 since = await self._stand_still()
-        except (TimeoutError, RefusedError):  # nothing has been overwritten
+        except (TimeoutError, RefusedError):
+            # nothing has been overwritten: a clean server may go on with the old weights
             if self._state == "clean":
                 self._gate.set()
-                await self._go_on(timeout)
+                try:
+                    async with asyncio.timeout(timeout):
+                        await self._client.resume()
+                except (TimeoutError, RefusedError, EngineStoppedError) as error:
+                    # logged alone: the error of the switch is the one to report
+                    log.error("server may still be paused", detail=str(error) or f"no answer within {timeout:g} s")
             raise
         # from here on the server may hold pieces of two versions
         self._state = "dirty"
@@ -349,17 +357,6 @@ class ServedEngine(Tokenizing, ABC):
             await self._client.resume()
         self._open(version)
         return time.monotonic() - since
-
-    async def _go_on(self, timeout: float) -> None:
-        """Resume the server after a failed switch, if nothing has been overwritten.
-
-        Errors are only logged: the error of the switch is the one to report.
-        """
-        try:
-            async with asyncio.timeout(timeout):
-                await self._client.resume()
-        except (TimeoutError, RefusedError, EngineStoppedError) as error:
-            log.error("server may still be paused", detail=str(error) or f"no answer within {timeout:g} s")
 
     @contextlib.asynccontextmanager
     async def _in_time(self, version: ServedWeights, timeout: float) -> AsyncIterator[None]:

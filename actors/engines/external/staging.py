@@ -67,7 +67,16 @@ class Staging:
             raise ValueError(
                 f"tied embeddings can't be loaded into {self._reader} on a CPU: found {embeddings} as {EMBEDDING}"
             )
-        return self._beside(name, folder / FILE_NAMES["full"], embeddings[0])
+        from safetensors import safe_open  # imported here: torch is slow to import
+
+        weights_file, beside = folder / FILE_NAMES["full"], self._scratch.make() / name
+        beside.mkdir(parents=True, exist_ok=True)
+        # the channel's file is linked, not copied: a server reads both files of a folder
+        if folder != beside:
+            (beside / weights_file.name).symlink_to(weights_file)
+        with safe_open(weights_file, "pt") as file:
+            self._save({HEAD: file.get_tensor(embeddings[0])}, beside / "head.safetensors")
+        return beside
 
     def norms(self, name: str, norms: "dict[str, torch.Tensor]") -> Path:
         """Write a file with only the norms of a version; return the path."""
@@ -92,18 +101,6 @@ class Staging:
         for file_name, text in weights.files.items():
             (folder / file_name).write_text(text, encoding="utf-8")
         self._save(weights.tensors, folder / FILE_NAMES[weights.content])
-        return folder
-
-    def _beside(self, name: str, weights: Path, embedding: str) -> Path:
-        """Return a folder with the weights and, in a second file, the missing head."""
-        from safetensors import safe_open
-
-        folder = self._scratch.make() / name
-        folder.mkdir(parents=True, exist_ok=True)
-        if weights.parent != folder:  # the channel's file is linked, not copied
-            (folder / weights.name).symlink_to(weights)
-        with safe_open(weights, "pt") as file:
-            self._save({HEAD: file.get_tensor(embedding)}, folder / "head.safetensors")
         return folder
 
     def _save(self, tensors: "dict[str, torch.Tensor]", path: Path) -> None:
@@ -133,7 +130,8 @@ def model_files(model: ModelConfig) -> list[Path]:
     """
     try:
         index = model_file(model, INDEX)
-    except ConfigError:  # a model in a single file has no index
+    except ConfigError:
+        # a model in a single file has no index
         return [model_file(model, FILE_NAMES["full"])]
     parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     return [model_file(model, part) for part in parts]

@@ -36,7 +36,9 @@ class Upstream:
         self.session = aiohttp.ClientSession(
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
-            # servers close connections without notice, when idle or after a failure; a call sent there would be lost
+            # no limit: the server queues and batches requests, which aiohttp's own limit of 100 would hold back.
+            # force_close: servers close connections without notice, when idle or after a failure; a call sent there
+            # would be lost
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
         )
 
@@ -70,4 +72,5 @@ def words_of(body: str) -> str:
         error = next(content[key] for key in ("error", "error_message", "message", "detail") if content.get(key))
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, AttributeError, KeyError, StopIteration):
-        return body[:300]  # another shape: the HTML page of a proxy, say
+        # another shape: the HTML page of a proxy, say
+        return body[:300]

@@ -9,7 +9,7 @@ import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from schemas.config.actors import InferenceConfig
+from schemas.config.inference import InferenceConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def server_tls(config: InferenceConfig) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key)
-    except OSError as error:  # ssl.SSLError is a subclass
+    except OSError as error:
+        # ssl.SSLError is a subclass
         raise ConfigError(f"inference.tls_cert, inference.tls_key: can't be used: {error}") from None
     return context
 
@@ -79,7 +80,9 @@ def only_with(key: str) -> Any:
 
     @web.middleware
     async def check(request: "web.Request", handler: Any) -> "web.StreamResponse":
+        # a header may hold any bytes, and must be refused as wrong, not fail with 500
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        # in constant time: `!=` would tell how many characters are right
         if key and request.path not in OPEN_PATHS and not hmac.compare_digest(given, expected):
             raise web.HTTPUnauthorized(reason="Authorization: Bearer KEY is missing or wrong (inference.api_key_env)")
         return await handler(request)  # type: ignore[no-any-return]

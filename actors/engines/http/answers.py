@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic
 
 from actors.engines.http.requests import ChatRequest, CompletionRequest, Request
-from actors.engines.protocol import Alternatives, Completion
+from actors.engines.protocol import Completion
 from actors.engines.text import Detokenize, ShownText, text_of
 
 LEAST_LOGPROB = -9999.0
@@ -49,7 +49,8 @@ class Answer(ABC, Generic[Request]):
             "model": asked.model,
             "boot_id": boot_id,
         }
-        self._shown = [ShownText(asked.stop, detokenize) for _ in range(len(prompts) * asked.n)]  # one per choice
+        # one per choice: each holds back the end of its own text
+        self._shown = [ShownText(asked.stop, detokenize) for _ in range(len(prompts) * asked.n)]
         # sums per choice: tokens so far, and characters so far (`text_offset`)
         self._num_tokens = [0] * len(self._shown)
         self._offsets = [0] * len(self._shown)
@@ -58,7 +59,9 @@ class Answer(ABC, Generic[Request]):
         """Return the whole answer with all choices, in the order of the prompts."""
         self._num_tokens = [len(completion.token_ids) for completion in completions]
         choices = [
-            self._message(text_of(completion, self._detokenize)) | self._told(index, completion) | self._opening(index)
+            self._content(text_of(completion, self._detokenize), whole=True)
+            | self._told(index, completion)
+            | self._opening(index)
             for index, completion in enumerate(completions)
         ]
         return self._head | {"object": self.kind, "choices": choices, "usage": self._usage()} | self._beside()
@@ -67,7 +70,7 @@ class Answer(ABC, Generic[Request]):
         """Return the chunks for the next piece of a choice."""
         first = self._num_tokens[index] == 0
         self._num_tokens[index] += len(piece.token_ids)
-        choice = self._delta(self._shown[index].add(piece)) | self._told(index, piece)
+        choice = self._content(self._shown[index].add(piece), whole=False) | self._told(index, piece)
         return self._opened(index, choice) if first else [self._chunk(choice)]
 
     def _opened(self, index: int, choice: Json) -> list[Json]:
@@ -85,7 +88,8 @@ class Answer(ABC, Generic[Request]):
         """Return the fields of a choice, or of a piece of a choice, except the text."""
         told: Json = {
             "index": index,
-            "finish_reason": completion.finish_reason or None,  # null in every chunk but the last
+            # null in every chunk but the last
+            "finish_reason": completion.finish_reason or None,
             "stop_reason": completion.stop_reason,
             "logprobs": self._logprobs(index, completion) if self._asked.wants_logprobs else None,
             "segments": completion.segments,
@@ -107,10 +111,8 @@ class Answer(ABC, Generic[Request]):
         return {}
 
     @abstractmethod
-    def _message(self, text: str) -> Json: ...
-
-    @abstractmethod
-    def _delta(self, text: str) -> Json: ...
+    def _content(self, text: str, *, whole: bool) -> Json:
+        """Return the field with the text of a choice: the whole text, or the part in a chunk."""
 
     @abstractmethod
     def _logprobs(self, index: int, completion: Completion) -> Json: ...
@@ -121,10 +123,7 @@ class TextAnswer(Answer[CompletionRequest]):
 
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def _message(self, text: str) -> Json:
-        return {"text": text}
-
-    def _delta(self, text: str) -> Json:
+    def _content(self, text: str, *, whole: bool) -> Json:
         return {"text": text}
 
     def _opening(self, index: int) -> Json:
@@ -134,24 +133,19 @@ class TextAnswer(Answer[CompletionRequest]):
     def _logprobs(self, index: int, completion: Completion) -> Json:
         tokens = [self._token_text(token) for token in completion.token_ids]
         *offsets, self._offsets[index] = itertools.accumulate(map(len, tokens), initial=self._offsets[index])
-        return {
-            "tokens": tokens,
-            "token_logprobs": completion.logprobs,
-            "top_logprobs": self._top_logprobs(completion) if self._asked.num_top_logprobs else None,
-            "text_offset": offsets,
-        }
-
-    def _top_logprobs(self, completion: Completion) -> list[dict[str, float]]:
-        """Return the alternatives of each token by text, best first. The sampled token is always among them."""
-        places = zip(completion.token_ids, completion.logprobs, completion.top_logprobs, strict=True)
-        return [self._by_text([*alternatives, (token, logprob)]) for token, logprob, alternatives in places]
-
-    def _by_text(self, alternatives: Alternatives) -> dict[str, float]:
-        """Return logprobs by text. If several tokens have the same text, the most probable token counts."""
-        found: dict[str, float] = {}
-        for token, logprob in alternatives:
-            found.setdefault(self._token_text(token), max(logprob, LEAST_LOGPROB))
-        return found
+        told: Json = {"tokens": tokens, "token_logprobs": completion.logprobs, "top_logprobs": None}
+        told["text_offset"] = offsets
+        if self._asked.num_top_logprobs:
+            told["top_logprobs"] = []
+            places = zip(completion.token_ids, completion.logprobs, completion.top_logprobs, strict=True)
+            for sampled, logprob, alternatives in places:
+                by_text: dict[str, float] = {}
+                # told by text, best first, so that of several tokens with the same text the most probable one counts;
+                # the sampled token is always among them
+                for token, value in [*alternatives, (sampled, logprob)]:
+                    by_text.setdefault(self._token_text(token), max(value, LEAST_LOGPROB))
+                told["top_logprobs"].append(by_text)
+        return told
 
 
 class ChatAnswer(Answer[ChatRequest]):
@@ -159,11 +153,8 @@ class ChatAnswer(Answer[ChatRequest]):
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def _message(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def _delta(self, text: str) -> Json:
-        return {"delta": {"content": text}}
+    def _content(self, text: str, *, whole: bool) -> Json:
+        return {"message": {"role": "assistant", "content": text}} if whole else {"delta": {"content": text}}
 
     def _opened(self, index: int, choice: Json) -> list[Json]:
         # a chunk of its own, as clients expect: OpenAI's client counts logprobs twice if they come with a role

@@ -67,7 +67,8 @@ class CompletionClient:
             "n": ticket.num_completions,
             "max_tokens": ticket.max_tokens,
             "seed": ticket.seed,
-            "logprobs": 0,  # the logprob of each sampled token, without alternatives
+            # the logprob of each sampled token, without alternatives; null would mean no logprobs
+            "logprobs": 0,
             "return_token_ids": True,
             **ticket.sampling.model_dump(),
         }
@@ -75,7 +76,16 @@ class CompletionClient:
         try:
             if answer["boot_id"] != engine.boot_id:
                 raise EngineError(f"{engine.name} at {engine.url} has restarted since it was chosen")
-            return [_completion(choice) for choice in answer["choices"]]
+            return [
+                SampledCompletion(
+                    token_ids=choice["token_ids"],
+                    logprobs=choice["logprobs"]["token_logprobs"],
+                    segments=[(start, lineage, version) for start, lineage, version in choice["segments"]],
+                    finish_reason=choice["finish_reason"],
+                    text=choice["text"],
+                )
+                for choice in answer["choices"]
+            ]
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"{engine.name} at {engine.url} answered no completions: {error!r}") from None
 
@@ -95,15 +105,6 @@ class CompletionClient:
                 return await response.json()
         except TimeoutError:
             raise EngineError(f"{name} at {url} did not answer in time (inference.request_timeout)") from None
-        except (aiohttp.ClientError, ValueError) as error:  # ValueError: the body is not JSON
+        except (aiohttp.ClientError, ValueError) as error:
+            # ValueError: the body is not JSON
             raise EngineError(f"{name} at {url}: {type(error).__name__}: {error}") from None
-
-
-def _completion(choice: dict[str, Any]) -> SampledCompletion:
-    return SampledCompletion(
-        token_ids=choice["token_ids"],
-        logprobs=choice["logprobs"]["token_logprobs"],
-        segments=[(start, lineage, version) for start, lineage, version in choice["segments"]],
-        finish_reason=choice["finish_reason"],
-        text=choice["text"],
-    )

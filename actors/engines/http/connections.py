@@ -80,7 +80,8 @@ class Connections:
             # oldest first, so the first `too_many` are the ones to close
             if number < too_many or now - since > limits.HTTP_CONNECTION_SECONDS:
                 if connection.transport is not None:
-                    connection.transport.abort()  # `close` would wait for a client that does not read
+                    # `close` would wait for a client that does not read
+                    connection.transport.abort()
                 connection.force_close()
 
 

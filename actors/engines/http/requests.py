@@ -24,8 +24,8 @@ class _Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    # some clients send every parameter, null for absent ones
     def _without_nulls(cls, value: Any) -> Any:
+        # some clients send every parameter, null for absent ones
         return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
@@ -63,7 +63,8 @@ class Sampling(_Body, SamplingParams, ABC):
     @field_validator("top_k", mode="before")
     @classmethod
     def _zero_for_all(cls, top_k: Any) -> Any:
-        return 0 if top_k == -1 else top_k  # vLLM takes both for all tokens
+        # vLLM takes both for all tokens
+        return 0 if top_k == -1 else top_k
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -124,7 +125,8 @@ class Sampling(_Body, SamplingParams, ABC):
 class CompletionRequest(Sampling):
     """Body of `POST /v1/completions`."""
 
-    max_tokens_by_default = 16  # as OpenAI has it
+    # OpenAI's own default
+    max_tokens_by_default = 16
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
@@ -208,7 +210,8 @@ def parse(kind: type[Request], body: bytes) -> Request:
     except ValidationError as error:
         # without the input, which may be long and private
         first = error.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "value_error" and not first["loc"]:  # from a validator here: the text names the parameter
+    # from a validator here: the text names the parameter
+    if first["type"] == "value_error" and not first["loc"]:
         raise RequestError(str(first["ctx"]["error"]))
     # otherwise the message would list each of the four types that were tried
     if first["loc"][:1] == ("prompt",):

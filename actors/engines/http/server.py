@@ -27,7 +27,6 @@ from actors.engines.protocol import Completion, Engine, EngineStoppedError, Requ
 from actors.process.fault_points import point
 from bus import threads
 from schemas import limits
-from schemas.messages import Prompt
 
 log = structlog.get_logger("engine.http")
 
@@ -77,7 +76,8 @@ class CompletionServer:
         self._stop = asyncio.Event()
         threads.tick(self._loop, "inference.http")
         self._thread = threads.start("http", self._run, host, port)
-        self.port = self._ready.result(30.0)  # raises the error of a port that is taken
+        # raises the error of a port that is taken
+        self.port = self._ready.result(30.0)
 
     def close(self) -> None:
         """Stop serving. May be called again."""
@@ -89,6 +89,7 @@ class CompletionServer:
         try:
             self._loop.run_until_complete(self._serve(host, port))
         except Exception as error:
+            # before the server is ready the constructor waits for the error; afterwards nobody does
             if self._ready.done():
                 raise
             self._ready.set_exception(error)
@@ -105,10 +106,15 @@ class CompletionServer:
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
                 web.get("/v1/models", self._models),
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/chat/completions", self._chat),
+                web.post(
+                    "/v1/completions", functools.partial(self._respond, kind=CompletionRequest, make_answer=TextAnswer)
+                ),
+                web.post(
+                    "/v1/chat/completions", functools.partial(self._respond, kind=ChatRequest, make_answer=ChatAnswer)
+                ),
             ]
         )
+        # handler_cancellation: otherwise aiohttp lets a handler, and so the engine, go on after the client has gone
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         try:
@@ -131,12 +137,6 @@ class CompletionServer:
         same = {"object": "model", "created": 0, "owned_by": "grpo-actors"}
         return web.json_response({"object": "list", "data": [{"id": name} | same for name in self._names]})
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._respond(request, CompletionRequest, TextAnswer)
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._respond(request, ChatRequest, ChatAnswer)
-
     async def _respond(
         self, http: web.Request, kind: type[Request], make_answer: type[Answer[Request]]
     ) -> web.StreamResponse:
@@ -146,7 +146,13 @@ class CompletionServer:
         if asked.model not in self._names:
             served = " or ".join(map(repr, self._names))
             raise _ProblemError(404, f"model: {asked.model!r} is not served here, {served} is")
-        prompts = [await self._token_ids(prompt) for prompt in asked.prompts]
+        prompts: list[list[int]] = []
+        for prompt in asked.prompts:
+            if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
+                # in a thread, since the first chat loads the template, and a long text takes long
+                prompts.append(await asyncio.to_thread(self._engine.tokenize, prompt))
+            else:
+                prompts.append(prompt)  # type: ignore[arg-type]
         answer = make_answer(asked, prompts, self._boot_id, self._engine.detokenize, self._token_text)
         if asked.stream:
             return await self._stream(http, asked, prompts, answer)
@@ -154,12 +160,6 @@ class CompletionServer:
             async with self._in_time():
                 groups = [await asyncio.wrap_future(future) for future in futures]
         return web.json_response(answer.whole([completion for group in groups for completion in group]))
-
-    async def _token_ids(self, prompt: Prompt | list[int]) -> list[int]:
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
-            # in a thread, since the first chat loads the template, and a long text takes long
-            return await asyncio.to_thread(self._engine.tokenize, prompt)
-        return prompt  # type: ignore[return-value]
 
     @contextlib.contextmanager
     def _submitted(
@@ -205,7 +205,8 @@ class CompletionServer:
                         await response.write(b"".join(map(_event, answer.chunks(index, piece))))
                 if asked.include_usage:
                     await response.write(_event(answer.last_chunk()))
-            except ConnectionError:  # the client has gone between two tokens
+            except ConnectionError:
+                # the client has gone between two tokens
                 return response
             except Exception as error:  # noqa: BLE001 - reported to the client, and logged if unexpected
                 await response.write(_event(_problem(error)[1]))
@@ -248,6 +249,7 @@ class _Pieces:
                 yield item
 
     def _put(self, item: "tuple[int, Completion] | Future[list[Completion]]") -> None:
+        # through the loop: an asyncio.Queue is not thread-safe, and pieces come from the engine's threads
         with contextlib.suppress(RuntimeError):  # the server has just been closed: no reader is left
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 

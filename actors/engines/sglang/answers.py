@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.engines.external.labels import ServedWeights, segments_of
 from actors.engines.external.upstream import Json
-from actors.engines.protocol import Alternatives, Completion, EngineStoppedError, RequestError, SampleRequest
+from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
 from schemas.messages import PolicyVersion
 
 LARGEST_SEED = 2**63
@@ -34,7 +34,8 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
     params: Json = {
         "max_new_tokens": max_tokens,
         **asked.sampling.model_dump(),
-        "top_k": asked.sampling.top_k or -1,  # SGLang's value for all is −1
+        # SGLang's value for all tokens is −1
+        "top_k": asked.sampling.top_k or -1,
         "sampling_seed": (asked.seed + number) % LARGEST_SEED,
         "stop_token_ids": sorted(eos | set(asked.stop_token_ids)),
     }
@@ -95,7 +96,9 @@ def completion_of(
         finish["type"],
         # a stop token of the request counts as a stop reason even if it is an end of sequence too
         stop_reason=None if matched in eos and matched not in asked.stop_token_ids else matched,
-        top_logprobs=[_alternatives(place) for place in meta["output_top_logprobs"]] if asked.num_top_logprobs else [],
+        top_logprobs=[[(token, logprob) for logprob, token, _ in place] for place in meta["output_top_logprobs"]]
+        if asked.num_top_logprobs
+        else [],
     )
 
 
@@ -107,7 +110,3 @@ def _logprobs(entries: list[Any], tokens: list[int]) -> list[float]:
     if None in logprobs:
         raise EngineStoppedError("SGLang sampled tokens without a logprob: the model's logits are not finite")
     return logprobs
-
-
-def _alternatives(place: list[Any]) -> Alternatives:
-    return [(token, logprob) for logprob, token, _ in place]

@@ -48,7 +48,8 @@ class SglangClient:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests. The answers come at once, with the tokens sampled so far."""
-        for one in request_ids:  # the endpoint takes a single id
+        # the endpoint takes a single id
+        for one in request_ids:
             await self._change("/abort_request", {"rid": one})
 
     async def pause(self, keep_cache: bool) -> None:
@@ -89,7 +90,8 @@ class SglangClient:
     async def adapters(self) -> list[str]:
         """Return the names of all loaded adapters."""
         models: Json = await self._call("/v1/models", None, self._key)
-        return [card["id"] for card in models["data"] if card["parent"] is not None]  # the model itself has no parent
+        # the model itself has no parent
+        return [card["id"] for card in models["data"] if card["parent"] is not None]
 
     async def server_info(self) -> Json:
         """Return the options with which the server was started, and its capacity.
@@ -111,7 +113,8 @@ class SglangClient:
         Raises:
             EngineStoppedError: no server answers.
         """
-        with contextlib.suppress(TimeoutError):  # too busy to say
+        # too busy to say
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(INFO_SECONDS):
                 await self._call("/model_info", None, self._key)
 

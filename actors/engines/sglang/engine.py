@@ -19,7 +19,7 @@ import structlog
 from actors.engines.external.labels import ServedWeights, UnknownWeightsError
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.external.staging import check_fit, shapes_of
-from actors.engines.external.upstream import Json, RefusedError
+from actors.engines.external.upstream import RefusedError
 from actors.engines.http.access import secret
 from actors.engines.protocol import (
     Completion,
@@ -102,7 +102,8 @@ class SglangEngine(ServedEngine):
         check_token_ids("prompt", request.prompt_ids, self._vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._vocab_size)
         check_token_ids("logit_bias", request.logit_bias, self._vocab_size)
-        if size + max(new, MARGIN_TOKENS) > self._longest:  # the server would cut the completion short silently
+        # the server would cut the completion short silently
+        if size + max(new, MARGIN_TOKENS) > self._longest:
             raise RequestError(
                 f"max_tokens: {size} prompt tokens and {new} new ones exceed {self._longest} (the server's "
                 "--context-length, the model's own limit, or its memory for keys and values)"
@@ -112,20 +113,13 @@ class SglangEngine(ServedEngine):
 
     async def _connect(self, url: str, keys: list[str]) -> None:
         self._client = SglangClient(url, *keys)
-        info = await self._until_it_serves()
-        check_server(info, self._config, self._serves_adapters, url)
-        if not info["enable_deterministic_inference"]:
-            log.warning("SGLang ignores seeds; start it with --enable-deterministic-inference to have them", url=url)
-        self._longest = int(info["max_req_input_len"]) + MARGIN_TOKENS - 1
-        await self._take_over(url, self._config.startup_timeout)
-        self._relay.start_background(self._watch())
-
-    async def _until_it_serves(self) -> Json:
         deadline = time.monotonic() + self._config.startup_timeout
         while True:
             try:
-                return await self._client.server_info()
+                info = await self._client.server_info()
+                break
             except RefusedError as error:
+                # a wrong key or address, which waiting does not mend; any other status may come from a starting server
                 if error.status in (401, 403, 404):
                     raise ConfigError(f"inference.engine.urls, inference.engine.api_key_env: {error}") from None
                 trouble = str(error)
@@ -135,6 +129,12 @@ class SglangEngine(ServedEngine):
                 timeout = self._config.startup_timeout
                 raise EngineStoppedError(f"{trouble} after {timeout:g} s (inference.engine.startup_timeout)")
             await asyncio.sleep(POLL_SECONDS)
+        check_server(info, self._config, self._serves_adapters, url)
+        if not info["enable_deterministic_inference"]:
+            log.warning("SGLang ignores seeds; start it with --enable-deterministic-inference to have them", url=url)
+        self._longest = int(info["max_req_input_len"]) + MARGIN_TOKENS - 1
+        await self._take_over(url, self._config.startup_timeout)
+        self._relay.start_background(self._watch())
 
     async def _watch(self) -> None:
         """Watch the server until its end, then fail everything under way."""
@@ -151,16 +151,18 @@ class SglangEngine(ServedEngine):
     async def _sample(self, asked: SampleRequest) -> list[Completion]:
         # greedy completions are all equal
         n = 1 if asked.sampling.temperature < GREEDY_BELOW else asked.num_completions
-        tasks = [asyncio.ensure_future(self._whole(asked, number)) for number in range(n)]
+
+        async def whole(number: int) -> Completion:
+            begun = await self._ask(asked, number)
+            return await self._continued(asked, number, begun, partial(self._ask, number=0))
+
+        tasks = [asyncio.ensure_future(whole(number)) for number in range(n)]
         try:
             return list(await asyncio.gather(*tasks)) * (asked.num_completions // n)
         finally:
-            for task in tasks:  # after a failure the other completions are of no use
+            # after a failure the other completions are of no use
+            for task in tasks:
                 task.cancel()
-
-    async def _whole(self, asked: SampleRequest, number: int) -> Completion:
-        begun = await self._ask(asked, number)
-        return await self._continued(asked, number, begun, partial(self._ask, number=0))
 
     async def _ask(self, asked: SampleRequest, number: int) -> Completion:
         """Send a completion's request until the answer has labels of this engine; return the completion."""
@@ -174,18 +176,16 @@ class SglangEngine(ServedEngine):
                 body["lora_path"] = adapter.adapter
             try:
                 with self._call(version) as rid:
-                    answer = await self._generate(body, rid)
+                    try:
+                        answer = await self._client.generate(body | {"rid": rid})
+                    except asyncio.CancelledError:
+                        # the server notices closed connections by itself, but late
+                        if not self._relay.failure:
+                            self._relay.start_background(self._abort(rid))
+                        raise
                 return completion_of(answer, asked, max_tokens, self._eos, self._labels, adapter)
             except UnknownWeightsError as error:
                 self._quarantine(version, str(error))
-
-    async def _generate(self, body: Json, rid: str) -> Json:
-        try:
-            return await self._client.generate(body | {"rid": rid})
-        except asyncio.CancelledError:  # the server notices closed connections by itself, but late
-            if not self._relay.failure:
-                self._relay.start_background(self._abort(rid))
-            raise
 
     async def _abort(self, rid: str) -> None:
         try:

@@ -12,6 +12,7 @@ engine    all of these as an `Engine`
 
 from typing import TYPE_CHECKING
 
+from actors.process.devices import shares_gpu
 from actors.process.output_dir import take
 from bus.run_folder import scratch_of
 from schemas.config import RunConfig
@@ -25,7 +26,10 @@ def make(config: RunConfig, engine: VllmEngineConfig, name: str, server_index: i
     """Make the engine of an inference actor; the arguments are those of `actors.assembly.ENGINES`."""
     from actors.algorithms.noise import norm_noise  # imports torch
     from actors.engines.vllm.engine import VllmEngine
+    from actors.engines.vllm.shared_gpu import beside_trainer
 
     take(config)  # the server's log is written there
     log, scratch = config.output / "logs" / f"{name}.vllm.log", scratch_of(config, name, own=not engine.attached)
-    return VllmEngine(config.model, engine, config.weights.update_mode, log, scratch, server_index, norm_noise(config))
+    memory = beside_trainer(config, engine) if shares_gpu() and not engine.attached else None
+    noise = norm_noise(config)
+    return VllmEngine(config.model, engine, config.weights.update_mode, log, scratch, server_index, noise, memory)

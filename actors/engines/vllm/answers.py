@@ -33,8 +33,10 @@ def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]
         "stop": list(asked.stop),
         "stop_token_ids": sorted(eos | set(asked.stop_token_ids)),
         "ignore_eos": True,
-        "detokenize": bool(asked.stop),  # the server finds stop strings in text alone
-        "logprobs": asked.num_top_logprobs and asked.num_top_logprobs + 1,  # one more: see `alternatives`
+        # the server finds stop strings in text alone
+        "detokenize": bool(asked.stop),
+        # one more: see `alternatives`
+        "logprobs": asked.num_top_logprobs and asked.num_top_logprobs + 1,
     }
     return params | ({} if asked.max_tokens is None else {"max_tokens": asked.max_tokens})
 

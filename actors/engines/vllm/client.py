@@ -49,7 +49,8 @@ class VllmClient:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests. The answers come at once, with the tokens sampled so far."""
-        if request_ids:  # the server reads an empty list as all requests
+        # the server reads an empty list as all requests
+        if request_ids:
             names = [REQUEST_ID_PREFIX + one for one in request_ids]
             await self._http.call("POST", "/abort_requests", {"request_ids": names})
 
@@ -83,7 +84,8 @@ class VllmClient:
     async def adapters(self) -> list[str]:
         """Return the names of all loaded adapters."""
         models: Json = await self._http.call("GET", "/v1/models")
-        return [card["id"] for card in models["data"] if card["parent"] is not None]  # the model itself has no parent
+        # the model itself has no parent
+        return [card["id"] for card in models["data"] if card["parent"] is not None]
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter from a folder and serve the adapter under a name, next to others."""
@@ -104,7 +106,8 @@ class VllmClient:
                 f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)
             ) as response:
                 return "" if response.status == 200 else f"vLLM at {self.url}: /health answers {response.status}"
-        except TimeoutError:  # busy, not dead
+        except TimeoutError:
+            # busy with long prompts, not dead
             return ""
         except aiohttp.ClientError as error:
             return f"vLLM at {self.url}: {error}"

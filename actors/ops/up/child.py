@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.ops.device_plan import COMPUTING, DevicePlan, actors_of
 from schemas.config import RunConfig
 
 KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
@@ -71,25 +72,18 @@ class Child:
             self.process.send_signal(number)
 
     def last_words(self) -> list[str]:
-        """Return the reason that the actor gave for its exit (see `actors.runtime`), or the last lines of its log."""
+        """Return the reason that the actor gave for its exit (`actors.process.exits`), or the last lines of its log."""
         with self.log.open("rb") as file:
+            # the log has the lines of all earlier processes of this child in front
             file.seek(max(self.log_start, self.log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
-        return (_reason(lines[-1]) if lines else []) or lines
-
-
-def _reason(line: str) -> list[str]:
-    """Return the reason in the last log line of an actor that exited by itself, as lines; empty for other lines."""
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return []
-    # a process killed by a signal has no last word: its log ends with any line
-    if not isinstance(fields, dict) or fields.get("level") != "error":
-        return []
-    if problems := fields.get("problems"):
-        return list(problems)
-    return str(fields.get("reason") or fields.get("exception") or "").splitlines()
+        last = _fields(lines[-1]) if lines else {}
+        # a process killed by a signal has no last word: its log ends with any line
+        if last.get("level") != "error":
+            return lines
+        if problems := last.get("problems"):
+            return list(problems)
+        return str(last.get("reason") or last.get("exception") or "").splitlines() or lines
 
 
 def newest_traceback(logs: Path, since: float = 0.0) -> tuple[Path, str] | None:
@@ -106,20 +100,20 @@ def newest_traceback(logs: Path, since: float = 0.0) -> tuple[Path, str] | None:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
-        found += [(fields["timestamp"], log, fields["exception"]) for fields in map(_fields, lines) if _tells(fields)]
+        for fields in map(_fields, lines):
+            at, trace = fields.get("timestamp"), fields.get("exception")
+            if isinstance(at, str) and isinstance(trace, str):
+                found.append((at, log, trace))
     return max(found)[1:] if found else None
 
 
 def _fields(line: str) -> dict[str, Any]:
+    """Return the fields of a log line; empty for output of libraries, which is no JSON object."""
     try:
         fields = json.loads(line)
     except ValueError:
         return {}
     return fields if isinstance(fields, dict) else {}
-
-
-def _tells(fields: dict[str, Any]) -> bool:
-    return isinstance(fields.get("exception"), str) and isinstance(fields.get("timestamp"), str)
 
 
 def wait_for(children: Iterable[Child], seconds: float) -> list[Child]:
@@ -136,22 +130,24 @@ def how_it_ended(code: int) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def plan(config: RunConfig) -> Iterator[Child]:
-    """Yield a child for every process of the run. All threads of torch together match the number of cores."""
-    counts = {
-        "packer": 1,
-        "trainer": config.trainer.num_ranks,
-        **({"inference": config.up.inference} if config.inference.pool is None else {"inference-pool": 1}),
-        "reward": config.up.reward,
-        "rollout": config.up.rollout,
-    }
-    computing = counts["trainer"] + counts.get("inference", 0)
+def plan(config: RunConfig, devices: DevicePlan | None) -> Iterator[Child]:
+    """Yield a child for every process of the run. All threads of torch together match the number of cores.
+
+    Args:
+        config: configuration of the run.
+        devices: GPUs of each process; None leaves the choice to the environment.
+    """
+    actors = actors_of(config)
+    computing = sum(actor.kind in COMPUTING for actor in actors)
     # trainer ranks and engines compute; all others mostly wait
     share = max(1, (os.cpu_count() or 1) // computing)
     # the other kinds compute little, and get one thread; up.torch_threads wins
-    threads = {"trainer": share, "inference": share} | config.up.torch_threads
-    for kind, count in counts.items():
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads.get(kind, 1)), "TOKENIZERS_PARALLELISM": "false"}
-        environment |= KEEP_FREED_MEMORY if kind in threads else {}
-        for i in range(count):
-            yield Child(kind, f"{kind}-{i}", environment, config.output / "logs" / f"{kind}-{i}.log")
+    threads = dict.fromkeys(COMPUTING, share) | config.up.torch_threads
+    for actor in actors:
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads.get(actor.kind, 1)),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        environment |= KEEP_FREED_MEMORY if actor.kind in threads else {}
+        environment |= devices.environment(actor, os.environ) if devices else {}
+        yield Child(actor.kind, str(actor), environment, config.output / "logs" / f"{actor}.log")

@@ -40,11 +40,13 @@ def hold_run_lock(output: Path, patience_seconds: float = ACTORS_END_SECONDS) ->
                 f"output_dir: {output}: a run is going on here (actors up, pid {pid}); wait for its end, stop it with "
                 f"kill {pid}, or set another output_dir"
             )
-        with contextlib.suppress(OSError):  # full disk: the lock is what counts, the pid is only for people
+        # on a full disk the lock is enough: the pid is only for people
+        with contextlib.suppress(OSError):
             up.truncate(0)
             up.write(str(os.getpid()).encode())
         _wait_for(actors, patience_seconds)
-        _locked(actors, fcntl.LOCK_SH)  # shared, since a process left behind may still hold it
+        # shared, since a process left behind may still hold the lock; the descriptor is inherited by all actors
+        _locked(actors, fcntl.LOCK_SH)
         yield actors.fileno()
 
 
@@ -67,5 +69,6 @@ def _locked(file: FileIO, how: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system without locks: nothing prevents a second run here
+        # a file system without locks: a run must be possible there, and nothing prevents a second one
+        return True
     return True

@@ -21,6 +21,7 @@ from actors.ops.up.child import Child, how_it_ended, wait_for
 from actors.process.membership import DRAIN_SECONDS, Membership
 from actors.process.output_dir import take
 from schemas.config import RunConfig
+from schemas.errors import ConfigError
 from schemas.messages import ObserverHeartbeat
 
 log = structlog.get_logger("pool")
@@ -42,6 +43,17 @@ class Directory:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._found: dict[str, list[str]] = {url: [] for url in urls}
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Directory":
+        """Return the directory of `inference.pool`.
+
+        Raises:
+            ConfigError: `inference.pool` is not set.
+        """
+        if config.inference.pool is None:
+            raise ConfigError("inference.pool: is not set; `actors run inference` runs one actor")
+        return cls(config.inference.pool.urls)
 
     def __call__(self) -> list[str]:
         """Return the servers' URLs, with addresses in place of names; https URLs keep names, for the certificate."""
@@ -97,7 +109,8 @@ class ServerPool:
         self, config: RunConfig, name: str, command: Sequence[str], servers: Callable[[], Collection[str]]
     ) -> None:
         assert config.inference.pool is not None
-        take(config)  # the actors' logs are written there
+        # the logs of the pool's actors are written there, perhaps on a machine where no other process marks the folder
+        take(config)
         self._config, self._interval = config, config.inference.pool.sync_interval
         self._command, self._servers = command, servers
         self._membership = Membership(config, ObserverHeartbeat, name)
@@ -107,6 +120,11 @@ class ServerPool:
         """Actors whose server is gone, each with the time of its SIGKILL."""
         self._draining = False
 
+    @property
+    def children(self) -> list[Child]:
+        """Actors of all servers, and actors that have not exited yet although their server is gone."""
+        return [*self._actors.values(), *(child for child, _ in self._leaving)]
+
     def run(self) -> None:
         """Run until the run is done, or this process has drained."""
         self._membership.start(phase="running")
@@ -115,7 +133,7 @@ class ServerPool:
             while not self._draining:
                 directive = self._membership.latest()
                 if directive is not None and directive.phase == "done":
-                    # the directive has told the actors too, so they exit
+                    # the directive has reached the actors too, so all of them exit without a signal
                     wait_for(self._actors.values(), LEAVE_SECONDS)
                     return
                 if time.monotonic() >= next_look:
@@ -124,7 +142,11 @@ class ServerPool:
                 self.tend()
                 time.sleep(POLL_SECONDS)
         finally:
-            self._end()
+            for child in self.children:
+                if child.running:
+                    child.signal(signal.SIGTERM)
+            for child in wait_for(self.children, LEAVE_SECONDS):
+                child.signal(signal.SIGKILL)
             self._membership.close()
 
     def drain(self) -> None:
@@ -140,10 +162,18 @@ class ServerPool:
             child.signal(signal.SIGTERM)
             self._leaving.append((child, time.monotonic() + LEAVE_SECONDS))
         for url in there:
-            child = self._actors.setdefault(url, self._child(url))
+            name = name_of(url)
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            new = Child("inference", name, environment, self._config.output / "logs" / f"{name}.log")
+            child = self._actors.setdefault(url, new)
             # not started for a server that does not listen yet: the actor would only fail
             if not child.running and time.monotonic() >= child.start_at and listens(url):
-                self._start(child, url)
+                child.log.parent.mkdir(parents=True, exist_ok=True)
+                # a port of its own for each actor: many actors can't share the configured one
+                ours = [f'inference.engine.urls=["{url}"]', "inference.pool=null", "up.inference=1"]
+                ours += ["telemetry.metrics_port=0"]
+                pid = child.start([*self._command, "--name", child.name, "--parent", str(os.getpid()), *ours], ())
+                log.info("server has come", url=url, actor=child.name, pid=pid)
 
     def tend(self) -> None:
         """Handle actors that have exited, and kill actors that take too long to exit."""
@@ -161,23 +191,3 @@ class ServerPool:
             if child.running and time.monotonic() > deadline:
                 child.signal(signal.SIGKILL)
         self._leaving = [(child, deadline) for child, deadline in self._leaving if child.running]
-
-    def _child(self, url: str) -> Child:
-        name = name_of(url)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return Child("inference", name, environment, self._config.output / "logs" / f"{name}.log")
-
-    def _start(self, child: Child, url: str) -> None:
-        child.log.parent.mkdir(parents=True, exist_ok=True)
-        # a port of its own for each actor: many actors can't share the configured one
-        ours = [f'inference.engine.urls=["{url}"]', "inference.pool=null", "up.inference=1", "telemetry.metrics_port=0"]
-        pid = child.start([*self._command, "--name", child.name, "--parent", str(os.getpid()), *ours], ())
-        log.info("server has come", url=url, actor=child.name, pid=pid)
-
-    def _end(self) -> None:
-        children = [*self._actors.values(), *(child for child, _ in self._leaving)]
-        for child in children:
-            if child.running:
-                child.signal(signal.SIGTERM)
-        for child in wait_for(children, LEAVE_SECONDS):
-            child.signal(signal.SIGKILL)

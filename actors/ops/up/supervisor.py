@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from actors.ops.device_plan import actors_of, plan_here
 from actors.ops.fit import busy_ports
 from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
@@ -27,6 +28,7 @@ from actors.ops.up.run_lock import hold_run_lock
 from actors.ops.view.result import result_on_disk
 from actors.ops.view.screen import Screen, titled
 from actors.process.descriptors import raise_limits
+from actors.process.exits import EXIT_CONFIG, EXIT_DONE, EXIT_NAME_TAKEN, EXIT_RUN_FAILED, EXIT_START_OVER
 from actors.process.hangup import let_go_of_terminal, stop_at_hangup
 from actors.process.membership import DRAIN_SECONDS, Membership, PackerSilentError, StartOverError
 from actors.process.output_dir import take
@@ -41,9 +43,7 @@ from schemas.messages import ObserverDirective, ObserverHeartbeat
 
 log = structlog.get_logger("up")
 
-EXIT_DONE, EXIT_FAILED = 0, 1
-EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_NAME_TAKEN, EXIT_START_OVER = 2, 3, 4, 75
-"""Exit codes of actors, as in `actors.runtime`, which is not imported here since it loads all that actors need."""
+EXIT_FAILED = 1
 POLL_SECONDS = 0.1
 """Pause of the loop."""
 STEADY_SECONDS = 60.0
@@ -82,11 +82,13 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
     Raises:
         ConfigError: another `actors up` uses the output_dir, or the configuration can't be used.
     """
-    started, notes = time.time(), preflight(config)  # before anything is written
+    # before anything is written
+    started, notes = time.time(), preflight(config)
     output = config.output
     take(config)
     (output / "logs").mkdir(exist_ok=True)
     with hold_run_lock(output) as run_lock, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
+        # under the lock: a run that goes on here would still change ledger and files
         other_data, more_data = changed_data(config)
         refused = refusal(differences(run_so_far(config), config)) + other_data
         if refused and not fork:
@@ -96,7 +98,8 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
             return EXIT_DONE
         if busy := busy_ports(config):
             raise ConfigError(*busy)
-        (output / "summary.json").unlink(missing_ok=True)  # of a smaller max_steps, or of a history given up
+        # of a smaller max_steps, or of a history given up
+        (output / "summary.json").unlink(missing_ok=True)
         resolved = write_resolved(config)
         for warning in [*warnings(config), *notes, *more_data]:
             print(f"warning: {warning}", file=sys.stderr)
@@ -150,7 +153,7 @@ class Supervisor:
     def __init__(self, config: RunConfig, config_path: Path, inherited: Sequence[int] = (), fork: bool = False) -> None:
         self._config, self._config_path, self._inherited, self._fork = config, config_path, inherited, fork
         self._started_at = time.time()
-        self.children = list(plan(config))
+        self.children = list(plan(config, plan_here(config, actors_of(config))))
         self._screen = Screen(sys.stdout, config)
         self._continues = config.ledger_path.exists()
         """True until the screen has told from which step the run continues; False from the start for a new run."""
@@ -168,11 +171,13 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         stop_at_hangup(self._on_signal)
+        # as an observer: the packer neither counts nor awaits this process
         membership = Membership(self._config, ObserverHeartbeat, f"up-{os.getpid()}")
         membership.start(phase="running")
         try:
             while not self._stopping:
-                progress = self._progress(membership)  # first: if the run has failed, this raises with the reason
+                # first: if the run has failed, this raises with the reason
+                progress = self._progress(membership)
                 self._tend()
                 if self._packer.finished:
                     wait_for(self.children, END_SECONDS)
@@ -220,9 +225,13 @@ class Supervisor:
                 self._ended(child, code)
 
     def _start(self, child: Child) -> None:
+        # the first child has the configured port of /metrics, the others the next ones; 0: any free port
+        first_port = self._config.telemetry.metrics_port
+        port = first_port and first_port + self.children.index(child)
         command = [
             sys.executable,
-            "-P",  # no packages from the working directory: the user's may have names of ours or of Python's
+            # no packages from the working directory: the user's may have names of ours or of Python's
+            "-P",
             "-m",
             "actors",
             "run",
@@ -236,16 +245,11 @@ class Supervisor:
             "--started-at",
             str(self._started_at),
             *(["--fork"] if self._fork and child is self._packer else []),
-            *self._port_of(child),
+            *([f"telemetry.metrics_port={port}"] if port else []),
         ]
         log.info("started", child=child.name, pid=child.start(command, self._inherited), restarts=child.restarts)
         if child.ended:
             self._screen.say(f"{child.name} ended {child.ended}, started again")
-
-    def _port_of(self, child: Child) -> list[str]:
-        """Return the override of a child's metrics port: the first child has the configured port, others the next."""
-        first = self._config.telemetry.metrics_port
-        return [f"telemetry.metrics_port={first + self.children.index(child)}"] if first else []
 
     def _ended(self, child: Child, code: int) -> None:
         """Decide about a child that has exited: finished, restart, or failure of the run.

@@ -1,7 +1,7 @@
 """Diagnostics of a run: present problems, and past problems already dealt with. Pure functions of the progress."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MAX_FAILURE_CHARACTERS = 100
@@ -32,7 +32,16 @@ def diagnose(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
         found.append(f"the packer has not been heard for {seconds_in_words(silent_seconds)}")
     if progress.get("phase") in ("starting", "running", "finishing"):
         found += [MISSED.get(kind, f"{kind} is not there: no step is trained") for kind in progress.get("missing", ())]
-        found += list(_actors(progress, lease))
+        for actor in progress.get("actors", ()):
+            if actor["age"] > lease:
+                found.append(
+                    f"{actor['name']} has not been heard for {seconds_in_words(actor['age'])} (bus.lease {lease:g} s): "
+                    "dead, frozen or cut off"
+                )
+            elif actor.get("error"):
+                found.append(f"{actor['name']}: {actor['error']}")
+            elif actor.get("engine") == "quarantined":
+                found.append(f"{actor['name']} is quarantined: it could not take new weights, and gets no work")
     found += learning(progress)
     return found + [f"can't be written: {problem}" for problem in progress.get("unwritten", ())]
 
@@ -63,19 +72,6 @@ def learning(progress: Mapping[str, Any]) -> list[str]:
         limit = "" if timeout is None else f" {timeout:g} s"
         found.append(f"reward functions are late: {late} of {calls} calls took longer than reward.timeout{limit}")
     return found
-
-
-def _actors(progress: Mapping[str, Any], lease: float) -> Iterator[str]:
-    for actor in progress.get("actors", ()):
-        if actor["age"] > lease:
-            yield (
-                f"{actor['name']} has not been heard for {seconds_in_words(actor['age'])} (bus.lease {lease:g} s): "
-                "dead, frozen or cut off"
-            )
-        elif actor.get("error"):
-            yield f"{actor['name']}: {actor['error']}"
-        elif actor.get("engine") == "quarantined":
-            yield f"{actor['name']} is quarantined: it could not take new weights, and gets no work"
 
 
 def dealt_with(progress: Mapping[str, Any], longest: int = MAX_FAILURE_CHARACTERS) -> list[str]:

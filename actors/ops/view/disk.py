@@ -33,7 +33,8 @@ def view_on_disk(config: RunConfig) -> View:
         done = {"phase": "done", "step": summary["steps"], "max_steps": config.trainer.max_steps, "failure": ""}
         return View(name, output, progress | done, ended=words)
     phase, words = _why(config, progress)
-    step = newest_checkpoint(config)  # progress.json may be older than the trainer's last save
+    # progress.json may be older than the trainer's last save
+    step = newest_checkpoint(config)
     known = progress and progress | {"phase": phase, "step": step, "durable": step}
     return View(name, output, known, ended=f"{words}; the same command continues from step {step}", ended_well=False)
 
@@ -45,7 +46,8 @@ def _is_done(config: RunConfig) -> bool:
 
 def has_ended_on_disk(config: RunConfig) -> bool:
     """Return whether the packer has recorded on disk that the run is done or has failed."""
-    is_done = (config.output / "summary.json").is_file()  # removed when a run goes on
+    # a run that goes on has its summary removed
+    is_done = (config.output / "summary.json").is_file()
     return (is_done and _is_done(config)) or read_left(config, "progress.json").get("phase") in ("done", "failed")
 
 

@@ -49,7 +49,13 @@ def limits(progress: Mapping[str, Any]) -> Limit:
     if progress["phase"] in ("done", "failed"):
         return Limit("nothing", "the run has ended")
     if progress["missing"]:
-        return _missing(progress["missing"])
+        missing = progress["missing"]
+        kind = missing[0].partition("-")[0]
+        return Limit(
+            STAGE_OF_ACTOR[kind],
+            f"stands still, since {', '.join(missing)} is not there",
+            f"start it (actors run {kind}); its log says why it has exited or can't reach bus.control",
+        )
     if progress["eval_open"]:  # tickets of an evaluation go before those of training (P26)
         return Limit(
             "sampling",
@@ -64,22 +70,13 @@ def limits(progress: Mapping[str, Any]) -> Limit:
     return _upstream(progress, f"the trainer waits {idle:.0%} of the time")
 
 
-def _missing(missing: list[str]) -> Limit:
-    """Return the stage that stands still because an actor is missing."""
-    kind = missing[0].partition("-")[0]
-    return Limit(
-        STAGE_OF_ACTOR[kind],
-        f"stands still, since {', '.join(missing)} is not there",
-        f"start it (actors run {kind}); its log says why it has exited or can't reach bus.control",
-    )
-
-
 def _training(progress: Mapping[str, Any], idle: float) -> Limit:
     settings, means = progress["settings"], progress["means"]
     waiting = means.get("packed", 0.0) + means.get("scored", 0.0)
     changes = [f"trainer.num_ranks (now {settings['trainer.num_ranks']})"]
     changes.append(f"packer.groups_per_step (now {settings['packer.groups_per_step']}), for larger steps")
-    if settings["packer.oversampling_factor"] > 1:  # samples more than a step takes, so first of all take less
+    # more is sampled than a step takes, so the first advice is to sample less
+    if settings["packer.oversampling_factor"] > 1:
         changes.insert(0, f"packer.oversampling_factor (now {settings['packer.oversampling_factor']:g}), lower")
     because = f"the trainer waits only {idle:.0%} of the time, and {waiting:.1f} groups wait for it on average"
     return Limit("training", because, " or ".join(changes))
@@ -93,9 +90,26 @@ def _upstream(progress: Mapping[str, Any], because: str) -> Limit:
     figures = f"{because}, and most groups are {WHERE[stage]}: {mean:.1f} on average"
     if stage == "sampling":
         return Limit("sampling", f"{figures}, of {room} slots", _for_sampling(progress, mean >= FULL * room))
+    settings = progress["settings"]
     if stage == "scoring":
-        return Limit("scoring", f"{figures}, of {room} at once", _for_scoring(progress, mean >= FULL * room))
-    return Limit("packing", figures, _for_packing(progress, stage))
+        now, level = settings["reward.max_concurrent_groups"], settings["packer.max_async_level"]
+        change = (
+            "the functions of reward.functions, which take long though reward actors have room; "
+            f"packer.max_async_level (now {level}) lets more groups be on their way"
+        )
+        if mean >= FULL * room:
+            change = f"up.reward, for more reward actors, or reward.max_concurrent_groups (now {now})"
+        return Limit("scoring", f"{figures}, of {room} at once", change)
+    if stage == "packed":
+        disk, network = "the disk (ledger.path)", "the network or the disk (bus.host, ledger.path)"
+        change = f"{disk if _on_one_machine(progress) else network}: batches reach the trainer too late"
+    elif settings["packer.order"] == "ordinal":
+        change = (
+            "packer.order: arrival, so that a step takes what has come; or shorter completions (rollout.max_tokens)"
+        )
+    else:
+        change = "packer.oversampling_factor, so that more groups are asked for than a step needs"
+    return Limit("packing", figures, change)
 
 
 WHERE = {
@@ -131,25 +145,3 @@ def _for_sampling(progress: Mapping[str, Any], full: bool) -> str:
 def _on_one_machine(progress: Mapping[str, Any]) -> bool:
     control = progress["settings"].get("bus.control", "tcp")
     return not str(control).startswith("tcp")
-
-
-def _for_scoring(progress: Mapping[str, Any], full: bool) -> str:
-    now = progress["settings"]["reward.max_concurrent_groups"]
-    if full:
-        return f"up.reward, for more reward actors, or reward.max_concurrent_groups (now {now})"
-    level = progress["settings"]["packer.max_async_level"]
-    return (
-        f"the functions of reward.functions, which take long though reward actors have room; packer.max_async_level "
-        f"(now {level}) lets more groups be on their way"
-    )
-
-
-def _for_packing(progress: Mapping[str, Any], stage: str) -> str:
-    if stage == "packed":
-        where = (
-            "the disk (ledger.path)" if _on_one_machine(progress) else "the network or the disk (bus.host, ledger.path)"
-        )
-        return f"{where}: batches reach the trainer too late"
-    if progress["settings"]["packer.order"] == "ordinal":
-        return "packer.order: arrival, so that a step takes what has come; or shorter completions (rollout.max_tokens)"
-    return "packer.oversampling_factor, so that more groups are asked for than a step needs"

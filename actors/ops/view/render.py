@@ -87,7 +87,11 @@ class View:
 def render(view: View, columns: int = 100) -> list[str]:
     """Return a run as the lines of a screen, each at most `columns` characters long."""
     width, progress = max(columns, NARROWEST), view.progress
-    lines = [_head(view), *_section("ended", [view.ended] if view.ended else [], width)]
+    seconds = progress.get("seconds", 0.0) if view.elapsed_seconds is None else view.elapsed_seconds
+    left = "" if view.is_over else time_left(progress)
+    where = [*(_where(progress) if progress else ()), _clock(seconds), *([left] if left else [])]
+    lines = ["  ".join([view.name, *where, view.output])]
+    lines += _section("ended", [view.ended] if view.ended else [], width)
     if not progress:
         return [line[:columns] for line in [*lines, *(() if view.ended else ("waiting for the packer",))]]
     lines += _section("trouble", view.diagnostics, width)
@@ -96,7 +100,11 @@ def render(view: View, columns: int = 100) -> list[str]:
         limit = limits(progress)
         lines += _section("limit", [f"{limit.stage}: {limit.because}"], width)
         lines += _section("change", [limit.change] if limit.change else [], width)
-    lines += _section("policy", [_policy(progress)], width)
+    served = progress.get("served")
+    policy = f"version {progress['step']} trained, {'none' if served is None else served} served"
+    if "durable" in progress:
+        policy += f", {progress['durable']} in a checkpoint"
+    lines += _section("policy", [policy], width)
     if figures := _figures(progress):
         lines += _section("step", ["  ".join(figures)], width)
     lines += _section("eval", evaluations(progress), width)
@@ -119,7 +127,8 @@ def describe(progress: Mapping[str, Any], elapsed_seconds: float) -> str:
     if left := time_left(progress):
         parts.append(left)
     parts += [f"eval {text}" for text in evaluations(progress)]
-    if "issued" in progress:  # absent if the packer refuses all processes and gives only the reason
+    # a packer that refuses all processes gives only the reason, and no counts
+    if "issued" in progress:
         counts = (progress["issued"], progress["settled"], progress["composed"])
         parts.append("groups sampling {} settled {} packed {}".format(*counts))
     if progress.get("eval_open"):
@@ -150,16 +159,10 @@ def evaluations(progress: Mapping[str, Any]) -> list[str]:
     return [f"{label}: {'; '.join(texts)}" for label, texts in found.items()]
 
 
-def _head(view: View) -> str:
-    seconds = view.progress.get("seconds", 0.0) if view.elapsed_seconds is None else view.elapsed_seconds
-    left = "" if view.is_over else time_left(view.progress)
-    where = [*(_where(view.progress) if view.progress else ()), _clock(seconds), *([left] if left else [])]
-    return "  ".join([view.name, *where, view.output])
-
-
 def _where(progress: Mapping[str, Any]) -> list[str]:
     step, last = progress["step"], progress["max_steps"]
-    beyond = f"step {step} (trainer.max_steps {last})"  # max_steps was lowered since: "step 40/10" would confuse
+    # max_steps was lowered since: "step 40/10" would confuse
+    beyond = f"step {step} (trainer.max_steps {last})"
     return [str(progress["phase"]), f"step {step}/{last}" if step <= last else beyond]
 
 
@@ -171,14 +174,6 @@ def _figures(progress: Mapping[str, Any]) -> list[str]:
     """Return the figures of the newest steps, as far as they are known."""
     texts = [(key, form.format(progress[key])) for key, form in FIGURES if progress.get(key) is not None]
     return [text if " " in text else f"{key} {text}" for key, text in texts]
-
-
-def _policy(progress: Mapping[str, Any]) -> str:
-    served = progress.get("served")
-    parts = [f"version {progress['step']} trained", f"{'none' if served is None else served} served"]
-    if "durable" in progress:
-        parts.append(f"{progress['durable']} in a checkpoint")
-    return ", ".join(parts)
 
 
 def _section(heading: str, words: Sequence[str], width: int) -> list[str]:
@@ -207,22 +202,13 @@ def _actors(progress: Mapping[str, Any], silent_seconds: float) -> list[str]:
     # by kind; the sort is stable, so actors of a kind keep their order
     shown = sorted(shown, key=lambda actor: list(WORK).index(actor["kind"]))
     longest = max((len(actor["name"]) for actor in shown), default=0)
-    lines = [f"{actor['name']:{longest}}  {_heard(actor, silent_seconds):>14}  {_work(actor)}" for actor in shown]
+    lines = []
+    for actor in shown:
+        age = actor["age"] + silent_seconds  # ages were true when the packer was heard last
+        heard = f"heard {age:.1f} s ago" if age < 10 else f"heard {seconds_in_words(age)} ago"
+        version, phase = actor.get("version"), actor.get("phase", "running")
+        served = "nothing yet" if version is None else f"version {version}"
+        words = WORK[actor["kind"]].format(**{**actor, "version": served})
+        work = words if phase == "running" else f"{phase}; {words}"
+        lines.append(f"{actor['name']:{longest}}  {heard:>14}  {work}")
     return [line.rstrip() for line in [*lines, *([folded] if folded else [])]]
-
-
-def _heard(actor: Mapping[str, Any], silent_seconds: float) -> str:
-    age = actor["age"] + silent_seconds  # ages were true when the packer was heard last
-    return f"heard {age:.1f} s ago" if age < 10 else f"heard {seconds_in_words(age)} ago"
-
-
-def _work(actor: Mapping[str, Any]) -> str:
-    """Return the words on an actor's current work."""
-    phase = actor.get("phase", "running")
-    words = WORK[actor["kind"]].format(**{**actor, **_version(actor)})
-    return words if phase == "running" else f"{phase}; {words}"
-
-
-def _version(actor: Mapping[str, Any]) -> dict[str, str]:
-    version = actor.get("version")
-    return {"version": "nothing yet" if version is None else f"version {version}"}

@@ -19,8 +19,14 @@ def result(summary: Mapping[str, Any]) -> list[str]:
         lines[0] += f"; sampled reward {first:.3f} in the first 5 steps, {last:.3f} in the last 5"
     before, after = summary.get("eval_before") or {}, summary.get("eval_after") or {}
     for label in dict.fromkeys([*before, *after]):
-        texts = [_change(name, before.get(label, {}), after.get(label, {})) for name in MEASURES]
-        lines.append(f"evaluation of {label}: {', '.join(filter(None, texts)) or 'nothing measured'}")
+        texts = []
+        for name, words in MEASURES.items():
+            # an evaluation may be missing at one end (eval.at_start, eval.at_end)
+            ends = [evaluation.get(label, {}).get(name) for evaluation in (before, after)]
+            first_value, last_value = ("not measured" if value is None else f"{value:.3f}" for value in ends)
+            if ends != [None, None]:
+                texts.append(f"{words} {first_value} → {last_value}")
+        lines.append(f"evaluation of {label}: {', '.join(texts) or 'nothing measured'}")
     return lines
 
 
@@ -30,9 +36,3 @@ def result_on_disk(config: RunConfig) -> list[str]:
     step = newest_checkpoint(config)
     where = [f"checkpoint: {config.output / 'checkpoints' / f'step_{step}'}"] if step else []
     return [*result(summary), *where]
-
-
-def _change(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    # an evaluation may be missing at one end (eval.at_start, eval.at_end)
-    values = ["not measured" if (v := results.get(name)) is None else f"{v:.3f}" for results in (before, after)]
-    return "" if values == ["not measured"] * 2 else f"{MEASURES[name]} {values[0]} → {values[1]}"

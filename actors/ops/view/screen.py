@@ -72,6 +72,7 @@ class Screen:
             return
         columns, rows = shutil.get_terminal_size()
         view = View(self._config.name, str(self._config.output), progress, silent_seconds, elapsed)
+        # a screen taller than the terminal scrolls, and its first rows could not be drawn over any more
         lines = render(view, columns)[: max(1, rows - 1)]
         self._write("\n".join(lines))
         self._drawn = lines
@@ -86,9 +87,11 @@ class Screen:
         self._put(text)
 
     def _put(self, text: str) -> None:
+        # a failure may quote characters that the terminal's encoding lacks
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
-        with contextlib.suppress(OSError):  # a full disk, or a closed pipe, must not end a run
+        # a full disk, or a pipe that its reader has closed, must not end a run
+        with contextlib.suppress(OSError):
             self._stream.write(text)
             self._stream.flush()
 

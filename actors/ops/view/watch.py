@@ -82,7 +82,15 @@ def top(config: RunConfig) -> int:
             screen.close(observer.newest()[0])
             return EXIT_HEALTHY
         screen.close(observer.newest()[0])
-        return _print_end(config, observer)
+        view = View(config.name, str(config.output), *observer.newest())
+        if not view.is_over and has_ended_on_disk(config):
+            # the packer may have exited before a directive with the end has come here
+            view = view_on_disk(config)
+        if view.ended_well and view.progress.get("phase") == "done":
+            print("\n".join(["the run is done", *view.diagnostics]))
+            return EXIT_HEALTHY
+        print("\n".join([*view.diagnostics, *([view.ended] if view.ended else [])]), file=sys.stderr)
+        return EXIT_NOT_HEALTHY
 
 
 def _view(config: RunConfig, observer: "_Observer | None") -> View:
@@ -95,18 +103,6 @@ def _print(view: View) -> int:
     print("healthy" if view.is_healthy else "not healthy")
     print("\n".join(render(view, shutil.get_terminal_size(PAGE).columns)))
     return EXIT_HEALTHY if view.is_healthy else EXIT_NOT_HEALTHY
-
-
-def _print_end(config: RunConfig, observer: "_Observer") -> int:
-    """Print how a watched run has ended; return the exit code."""
-    view = View(config.name, str(config.output), *observer.newest())
-    if not view.is_over and has_ended_on_disk(config):
-        view = view_on_disk(config)  # the packer may have gone before this process has heard of the end
-    if view.ended_well and view.progress.get("phase") == "done":
-        print("\n".join(["the run is done", *view.diagnostics]))
-        return EXIT_HEALTHY
-    print("\n".join([*view.diagnostics, *([view.ended] if view.ended else [])]), file=sys.stderr)
-    return EXIT_NOT_HEALTHY
 
 
 class _Observer:
@@ -126,7 +122,8 @@ class _Observer:
         """Wait up to `seconds` for the packer's first answer; return whether it has come."""
         deadline = time.monotonic() + seconds
         while self._directive is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS / 5)  # short, since `actors status` shall answer at once
+            # shorter than the pause of the screen, since `actors status` shall answer at once
+            time.sleep(POLL_SECONDS / 5)
         return self._directive is not None
 
     def newest(self) -> tuple[dict[str, Any], float]:
@@ -135,7 +132,8 @@ class _Observer:
         If the packer refuses this process, the progress has the phase "failed" and the reason.
         """
         directive, silent = self._directive, self._membership.silent_seconds
-        assert directive is not None  # `is_answered` has been true before
+        # callers ask `is_answered` first
+        assert directive is not None
         failed = {
             "phase": "failed",
             "step": directive.step,

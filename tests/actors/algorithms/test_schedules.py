@@ -3,7 +3,8 @@
 import pytest
 
 from actors.algorithms.schedules import learning_rate, sampling_temperature
-from schemas.config.actors import TemperatureScheduleConfig, TrainerConfig
+from schemas.config.actors import TemperatureScheduleConfig
+from schemas.config.trainer import TrainerConfig
 
 
 def rates(steps: list[int], **changes: object) -> list[float]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from actors.algorithms.noise import NormNoise
+from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.engine import EmbeddedEngine
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
@@ -35,7 +36,7 @@ def make_engine(model_folder: ModelFolder) -> Iterator[MakeEngine]:
             lora=LoraConfig(rank=4, alpha=8.0) if lora else None,
         )
         config = EmbeddedEngineConfig(max_sequences=max_sequences, max_sequence_len=64, **engine_keys)
-        made.append(EmbeddedEngine(model, config, mode, noise))  # type: ignore[arg-type]
+        made.append(EmbeddedEngine(model, config, mode, Decoder(model, config, noise)))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

@@ -1,18 +1,21 @@
 """Engines for tests, requests to them, and a gate that holds the embedded one at a chosen token."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from actors.engines.embedded.engine import EmbeddedEngine
-from actors.engines.protocol import Completion, Engine, SampleRequest
+from actors.engines.protocol import Completion, Engine, EngineStoppedError, SampleRequest
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
 from schemas.messages import PolicyVersion
 
-WAIT = 30.0
+WAIT = 120.0
 """Seconds after which a wait in a test has failed."""
 
 MakeEngine = Callable[..., EmbeddedEngine]
@@ -35,21 +38,35 @@ def policy(version: int) -> PolicyVersion:
 
 
 class Gate:
-    """Holds the engine's thread before some of its decodes, counted from 1 with the gate's making."""
+    """Holds the engine's thread at some tokens of the next request, counted from 1, in the request's callback.
 
-    def __init__(self, engine: EmbeddedEngine, *stops: int) -> None:
-        self._stops, self._count = stops, 0
+    Whatever the engine is asked meanwhile comes before the next token; during the first one, before the third, since
+    the engine decodes once more between a prefill and its next look.
+    """
+
+    def __init__(self, engine: Engine, *stops: int) -> None:
+        self._engine, self._stops = engine, stops
         self._reached, self._opened = threading.Semaphore(0), threading.Semaphore(0)
-        self._decoder: Any = engine._decoder
-        self._decode = self._decoder.decode
-        self._decoder.decode = self._held
+        self._tokens: Counter[int] = Counter()
+        """By completion."""
+        self._submit = engine.submit
+        engine.submit = self._submitted  # type: ignore[method-assign]
+        self.future: Future[list[Completion]] = Future()
+        """The request's, once it has been submitted."""
 
-    def _held(self, *arguments: Any) -> Any:
-        self._count += 1
-        if self._count in self._stops:
+    def _submitted(self, request: SampleRequest) -> "Future[list[Completion]]":
+        self._engine.submit = self._submit  # type: ignore[method-assign]
+        self.future = self._submit(replace(request, on_piece=partial(self._told, request.on_piece)))
+        return self.future
+
+    def _told(self, listener: Callable[[int, Completion], None] | None, number: int, piece: Completion) -> None:
+        if listener is not None:
+            listener(number, piece)
+        before = max(self._tokens.values(), default=0)
+        self._tokens[number] += len(piece.token_ids)
+        if before < self._tokens[number] in self._stops:
             self._reached.release()
             assert self._opened.acquire(timeout=WAIT)
-        return self._decode(*arguments)
 
     def wait(self) -> None:
         """Until the engine stands at the next stop."""
@@ -62,7 +79,7 @@ class Gate:
 
 @contextmanager
 def held(engine: EmbeddedEngine, stop: int, *requests: SampleRequest) -> Iterator[list["Future[list[Completion]]"]]:
-    """Submit requests; the body runs while the engine stands before decode number `stop`."""
+    """Submit requests; the body runs while the engine stands at token number `stop` of the first of them."""
     gate = Gate(engine, stop)
     futures = [engine.submit(request) for request in requests]
     gate.wait()
@@ -70,6 +87,18 @@ def held(engine: EmbeddedEngine, stop: int, *requests: SampleRequest) -> Iterato
         yield futures
     finally:
         gate.open()
+
+
+def until_stopped(engine: Engine) -> str:
+    """Wait until the engine says that it has stopped; its words."""
+    pause = threading.Event()
+    for _ in range(int(WAIT / 0.01)):
+        try:
+            engine.status()
+        except EngineStoppedError as error:
+            return str(error)
+        pause.wait(0.01)
+    raise AssertionError("the engine goes on")
 
 
 def load_in_thread(engine: Engine, version: int, weights: Weights) -> "Future[float]":

@@ -3,9 +3,14 @@
 from typing import Any
 
 import pytest
+import torch
 
 from actors.engines.protocol import Completion
 from actors.learner.learner import TorchLearner
+from actors.learner.micro_batches import micro_batch
+from actors.learner.reference_models import logprobs_without_gradient
+from actors.models import loading
+from actors.models.token_logprobs import TokenLogprobs
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, policy, sample
 from tests.actors.learner.steps import Sampled, run_config, step_batch
 from tests.conftest import ModelFolder
@@ -45,9 +50,29 @@ def test_learner_and_engine_agree_on_logprobs(
 
 
 def test_engine_in_bfloat16_stays_near_the_learner(model_folder: ModelFolder, make_engine: MakeEngine) -> None:
-    """float32 engine, learner under bfloat16 autocast: the gap is that of the precision, and it is measured."""
+    """float32 engine, learner in bfloat16: the gap is that of the precision, and it is measured."""
     learner = TorchLearner(run_config(model_folder(), dtype="bfloat16"))
     groups = sample(make_engine(), *(ask(prompt, n=4, max_tokens=10) for prompt in PROMPTS))
     found = learner.step(step_batch(to_train_on(groups)))
     assert 1e-4 < found["mismatch_max"] < 0.5
     assert 0 < found["mismatch_kl"] < 0.01
+
+
+def test_engine_and_learner_in_bfloat16_round_alike(model_folder: ModelFolder, make_engine: MakeEngine) -> None:
+    """Both compute every layer in bfloat16: their gap is half of that to float32 weights under autocast, or less.
+
+    Under autocast residual stream and norms are float32, so the learner would be the more exact one of two policies.
+    """
+    config = run_config(model_folder(), dtype="bfloat16")
+    learner, engine = TorchLearner(config), make_engine(dtype="bfloat16", max_sequences=32)
+    under_autocast = TokenLogprobs(loading.load_model(config.model, torch.float32))
+    for version in range(3):
+        engine.load(policy(version), learner.weights(), WAIT)
+        groups = sample(engine, *(ask(prompt, n=16, max_tokens=20, seed=version) for prompt in PROMPTS))
+        batch = step_batch(to_train_on(groups), step=version + 1)
+        micro = micro_batch(batch, 0, torch.device("cpu"))
+        loading.copy_into(loading.full_tensors(under_autocast.model), loading.full_tensors(learner.trained), "masters")
+        exact_T = logprobs_without_gradient(under_autocast, micro, lambda: torch.autocast("cpu", torch.bfloat16))
+        before = float((exact_T - micro.inference_logprobs_T).abs().mean())
+        found = learner.step(batch)
+        assert 0 < found["mismatch_abs_current"] < 0.5 * before

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from actors.engines.embedded.decoder import Decoder
 from actors.engines.fake import FakeEngine
 from actors.engines.http.server import CompletionServer
 from actors.engines.protocol import Engine, EngineStoppedError, RequestError
@@ -70,20 +71,20 @@ class TestFake(EngineContract):
 
 class TestEmbedded(EngineContract):
     @pytest.fixture
-    def start(self, serve: Callable[[Engine], Served], make_engine: MakeEngine) -> Start:
+    def start(
+        self, serve: Callable[[Engine], Served], make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> Start:
         """A pause before each decode."""
 
         def start(token_seconds: float = 0.0) -> Served:
-            engine = make_engine(eos=models.NEVER)
-            decoder: Any = engine._decoder
-            decode = decoder.decode
+            decode = Decoder.decode
 
             def slowly(*arguments: Any) -> Any:
                 threading.Event().wait(token_seconds)
                 return decode(*arguments)
 
-            decoder.decode = slowly
-            return serve(engine)
+            monkeypatch.setattr(Decoder, "decode", slowly)
+            return serve(make_engine(eos=models.NEVER))
 
         return start
 

@@ -42,9 +42,9 @@ def test_weights_that_cannot_be_had_leave_the_old_version_serving(tmp_path):
     actor = InferenceActor(config, "inference-0", metrics, lambda: engine, lambda boot_id: receiver)
     value = metrics.registry.get_sample_value
     assert value("grpo_inference_policy_version") == -1
-    actor.update(engine, manifest(1), None)
+    actor.updates.load(engine, manifest(1), None)
     receiver.error = OSError("pruned meanwhile")
-    actor.update(engine, manifest(2), None)
+    actor.updates.load(engine, manifest(2), None)
     assert engine.status().policy == PolicyVersion(lineage=1, version=1)
     assert value("grpo_inference_policy_version") == 1
     assert value("grpo_inference_weight_updates_total", {"outcome": "loaded"}) == 1

@@ -1,13 +1,13 @@
 """One rank of a sharded learner, as a process of its own: `python -m tests.actors.learner.shard_rank FOLDER RANK`.
 
-FOLDER/task.json says what all ranks do; rank 0 leaves checkpoint/ (before the last step), weights.safetensors and
-values.json (of each step) there.
+FOLDER/task.json says what all ranks do; rank 0 leaves checkpoint/ (before the last step), weights.safetensors,
+values.json (of each step) and computed.json (see `Computed`) there.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,8 +15,43 @@ from safetensors.torch import save_file
 from actors.learner.fsdp import FullySharded
 from actors.learner.learner import TorchLearner
 from actors.learner.ranks import GlooRanks
+from actors.process.exits import leave
 from schemas.config import check_tree
 from tests.actors.learner.steps import batches_of, scored_group
+
+
+class Computed:
+    """What a rank computes in its first training step: precision, and layers gathered by the time that each runs."""
+
+    def __init__(self, learner: TorchLearner) -> None:
+        self.dtypes: dict[str, set[str]] = {"weights": set(), "activations": set()}
+        self.gathered: list[int] = []
+        self._num_gathers = 0
+        model: Any = learner.model
+        for layer in model.get_decoder().layers:
+            layer.mlp.register_forward_hook(self._runs)  # inside the layer, whose weights are gathered
+            layer.register_forward_hook(lambda layer, _, output: self.dtypes["activations"].add(str(output.dtype)))
+        distributed: Any = torch.distributed
+        name = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
+        gather = getattr(distributed, name)
+
+        def counted(*arguments: Any, **keys: Any) -> Any:
+            self._num_gathers += 1
+            return gather(*arguments, **keys)
+
+        setattr(distributed, name, counted)
+
+    def _runs(self, mlp: Any, inputs: Any, output: Any) -> None:
+        if len(self.gathered) < 2:  # layers of the first forward
+            self.gathered.append(self._num_gathers)
+        self.dtypes["weights"].add(str(mlp.up_proj.weight.dtype))
+        self.dtypes["activations"].add(str(output.dtype))
+
+    def write(self, learner: TorchLearner, path: Path) -> None:
+        """Write all of it, with the precision of the weights that are trained."""
+        trained = sorted({str(parameter.dtype) for parameter in learner.trained.parameters()})
+        dtypes = {name: sorted(found) for name, found in self.dtypes.items()} | {"trained": trained}
+        path.write_text(json.dumps({"dtypes": dtypes, "gathered": self.gathered}))
 
 
 def main(folder: Path, rank: int) -> None:
@@ -29,6 +64,7 @@ def main(folder: Path, rank: int) -> None:
         learner.restore(Path(task["restore"]))
     ranks = GlooRanks(rank, task["size"], folder / "ranks", "127.0.0.1", lambda: None, 60.0)
     learner.join(ranks, lambda: None)
+    computed = Computed(learner)
     for step in task["steps"]:
         if step == task["steps"][-1]:
             if rank == 0:
@@ -42,11 +78,11 @@ def main(folder: Path, rank: int) -> None:
     if rank == 0:
         save_file(learner.weights().tensors, folder / "weights.safetensors")
         (folder / "values.json").write_text(json.dumps(values))
+        computed.write(learner, folder / "computed.json")
         learner.release_ranks()
     else:
         learner.serve_gathers()
-    sys.stdout.flush()
-    os._exit(0)  # to tear collectives down in order is no part of the product: an actor leaves
+    leave(0)  # to tear collectives down in order is no part of the product: an actor leaves
 
 
 if __name__ == "__main__":

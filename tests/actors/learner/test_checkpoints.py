@@ -11,7 +11,7 @@ import structlog
 from actors.learner.checkpoints import CheckpointFolder, FolderTakenError, Writer
 from actors.learner.fake import FakeLearner
 from actors.learner.snapshots import Snapshot
-from schemas.config.actors import CheckpointConfig
+from schemas.config.trainer import CheckpointConfig
 
 RUN = "run-a"
 

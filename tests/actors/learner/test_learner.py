@@ -1,15 +1,22 @@
 """One step of the learner: what is updated, what is refused, what is published and saved."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from actors.algorithms.losses import LossInputs, LossOutput
 from actors.learner import formats
+from actors.learner import learner as learner_module
 from actors.learner.learner import TorchLearner
+from actors.learner.saved_tensors import SavedTensors
+from actors.models import loading
 from schemas.config import RunConfig
 from schemas.errors import RunFailedError
 from tests import models
@@ -137,7 +144,7 @@ def test_lora_trains_the_adapter_alone(model_folder: ModelFolder) -> None:
 def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(model_folder: ModelFolder, lora: Any) -> None:
     """Trained parameters are float32, published full weights bfloat16, and logprobs near those of float32."""
     learner = TorchLearner(run_config(model_folder(), dtype="bfloat16", lora=lora))
-    trained = [p for p in learner.model.parameters() if p.requires_grad]
+    trained = [p for p in learner.trained.parameters() if p.requires_grad]
     assert {p.dtype for p in trained} == {torch.float32}
     seen: list[torch.dtype] = []
     model: Any = learner.model
@@ -179,18 +186,25 @@ def mismatch_of(learner: TorchLearner, single: Any) -> float:
     return learner.step(step_batch(samples, step=9))["mismatch_max"]
 
 
+def faulty_losses(monkeypatch: pytest.MonkeyPatch, factor: Callable[[int], float]) -> list[LossInputs]:
+    """Have every loss come out multiplied, by a function of the number of the call; what the loss has been given."""
+    whole, calls = learner_module.compute_loss, list[LossInputs]()
+
+    def faulty(inputs: LossInputs, *others: Any) -> LossOutput:
+        calls.append(inputs)
+        found = whole(inputs, *others)
+        return replace(found, loss=found.loss * factor(len(calls)))
+
+    monkeypatch.setattr(learner_module, "compute_loss", faulty)
+    return calls
+
+
 def test_a_gradient_that_is_not_finite_once_is_computed_again(config: RunConfig, monkeypatch: Any) -> None:
     """A fault of the machine that does not come again: the step is trained as if nothing had been."""
     learner, untouched = TorchLearner(config), TorchLearner(config)
-    whole, calls = learner._backward, []
-
-    def faulty(*arguments: Any) -> dict[str, float]:
-        calls.append(arguments)
-        return whole(*arguments) | ({"loss": float("nan")} if len(calls) == 1 else {})
-
-    monkeypatch.setattr(learner, "_backward", faulty)
-    for one in (learner, untouched):
-        one.step(step_batch(random_samples()))
+    untouched.step(step_batch(random_samples()))
+    calls = faulty_losses(monkeypatch, lambda number: float("nan") if number == 1 else 1.0)
+    learner.step(step_batch(random_samples()))
     assert len(calls) == 2
     assert changed(parameters(untouched), learner) == set()
 
@@ -280,9 +294,88 @@ def test_engine_that_serves_another_model_stops_the_run_before_anything_is_appli
         assert [line["cause"] for line in logs if line["event"] == "trainer and engine differ"] == ["model"]
 
 
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_warm_up_computes_a_whole_row_and_changes_nothing(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch, lora: Any
+) -> None:
+    """The steps after it have the same bits as without; the row is as long as rows are, its samples fit the model."""
+    plain, warm = (TorchLearner(run_config(model_folder(), lora=lora)) for _ in range(2))
+    rows: list[tuple[int, int]] = []
+    backward = torch.Tensor.backward
+    monkeypatch.setattr(
+        torch.Tensor, "backward", lambda tensor: rows.append((tensor.numel(), tensor.requires_grad)) or backward(tensor)
+    )
+    forward = warm.model.forward
+    lengths: list[int] = []
+    monkeypatch.setattr(
+        warm.model, "forward", lambda **given: lengths.append(given["input_ids"].shape[1]) or forward(**given)
+    )
+    warm.warm_up()
+    config = run_config(model_folder(), lora=lora)
+    samples = config.packer.sequence_len // (config.rollout.max_tokens + 1)
+    assert lengths == [samples * config.rollout.max_tokens], "a row leaves out the last token of each sample"
+    assert rows == [(1, True)]
+    monkeypatch.undo()
+    results = [learner.step(step_batch(random_samples(1))) for learner in (plain, warm)]
+    assert results[0]["loss"] == results[1]["loss"]
+    assert changed(parameters(plain), warm) == set()
+
+
+def test_a_checkpoint_is_restored_without_a_second_model(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tensor at a time: a model that just fits on its GPU goes on after a crash."""
+    learner = TorchLearner(run_config(model_folder()))
+    learner.step(step_batch(random_samples(1)))
+    learner.snapshot().write(tmp_path)
+    restored = TorchLearner(run_config(model_folder(seed=1)))
+    read: list[str] = []
+    get = SavedTensors.__getitem__
+    monkeypatch.setattr(SavedTensors, "__getitem__", lambda saved, name: read.append(name) or get(saved, name))
+    monkeypatch.setattr(loading, "load_model", lambda *_, **__: pytest.fail("a second model"))
+    formats.restore(restored.model, run_config(model_folder()).model, tmp_path)
+    assert changed(parameters(learner), restored) == set()
+    assert sorted(read) == sorted(loading.full_tensors(restored.model)), "each once"
+
+
+def test_a_checkpoint_with_other_names_is_read_as_transformers_reads_it(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """As of architectures that transformers writes under other names: here, without the prefix of the whole model."""
+    learner = TorchLearner(run_config(model_folder("gemma2")))
+    learner.step(step_batch(random_samples(1)))
+    learner.snapshot().write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    restored = TorchLearner(run_config(model_folder("gemma2", seed=1)))
+    assert changed(parameters(learner), restored)
+    formats.restore(restored.model, run_config(model_folder()).model, tmp_path)
+    assert changed(parameters(learner), restored) == set()
+
+
+@pytest.mark.parametrize("broken", ["shape", "file"])
+def test_a_checkpoint_that_does_not_fit_overwrites_nothing(
+    model_folder: ModelFolder, tmp_path: Path, broken: str
+) -> None:
+    """Whether a tensor has another shape, or a file is cut off."""
+    learner = TorchLearner(run_config(model_folder()))
+    learner.snapshot().write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    if broken == "shape":
+        save_file(tensors | {max(tensors): torch.zeros(3)}, file, {"format": "pt"})
+    else:
+        file.write_bytes(file.read_bytes()[:100])
+    learner.step(step_batch(random_samples(1)))
+    before = {name: tensor.clone() for name, tensor in parameters(learner).items()}
+    with pytest.raises(ValueError, match=r"has shape \(3,\)|model.safetensors"):
+        formats.restore(learner.model, run_config(model_folder()).model, tmp_path)
+    assert changed(before, learner) == set()
+
+
 def test_weights_are_read_for_a_model_whose_attention_runs_elsewhere(model_folder: ModelFolder, tmp_path: Path) -> None:
     """Those of a rank with shards pass through the host's memory, where flex does not run, and need not."""
     learner = TorchLearner(run_config(model_folder()))
     learner.snapshot().write(tmp_path)
-    config = learner._config.model.model_copy(update={"attention": "flex"})
-    formats.restore(learner.model, config, tmp_path)
+    model = run_config(model_folder()).model.model_copy(update={"attention": "flex"})
+    formats.restore(learner.model, model, tmp_path)

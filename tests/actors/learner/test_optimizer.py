@@ -1,5 +1,6 @@
 """Optimizers: one update against a float64 reference or the library itself, and what a checkpoint keeps of them."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from actors.learner.learner import TorchLearner
 from actors.learner.optimizer import PolicyOptimizer, make_optimizer
-from schemas.config.actors import TrainerConfig
+from actors.learner.snapshots import OPTIMIZER, OPTIMIZER_NUMBERS
+from schemas.config.trainer import TrainerConfig
 from schemas.errors import ConfigError
 from tests import models
 from tests.actors.learner.steps import random_samples, run_config, step_batch
@@ -141,7 +143,9 @@ def test_muon_is_of_the_matrices_of_an_adapter_too(model_folder: ModelFolder) ->
     names = changed(before, learner)
     assert names
     assert all("lora_" in name for name in names)
-    assert {key for _, key, _ in learner._optimizer.states()} == {"momentum_buffer"}
+    snapshot = learner.snapshot()
+    states = snapshot.tensors[OPTIMIZER].keys() | json.loads(snapshot.texts[OPTIMIZER_NUMBERS]).keys()
+    assert {state.partition("/")[2] for state in states} == {"momentum_buffer"}
 
 
 def test_eight_bits_are_those_of_the_library(model_folder: ModelFolder) -> None:
@@ -192,13 +196,20 @@ def test_going_on_from_a_checkpoint_has_the_same_bits(
 
 
 def test_settings_are_those_of_the_configuration_after_going_on(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """A weight decay that was changed between two starts holds."""
-    learner = TorchLearner(run_config(model_folder()))
+    """A weight decay that was changed between two starts holds: the next step takes so much more off each matrix."""
+    learner = TorchLearner(run_config(model_folder(), optimizer={"weight_decay": 0.0}))
     learner.step(step_batch(random_samples()))
     saved(learner, tmp_path / "checkpoint")
+    before = parameters(learner)
     other = TorchLearner(run_config(model_folder(), optimizer={"weight_decay": 0.25}))
     other.restore(tmp_path / "checkpoint")
-    assert other._optimizer.param_groups[0]["weight_decay"] == 0.25
+    rates = [each.step(step_batch(random_samples(2), step=2))["learning_rate"] for each in (learner, other)]
+    assert rates == [1e-2] * 2
+    plain, decayed = parameters(learner), parameters(other)
+    for name in (name for name in before if "_proj" in name):
+        taken = before[name] * (0.25 * 1e-2)
+        torch.testing.assert_close(plain[name] - decayed[name], taken, rtol=0, atol=1e-6)
+        assert taken.abs().max() > 1e-5
 
 
 def test_state_of_an_unknown_parameter_is_refused_by_name() -> None:

@@ -1,6 +1,7 @@
 """QLoRA: adapters on a base model of four bits, in the trainer, in the engine, and elsewhere."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.protocol import SampleRequest
 from actors.learner.learner import TorchLearner
+from actors.learner.parallelism import DataParallel
+from actors.learner.reference_models import ReferenceModels
 from actors.models import loading
+from actors.models.token_logprobs import TokenLogprobs
 from schemas.config import RunConfig
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import ModelConfig
@@ -152,8 +156,10 @@ def test_going_on_from_a_checkpoint_has_the_same_bits(folder: Path, tmp_path: Pa
 def test_evaluating_in_between_leaves_gradients_as_they_are(folder: Path) -> None:
     """Old logprobs, in eval mode without gradient, change neither the layers nor what flows through them."""
     learner, other = (TorchLearner(quantized(folder, "bfloat16")) for _ in range(2))
-    batch = step_batch(random_samples())
-    assert learner._reference_models.logprobs(batch, with_old=True)
+    batch, policy = step_batch(random_samples()), TokenLogprobs(learner.model)
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    frozen = ReferenceModels(quantized(folder, "bfloat16"), policy, autocast, DataParallel())
+    assert frozen.logprobs(batch, with_old=True)
     assert learner.step(batch)["grad_norm"] == other.step(batch)["grad_norm"]
     assert changed(parameters(learner), other) == set()
 

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
+from torch import Tensor
 
+from actors.learner import process_groups
+from actors.learner import ranks as ranks_module
 from actors.learner.learner import TorchLearner
 from actors.learner.ranks import BUCKET_ELEMENTS, SINGLE_RANK, GlooRanks, Ranks, RanksBrokenError, _buckets
 from schemas.config.advantages import NormConfig, ReinforcePPAdvantageConfig
 from schemas.messages import StepBatch
 from tests.actors.learner.steps import batches_of, run_config, scored_group
 from tests.conftest import ModelFolder
+
+CPU = torch.device("cpu")
 
 
 def on_ranks(folder: Path, size: int, work: Callable[[GlooRanks], Any]) -> list[Any]:
@@ -43,6 +49,115 @@ def test_all_ranks_get_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:
     assert on_ranks(tmp_path, 3, work) == [[0.0, 3.0]] * 3
 
 
+class Recorded:
+    """A group that notes how many elements it is given to gather."""
+
+    def __init__(self, group: Any) -> None:
+        self._group, self.gathered = group, list[int]()
+
+    def allgather(self, parts: list[list[Tensor]], tensors: list[Tensor]) -> Any:
+        """Pass on."""
+        self.gathered.append(tensors[0].numel())
+        return self._group.allgather(parts, tensors)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Recorded]]:
+    """Groups of gloo by rank, in the order of their making."""
+    made: dict[int, list[Recorded]] = {}
+    gloo = process_groups.gloo
+
+    def recorded(store: Any, rank: int, *arguments: Any) -> Recorded:
+        group = Recorded(gloo(store, rank, *arguments))
+        made.setdefault(rank, []).append(group)
+        return group
+
+    monkeypatch.setattr(process_groups, "gloo", recorded)
+    return made
+
+
+def addends(rank: int) -> list[Tensor]:
+    """In buckets of 10 elements these are three: of 3 + 5, of 20, of 9 + 1. Each sum depends on the order."""
+    rng = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=rng) * 10.0 ** (4 * rank) for shape in ((3,), (5, 1), (4, 5), (9,), ())]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sums_on_a_device_have_the_bits_of_sums_through_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[int, list[Recorded]], size: int
+) -> None:
+    """A second group of gloo in the place of NCCL's, in uneven buckets; exchanges stay with the first."""
+    monkeypatch.setattr(ranks_module, "BUCKET_ELEMENTS", 10)
+
+    def work(ranks: GlooRanks) -> list[list[Tensor]]:
+        through_cpus, on_device = addends(ranks.rank), addends(ranks.rank)
+        ranks.sum(through_cpus)
+        ranks.sum_on(CPU, f"device {ranks.rank}", backend="gloo")
+        ranks.sum(on_device)
+        ranks.exchange(b"over")
+        return [through_cpus, on_device]
+
+    expected = addends(0)
+    for rank in range(1, size):
+        for total, part in zip(expected, addends(rank), strict=True):
+            total += part
+    for through_cpus, on_device in on_ranks(tmp_path, size, work):
+        for found in (through_cpus, on_device):
+            assert all(torch.equal(mine, total) for mine, total in zip(found, expected, strict=True))
+    for first, second in groups.values():
+        assert first.gathered[:3] == second.gathered == [8, 20, 10]
+        assert first.gathered[3:] == [1, 8, 1, 4, 1, 4], "lengths and texts of three exchanges"
+
+
+@pytest.mark.parametrize(("names", "why"), [(["one", "one"], "shared"), (["one", ""], "not on each rank")])
+def test_ranks_without_a_device_each_sum_through_the_cpus(
+    tmp_path: Path, groups: dict[int, list[Recorded]], names: list[str], why: str
+) -> None:
+    """They share one, or one of them has none: all decide alike, and no second group is made."""
+
+    def work(ranks: GlooRanks) -> float:
+        ranks.sum_on(CPU, names[ranks.rank], backend="gloo")
+        tensor = torch.tensor(ranks.rank + 1.0)
+        ranks.sum([tensor])
+        return float(tensor)
+
+    assert on_ranks(tmp_path, 2, work) == [3.0, 3.0], why
+    assert [len(made) for made in groups.values()] == [1, 1]
+
+
+def test_a_gang_whose_gpus_do_not_reach_each_other_sums_through_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL fails on one of two ranks: the other one goes back with it, and both say so."""
+
+    def nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
+        if rank == 1:
+            raise RuntimeError("no route")
+        return Recorded(None)
+
+    def work(ranks: GlooRanks) -> float:
+        ranks.sum_on(CPU, f"device {ranks.rank}")
+        tensor = torch.tensor(ranks.rank + 1.0)
+        ranks.sum([tensor])
+        return float(tensor)
+
+    monkeypatch.setattr(process_groups, "nccl", nccl)
+    with capture_logs() as logs:
+        assert on_ranks(tmp_path, 2, work) == [3.0, 3.0]
+    told = sorted(line["why"] for line in logs if line["event"] == "gradients are summed through the CPUs")
+    assert told[0] == "another rank could not join"
+    assert "no route" in told[1]
+
+
+def test_data_parallel_ranks_on_cpus_join_without_a_second_group(
+    model_folder: ModelFolder, tmp_path: Path, groups: dict[int, list[Recorded]]
+) -> None:
+    """A CPU has no name among devices."""
+    learners = [TorchLearner(run_config(model_folder())) for _ in range(2)]
+    on_ranks(tmp_path, 2, lambda ranks: learners[ranks.rank].join(ranks, lambda: None))
+    assert [len(made) for made in groups.values()] == [1, 1]
+
+
 def test_messages_of_all_ranks_arrive_in_their_order(tmp_path: Path) -> None:
     """Of different lengths, an empty one among them."""
     messages = on_ranks(tmp_path, 3, lambda ranks: ranks.exchange(b"ab" * ranks.rank))
@@ -55,7 +170,6 @@ def test_a_lost_rank_breaks_the_exchange(tmp_path: Path) -> None:
     def work(ranks: GlooRanks) -> str:
         ranks.exchange(b"both are there")
         if ranks.rank == 1:
-            ranks._group = None
             return "left"
         with pytest.raises(RanksBrokenError, match="rank 0 of 2 lost another rank"):
             ranks.exchange(b"anybody there?")

@@ -1,6 +1,7 @@
 """Models that a run does not train: the reference that the policy is held to, the teacher that it is pulled towards."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.algorithms.losses import LossInputs, LossOutput, compute_loss
 from actors.algorithms.losses.modifiers import kl_in_reward
+from actors.learner import learner as learner_module
 from actors.learner.learner import TorchLearner
 from actors.learner.micro_batches import micro_batch
 from actors.learner.parallelism import DataParallel
@@ -35,12 +38,21 @@ def plain_logprobs(folder: Path, samples: list[Sampled]) -> Tensor:
         return torch.cat([models.logprobs(model, s.prompt, s.completion, s.temperature) for s in samples])
 
 
-def fixed(learner: TorchLearner, batch: StepBatch) -> list[FixedLogprobs]:
-    """By micro-batch, the policy's among them."""
-    return list(learner._reference_models.logprobs(batch, with_old=True).values())
+def trained_on(learner: TorchLearner, batch: StepBatch) -> list[LossInputs]:
+    """Train a step; what the loss is given in its first update, by micro-batch, without gradients."""
+    seen: list[LossInputs] = []
+
+    def spy(inputs: LossInputs, *others: Any) -> LossOutput:
+        seen.append(replace(inputs, logprobs_T=inputs.logprobs_T.detach()))
+        return compute_loss(inputs, *others)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(learner_module, "compute_loss", spy)
+        learner.step(batch)
+    return seen[: batch.num_micro_batches]
 
 
-def joined(found: list[FixedLogprobs], name: str) -> Tensor:
+def joined(found: list[LossInputs], name: str) -> Tensor:
     """(T,) of all micro-batches."""
     return torch.cat([getattr(each, name) for each in found])
 
@@ -51,7 +63,8 @@ def test_reference_stays_the_model_of_the_start(
     model_folder: ModelFolder, lora: Any, micro_batches: int, tmp_path: Path
 ) -> None:
     """After a step, and after going on from a checkpoint: the untrained model's logprobs, which the policy has left."""
-    samples, config = random_samples(), run_config(model_folder(), lora=lora, learning_rate=1e-2, **REFERENCE)
+    samples = random_samples()
+    config = run_config(model_folder(), lora=lora, learning_rate=1e-2, num_iterations=2, **REFERENCE)
     base_T = plain_logprobs(model_folder(), samples)
     learner = TorchLearner(config)
     for step in (1, 2):  # the second half of the adapter moves once the first has
@@ -60,9 +73,9 @@ def test_reference_stays_the_model_of_the_start(
     restored = TorchLearner(config)
     restored.restore(tmp_path)
     for each in (learner, restored):
-        found = fixed(each, step_batch(samples, micro_batches=micro_batches))
-        torch.testing.assert_close(joined(found, "reference_T"), base_T, rtol=0, atol=1e-5)
-        assert (joined(found, "old_T") - base_T).abs().max() > 1e-2
+        found = trained_on(each, step_batch(samples, step=3, micro_batches=micro_batches))
+        torch.testing.assert_close(joined(found, "reference_logprobs_T"), base_T, rtol=0, atol=1e-5)
+        assert (joined(found, "old_logprobs_T") - base_T).abs().max() > 1e-2
         assert each.model.training
 
 
@@ -195,19 +208,19 @@ def test_reference_in_the_reward_changes_advantages_alone(
     whole = module.compute_loss
 
     def spy(inputs: Any, trainer: Any, *_: Any) -> Any:
-        seen.append(inputs)
+        seen.append((inputs, trainer))
         return whole(inputs, trainer)
 
     monkeypatch.setattr(module, "compute_loss", spy)
     reference = {"beta": 0.5, "estimator": "k1", "place": "reward"}
     learner = TorchLearner(run_config(model_folder(), reference=reference))
     found = [learner.step(step_batch(random_samples(step)[:2], step=step)) for step in (1, 2)]
-    inputs, expected = seen[-1], []
+    (inputs, objective), expected = seen[-1], []
     d_T = (inputs.logprobs_T.detach() - inputs.reference_logprobs_T).double()
     for b, sample in enumerate(random_samples(2)[:2]):
         of_b = d_T[inputs.completion_of_T == b]
         expected += [sample.advantage - 0.5 * float(of_b[t:].sum()) for t in range(of_b.numel())]
-    assert kl_in_reward(inputs, learner._objective).tolist() == pytest.approx(expected, abs=1e-5)
+    assert kl_in_reward(inputs, objective).tolist() == pytest.approx(expected, abs=1e-5)
     assert found[-1]["advantage_mean"] == pytest.approx(sum(expected) / len(expected), abs=1e-5)
     assert max(abs(value) for value in expected) > 1.01
 
@@ -221,9 +234,10 @@ def test_teachers_logprobs_are_those_of_transformers(model_folder: ModelFolder, 
     samples = random_samples()
     for sample in samples[:4]:
         sample.temperature = 0.7
-    found = fixed(TorchLearner(config), step_batch(samples, micro_batches=micro_batches))
-    torch.testing.assert_close(joined(found, "teacher_T"), plain_logprobs(teacher, samples), rtol=0, atol=1e-5)
-    assert all(each.reference_T is None for each in found)
+    found = trained_on(TorchLearner(config), step_batch(samples, micro_batches=micro_batches))
+    teachers_T = joined(found, "teacher_logprobs_T")
+    torch.testing.assert_close(teachers_T, plain_logprobs(teacher, samples), rtol=0, atol=1e-5)
+    assert all(each.reference_logprobs_T is None for each in found)
 
 
 def test_policy_is_pulled_towards_its_teacher(model_folder: ModelFolder) -> None:
@@ -237,7 +251,7 @@ def test_policy_is_pulled_towards_its_teacher(model_folder: ModelFolder) -> None
     for sample, logprobs_T in zip(samples, own_T.split([len(s.completion) for s in samples]), strict=True):
         sample.logprobs, sample.advantage = logprobs_T.tolist(), 0.0
     learner.step(step_batch(samples))
-    moved_T = joined(fixed(learner, step_batch(samples)), "old_T") - own_T
+    moved_T = joined(trained_on(learner, step_batch(samples, step=2)), "logprobs_T") - own_T
     assert float((moved_T * (wanted_T - own_T)).sum()) > 0.1
 
 
@@ -245,18 +259,19 @@ def test_frozen_logprobs_that_are_not_finite_once_are_computed_again(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of the machine that passes is no fault of the run."""
-    learner = TorchLearner(run_config(model_folder(), **REFERENCE))
-    expected = fixed(learner, step_batch(random_samples()))
-    whole, calls = learner._reference_models.of, []
+    learner, untouched = (TorchLearner(run_config(model_folder(), num_iterations=2, **REFERENCE)) for _ in range(2))
+    expected = trained_on(untouched, step_batch(random_samples()))
+    whole, calls = ReferenceModels.of, []
 
     def faulty(*arguments: Any) -> FixedLogprobs:
         calls.append(arguments)
         return FixedLogprobs(old_T=torch.tensor([float("nan")])) if len(calls) == 1 else whole(*arguments)
 
-    monkeypatch.setattr(learner._reference_models, "of", faulty)
-    found = fixed(learner, step_batch(random_samples()))
+    monkeypatch.setattr(ReferenceModels, "of", faulty)
+    found = trained_on(learner, step_batch(random_samples()))
     assert len(calls) == 2
-    assert torch.equal(joined(found, "old_T"), joined(expected, "old_T"))
+    for name in ("old_logprobs_T", "reference_logprobs_T"):
+        assert torch.equal(joined(found, name), joined(expected, name))
 
 
 class _Lockstep(DataParallel):

@@ -1,6 +1,7 @@
 """Supervised examples beside what the policy samples (CHORD): what is learned, by whom, and how much of it."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from actors.algorithms.chord import sft_indices
 from actors.learner.learner import TorchLearner
+from actors.learner.optimizer import PolicyOptimizer
 from actors.learner.ranks import SINGLE_RANK
+from actors.learner.supervised import SupervisedExamples
+from actors.models.token_logprobs import TokenLogprobs
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
 from tests import models
@@ -41,11 +45,16 @@ def tokens(row: dict[str, str]) -> tuple[list[int], list[int]]:
 
 
 def gradients(learner: TorchLearner, batch: Any, before: Any = ()) -> dict[str, Tensor]:
-    """Of one update, on all ranks."""
-    from actors.learner.learner import _RankStep
+    """Those that the optimizer gets of a step on all ranks, whose batches are these."""
+    found: dict[str, Tensor] = {}
 
-    learner._gradients([_RankStep(each, {}) for each in (*before, batch)], SINGLE_RANK, 0)
-    return {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
+    def take(_: PolicyOptimizer) -> None:
+        found.update({name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None})
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PolicyOptimizer, "step", take)
+        learner.step(batch, SINGLE_RANK, before)
+    return found
 
 
 def plain_gradients(folder: Path, rows: list[dict[str, str]]) -> dict[str, Tensor]:
@@ -87,11 +96,11 @@ def test_ranks_and_minibatches_share_the_examples(sft_run: Any, phi: bool) -> No
     for name, gradient in one.items():
         torch.testing.assert_close(two[name], gradient, rtol=1e-4, atol=1e-6)
     (batch,) = batches_of(groups, 1, 2)
-    learner = TorchLearner(config)
-    assert learner._supervised is not None
+    policy = TokenLogprobs(TorchLearner(config).model)
+    examples = SupervisedExamples(config, config.trainer.sft, policy, nullcontext)
     indices = sft_indices(5, 5, config.seed, batch.step)
     for minibatch in (0, 1):
-        rows, count = learner._supervised.rows(batch, minibatch)
+        rows, count = examples.rows(batch, minibatch)
         learned = sorted(int(token) for row in rows for token in row.token_ids_T)
         expected = [tokens(ROWS[i])[1] for i in indices[minibatch::2]]
         assert learned == sorted(token for ids in expected for token in ids)

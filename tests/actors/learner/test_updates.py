@@ -16,6 +16,7 @@ from schemas.config import RunConfig
 from schemas.config.advantages import GaeAdvantageConfig
 from tests import models
 from tests.actors.learner.steps import Sampled, batches_of, random_samples, run_config, scored_group, step_batch
+from tests.actors.learner.test_learner import faulty_losses
 from tests.conftest import ModelFolder
 
 CLIPPED = {"type": "dapo"}
@@ -138,12 +139,10 @@ def test_a_kl_in_the_reward_is_discounted_like_the_reward(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """γλ = .9 · .5 of advantage gae; other advantages know no discount."""
-    config = run_config(model_folder())
-    learner, seen = TorchLearner(config), seen_inputs(monkeypatch)
-    learner.step(step_batch(random_samples()))
+    config, seen = run_config(model_folder()), seen_inputs(monkeypatch)
     reward = config.reward.model_copy(update={"advantage": GaeAdvantageConfig(discount=0.9, gae_lambda=0.5)})
-    learner._config = config.model_copy(update={"reward": reward})
-    learner.step(step_batch(random_samples()))
+    for each in (config, config.model_copy(update={"reward": reward})):
+        TorchLearner(each).step(step_batch(random_samples()))
     assert [inputs.reward_discount for inputs in seen] == [1.0, 0.45]
 
 
@@ -177,14 +176,13 @@ def test_a_later_update_that_is_not_finite_says_which_it_was(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third of four: two have been applied, this one not, and it was tried twice."""
-    learner = TorchLearner(several(model_folder, num_minibatches=2))
-    whole, after = learner._backward, []
+    learner, after = TorchLearner(several(model_folder, num_minibatches=2)), list[dict[str, Tensor]]()
 
-    def faulty(*arguments: Any) -> dict[str, float]:
+    def factor(number: int) -> float:
         after.append(weights(learner.model))
-        return whole(*arguments) | ({"loss": float("nan")} if len(after) > 2 else {})
+        return float("nan") if number > 2 else 1.0
 
-    monkeypatch.setattr(learner, "_backward", faulty)
+    faulty_losses(monkeypatch, factor)
     with pytest.raises(FloatingPointError, match=r"step 1 \(update 3 of 4\): loss nan, .*, twice"):
         learner.step(step_batch(random_samples(), micro_batches=2, minibatches=2))
     assert len(after) == 4
@@ -198,28 +196,29 @@ def test_a_fault_in_a_later_update_that_passes_leaves_no_trace(
 ) -> None:
     """The weights have the bits of a step without it."""
     learner, untouched = (TorchLearner(several(model_folder)) for _ in range(2))
-    whole, calls = learner._backward, []
-
-    def faulty(*arguments: Any) -> dict[str, float]:
-        calls.append(arguments)
-        return whole(*arguments) | ({"loss": float("inf")} if len(calls) == 2 else {})
-
-    monkeypatch.setattr(learner, "_backward", faulty)
-    for one in (learner, untouched):
-        one.step(step_batch(random_samples()))
+    untouched.step(step_batch(random_samples()))
+    calls = faulty_losses(monkeypatch, lambda number: float("inf") if number == 2 else 1.0)
+    learner.step(step_batch(random_samples()))
     assert len(calls) == 3
     ours, theirs = weights(learner.model), weights(untouched.model)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_each_update_of_a_step_has_random_numbers_of_its_own(model_folder: ModelFolder) -> None:
-    """Dropout in both iterations of a batch, at a learning rate of 0: the losses differ, and they can be had again."""
+def test_each_update_of_a_step_has_random_numbers_of_its_own(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout in both iterations, at a learning rate next to 0: logprobs differ, and the same step has them again."""
     config = run_config(model_folder(), lora=LORA | {"dropout": 0.3}, num_iterations=2, warmup_steps=10)
     config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"learning_rate": 1e-30})})
     learner = TorchLearner(config)
     for name, parameter in learner.model.named_parameters():
         if "lora_B" in name:
             parameter.data.fill_(0.1)  # else dropout in front of the adapter has nothing to change
-    part = learner_module._RankStep(step_batch(random_samples()), {})
-    first, second, again = (learner._gradients([part], learner_module.SINGLE_RANK, update).loss for update in (0, 1, 0))
-    assert first == again != second
+    before, seen = weights(learner.model), seen_inputs(monkeypatch)
+    for _ in range(2):
+        learner.step(step_batch(random_samples()))
+    now = weights(learner.model)
+    assert all(torch.equal(now[name], before[name]) for name in now)
+    first, second, *again = (inputs.logprobs_T for inputs in seen)
+    assert not torch.equal(first, second)
+    assert [torch.equal(*pair) for pair in zip((first, second), again, strict=True)] == [True, True]

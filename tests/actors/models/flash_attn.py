@@ -35,13 +35,14 @@ def flash_attn_varlen_func(
     assert max_seqlen_q == max_seqlen_k == max(end - start for start, end in pairwise(bounds))
     return torch.cat(
         [
-            _one(q[start:end], k[start:end], v[start:end], softmax_scale, window_size[0], softcap)
+            attend(q[start:end], k[start:end], v[start:end], softmax_scale, window_size[0], softcap)
             for start, end in pairwise(bounds)
         ]
     )
 
 
-def _one(q: Tensor, k: Tensor, v: Tensor, scale: float | None, reach: int, softcap: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, reach: int, softcap: float) -> Tensor:
+    """Compute causal attention in one sequence; `reach` is the window to the left, without the token itself."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:

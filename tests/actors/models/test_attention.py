@@ -2,7 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import invalidate_caches
+from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +20,11 @@ from actors.models.attention import pack_row
 from actors.models.attention.flex import flex_row_attention
 from actors.models.attention.padded import Blocks, padded_attention
 from actors.models.logprobs import logprobs_and_entropy
+from actors.models.token_logprobs import TokenLogprobs
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from tests import models
-from tests.actors.models import flash_attn
+from tests.actors.models import flash_attn, varlen_attn
 from tests.conftest import ModelFolder
 
 FAMILIES = ("qwen3", "llama", "mistral", "gemma2")
@@ -56,10 +61,11 @@ def packing_model(model_folder: ModelFolder, family: str, kernel: str = "padded"
     return loading.load_model(config, torch.float32, attention=attention.NAMES[kernel]).eval()
 
 
-@pytest.fixture(params=["padded", "flash", "flex"])
+@pytest.fixture(params=["padded", "varlen", "flash", "flex"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of them on a CPU: flash-attn's function by a double, flex not compiled, with torch's guard taken away."""
+    """Each on a CPU: doubles of torch's and flash-attn's kernels, and flex not compiled, without torch's guard."""
     monkeypatch.setitem(sys.modules, "flash_attn", flash_attn)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn.varlen_attn)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # eager, it has a backward pass there too
     return str(request.param)
 
@@ -160,30 +166,65 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "device", "installed", "chosen"),
+    ("given", "dtype", "device", "there", "chosen"),
     [
-        ("auto", "bfloat16", CPU, True, "padded"),
-        ("auto", "bfloat16", GPU, True, "flash"),
-        ("auto", "bfloat16", GPU, False, "flex"),
-        ("auto", "float32", GPU, True, "flex"),
-        ("padded", "bfloat16", GPU, True, "padded"),
-        ("flex", "bfloat16", GPU, True, "flex"),
-        ("flash", "bfloat16", GPU, False, "model.attention: flash needs the package flash-attn"),
-        ("flash", "bfloat16", CPU, True, "model.attention: flash needs a GPU, and the model is on cpu"),
-        ("flex", "float32", CPU, True, "model.attention: flex needs a GPU, and the model is on cpu"),
+        ("auto", "bfloat16", CPU, {"varlen", "flash", "compiler"}, "padded"),
+        ("auto", "bfloat16", GPU, {"varlen", "flash"}, "varlen"),
+        ("auto", "bfloat16", GPU, {"flash", "compiler"}, "flex"),
+        ("auto", "float32", GPU, {"varlen", "compiler"}, "flex"),
+        ("auto", "float32", GPU, {"varlen"}, "padded"),
+        ("padded", "bfloat16", GPU, {"varlen"}, "padded"),
+        ("flex", "bfloat16", GPU, {"varlen"}, "flex"),
+        ("flash", "bfloat16", GPU, {"flash"}, "flash"),
+        ("flash", "bfloat16", GPU, {"varlen"}, "model.attention: flash needs the package flash-attn"),
+        ("varlen", "bfloat16", GPU, {"flash"}, "model.attention: varlen needs torch 2.11 or newer"),
+        ("flash", "bfloat16", CPU, {"flash"}, "model.attention: flash needs a GPU, and the model is on cpu"),
+        ("varlen", "bfloat16", CPU, {"varlen"}, "model.attention: varlen needs a GPU, and the model is on cpu"),
+        ("flex", "float32", CPU, {"compiler"}, "model.attention: flex needs a GPU, and the model is on cpu"),
     ],
 )
 def test_kernel_is_the_best_that_there_is_or_the_one_that_is_named(
-    monkeypatch: pytest.MonkeyPatch, given: Any, dtype: Any, device: torch.device, installed: bool, chosen: str
+    monkeypatch: pytest.MonkeyPatch, given: Any, dtype: Any, device: torch.device, there: set[str], chosen: str
 ) -> None:
     """What can't run there is refused by name."""
-    monkeypatch.setattr(attention, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(attention, "is_installed", lambda name: "flash" in there)
+    monkeypatch.setattr(attention, "has_varlen", lambda: "varlen" in there)
+    monkeypatch.setattr(attention, "c_compiler", lambda: "gcc" if "compiler" in there else None)
     config = ModelConfig(path="m", dtype=dtype, attention=given)
     if chosen in attention.NAMES:
         assert attention.implementation(config, device) == attention.NAMES[chosen]
     else:
         with pytest.raises(ConfigError, match=chosen):
             attention.implementation(config, device)
+
+
+def test_a_folder_of_another_package_is_not_flash_attn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """flash-attn-4 installs flash_attn/cute and no flash_attn/__init__.py."""
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find_spec("flash_attn") is not None, "Python finds the folder"
+    with pytest.raises(ConfigError, match="flash needs the package flash-attn, which is not installed"):
+        attention.implementation(ModelConfig(path="m", attention="flash"), GPU)
+    (tmp_path / "flash_attn" / "__init__.py").touch()
+    invalidate_caches()
+    assert attention.implementation(ModelConfig(path="m", attention="flash"), GPU) == attention.NAMES["flash"]
+
+
+def test_a_model_in_host_memory_is_looked_at_without_the_kernel_of_its_gpu(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards are loaded on the CPU with the kernel of their GPU, and the output layer is read before they move."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the kernel has no version for CPUs")
+
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=refuse))
+    model = packing_model(model_folder, "gemma2", "flash")
+    TokenLogprobs(model)
+    assert model.config._attn_implementation == attention.NAMES["flash"]
+    with pytest.raises(AssertionError, match="no version for CPUs"):
+        packed_logprobs(model, samples())
 
 
 def test_dropout_of_the_model_is_not_left_out_by_flex() -> None:
@@ -199,7 +240,8 @@ def test_dropout_of_the_model_is_not_left_out_by_flex() -> None:
     assert not torch.equal(found[0], padded_attention(None, x, x, x, None, packed_row=row)[0])
 
 
-def test_flash_is_refused_for_float32() -> None:
+@pytest.mark.parametrize("name", ["flash", "varlen"])
+def test_kernels_of_16_bits_are_refused_for_float32(name: Any) -> None:
     """Before anything is loaded."""
-    with pytest.raises(ValueError, match="attention: flash computes in 16 bits; set dtype bfloat16, or attention flex"):
-        ModelConfig(path="m", dtype="float32", attention="flash")
+    with pytest.raises(ValueError, match=f"attention: {name} computes in 16 bits; set dtype bfloat16"):
+        ModelConfig(path="m", dtype="float32", attention=name)

@@ -146,6 +146,21 @@ def test_autocast_computes_logits_and_gradients_as_a_linear_layer_under_it_does(
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
+def test_chunks_of_a_layer_in_bfloat16_are_added_in_float32() -> None:
+    """512 equal tokens, a chunk each: 512 times the gradient of one. A sum in bfloat16 stands still at 256 times."""
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(*shape, generator=rng).bfloat16() for shape in ((1, 6), (17, 6)))
+    bias, found = torch.zeros(17, dtype=torch.bfloat16), []
+    for number in (1, 512):
+        layer = [tensor.clone().requires_grad_() for tensor in (weight, bias)]
+        ids, ones = torch.zeros(number, dtype=torch.long), torch.ones(number)
+        logprobs, _ = chunked_logprobs_and_entropy(hidden.expand(number, 6), *layer, ids, ones, chunk_bytes=4 * 17)
+        found.append(torch.autograd.grad(logprobs.sum(), layer))
+    for one, many in zip(*found, strict=True):
+        assert many.dtype == torch.bfloat16
+        assert torch.equal(many, 512 * one)
+
+
 def test_the_same_chunks_have_the_same_bits() -> None:
     """Twice the same: logprobs, entropy, all gradients."""
     first, second = (

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from torch import Tensor
 
 from actors.cli import main
 from actors.learner.learner import TorchLearner
+from actors.learner.snapshots import OPTIMIZER
 from actors.models.memory import estimate
 from schemas.config import RunConfig
 from tests.actors.learner.steps import random_samples, run_config, step_batch
@@ -39,6 +40,11 @@ print(status_bytes("VmHWM") - before, sum(p.numel() for p in learner.model.param
 """
 
 
+def num_bytes(tensor: Tensor) -> int:
+    """Of its values."""
+    return tensor.numel() * tensor.element_size()
+
+
 def peak_of(folder: Path, vocab_size: int, lora: Any) -> tuple[int, int]:
     """Bytes that two steps on 504 completion tokens add to a process's peak, and trained parameters."""
     command = [sys.executable, "-c", PEAK, str(folder), str(vocab_size), json.dumps(lora)]
@@ -62,20 +68,26 @@ def test_peak_of_a_step_does_not_grow_with_vocabulary_times_tokens(tmp_path: Pat
     assert large - small < of_weights + 120e6
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_weights_gradients_and_states_are_those_of_the_learner(model_folder: ModelFolder, lora: Any) -> None:
+def test_weights_gradients_and_states_are_those_of_the_learner(
+    model_folder: ModelFolder, lora: Any, dtype: str
+) -> None:
     """To the byte: from config.json alone what the loaded model, its gradients and its optimizer turn out to have."""
-    config = run_config(model_folder(), lora=lora)
+    config = run_config(model_folder(), dtype, lora)
     found, learner = estimate(config), TorchLearner(config)
+    moved: list[Tensor] = []
+    for parameter in learner.model.parameters():
+        if parameter.requires_grad and learner.trained is not learner.model:
+            parameter.register_hook(moved.append)
     learner.step(step_batch(random_samples()))
-    parameters = list(learner.model.parameters())
-    trained = [p for p in parameters if p.requires_grad]
-    assert found.weights + found.adapter == sum(p.numel() * 4 for p in parameters)
-    assert found.gradients == sum(p.numel() * 4 for p in trained)
-    states = [value for _, _, value in learner._optimizer.states() if isinstance(value, torch.Tensor) and value.ndim]
-    assert found.optimizer == sum(s.numel() * s.element_size() for s in states)
-    published = learner.weights().tensors.values()
-    assert found.published == sum(t.numel() * t.element_size() for t in published)
+    parameters = {id(p): p for model in (learner.model, learner.trained) for p in model.parameters()}
+    assert found.weights + found.adapter + found.rounded_weights == sum(map(num_bytes, parameters.values()))
+    trained = [p for p in learner.trained.parameters() if p.requires_grad]
+    assert found.gradients == sum(map(num_bytes, trained)) + max(map(num_bytes, moved), default=0)
+    states = [tensor for tensor in learner.snapshot().tensors[OPTIMIZER].values() if tensor.ndim]
+    assert found.optimizer == sum(map(num_bytes, states))
+    assert found.published == sum(map(num_bytes, learner.weights().tensors.values()))
 
 
 def with_model(config: RunConfig, **model: Any) -> RunConfig:
@@ -110,3 +122,13 @@ def test_check_prints_the_estimate(model_folder: ModelFolder, tmp_path: Path, ca
     printed = capsys.readouterr().out
     assert "one trainer rank" in printed
     assert "engine kv cache" in printed
+
+
+def test_shards_are_rounded_when_they_are_gathered(model_folder: ModelFolder) -> None:
+    """In bfloat16 half the bytes, of the same float32 shards; no copy of the weights is kept beside them."""
+    keys = {"sharding": "fsdp", "num_ranks": 2}
+    exact, rounded = (estimate(run_config(model_folder(), dtype, **keys)) for dtype in ("float32", "bfloat16"))
+    assert exact.gathered == 2 * rounded.gathered > 0
+    assert exact.weights == rounded.weights
+    assert exact.gradients == rounded.gradients
+    assert rounded.rounded_weights == 0

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from actors.ops import fit
-from actors.ops.fit import busy_ports, definition_of, signature_findings
+from actors.ops.fit import busy_ports
+from actors.ops.functions import definition_of, signature_findings
 from actors.ops.preflight import preflight
 from actors.process import devices
 from schemas import limits
@@ -224,7 +225,7 @@ def test_fewer_rows_than_groups_of_a_step_are_said(run: Any) -> None:
 
 def test_vllm_that_is_not_installed_is_found(run: Any, monkeypatch: Any) -> None:
     """Unless servers are there already, or another Python has it."""
-    monkeypatch.setattr("actors.ops.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("actors.ops.requirements.is_installed", lambda name: False)
     (note,) = preflight(run(inference={"engine": {"type": "vllm"}}), starts=False)
     assert note.startswith(
         "inference.engine.type: vllm is not installed here; a run needs it, install grpo-actors[vllm]"

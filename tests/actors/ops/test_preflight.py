@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from actors.engines.external.staging import model_shapes
+from actors.ops import device_plan
 from actors.ops.preflight import preflight
 from actors.ops.up.supervisor import supervise
+from actors.process.devices import Gpu
 from bus.run_folder import weights_folder
 from schemas.config import check_tree
 from schemas.errors import ConfigError
@@ -73,7 +75,7 @@ def test_packages_that_are_not_installed_are_named_with_what_brings_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a start they are problems; a check, which may run on another machine, tells of them."""
-    monkeypatch.setattr("actors.ops.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("actors.ops.requirements.is_installed", lambda name: False)
     monkeypatch.setenv("CXX", "no-such-compiler")
     sections = {
         "model": {
@@ -102,6 +104,49 @@ def test_packages_that_are_not_installed_are_named_with_what_brings_them(
         f"{key}: {name} is not installed here; a run needs it, install {extra}" for key, name, extra in expected
     ]
     assert not _problems(tmp_path), "a fake engine has a fake trainer, which needs none"
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ({"attention": "flex"}, "model.attention"),
+        ({"dtype": "float32"}, "model.attention"),
+        ({"compile": True}, "model.compile"),
+        ({}, ""),
+        ({"attention": "padded"}, ""),
+    ],
+)
+def test_kernels_that_are_compiled_on_a_gpu_need_a_c_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], key: str
+) -> None:
+    """Triton builds them at run time; a slim image has none."""
+    monkeypatch.setattr("actors.ops.requirements.visible_gpus", lambda: [Gpu("0"), Gpu("1")])
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("CXX", "true")
+    sections = {"model": {"path": "some/model", **model}, "inference": {"engine": {"type": "embedded"}}}
+    expected = [f"{key}: needs no-such-compiler, which is not installed; install gcc and libc6-dev"] if key else []
+    assert _problems(tmp_path, **sections) == expected
+    monkeypatch.setattr("actors.ops.requirements.visible_gpus", list)
+    assert _problems(tmp_path, **sections) == [], "nothing is compiled for a CPU but by C++"
+
+
+@pytest.mark.parametrize(("gigabytes", "fits"), [(1, False), (3, True)])
+def test_a_cache_that_can_not_fit_on_its_gpu_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gigabytes: int, fits: bool
+) -> None:
+    """Else it grows until the GPU is full, in the middle of the run: 4096 x 1024 tokens of 512 bytes."""
+    model = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(model))
+    (tmp_path / "model" / "tokenizer.json").touch()
+    monkeypatch.setattr(device_plan, "visible_gpus", lambda: [Gpu("0", "small", gigabytes * 10**9)] * 2)
+    engine = {"type": "embedded", "max_sequences": 4096, "max_sequence_len": 1024}
+    found = _problems(tmp_path, model={"path": str(tmp_path / "model")}, inference={"engine": engine})
+    words = (
+        "inference.engine.max_sequences: 4096 x inference.engine.max_sequence_len 1024 are keys and values of 2.1 GB "
+        "when all are in use, and the GPU has 1.0 GB; lower one of them"
+    )
+    assert found == ([] if fits else [words])
 
 
 @pytest.mark.parametrize("name", ["borrowed", "Judge", "short", "weigh", "outer"])
@@ -258,7 +303,8 @@ def test_no_room_for_the_versions_that_a_run_keeps_is_said_before_it_starts(
     config = check_tree(ring_config(tmp_path).model_dump() | sections)
     size = 4 * sum(math.prod(shape) for shape in model_shapes(config.model).values())
     disk = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda place: disk._replace(free=4 * size - 1))
+    full = type(disk)(disk.total, disk.used, 4 * size - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: full)
     (problem,) = _problems(tmp_path, **sections)
     assert problem.startswith(f"weights.directory: {tmp_path}/weights has 0.00 GB free, and 4 versions of 0.00 GB each")
     assert problem in preflight(config, starts=False)

@@ -6,14 +6,15 @@ import threading
 import time
 import warnings
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from actors.reward import runner as runner_module
 from actors.reward.functions import NamedReward
 from actors.reward.runner import FunctionRunner
 from tests.actors.reward.test_loop import group
-from tests.ring.harness import wait_until
 
 GROUP = group().model_copy(update={"columns": {}})
 
@@ -24,27 +25,31 @@ def _reward(function: Any, name: str = "mine") -> NamedReward:
 
 def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refused() -> None:
     """One that comes while the loop already stops is cancelled; a later one raises, and no coroutine is left."""
+    handed_over, entered = threading.Event(), threading.Event()
 
     async def slow(prompts: Any, completions: list[str]) -> list[float]:
         await asyncio.sleep(60.0)
         return [0.0] * len(completions)
 
-    runner, stopping, handed_over = FunctionRunner(60.0, 2), threading.Event(), threading.Event()
-
-    def stop() -> None:
-        runner._loop.stop()
-        stopping.set()
+    async def blocking(prompts: Any, completions: list[str]) -> list[float]:
+        entered.set()
         handed_over.wait(10.0)
+        return [0.0] * len(completions)
 
+    others = set(threading.enumerate())
+    runner = FunctionRunner(60.0, 2)
+    [loop] = [each for each in threading.enumerate() if each not in others and each.name == "reward-async"]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        runner._loop.call_soon_threadsafe(stop)
-        assert stopping.wait(10.0)
+        before = runner.submit(_reward(blocking), GROUP)
+        assert entered.wait(10.0)
+        runner.close()
         call = runner.submit(_reward(slow), GROUP)
         handed_over.set()
+        assert list(before.result(10.0)) == [0.0, 0.0]
         with pytest.raises(CancelledError):
             call.result(10.0)
-        wait_until(runner._loop.is_closed, "the loop is closed")
+        loop.join(10.0)
         with pytest.raises(RuntimeError, match="loop is closed"):
             runner.submit(_reward(slow), GROUP)
         gc.collect()
@@ -52,24 +57,33 @@ def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refuse
 
 
 @pytest.mark.parametrize("blocks", [True, False])
-def test_loop_that_stands_still_with_the_machine_does_not_wear_the_process_out(blocks: bool) -> None:
+def test_loop_that_stands_still_with_the_machine_does_not_wear_the_process_out(
+    blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No tick for 5 s with a timeout of 1 s: a function that blocks is named; where none runs, nobody is."""
-    release, entered = threading.Event(), threading.Event()
+    release, entered, passed = threading.Event(), threading.Event(), [0.0]
 
-    async def blocking(prompts: Any, completions: list[str]) -> list[float]:
+    def stand_still() -> None:
         entered.set()
         release.wait(10.0)
+
+    async def blocking(prompts: Any, completions: list[str]) -> list[float]:
+        if blocks:
+            stand_still()
+        else:  # behind the end of the call: no function runs, and still the loop does not go on
+            asyncio.get_running_loop().call_later(0.0, stand_still)
         return [0.0] * len(completions)
 
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr(runner_module, "time", clock)
     runner = FunctionRunner(1.0, 2)
-    if blocks:
-        runner.submit(_reward(blocking, "blocking"), GROUP)
-        assert entered.wait(10.0)
-    runner._tick = lambda: None  # type: ignore[method-assign]
-    wait_until(lambda: runner._ticked < time.monotonic() - 0.2, "no tick")
-    runner._ticked = time.monotonic() - 5.0
+    call = runner.submit(_reward(blocking, "blocking"), GROUP)
+    assert entered.wait(10.0)
+    assert runner.worn_out == ""
+    passed[0] = 5.0
     words = runner.worn_out
     release.set()
+    call.result(10.0)
     runner.close()
     assert words == (
         "blocking blocks the event loop of all async reward functions; make it a plain def" if blocks else ""

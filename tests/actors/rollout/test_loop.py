@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from actors.rollout.engine_choice import EngineChoice
+from actors.rollout.group import GroupSampler
 from actors.rollout.held import HeldTicket
 from actors.rollout.loop import RolloutActor
 from actors.telemetry.metrics import Metrics
@@ -23,7 +25,9 @@ def make_actor(tmp_path):
         config = ring_config(tmp_path, bus={"beat_interval": 0.1, "lease": 0.2, "resend_after": 5.0}, **sections)
         datasets = {("train", "reverse_text"): type("E", (), {"example": lambda self, index: EXAMPLE})()}
         make_client = lambda: client or Client({})  # noqa: E731
-        made.append(RolloutActor(config, "rollout-0", Metrics("rollout"), datasets, encode, make_client))
+        metrics = Metrics("rollout")
+        sampler = GroupSampler(config, "rollout-0", datasets, encode, EngineChoice(config, metrics, make_client))
+        made.append(RolloutActor(config, "rollout-0", metrics, sampler))
         return made[-1]
 
     yield make

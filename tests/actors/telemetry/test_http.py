@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from actors.telemetry.http import MetricsServer, serve_metrics
 from schemas import limits
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors import runtime
+from actors.process import exits
 from actors.telemetry import logs
 from schemas.config.services import TelemetryConfig
 
@@ -84,14 +85,14 @@ class Stream(io.StringIO):
 def test_the_end_of_the_thread_that_writes_is_written_by_another_one(monkeypatch, stream):
     """Else the process would end without a word of why."""
     codes, ended = [], threading.Event()
-    monkeypatch.setattr(runtime, "leave", lambda code: (codes.append(code), ended.set()))
-    monkeypatch.setattr(threading, "excepthook", runtime._end_with_thread)
+    monkeypatch.setattr(exits, "leave", lambda code: (codes.append(code), ended.set()))
+    monkeypatch.setattr(threading, "excepthook", exits.end_with_thread)
     full = Stream()
     logs.configure_logs(TelemetryConfig(), full)
     structlog.get_logger("x").warning("lost")
     assert ended.wait(10.0)
     [said] = [json.loads(line) for line in full.getvalue().splitlines()]
-    assert (said["event"], said["thread"], codes) == ("thread failed", "log", [runtime.EXIT_ERROR])
+    assert (said["event"], said["thread"], codes) == ("thread failed", "log", [exits.EXIT_ERROR])
     structlog.get_logger("x").warning("afterwards")
     assert json.loads(full.getvalue().splitlines()[-1])["event"] == "afterwards"
 
@@ -110,10 +111,9 @@ def test_lines_of_a_forked_child_are_written(tmp_path):
     with (tmp_path / "log").open("w") as stream:
         lines = logs.Lines(stream)
         lines.write("parent")
-        child = os.fork()
-        if child == 0:
-            lines.write("child")
-            os._exit(0)
-        os.waitpid(child, 0)
+        child = multiprocessing.get_context("fork").Process(target=lines.write, args=("child",), daemon=True)
+        child.start()
+        child.join(30.0)
+        assert child.exitcode == 0
         lines.write("parent again")
     assert (tmp_path / "log").read_text().splitlines() == ["parent", "child", "parent again"]

@@ -79,7 +79,7 @@ def test_an_actor_beyond_the_servers_is_refused(tmp_path: Path, model_folder: An
         tmp_path, model=model, inference={"engine": {"type": "vllm", "urls": URLS}}, up={"inference": 2}
     )
     with pytest.raises(ConfigError, match=r"inference.engine.urls: has none for inference-2"):
-        make_inference(config, "inference-2", Metrics("inference"))._make_engine()
+        make_inference(config, "inference-2", Metrics("inference")).run()
 
 
 def test_an_own_server_reads_from_this_hosts_memory_and_another_from_where_weights_lie(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ _ALL = (
         keep_version=2,
         update=UPDATE,
     ),
-    InferenceDirective(**DIRECTIVE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE),
+    InferenceDirective(**DIRECTIVE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE, trainer_ready=True),
     ObserverDirective(**DIRECTIVE_FIELDS, progress={"reward": 0.5, "peers": {"rollout": 1}, "loss": None}),
 )
 EXAMPLES: dict[str, Message] = {message.kind: message for message in _ALL}

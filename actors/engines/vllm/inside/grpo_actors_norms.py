@@ -27,6 +27,7 @@ class Norms:
         strange = [name for name, norm in norms.items() if name not in weights or weights[name].shape != norm.shape]
         if strange:
             raise ValueError(f"inference.noise: vLLM's model has no weights {strange[:3]}, or of other shapes")
-        with torch.inference_mode():  # the model's weights may have been created in this mode
+        # the model's weights may have been created in this mode, and can then be changed in it alone
+        with torch.inference_mode():
             for name, norm in norms.items():
                 weights[name].copy_(norm)

@@ -101,7 +101,7 @@ def test_bits_are_the_same_for_requests_that_come_and_go_at_random_times(engine:
 
 
 def test_bits_are_the_same_for_a_late_request_and_for_the_one_that_runs_when_it_comes(engine: EmbeddedEngine) -> None:
-    """The second comes before the third decode of the first, when the cache is as large as it gets."""
+    """The second comes behind the third token of the first, when the cache is as large as it gets."""
     asked = [ask(PROMPTS[0], n=4, max_tokens=30), ask(PROMPTS[1], n=3, max_tokens=20, seed=9)]
     expected = alone(engine, asked)
     sample(engine, LARGEST)

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from actors.algorithms.noise import NormNoise, is_noisy_norm
+from actors.learner.learner import TorchLearner
 from actors.models import loading
 from bus.weights import Weights
 from schemas.config.noise import NoiseConfig
 from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, policy, sample
+from tests.actors.learner.steps import run_config
 from tests.conftest import ModelFolder
 
 NOISE = NormNoise(NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3), total_steps=6, seed=4)
@@ -30,8 +32,7 @@ def test_engine_samples_from_the_noisy_policy_of_each_version(
     """Versions 0 (no noise yet), 5, 2 and 5 again: logprobs are those of the clean model plus that version's noise."""
     engine = make_engine(lora=lora, noise=NOISE)
     if lora:
-        model = loading.adapter_tensors(engine._decoder.model)
-        weights = Weights("adapter", {name: tensor.clone() for name, tensor in model.items()})
+        weights = TorchLearner(run_config(model_folder(), lora={"rank": 4, "alpha": 8.0})).weights()
     else:
         weights = Weights("full", loading.full_tensors(models.plain(model_folder())))
     for version in (0, 5, 2, 5):

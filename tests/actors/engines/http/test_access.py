@@ -14,8 +14,8 @@ from actors.engines.fake import FakeEngine
 from actors.engines.http.access import api_key, client_tls, server_tls
 from actors.engines.http.client import CompletionClient, EngineError, RequestRefusedError
 from actors.engines.http.server import CompletionServer
-from schemas.config.actors import InferenceConfig
 from schemas.config.fake_engine import FakeEngineConfig
+from schemas.config.inference import InferenceConfig
 from schemas.errors import ConfigError
 from tests.actors.engines.engines import WAIT, policy
 from tests.actors.engines.http.test_client import PROMPT, peer, ticket

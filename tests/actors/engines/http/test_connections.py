@@ -16,7 +16,7 @@ from actors.engines.http.connections import Connections
 from schemas import limits
 
 ANSWER_BYTES = 30 << 20
-WAIT = 30.0
+WAIT = 120.0
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.engine import EmbeddedEngine
 from actors.engines.fake import FakeEngine
 from actors.engines.http.server import CompletionServer
@@ -209,27 +210,27 @@ def test_the_clients_own_assembly_of_a_stream_is_the_whole_chat(client: openai.O
 def test_leaving_a_stream_ends_all_its_completions_at_the_next_token(
     embedded_client: openai.OpenAI, embedded: EmbeddedEngine
 ) -> None:
-    """Four of them, held before their third token: none has more than that when they have ended."""
-    gate = Gate(embedded, 2)
+    """Four of them, held at their third token: none has more than that when they have ended."""
+    gate = Gate(embedded, 3)
     stream = embedded_client.completions.create(model=MODEL, prompt=PROMPT, n=4, max_tokens=60, stream=True)
     gate.wait()
-    [request] = embedded._running.requests
+    assert embedded.status().num_running == 4
     stream.close()
-    until(request.future.cancelled)
+    until(lambda: gate.future.cancelled())
     gate.open()
     until(lambda: embedded.status().num_running == 0)
     assert embedded.status().generated_tokens == 4 * 3
 
 
 def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(
-    embedded_client: openai.OpenAI, embedded: EmbeddedEngine
+    embedded_client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the first byte there is no status left to say it with."""
 
     def fail(*arguments: Any) -> Any:
         raise MemoryError("no memory left")
 
-    embedded._decoder.decode = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(Decoder, "decode", fail)
     stream = embedded_client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=5, stream=True)
     assert next(stream).choices
     with pytest.raises(openai.APIError, match="no memory left"):
@@ -238,7 +239,7 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(
 
 def test_a_stream_that_takes_too_long_ends_with_an_error_and_frees_its_slots(embedded: EmbeddedEngine) -> None:
     """The message names the key."""
-    gate = Gate(embedded, 1)
+    gate = Gate(embedded, 2)
     for client in serving(embedded, request_timeout=0.2):
         stream = client.completions.create(model=MODEL, prompt=PROMPT, n=2, max_tokens=60, stream=True)
         with pytest.raises(openai.APIError, match=r"not finished within 0\.2 s \(inference\.request_timeout\)"):

@@ -45,6 +45,8 @@ class StubServer:
         """Tokens after which memory is full."""
         self.refuse: dict[str, tuple[int, Any]] = {}
         """Status and body by path."""
+        self.used_by_others: set[str] = set()
+        """Adapters with requests of somebody else."""
         self._keys = api_key, admin_api_key
         self._loop = asyncio.new_event_loop()
         self._ready: Future[int] = Future()
@@ -134,7 +136,7 @@ class StubServer:
             self.adapters[name] = body["lora_path"]
         else:
             del self.adapters[name]
-            while name in self._running.values():
+            while name in self._running.values() or name in self.used_by_others:
                 await asyncio.sleep(0.005)
         return 200, {"success": True, "error_message": None, "loaded_adapters": dict(self.adapters)}
 

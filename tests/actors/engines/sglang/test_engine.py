@@ -12,7 +12,7 @@ from actors.engines.protocol import Completion, EngineStoppedError, RequestError
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.errors import ConfigError
-from tests.actors.engines.engines import WAIT, ask, policy, sample
+from tests.actors.engines.engines import WAIT, ask, policy, sample, until_stopped
 from tests.actors.engines.sglang.conftest import MakeSglang
 from tests.actors.engines.sglang.stub import StubServer, serving, token
 from tests.actors.engines.test_contract import weights_of_version
@@ -68,8 +68,7 @@ def test_ends_are_told_apart(make_sglang: MakeSglang) -> None:
     assert (len(stopped.token_ids), stopped.finish_reason, stopped.stop_reason) == (3, "stop", stop)
     first = stopped.token_ids[0]
     assert [tokens for tokens, _ in stopped.top_logprobs[0]] == [first, first + 1]
-    engine._eos = frozenset({stop})
-    [[ended]] = sample(engine, ask(PROMPT))
+    [[ended]] = sample(make_sglang(eos=stop), ask(PROMPT))
     assert (ended.finish_reason, ended.stop_reason) == ("stop", None)
 
 
@@ -116,19 +115,15 @@ def test_with_drain_running_requests_end_first(make_sglang: MakeSglang, stub: St
 
 
 def test_a_server_that_refuses_to_pause_goes_on_with_the_old_version(
-    make_sglang: MakeSglang, stub: StubServer, full: Weights, monkeypatch: pytest.MonkeyPatch
+    make_sglang: MakeSglang, stub: StubServer, full: Weights
 ) -> None:
     """Nothing has been overwritten, so requests are let through again; the next update is as good as any."""
     engine = make_sglang()
     engine.load(policy(1), full, WAIT)
-
-    async def refuse(**_: Any) -> None:
-        raise RefusedError("the server", "/pause", 500, "not now")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine._client, "pause", refuse)
-        with pytest.raises(RefusedError, match="not now"):
-            engine.load(policy(2), full, WAIT)
+    stub.refuse["/pause_generation"] = (500, {"message": "not now"})
+    with pytest.raises(RefusedError, match="not now"):
+        engine.load(policy(2), full, WAIT)
+    stub.refuse.clear()
     assert stub.paths()[-1] == "/continue_generation"
     assert engine.status().state == "clean"
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
@@ -319,9 +314,7 @@ def test_a_server_that_is_gone_stops_the_engine(make_sglang: MakeSglang, stub: S
     stub.close()
     with pytest.raises(EngineStoppedError, match="SGLang at http"):
         future.result(WAIT)
-    wait_for(lambda: engine._relay.failure)
-    with pytest.raises(EngineStoppedError, match="SGLang at http"):
-        engine.status()
+    assert "SGLang at http" in until_stopped(engine)
     with pytest.raises(EngineStoppedError):
         engine.submit(ask(PROMPT))
 
@@ -382,6 +375,6 @@ def test_adapters_that_others_use_are_waited_for_no_longer_than_configured(
 ) -> None:
     """SGLang unloads one only when nobody uses it; the error names the key."""
     stub.adapters["policy-1.1.1"] = "/there"
-    stub._running["somebody's"] = "policy-1.1.1"
+    stub.used_by_others.add("policy-1.1.1")
     with pytest.raises(EngineStoppedError, match=r"could not be taken over within 0.5 s \(inference.engine.startup"):
         make_sglang(lora=True, startup_timeout=0.5)

@@ -62,14 +62,18 @@ MakeVllm = Callable[..., VllmEngine]
 
 @pytest.fixture
 def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -> Iterator[MakeVllm]:
-    """`make_vllm(lora=False, mode="interrupt", noise=None, **engine_keys)`: an engine in front of the stub."""
+    """`make_vllm(lora=False, mode="interrupt", noise=None, tied=False, **keys)`: an engine in front of the stub."""
     made: list[VllmEngine] = []
 
     def make(
-        lora: bool = False, mode: Any = "interrupt", noise: NormNoise | None = None, **engine_keys: Any
+        lora: bool = False,
+        mode: Any = "interrupt",
+        noise: NormNoise | None = None,
+        tied: bool = False,
+        **engine_keys: Any,
     ) -> VllmEngine:
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
-        model = ModelConfig(path=str(servable_model()), dtype="float32", lora=adapter)
+        model = ModelConfig(path=str(servable_model(tied=tied)), dtype="float32", lora=adapter)
         config = VllmEngineConfig(type="vllm", urls=[stub.url], **{"startup_timeout": 5.0, **engine_keys})
         made.append(
             VllmEngine(

@@ -30,6 +30,8 @@ class StubServer:
         """Status and body by path."""
         self.before: dict[str, Callable[[], object]] = {}
         """What is done by path, before it is answered."""
+        self.silent: set[str] = set()
+        """Paths that are not answered as long as they are in here."""
         self._loop = asyncio.new_event_loop()
         self._ready: Future[int] = Future()
         self._aborted: set[str] = set()
@@ -72,6 +74,8 @@ class StubServer:
         self.calls.append((path, body))
         if path in self.before:
             self.before[path]()
+        while path in self.silent:
+            await asyncio.sleep(0.005)
         if path in self.refuse:
             status, content = self.refuse[path]
             return web.json_response(content, status=status)

@@ -1,6 +1,5 @@
 """The engine in front of a stub server: gate, labels, versions, errors."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engines.external.staging import model_shapes
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
 from actors.engines.vllm.engine import VllmEngine
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
-from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from schemas.messages import PolicyVersion
 from tests.actors.engines.engines import WAIT, ask, policy, sample
@@ -111,16 +108,10 @@ def test_a_tied_head_is_written_out_for_a_server_on_cpus(
     from safetensors.torch import load_file
 
     stub.device = "cpu"
-    engine, source = make_vllm(), servable_model(1, tied=True)
-    engine._shapes = model_shapes(ModelConfig(path=str(source)))
+    engine, source = make_vllm(tied=True), servable_model(1, tied=True)
     seen: dict[str, Any] = {}
-    forget = engine._staging.forget
-
-    def look_and_forget(name: str) -> None:
-        seen.update(load_file(tmp_path / "run" / "scratch" / name / "head.safetensors"))
-        forget(name)
-
-    engine._staging.forget = look_and_forget  # type: ignore[method-assign]
+    head = tmp_path / "run" / "scratch" / "1.1.1" / "head.safetensors"
+    stub.before["/collective_rpc"] = lambda: seen.update(load_file(head))
     engine.load(policy(1), Weights("full", load_file(source / "model.safetensors"), directory=str(source)), WAIT)
     embedding = load_file(source / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(seen["lm_head.weight"], embedding)
@@ -170,16 +161,12 @@ def test_a_reload_that_fails_leaves_a_dirty_engine_that_serves_nobody(
 
 
 def test_a_server_that_does_not_come_to_rest_in_time_goes_on(
-    make_vllm: MakeVllm, stub: StubServer, full: Weights, monkeypatch: pytest.MonkeyPatch
+    make_vllm: MakeVllm, stub: StubServer, full: Weights
 ) -> None:
     """Update mode drain: the old version serves on, and the error names both keys."""
     engine = make_vllm(mode="drain")
     engine.load(policy(1), full, WAIT)
-
-    async def never(**_: Any) -> None:
-        await asyncio.sleep(60)
-
-    monkeypatch.setattr(engine._client, "pause", never)
+    stub.silent.add("/pause")
     with pytest.raises(TimeoutError, match=r"within 0.1 s \(weights.timeout, weights.update_mode drain\)"):
         engine.load(policy(2), full, 0.1)
     assert stub.paths()[-1] == "/resume"
@@ -187,19 +174,15 @@ def test_a_server_that_does_not_come_to_rest_in_time_goes_on(
 
 
 def test_a_server_that_refuses_to_pause_goes_on_with_the_old_version(
-    make_vllm: MakeVllm, stub: StubServer, full: Weights, monkeypatch: pytest.MonkeyPatch
+    make_vllm: MakeVllm, stub: StubServer, full: Weights
 ) -> None:
     """Nothing has been overwritten, so requests are let through again; the next update is as good as any."""
     engine = make_vllm()
     engine.load(policy(1), full, WAIT)
-
-    async def refuse(**_: Any) -> None:
-        raise RefusedError("the server", "/pause", 500, "not now")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine._client, "pause", refuse)
-        with pytest.raises(RefusedError, match="not now"):
-            engine.load(policy(2), full, WAIT)
+    stub.refuse["/pause"] = (500, {"detail": "not now"})
+    with pytest.raises(RefusedError, match="not now"):
+        engine.load(policy(2), full, WAIT)
+    stub.refuse.clear()
     assert stub.paths()[-1] == "/resume"
     assert engine.status().state == "clean"
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
@@ -208,15 +191,11 @@ def test_a_server_that_refuses_to_pause_goes_on_with_the_old_version(
 
 
 def test_a_server_that_ends_in_the_middle_of_an_update_is_not_waited_for(
-    make_vllm: MakeVllm, stub: StubServer, full: Weights, monkeypatch: pytest.MonkeyPatch
+    make_vllm: MakeVllm, stub: StubServer, full: Weights
 ) -> None:
     """Its HTTP server would not answer before its core does: the actor is told as soon as that is known to be dead."""
     engine = make_vllm()
-
-    async def never(**_: Any) -> None:
-        await asyncio.sleep(600)
-
-    monkeypatch.setattr(engine._client, "pause", never)
+    stub.silent.add("/pause")
     loading = in_thread(lambda: engine.load(policy(1), full, 600.0))
     stub.healthy = False
     with pytest.raises(EngineStoppedError, match="/health answers 503"):
@@ -327,18 +306,25 @@ def test_an_engine_that_is_quarantined_while_it_waits_for_the_server_to_rest_sta
     """The switch fails, nothing was overwritten, and still nobody knows what the server holds."""
     engine = make_vllm()
     engine.load(policy(1), full, WAIT)
-    stub.holding = True
+    stub.label, stub.holding = "someone-else", True
     future = engine.submit(ask(PROMPT))
     wait_for(lambda: stub.asked("/inference/v1/generate"))
-    stub.refuse["/pause"] = (500, {"detail": "no"})
-    stub.before["/pause"] = lambda: engine._quarantine(engine._serving, "for the test")
+    stub.calls.clear()
+    stub.silent, stub.refuse = {"/pause"}, {"/pause": (500, {"detail": "no"})}
+    loading = in_thread(lambda: engine.load(policy(2), full, WAIT))
+    wait_for(lambda: stub.asked("/pause"))
+    stub.release()
+    wait_for(lambda: engine.status().state == "quarantined")
+    stub.silent = set()
     with pytest.raises(ValueError, match="vLLM answers 500 to /pause"):
-        engine.load(policy(2), full, WAIT)
-    assert (engine.status().state, engine._gate.is_set()) == ("quarantined", False)
+        loading.result(WAIT)
+    assert engine.status().state == "quarantined"
+    assert stub.paths() == ["/pause"]  # neither resumed nor asked for tokens
     stub.refuse.clear()
     engine.load(policy(2), full, WAIT)
-    stub.holding = False
-    assert future.result(WAIT)
+    assert future.result(WAIT)[0].segments == [(0, 1, 2)]
+    [body] = stub.asked("/inference/v1/generate")
+    assert body["cache_salt"] == "1.2.3"
 
 
 def test_a_server_is_taken_over_from_an_engine_that_ended_in_an_update(make_vllm: MakeVllm, stub: StubServer) -> None:

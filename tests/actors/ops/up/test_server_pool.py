@@ -12,7 +12,7 @@ import pytest
 from actors.assembly import replica_index
 from actors.cli import main
 from actors.ops.up import server_pool as module
-from actors.ops.up.child import plan
+from actors.ops.up.child import Child, plan
 from actors.ops.up.server_pool import Directory, ServerPool, addresses, listens, name_of
 from schemas.config import dump_config
 from tests.ports import free_port
@@ -39,9 +39,14 @@ def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeP
 
     yield make
     for one in made:
-        for child in [*one._actors.values(), *(child for child, _ in one._leaving)]:
+        for child in one.children:
             if child.running:
                 child.signal(9)
+
+
+def actors_of(pool: ServerPool, url: str) -> list[Child]:
+    """The actors that are there for a server, with those that are about to leave."""
+    return [child for child in pool.children if child.name == name_of(url)]
 
 
 def test_each_server_that_listens_has_one_actor(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,15 +55,17 @@ def test_each_server_that_listens_has_one_actor(make_pool: MakePool, monkeypatch
     monkeypatch.setattr(module, "listens", there.__contains__)
     pool = make_pool([A, B])
     pool.look()
-    process = pool._actors[A].process
+    [first], [second] = actors_of(pool, A), actors_of(pool, B)
+    process = first.process
     assert process is not None
     assert 'inference.engine.urls=["http://127.0.0.1:1"]' in process.args  # type: ignore[operator]
-    assert pool._actors[A].name == "inference-127.0.0.1-1-server"
-    assert not pool._actors[B].running
+    assert first.name == "inference-127.0.0.1-1-server"
+    assert not second.running
     there.add(B)
     pool.look()
-    assert pool._actors[A].process is process
-    assert pool._actors[B].running
+    assert len(pool.children) == 2
+    assert first.process is process
+    assert second.running
 
 
 def test_a_server_that_leaves_has_its_actor_leave(make_pool: MakePool) -> None:
@@ -66,15 +73,17 @@ def test_a_server_that_leaves_has_its_actor_leave(make_pool: MakePool) -> None:
     servers = [A, B]
     pool = make_pool(servers)
     pool.look()
-    leaver, stayer = pool._actors[A], pool._actors[B]
+    [leaver], [stayer] = actors_of(pool, A), actors_of(pool, B)
     servers.remove(A)
     pool.look()
     wait_until(lambda: not leaver.running, "the actor's end")
     pool.tend()
-    assert (pool._leaving, stayer.running) == ([], True)
+    assert (pool.children, stayer.running) == ([stayer], True)
     servers.append(A)
     pool.look()
-    assert pool._actors[A].running
+    [again] = actors_of(pool, A)
+    assert again.running
+    assert again is not leaver
 
 
 def test_an_actor_that_does_not_leave_is_ended(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +92,7 @@ def test_an_actor_that_does_not_leave_is_ended(make_pool: MakePool, monkeypatch:
     servers = [A]
     pool = make_pool(servers, STUBBORN)
     pool.look()
-    child = pool._actors[A]
+    [child] = pool.children
     wait_until(lambda: b"deaf" in child.log.read_bytes(), "its start")
     servers.clear()
     pool.look()
@@ -101,7 +110,7 @@ def test_an_actor_that_ends_is_tried_again_later_and_later(make_pool: MakePool) 
     waits = []
     for _ in range(3):
         pool.look()
-        child = pool._actors[A]
+        [child] = pool.children
         wait_until(lambda child=child: not child.running, "its end")
         pool.tend()
         waits.append(child.start_at)
@@ -157,7 +166,9 @@ def test_names_are_files_and_no_ordinals(url: str) -> None:
 def test_up_starts_the_pool_in_place_of_inference_actors(tmp_path: Path) -> None:
     """One process, whatever `up.inference` says; the trainer has the cores to itself."""
     inference: Any = {"engine": {"type": "sglang"}, "pool": {"urls": [A]}}
-    children = {child.name: child for child in plan(ring_config(tmp_path, inference=inference, up={"inference": 3}))}
+    children = {
+        child.name: child for child in plan(ring_config(tmp_path, inference=inference, up={"inference": 3}), None)
+    }
     assert sorted(children) == ["inference-pool-0", "packer-0", "reward-0", "rollout-0", "trainer-0"]
     assert children["trainer-0"].environment["OMP_NUM_THREADS"] == str(os.cpu_count())
 

@@ -1,0 +1,175 @@
+"""Checks of the functions that a configuration names, against their files and against the columns of the data.
+
+User code is never run here, since only the reward actor may import it: a function in a file is looked up in the file's
+syntax tree, a function of an installed package is not checked.
+"""
+
+import ast
+import difflib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.ops.fit import Finding
+from actors.process.user_code import hidden_imports
+from actors.reward.builtin import BUILTIN
+from actors.reward.lookup import ARGUMENTS, load_function
+from schemas.config import RunConfig
+from schemas.config.advantages import CustomAdvantageConfig
+from schemas.config.data import RewardFunctionConfig, Split
+from schemas.config.losses import CustomLossConfig
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from actors.datasets.jsonl import Jsonl
+
+NO_FUNCTIONS = ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set | ast.JoinedStr
+"""Syntax of values that surely can't be called."""
+EXACT_MATCH = "eval.exact_match"
+
+
+def function_problems(config: RunConfig) -> Iterator[str]:
+    """Check that every function of the reward actor and the loss exists, as far as no user code need be run."""
+    for key, function in _configured(config):
+        place, colon, name = function.path.rpartition(":")
+        # a path without a colon names a built-in function, so no user code is loaded
+        if not colon:
+            try:
+                load_function(function.path, key)
+            except ConfigError as error:
+                yield from error.problems
+                continue
+            parameters = inspect.signature(BUILTIN[function.path]).parameters.values()
+            needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+            if missing := sorted(needed - function.kwargs.keys()):
+                yield f"{key.removesuffix('.path')}.kwargs: {function.path} needs {', '.join(missing)}"
+        elif place.endswith(".py"):
+            yield from (f"{key}: {problem}" for problem in _in_file(Path(place), name))
+        elif not re.fullmatch(r"\w+(\.\w+)*:\w+", function.path):
+            yield f"{key}: {function.path!r} must be a built-in name, package.module:function or file.py:function"
+    loss = config.trainer.loss
+    if isinstance(loss, CustomLossConfig):
+        file, _, name = loss.path.rpartition(":")
+        found = _in_file(Path(file), name) if file.endswith(".py") else ()
+        yield from (f"trainer.loss.path: {problem}" for problem in found)
+
+
+def call_findings(config: RunConfig, split: Split, columns: set[str]) -> Iterator[Finding]:
+    """Check reward functions in files against the columns that all rows of a file have."""
+    for key, function in _configured(config):
+        # step rewards and advantages have other signatures
+        if not key.startswith(("reward.functions", EXACT_MATCH)) or (split == "train" and key == EXACT_MATCH):
+            continue
+        place, _, name = function.path.rpartition(":")
+        if place.endswith(".py"):
+            definition = definition_of(ast.parse(Path(place).read_bytes()), name)
+            yield from signature_findings(definition, name, columns, set(function.kwargs), f"{key}: {place}")
+
+
+def missing_columns(config: RunConfig, split: Split, rows: "Jsonl") -> Iterator[str]:
+    """Check that every row of a file has the columns that built-in functions need."""
+    for key, function in _configured(config):
+        if function.path not in BUILTIN or (split == "train" and key == EXACT_MATCH):
+            continue
+        # without prompts and completions, which every function gets
+        parameters = list(inspect.signature(BUILTIN[function.path]).parameters.values())[2:]
+        columns = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+        needed = columns - function.kwargs.keys() - set(ARGUMENTS)
+        for column in sorted(needed - rows.columns):
+            hint = "; name another function, or null to measure none" if key == EXACT_MATCH else ""
+            yield (
+                f"{key}: {function.path} needs a column {column!r}, which not every row of {rows.path} has; all rows "
+                f"have {', '.join(sorted(rows.columns)) or 'no column but the prompt'}{hint}"
+            )
+
+
+def _configured(config: RunConfig) -> list[tuple[str, RewardFunctionConfig]]:
+    """Return all functions of the reward actor, each with its key."""
+    found = [(f"reward.functions.{i}.path", function) for i, function in enumerate(config.reward.functions)]
+    steps, advantage = config.reward.steps, config.reward.advantage
+    if steps:
+        found.append(("reward.steps.path", RewardFunctionConfig(path=steps.path)))
+    if isinstance(advantage, CustomAdvantageConfig):
+        found.append(("reward.advantage.path", RewardFunctionConfig(path=advantage.path)))
+    exact_match = config.eval.exact_match
+    return [*found, *([(EXACT_MATCH, RewardFunctionConfig(path=exact_match))] if exact_match else [])]
+
+
+def _in_file(file: Path, name: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+        names = _bound(tree)
+    except OSError as error:
+        yield f"{file} can't be read: {error.strerror}"
+    except (SyntaxError, ValueError) as error:
+        yield f"{file} is not Python: {error}"
+    else:
+        yield from hidden_imports(file)
+        if isinstance(definition_of(tree, name), NO_FUNCTIONS):
+            yield f"{file}: {name} is not a function"
+        # a star import may bind any name
+        if name not in names and "*" not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            yield f"{file} has no function {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Return all names bound in a module: by def, class, assignment, import; includes `*` for a star import."""
+    found, rest = set[str](), list[ast.AST]([tree])
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue  # names inside a function or class are not the module's
+        if isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        rest += ast.iter_child_nodes(node)
+    return found
+
+
+def signature_findings(
+    definition: ast.AST | None, name: str, columns: set[str], kwargs: set[str], where: str
+) -> Iterator[Finding]:
+    """Check whether a function accepts the keyword arguments of a call.
+
+    Args:
+        definition: definition of the function in the file's syntax tree; anything but a plain function is not checked.
+        name: name of the function.
+        columns: columns that all rows of a file have.
+        kwargs: names of the function's configured kwargs.
+        where: configuration key and file, for the error.
+    """
+    # a decorator may change the arguments
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef) or definition.decorator_list:
+        return
+    arguments = definition.args
+    named = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+    # defaults belong to the last of the positional arguments
+    optional = [a.arg for a in arguments.args[len(arguments.args) - len(arguments.defaults) :]]
+    optional += [
+        a.arg for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is not None
+    ]
+    # TRL also passes trainer_state, which no sampled group has
+    given = {*ARGUMENTS, *columns, *kwargs}
+    for missing in sorted(set(named) - set(optional) - given):
+        why = "TRL's trainer_state is not passed" if missing == "trainer_state" else "the data has no such column"
+        has = f"; all rows have {', '.join(sorted(columns)) or 'no column but the prompt'}"
+        yield Finding(f"{where}: {name} needs {missing!r}, and {why}{has}")
+    surplus = sorted({"prompts", "completions", *columns, *kwargs} - set(named))
+    if arguments.kwarg is None and surplus:
+        yield Finding(f"{where}: {name} does not take {', '.join(map(repr, surplus))}; add **columns to its arguments")
+
+
+def definition_of(tree: ast.Module, name: str) -> ast.AST | None:
+    """Return the last top-level definition of a name in a module; None if the syntax tree does not show it plainly."""
+    found: ast.AST | None = None
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            found = node
+        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            found = node.value
+    return found

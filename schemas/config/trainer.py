@@ -1,0 +1,81 @@
+"""Keys of the trainer: objective, optimizer, ranks, checkpoints, teacher."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.config.base import Section
+from schemas.config.mismatch import MismatchConfig
+from schemas.config.model import Dtype
+from schemas.config.objective import ObjectiveConfig
+from schemas.config.optimizers import AdamWConfig, OptimizerConfig
+from schemas.config.resume_classes import Free, Identity, Repack
+
+
+class CheckpointConfig(Section):
+    """Checkpoints in Hugging Face format, or in PEFT format with `model.lora`."""
+
+    interval: Free[int] = Field(50, ge=1)
+    """Steps between two checkpoints. The last step is always saved."""
+    keep_last: Free[int] = Field(3, ge=2)
+    """Number of newest checkpoints kept. A run can resume from each of these."""
+    keep_interval: Free[int | None] = Field(None, ge=1)
+    """Steps between two checkpoints kept for good, in addition to `keep_last`. A run can resume from the newest
+    `keep_last` checkpoints only, since the ledger has no groups for older ones. Empty: none."""
+    timeout: Free[float] = Field(300.0, gt=0)
+    """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be claimed at a
+    start (full disk). After that the run fails."""
+
+
+class TeacherConfig(Section):
+    """Teacher: a frozen model with the policy's vocabulary, towards which a loss pulls the policy."""
+
+    path: str = Field(min_length=1)
+    """Name on the Hugging Face hub, or directory, looked up like `model.path`."""
+    dtype: Dtype = "bfloat16"
+    """Precision of the teacher's weights and computation."""
+
+
+class TrainerConfig(ObjectiveConfig):
+    """Training: objective, updates per step, ranks, learning rate, optimizer, checkpoints."""
+
+    max_steps: Free[int] = Field(ge=1)
+    """Number of training steps of the run."""
+    num_iterations: Identity[int] = Field(1, ge=1)
+    """Number of passes over the batch of a step (GRPO's μ, as in TRL and ms-swift)."""
+    num_minibatches: Identity[int] = Field(1, ge=1)
+    """Parts of a step's batch, each with an optimizer update of its own. Parts are whole groups if num_minibatches
+    divides `packer.groups_per_step`, else whole completions. A step has num_iterations × num_minibatches updates, all
+    at the step's learning rate."""
+    teacher: Identity[TeacherConfig | None] = None
+    """Teacher model, for loss `ref_kl`, `teacher_tau`, `distillation` and `environments[].ref_kl_weight`. Empty:
+    none."""
+    num_ranks: Repack[int] = Field(1, ge=1, le=1024)
+    """Number of trainer processes (ranks). Each trains its share of a step's samples; all need the same
+    `output_dir`."""
+    sharding: Free[Literal["none", "fsdp"]] = "none"
+    """Distribution of the model over ranks. `none`: each rank has the whole model (data parallel), and a replayed step
+    has the same bits. `fsdp`: each rank has a part of every weight, gradient and optimizer state, and gathers a layer
+    for its computation (FSDP2); not with optimizer adamw_8bit, `model.quantization` or `sft`."""
+    deterministic: Free[bool] = False
+    """Steps on a GPU with the same bits each time, so that `actors replay` compares weights: slower, and an operation
+    that torch can't compute so is an error. On a CPU steps have the same bits in either case."""
+    learning_rate: Free[float] = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    lr_scheduler: Free[Literal["constant", "linear", "cosine"]] = "constant"
+    """Learning rate schedule after the warm-up. `linear` and `cosine` fall to learning_rate × min_lr_ratio at
+    max_steps."""
+    warmup_steps: Free[int] = Field(0, ge=0)
+    """Steps of the linear rise of the learning rate from 0 to `learning_rate`."""
+    min_lr_ratio: Free[float] = Field(0.0, ge=0, le=1)
+    """Final learning rate relative to `learning_rate`, for schedules `linear` and `cosine`."""
+    optimizer: OptimizerConfig = AdamWConfig()
+    """Optimizer and its parameters. A map without `type` is AdamW."""
+    max_grad_norm: Free[float] = Field(1.0, gt=0)
+    """Maximum global norm of the gradients over all ranks; larger gradients are scaled down."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Interval and number of checkpoints."""
+    gang_timeout: Free[float] = Field(20.0, gt=0)
+    """Seconds for all ranks to find each other at a start. After that all ranks start over (protocol rule P19)."""
+    mismatch: MismatchConfig = MismatchConfig()
+    """Limits of the difference between the logprobs of trainer and engine."""

@@ -1,0 +1,92 @@
+"""Work on a device: its own clock, and equal bits where they are asked for."""
+
+import os
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from actors.learner import devices
+from actors.learner.devices import Stopwatch, gpu_name, is_inexact, make_deterministic
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+class Event:
+    """Double of a CUDA event: the GPU reaches the n-th one after n² milliseconds, whatever the program's clock says."""
+
+    recorded = 0
+    waited_for: ClassVar[list[float]] = []
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = 0.0
+
+    def record(self) -> None:
+        """Take a place in the work."""
+        Event.recorded += 1
+        self.at = float(Event.recorded**2)
+
+    def synchronize(self) -> None:
+        """Wait until the GPU is there."""
+        Event.waited_for.append(self.at)
+
+    def elapsed_time(self, later: "Event") -> float:
+        """Return milliseconds."""
+        return later.at - self.at
+
+
+@pytest.fixture
+def torch_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Puts torch's choice of algorithms back."""
+    monkeypatch.setenv(devices.WORKSPACE, "")
+    monkeypatch.delenv(devices.WORKSPACE)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_laps_on_a_gpu_are_those_of_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is far ahead of the GPU when it asks, and waits for the last mark."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "recorded", 0)
+    monkeypatch.setattr(Event, "waited_for", [])
+    watch = Stopwatch(GPU)
+    for _ in range(4):
+        watch.mark()
+    assert watch.laps() == pytest.approx([0.003, 0.005, 0.007])
+    assert Event.waited_for == [16.0]
+
+
+def test_laps_on_a_cpu_are_those_of_the_program() -> None:
+    """A lap of a sleep, and one of nothing."""
+    watch = Stopwatch(CPU)
+    watch.mark()
+    time.sleep(0.02)
+    watch.mark()
+    watch.mark()
+    slept, nothing = watch.laps()
+    assert slept > 0.015
+    assert nothing < slept
+
+
+def test_a_gpu_computes_the_same_bits_when_it_is_asked_to(torch_settings: None) -> None:
+    """Without the key its results are compared within a tolerance; on a CPU they have the same bits anyway."""
+    assert (is_inexact(GPU), is_inexact(CPU)) == (True, False)
+    make_deterministic(CPU)
+    assert not torch.are_deterministic_algorithms_enabled()
+    make_deterministic(GPU)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ[devices.WORKSPACE] == ":4096:8"
+    assert not is_inexact(GPU)
+
+
+def test_a_gpu_has_a_name_where_nccl_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own number, since each process calls its own GPU cuda:0."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert (gpu_name(GPU), gpu_name(CPU)) == ("GPU-1", "")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert gpu_name(GPU) == ""
