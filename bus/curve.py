@@ -286,11 +286,13 @@ class _ClientMonitor:
             "unlisted_key": "the peer does not know this actor's key: is it in client.public of bus.keys there?",
             "incomplete": "the peer hung up: its key may not be in server.public of bus.keys here, or it has stopped",
         }
-        self.link.refused = words.get(_reason(event, value), "the peer's answer is no CURVE handshake")
+        detail = words.get(_reason(event, value), "the peer's answer is no CURVE handshake")
+        # the owner clears `refused` as soon as it is told
+        self.link.refused = detail
         self.link.on_refused()
         if time.monotonic() >= self.next_log:
             self.next_log = time.monotonic() + REFUSAL_LOG_SECONDS
-            log.warning("connection refused by peer", address=self.address, detail=self.link.refused)
+            log.warning("connection refused by peer", address=self.address, detail=detail)
 
 
 def _reason(event: int, value: int) -> str:

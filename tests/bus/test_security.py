@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 from structlog.testing import capture_logs
+from zmq.utils import z85
 
 from bus import codec, curve, keys, topology
 from bus.control import ControlClient, ControlServer, identity_of
@@ -381,6 +382,21 @@ def test_peer_that_is_listed_late_gets_in_by_itself(config: RunConfig, closing: 
     keys.rotate(ours)
     keys.finish(ours)
     assert keys.public_of(keys.load(theirs).client_secrets[0]) in keys.load(ours).client_publics, "others' keys stay"
+
+
+def test_log_of_a_refusal_has_its_reason_though_the_owner_clears_it_at_once(config: RunConfig) -> None:
+    """An owner that connects again as soon as it is told has emptied `Link.refused` by the time of the log line."""
+    link = curve.Link()
+    link.on_refused = lambda: setattr(link, "refused", "")
+    ring, nobody = keys_for(Addresses(config).control, config.bus), zmq.curve_keypair()[0]
+    with zmq.Context.instance().socket(zmq.REP) as server, zmq.Context.instance().socket(zmq.PUSH) as client:
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        curve.secure_client(client, ring, [z85.decode(nobody)], attempt=0)
+        curve.watch_link(client, link, "tcp://server", until_heard=True)
+        with capture_logs() as logs:
+            client.connect(f"tcp://127.0.0.1:{port}")
+            _until(lambda: any(line["event"] == "connection refused by peer" for line in logs))
+    assert all(line["detail"] for line in logs if line["event"] == "connection refused by peer")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
