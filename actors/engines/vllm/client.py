@@ -60,9 +60,19 @@ class VllmClient:
         Args:
             wait: let running requests finish; otherwise running requests stop in between and continue after `resume`.
             clear_cache: drop keys and values; stopped requests compute theirs again.
+
+        Raises:
+            RefusedError: the server does not pause, or keeps its keys and values.
         """
         mode, clear = "wait" if wait else "keep", str(clear_cache).lower()
         await self._http.call("POST", f"/pause?mode={mode}&clear_cache={clear}")
+        if clear_cache:
+            # vLLM 0.32 still obeys clear_cache, though its documentation says that mode keep ignores it. A release that
+            # does ignore it would serve new weights with old keys and values, and nobody would notice
+            path = "/reset_prefix_cache"
+            answer: Json = await self._http.call("POST", f"{path}?reset_running_requests=true")
+            if not answer["success"]:
+                raise RefusedError(f"vLLM at {self.url}", path, 200, "the keys and values of old weights stay")
 
     async def resume(self) -> None:
         """Resume after a pause. Has no effect on a running server."""

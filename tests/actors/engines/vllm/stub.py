@@ -21,7 +21,7 @@ class StubServer:
 
     def __init__(self) -> None:
         self.version, self.logprobs_mode, self.device = "0.32.1", "processed_logprobs", "cuda"
-        self.healthy, self.in_parts = True, False
+        self.healthy, self.in_parts, self.resets_cache = True, False, True
         self.label, self.adapters = "default", dict[str, str]()
         self.calls: list[tuple[str, Any]] = []
         self.holding = False
@@ -96,6 +96,8 @@ class StubServer:
             self._aborted |= set(body["request_ids"])
         if path == "/v1/models":
             return {"data": [{"id": "tiny", "parent": None}] + [{"id": n, "parent": "tiny"} for n in self.adapters]}
+        if path == "/reset_prefix_cache":
+            return {"success": self.resets_cache}
         if path == "/version":
             return {"version": self.version}
         model = {"max_model_len": 64, "logprobs_mode": self.logprobs_mode}

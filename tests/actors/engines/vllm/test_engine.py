@@ -77,8 +77,8 @@ def test_full_weights_are_switched_while_the_server_stands(
     engine = make_vllm(mode=mode)
     stub.calls.clear()
     assert engine.load(policy(4), full, WAIT) > 0
-    order = ["/pause", "/collective_rpc", "/update_weight_version", "/resume"]
-    assert stub.paths() == order
+    reset = ["/reset_prefix_cache"] if wanted == "true" else []
+    assert stub.paths() == ["/pause", *reset, "/collective_rpc", "/update_weight_version", "/resume"]
     assert stub.asked("/pause") == [{"mode": "wait" if mode == "drain" else "keep", "clear_cache": wanted}]
     assert engine.status().policy == policy(4)
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 4)]
@@ -188,6 +188,20 @@ def test_a_server_that_refuses_to_pause_goes_on_with_the_old_version(
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
     engine.load(policy(3), full, WAIT)
     assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 3)]
+
+
+def test_a_server_that_keeps_its_cache_goes_on_with_the_old_version(
+    make_vllm: MakeVllm, stub: StubServer, full: Weights
+) -> None:
+    """Keys and values of old weights would be read under new ones without a sign."""
+    engine = make_vllm()
+    engine.load(policy(1), full, WAIT)
+    stub.resets_cache = False
+    with pytest.raises(RefusedError, match="/reset_prefix_cache: the keys and values of old weights stay"):
+        engine.load(policy(2), full, WAIT)
+    assert stub.asked("/reset_prefix_cache")[-1] == {"reset_running_requests": "true"}
+    assert stub.paths()[-1] == "/resume"
+    assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, 1)]
 
 
 def test_a_server_that_ends_in_the_middle_of_an_update_is_not_waited_for(

@@ -90,7 +90,8 @@ def test_an_adapter_is_switched_together_with_the_norms_under_it(
         stub.calls.clear()
         engine.load(policy(version), ADAPTER, WAIT)
         paths = [path for path in stub.paths() if path != "/v1/unload_lora_adapter"]
-        assert paths == ["/v1/load_lora_adapter", "/pause", "/collective_rpc", "/update_weight_version", "/resume"]
+        whole = ["/pause", "/reset_prefix_cache", "/collective_rpc", "/update_weight_version", "/resume"]
+        assert paths == ["/v1/load_lora_adapter", *whole]
         assert stub.asked("/collective_rpc")[0]["method"] == "set_norms"
         assert same(read[-1], noisy(clean, version))
         assert sample(engine, ask(PROMPT))[0][0].segments == [(0, 1, version)]
