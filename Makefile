@@ -5,7 +5,7 @@ SEED ?= 0
 N ?= 200
 BIN := .venv/bin
 
-.PHONY: quickstart quickstart-lora check test test-long system-deps test-system chaos lint docs site dashboards bench clean
+.PHONY: quickstart quickstart-lora check test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -24,6 +24,10 @@ test: lint
 # What takes long and rarely breaks: more cases of what `make test` runs, searches that go further, whole minutes.
 test-long: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "long and not system"
+
+# Every phase of the hour on a GPU, in toy sizes on the CPU: three minutes.
+rehearsal: .venv/dev.stamp
+	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
 # An environment of its own, with vLLM for CPUs: 3.7 GB; and programs of the distribution, where that is allowed.
 system-deps: .venv-system/stamp

@@ -3,6 +3,11 @@
 A round of the packer: `heard` and `scored` for all that has arrived, then `decide`. Then the store commits
 `take_changes()`, and only afterwards the directives of `directives()` and the batches of composed steps are sent. So
 everything that a peer can know is durable (P9, P18).
+
+A group moves through these states (P21), each by one method:
+
+    issued `_grant`   settled `scored`   composed `_compose`   trained and durable `_follow_trainer`
+    dropped `scored` (a verdict), `_compose` (stale) or `_give_up_after` (a fork or a rewind)
 """
 
 import hashlib
@@ -14,13 +19,14 @@ from typing import Any
 
 from actors.algorithms.lag import min_version, tickets_allowed
 from actors.ledger.compacted_history import CompactedHistory
+from actors.ledger.composed_steps import ComposedSteps
 from actors.ledger.engines import Engines
 from actors.ledger.evaluations import Evaluations
 from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
-from actors.ledger.returning import Returning
+from actors.ledger.returned_examples import ReturnedExamples
 from actors.ledger.rows import (
     AttemptOutcome,
     Changes,
@@ -33,7 +39,6 @@ from actors.ledger.rows import (
     Settings,
     Step,
 )
-from actors.ledger.steps import StepTable
 from actors.ledger.updates import PATIENCE_TIMEOUTS, Updates
 from actors.ledger.waiting import Offers
 from schemas.errors import ProtocolError
@@ -84,9 +89,9 @@ class Machine:
         self.settings, self.run, self.term, self.packer_address = settings, run, term, packer_address
         self._eval_examples = list(eval_examples)
         self._changes = Changes()
-        self.examples = Returning(draw, still_there, self._changes)
+        self.examples = ReturnedExamples(draw, still_there, self._changes)
         self.groups = Groups(settings, self._changes)
-        self.steps = StepTable(settings, self._changes)
+        self.steps = ComposedSteps(settings, self._changes)
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
         self.engines = Engines(self._changes)
         self.updates = Updates(term, PATIENCE_TIMEOUTS * settings.weights_timeout)

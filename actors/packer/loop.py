@@ -25,8 +25,8 @@ from actors.packer.examples import Examples
 from actors.packer.inflow import BeatHeard, Event, GroupArrived, Inflow, PeerLost
 from actors.packer.payloads import Payloads
 from actors.packer.record import RunRecord
-from actors.packer.restore import StartOrder, restore
 from actors.packer.settings import facts_of, settings_of
+from actors.packer.start import StartOrder, restore
 from actors.process.fault_points import point
 from actors.process.liveness import Liveness
 from actors.process.membership import new_boot_id

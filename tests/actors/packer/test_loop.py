@@ -61,7 +61,7 @@ def test_configuration_of_a_run_without_up_lies_in_its_folder(tmp_path):
 
 def test_folder_that_can_not_be_written_to_is_said_and_the_run_begins(tmp_path, monkeypatch):
     """The file is for people who look on; the ledger beside it waits for room by itself."""
-    monkeypatch.setattr("actors.packer.restore.write_resolved", failing)
+    monkeypatch.setattr("actors.packer.start.write_resolved", failing)
     config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
     with capture_logs() as lines, ring(config) as run:
         run.start().wait()

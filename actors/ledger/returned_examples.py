@@ -7,7 +7,7 @@ from typing import Any
 from actors.ledger.rows import Changes, ExampleRef, Group
 
 
-class Returning:
+class ReturnedExamples:
     """Queue of examples to issue again, each with the dropped ordinal of the example.
 
     The whole queue is stored when a fork fills the queue. A departure is stored as a count alone: otherwise each

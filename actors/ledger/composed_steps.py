@@ -11,7 +11,7 @@ from actors.ledger.witness import START, next_chain
 from schemas.messages import DroppedOrdinal
 
 
-class StepTable:
+class ComposedSteps:
     """Composed steps. A step is composed once; nothing changes its groups afterwards (P18)."""
 
     def __init__(self, settings: Settings, changes: Changes) -> None:
