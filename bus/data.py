@@ -15,7 +15,7 @@ import zmq
 
 from bus import codec
 from bus.counts import EdgeCounts
-from bus.curve import Link, keys_for, secure_client, secure_server, split_key, watch_link, with_key
+from bus.encryption import Link, keys_for, secure_client, secure_server, split_key, watch_link, with_key
 from bus.gate import Gate
 from bus.hosts import choose_family
 from bus.keys import new_secret

@@ -131,7 +131,7 @@ def guard(socket: "zmq.Socket[bytes]", gate: Gate, address: str, *, keys: bool) 
         socket: the socket of the gate, not bound yet: events of connections before the call would be missed.
         gate: its bounds and counters.
         address: address to be bound.
-        keys: True if the socket uses CURVE. The authenticator (`bus.curve`) then reads the monitor and tells the gate.
+        keys: True if the socket uses CURVE. `bus.encryption` then reads the monitor and tells the gate.
     """
     if not (_POSSIBLE and address.startswith("tcp://")):
         return

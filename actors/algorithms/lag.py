@@ -1,5 +1,7 @@
 """Staleness rules: lag (P4), the oldest version that may sample (P10), admission of tickets (P15), stale groups (P17).
 
+The ledger drops a stale group when it composes a step (`ComposedSteps.compose_next`).
+
 Step k turns version k−1 into version k. A group with its oldest token sampled by version v has lag k − 1 − v in step k:
 0 if sampled by exactly the weights that the step starts from.
 

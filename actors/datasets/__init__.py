@@ -1,5 +1,7 @@
 """Datasets: sources of the examples that are sampled, by number.
 
+`environments` of run.yaml lists datasets, with shares. CONTRIBUTING.md has the steps to add one.
+
 Packer and rollout actors build equal datasets from the configuration, so a ticket carries only an example's number.
 """
 

@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 
 from actors.engines.protocol import Engine, EngineStoppedError
-from actors.ledger.updates import MAX_FAILURES
+from actors.ledger.weight_updates import MAX_FAILURES
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership
 from actors.telemetry.logs import bind_everywhere

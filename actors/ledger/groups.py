@@ -1,6 +1,7 @@
 """Groups and their attempts, from issue (P9) over failures and deadlines (P11, P12) to settlement or drop.
 
-`Groups.settle` alone settles a group. The first good copy wins, of whichever attempt (P11).
+`Groups.settle` alone settles a group. The first good copy wins, of whichever attempt (P11). The head of `machine.py`
+names the method behind each later state.
 """
 
 from collections import Counter, deque

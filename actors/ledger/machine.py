@@ -39,8 +39,8 @@ from actors.ledger.rows import (
     Settings,
     Step,
 )
-from actors.ledger.updates import PATIENCE_TIMEOUTS, Updates
 from actors.ledger.waiting import Offers
+from actors.ledger.weight_updates import PATIENCE_TIMEOUTS, Updates
 from schemas.errors import ProtocolError
 from schemas.messages import (
     Heartbeat,

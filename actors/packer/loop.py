@@ -5,6 +5,9 @@ machine, ledger and batches. Emits directives and batches, only after the commit
 the next event, at most ROUND_SECONDS. No send blocks: a batch without room stays pending.
 
     take all heartbeats and groups → decide → commit → publish directives, send batches, report
+
+After the death of a packer a successor loads the ledger (`start.py`); meanwhile all actors keep their work.
+docs/internals/reliability.md has a row for each failure.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ import zmq
 
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
-from bus.curve import Link, keys_for, secure_client, watch_link
+from bus.encryption import Link, keys_for, secure_client, watch_link
 from bus.hosts import HostResolver, choose_family
 from bus.sockets import MAX_IN_A_ROW, send_frames, waiting
 from bus.topology import CLOSE_LINGER_MILLISECONDS, CONTROL_HWM, milliseconds, prepare

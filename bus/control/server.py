@@ -19,7 +19,7 @@ import zmq
 from bus import codec, threads
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
-from bus.curve import keys_for, secure_server
+from bus.encryption import keys_for, secure_server
 from bus.gate import Gate
 from bus.hosts import choose_family, to_bind
 from bus.keys import public_of

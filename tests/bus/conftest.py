@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from bus import keys
-from bus.curve import keys_for, secure_client, split_key
+from bus.encryption import keys_for, secure_client, split_key
 from schemas.config import RunConfig, check_tree
 from schemas.config.services import BusConfig
 from tests.ports import free_port

@@ -17,7 +17,7 @@ from actors.ledger.peers import Peers
 from bus import codec, threads
 from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
 from bus.counts import EdgeCounts
-from bus.curve import keys_for, secure_server
+from bus.encryption import keys_for, secure_server
 from bus.topology import Addresses
 from schemas.errors import ConfigError
 from schemas.messages import (

@@ -13,11 +13,11 @@ import zmq
 from structlog.testing import capture_logs
 from zmq.utils import z85
 
-from bus import codec, curve, keys, topology
+from bus import codec, encryption, keys, topology
 from bus.control import ControlClient, ControlServer, identity_of
 from bus.counts import REFUSALS, EdgeCounts
-from bus.curve import keys_for, split_key
 from bus.data import Inbox, Outbox
+from bus.encryption import keys_for, split_key
 from bus.topology import Addresses
 from schemas import limits
 from schemas.config import RunConfig
@@ -219,8 +219,8 @@ def test_closed_sockets_leave_nothing_with_the_doorman(config: RunConfig) -> Non
         inbox.close()
         if number == 0:
             time.sleep(0.5)  # for those of tests before
-            before = curve.num_watched()
-    _until(lambda: curve.num_watched() <= before)
+            before = encryption.num_watched()
+    _until(lambda: encryption.num_watched() <= before)
 
 
 # --- plaintext -------------------------------------------------------------------------------------------------------
@@ -386,13 +386,13 @@ def test_peer_that_is_listed_late_gets_in_by_itself(config: RunConfig, closing: 
 
 def test_log_of_a_refusal_has_its_reason_though_the_owner_clears_it_at_once(config: RunConfig) -> None:
     """An owner that connects again as soon as it is told has emptied `Link.refused` by the time of the log line."""
-    link = curve.Link()
+    link = encryption.Link()
     link.on_refused = lambda: setattr(link, "refused", "")
     ring, nobody = keys_for(Addresses(config).control, config.bus), zmq.curve_keypair()[0]
     with zmq.Context.instance().socket(zmq.REP) as server, zmq.Context.instance().socket(zmq.PUSH) as client:
         port = server.bind_to_random_port("tcp://127.0.0.1")
-        curve.secure_client(client, ring, [z85.decode(nobody)], attempt=0)
-        curve.watch_link(client, link, "tcp://server", until_heard=True)
+        encryption.secure_client(client, ring, [z85.decode(nobody)], attempt=0)
+        encryption.watch_link(client, link, "tcp://server", until_heard=True)
         with capture_logs() as logs:
             client.connect(f"tcp://127.0.0.1:{port}")
             _until(lambda: any(line["event"] == "connection refused by peer" for line in logs))

@@ -9,7 +9,7 @@ import torch
 from actors.engines.protocol import EngineStoppedError
 from actors.engines.vllm.engine import VllmEngine
 from actors.inference.loop import InferenceActor
-from actors.ledger.updates import MAX_FAILURES
+from actors.ledger.weight_updates import MAX_FAILURES
 from actors.telemetry.metrics import Metrics
 from bus.weights import Weights
 from schemas.messages import InferenceDirective, Manifest, WeightMember, WeightUpdate

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.ledger.updates import MAX_FAILURES, Updates
+from actors.ledger.weight_updates import MAX_FAILURES, Updates
 from schemas.messages import InferenceHeartbeat, Manifest, PolicyVersion, TrainerHeartbeat, UpdateFailure
 
 PATIENCE = 40.0

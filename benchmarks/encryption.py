@@ -1,6 +1,6 @@
 """Throughput of the encrypted bus, compared with a CURVE pair of pyzmq, and cost of refused connections.
 
-    python -m benchmarks.curve [--json PATH]
+    python -m benchmarks.encryption [--json PATH]
 
 *Data.* An `Outbox` in this process sends `RolloutGroup`s to an `Inbox` in another process over tcp loopback, with keys.
 The raw ways use a PUSH and a PULL socket of pyzmq with the same options and keys and send frames of the same bytes,
@@ -33,8 +33,8 @@ from benchmarks.bus import RAW_WAYS, SIZES, allow_many_sockets, config
 from benchmarks.codec import make_group
 from benchmarks.machine import finish, table
 from bus import codec, keys
-from bus.curve import keys_for, secure_client, split_key
 from bus.data import Inbox, Outbox
+from bus.encryption import keys_for, secure_client, split_key
 from bus.topology import Addresses, prepare
 from schemas import limits
 from schemas.config import RunConfig
