@@ -25,6 +25,7 @@ from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError, SampleRequest
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.shared_gpu import ServerMemory
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
@@ -62,8 +63,18 @@ def installed() -> None:
         pytest.fail(words) if os.environ.get("CI") == "true" else pytest.skip(words)
 
 
+MEMORY = ServerMemory(cache_bytes=900 << 20, utilization=0.25)
+"""Limits of a server beside a trainer; not those of `start`."""
+
+
 def start(
-    model: Path, folder: Path, lora: bool = False, mode: Any = "interrupt", extra_args: Sequence[str] = (), **keys: Any
+    model: Path,
+    folder: Path,
+    lora: bool = False,
+    mode: Any = "interrupt",
+    extra_args: Sequence[str] = (),
+    memory: ServerMemory | None = None,
+    **keys: Any,
 ) -> VllmEngine:
     """An engine with a server of its own, whose steps take some time; it can set norms, as one with noise can."""
     config = VllmEngineConfig(
@@ -78,14 +89,16 @@ def start(
     settings = ModelConfig(path=str(model), dtype="bfloat16" if lora else "float32", lora=LORA if lora else None)
     inside = str(Path(__file__).parent / "inside")
     log, scratch = folder / "logs" / "inference-0.vllm.log", scratch_at(folder / "run" / "server.inference-0")
-    with mock.patch.dict(os.environ, {"PYTHONPATH": inside, "VLLM_CPU_KVCACHE_SPACE": "1"}):
-        return VllmEngine(settings, config, mode, log, scratch)
+    # vLLM takes this size before that of the command line
+    cache = {} if memory else {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    with mock.patch.dict(os.environ, {"PYTHONPATH": inside, **cache}):
+        return VllmEngine(settings, config, mode, log, scratch, memory=memory)
 
 
 @pytest.fixture(scope="module")
 def full(servable_model: ServableModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     """All weights, float32; the model's head is tied to its embedding."""
-    engine = start(servable_model(0, tied=True), tmp_path_factory.mktemp("full"))
+    engine = start(servable_model(0, tied=True), tmp_path_factory.mktemp("full"), memory=MEMORY)
     yield engine
     engine.close()
 
@@ -103,6 +116,12 @@ def weights(folder: Path) -> Weights:
     from safetensors.torch import load_file
 
     return Weights("full", load_file(folder / "model.safetensors"), directory=str(folder))
+
+
+def test_a_server_takes_the_bytes_that_it_is_given_for_its_cache(full: VllmEngine) -> None:
+    """On a GPU that the trainer uses too, vLLM does not measure what is free: these limits alone count."""
+    cache = call(full, lambda client: client.settings())["cache_config"]
+    assert (cache["kv_cache_memory_bytes"], cache["gpu_memory_utilization"]) == (MEMORY.cache_bytes, MEMORY.utilization)
 
 
 class Adapters:
