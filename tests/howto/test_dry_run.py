@@ -1,4 +1,4 @@
-"""Whole runs without a model: the dry run of docs/howto/debugging.md, and the processes of docs/howto/vllm.md."""
+"""Whole runs without a model: the dry run of docs/howto/debugging.md, and the processes of docs/howto/several-machines.md."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import yaml
 
 from tests.howto.origins import with_recorders
 from tests.howto.pages import page, printed_by
+from tests.ports import free_port
 
 ONE_PROCESS_EACH = ["trainer.num_ranks=1", "trainer.sharding=none", "up.inference=1", "packer.groups_per_step=2"]
 """Smaller than on the page, for machines with few cores."""
@@ -48,16 +49,19 @@ def test_data_and_rewards_of_a_page_go_through_a_whole_run(
 
 @pytest.mark.long
 def test_processes_that_are_started_one_by_one_make_a_run(tmp_path: Path) -> None:
-    """The commands of the page, in a shell: they find each other, train to the end, and end by themselves."""
-    (commands,) = [block.text for block in page("vllm").blocks if "CUDA_VISIBLE_DEVICES" in block.text]
+    """The commands of both machines, here on one: they find each other, train to the end, and end by themselves."""
+    machines = [block.text for block in page("several-machines").blocks if "--config run.yaml bus.host=" in block.text]
+    assert len(machines) == 2
+    # machine B first, since the page promises that any order will do; one `wait` for all
+    commands = re.sub(r"10\.0\.0\.[56]", "127.0.0.1", "\n".join(reversed(machines)).replace("wait\n", "", 1))
     tree = {
         "output_dir": "out", "model": {"path": "none"}, "environments": [{"type": "reverse_text"}],
         "rollout": {"group_size": 4, "max_tokens": 12}, "packer": {"groups_per_step": 2}, "trainer": {"max_steps": 3},
         "reward": {"functions": [{"path": "characters_in_place"}]}, "inference": {"engine": {"type": "fake"}},
-        "eval": {"num_prompts": 0},
+        "eval": {"num_prompts": 0}, "bus": {"control": f"tcp://127.0.0.1:{free_port()}"},
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
-    script = commands.replace("actors run", f"{sys.executable} -m actors run")
+    script = commands.replace("actors ", f"{sys.executable} -m actors ")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     completed = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=150
