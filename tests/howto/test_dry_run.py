@@ -1,4 +1,4 @@
-"""Whole runs without a model: the dry run of docs/howto/debugging.md, and the processes of docs/howto/several-machines.md."""
+"""Whole runs without a model: the dry run of the page on debugging, and the processes of that on several machines."""
 
 import json
 import os
