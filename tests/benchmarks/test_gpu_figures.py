@@ -15,7 +15,7 @@ from benchmarks.machine import ROOT
 
 GPU = ROOT / "benchmarks" / "gpu"
 WHEELS = ROOT / "benchmarks" / "gpu_wheels.txt"
-THERE = {"torch", "transformers", "peft", "aiohttp", "msgpack", "prometheus-client", "triton"}
+THERE = {"torch", "transformers", "peft", "triton"}
 """Packages that a GPU machine is expected to have, with all that they need."""
 
 
