@@ -98,6 +98,7 @@ class RunRecord:
         tokens = values.get("tokens", {})
         self._values: dict[str, Any] = {
             "times": values.get("times", {}),
+            "ran": values.get("ran", {}),
             "tokens": tokens,
             # ledgers of older versions have the engines' tokens among the others
             "generated": values.get("generated", tokens.pop("generated", 0)),
@@ -109,7 +110,12 @@ class RunRecord:
         # starts after every recorded time, even if the machine's clock was set back between two packers
         self.clock = RunClock([*self._values["times"].values(), started_at or 0.0])
         """Clock of all recorded times."""
-        self._values["times"].setdefault("started", started_at or self.clock.now())
+        times, ran = self._values["times"], self._values["ran"]
+        times.setdefault("started", started_at or self.clock.now())
+        if not ran:  # a new run, or one of a version that did not store it
+            ran.update({what: at - times["started"] for what, at in times.items()})
+        # nothing ran between the last commit of the packer before and now
+        self._running_since = self.clock.now() - max(ran.values()) if len(times) > 1 else times["started"]
         self._engines = EngineTotals(self._values["engine_tokens"])
         self.metrics_target: Target = ("packer", "", "")
         """The packer's own metrics target; targets of other actors come with their heartbeats."""
@@ -124,7 +130,7 @@ class RunRecord:
 
     def _open_files(self) -> None:
         """Bring the files to the committed state: lines of steps that are not committed are removed."""
-        self._totals = StepTotals()
+        self._totals = StepTotals(rates_from=self.clock.now())
         self._reporter.begin(self._machine.recorded_step, self.evaluated, self._totals.add)
         self._summarised = self._reopens = False
 
@@ -153,6 +159,9 @@ class RunRecord:
         if self._engines_told and (is_last or now >= self._take_engines_at):
             self._engines_told, self._take_engines_at = False, now + ENGINES_SECONDS
             self._dirty |= {"generated", "engine_tokens"}
+        if self._dirty or is_last:
+            # the next packer goes on counting from here
+            self._stamp("committed", self.clock.now())
         # emptied here and not after the commit: a commit that fails is tried again with the same values
         taken, self._dirty = {key: self._values[key] for key in self._dirty}, set()
         return taken
@@ -333,7 +342,8 @@ class RunRecord:
 
     def summary(self) -> dict[str, Any]:
         """Return the values of summary.json."""
-        return summarise(self._values, self._totals, self._engines, self._machine, self._store, self.clock.now())
+        seconds = self.clock.now() - self._running_since
+        return summarise(self._values, self._totals, self._engines, self._machine, self._store, seconds)
 
     def progress(self) -> dict[str, Any]:
         """Return the newest values for screens, all plain."""
@@ -369,7 +379,7 @@ class RunRecord:
             "checkpoint": machine.gang.checkpoint if machine.gang.members else None,
             "went_back": self._rewound,
             "packer": self.metrics_target[1],
-            "seconds": self.clock.now() - self._values["times"]["started"],
+            "seconds": self.clock.now() - self._running_since,
         } | self._progress.values(time.monotonic())
 
     def _first_and_last_eval(self) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -400,8 +410,9 @@ class RunRecord:
         self._writer.write("metrics_targets.json", partial(self._targets.follow, targets))
 
     def _stamp(self, what: str, at: float) -> None:
-        self._values["times"][what] = at
-        self._dirty.add("times")
+        """Store a time, and how long the run had run by then: without the time in which no packer was there."""
+        self._values["times"][what], self._values["ran"][what] = at, at - self._running_since
+        self._dirty |= {"times", "ran"}
 
 
 def missing_actors(machine: Machine) -> list[str]:

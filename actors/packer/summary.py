@@ -10,34 +10,36 @@ from actors.telemetry.totals import StepTotals
 
 
 def summarise(
-    values: Mapping[str, Any], totals: StepTotals, engines: EngineTotals, machine: Machine, store: Store, now: float
+    values: Mapping[str, Any], totals: StepTotals, engines: EngineTotals, machine: Machine, store: Store, seconds: float
 ) -> dict[str, Any]:
     """Return the values of summary.json. Medians are of recent steps (`actors.telemetry.totals`).
 
+    No duration includes the time in which the run was stopped.
+
     Args:
-        values: times, token counts and evaluations of the record.
+        values: seconds that the run had run at some events, token counts and evaluations of the record.
         totals: totals over all lines of metrics.jsonl.
         engines: token counts and update times of engines.
         machine: the ledger's state machine.
         store: the ledger.
-        now: time on the record's clock, in seconds since 1970.
+        seconds: how long the run has run, in seconds.
     """
-    times, evals, tokens = values["times"], values["evals"], values["tokens"]
-    train_seconds = times["last_step"] - times["first_ticket"]
+    ran, evals, tokens = values["ran"], values["evals"], values["tokens"]
+    train_seconds = ran["last_step"] - ran["first_ticket"]
     trained = int(totals["tokens"].sum)
     # engines report their tokens once a second, so at the end the settled groups may be ahead of the reports
     generated = max(values["generated"] - tokens.get("eval", 0), tokens.get("train", 0))
     # the idle ratio counts from the first step, without the start of all processes
-    between = times["last_step"] - times["first_step"]
+    between = ran["last_step"] - ran["first_step"]
     return {
         "steps": machine.trained_step,
         "reward_first": totals.reward_first,
         "reward_last": totals.reward_last,
         "eval_before": evals.get("0"),  # version 0 is the model as configured
         "eval_after": evals.get(str(machine.settings.max_steps)),
-        "wall_seconds": now - times["started"],
+        "wall_seconds": seconds,
         "train_seconds": train_seconds,
-        "time_to_first_step_seconds": times["first_step"] - times["started"],
+        "time_to_first_step_seconds": ran["first_step"],
         "completions_per_second": per_second(totals["num_completions"].sum, train_seconds),
         "generated_tokens": generated + tokens.get("eval", 0),
         "trained_tokens": trained,

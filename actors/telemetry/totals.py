@@ -70,9 +70,13 @@ class StepTotals:
     """Running totals over the lines of metrics.jsonl: first lines, newest lines, and figures of COLUMNS.
 
     Medians are of the newest NUM_RECENT_VALUES steps. Everything else is exact over all steps.
+
+    Args:
+        rates_from: `time` of the oldest line that counts for rates; lines of an earlier process do not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rates_from: float = 0.0) -> None:
+        self._rates_from = rates_from
         self.first: list[Line] = []
         self.recent: deque[Line] = deque(maxlen=NUM_RECENT_LINES)
         self.idle = Column()
@@ -116,15 +120,18 @@ class StepTotals:
     @property
     def seconds_per_step(self) -> float | None:
         """Mean seconds per step over the newest NUM_RECENT_LINES steps; None before the second step."""
-        lines = list(self.recent)
+        lines = self._lines_of_rates()
         return (lines[-1]["time"] - lines[0]["time"]) / (len(lines) - 1) if len(lines) > 1 else None
 
     def per_second(self, column: str) -> float | None:
         """Return a column's sum per second, over the newest NUM_RECENT_LINES lines; None before the second line."""
-        lines = list(self.recent)
+        lines = self._lines_of_rates()
         span = lines[-1]["time"] - lines[0]["time"] if lines else 0.0
         # the first line's values belong to the time before the span
         return sum(line.get(column) or 0.0 for line in lines[1:]) / span if span > 0 else None
+
+    def _lines_of_rates(self) -> list[Line]:
+        return [line for line in self.recent if line["time"] >= self._rates_from]
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -63,7 +63,6 @@ def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
     printed, background = "", []
     for comment, language, title, code in NEXT.findall(text):
         if title:
-            (tmp_path / title).parent.mkdir(exist_ok=True)
             (tmp_path / title).write_text(code)
             continue
         if language == "text":

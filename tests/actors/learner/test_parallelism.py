@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,17 @@ def sharded(folder: Path, config: RunConfig, steps: list[int], size: int = 2, re
     task = {"config": as_tree(config), "steps": steps, "size": size, "restore": str(restore or "")}
     (folder / "task.json").write_text(json.dumps(task))
     command = [sys.executable, "-m", "tests.actors.learner.shard_rank", str(folder)]
-    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(size)]
-    try:
-        said = [rank.communicate(timeout=300)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, said
+    # to files: a rank whose pipe is full would stand still, and all others with it
+    logs = [folder / f"rank_{rank}.log" for rank in range(size)]
+    with ExitStack() as open_files:
+        written = [open_files.enter_context(path.open("w")) for path in logs]
+        ranks = [subprocess.Popen([*command, str(rank)], stderr=log) for rank, log in enumerate(written)]
+        try:
+            codes = [rank.wait(timeout=300) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    assert codes == [0] * size, [path.read_text() for path in logs]
     values = json.loads((folder / "values.json").read_text())
     computed = json.loads((folder / "computed.json").read_text())
     return Trained(load_file(folder / "weights.safetensors"), values, folder / "checkpoint", computed)

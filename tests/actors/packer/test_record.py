@@ -277,6 +277,29 @@ def test_a_packer_that_starts_after_the_clock_went_back_goes_on_from_the_time_of
     assert times == sorted(times)
 
 
+def test_the_time_in_which_a_run_was_stopped_is_no_time_of_the_run(told, tmp_path, monkeypatch):
+    """Stopped after step 1 and continued a week later: no duration and no pace has the week in it."""
+    told.machine.groups.num_issued["train"] = 3
+    told.train(1)
+    told.turn()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 7 * 24 * 3600.0)
+    again = Told(tmp_path, told.store)
+    assert 0 < again.record.progress()["seconds"] < 3600
+    again.train(2)
+    again.turn()
+    assert again.record.progress()["seconds_per_step"] is None
+    again.train(3)
+    again.turn()
+    assert again.record.progress()["seconds_per_step"] < 3600
+    again.finish()
+    again.turn()
+    summary = json.loads((told.output / "summary.json").read_text())
+    assert 0 < summary["train_seconds"] < summary["wall_seconds"] < 3600
+    times = [line["time"] for line in again.lines()]
+    assert times[1] - times[0] > 24 * 3600
+
+
 def test_a_run_of_one_moment_has_no_rate(told):
     """All stamps are the same: the summary is written, without the rates that can't be told."""
     told.record.clock = Clock(1000.0)
