@@ -1,7 +1,7 @@
 """Public formats of the policy: published versions, and checkpoints in the formats of transformers and peft."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.learner.saved_tensors import SavedTensors
-from actors.learner.shards import gathered
+from actors.learner.shards import gathered, overwrite
 from actors.learner.snapshots import Snapshot, copied
 from actors.models import loading
 from actors.models.attention import PADDED
@@ -70,12 +70,14 @@ def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:
             loaded = loading.load_model(
                 config.model_copy(update={"device": "cpu"}), torch.float32, attention=PADDED, path=str(folder)
             )
-            loading.copy_into(targets, loading.full_tensors(loaded), str(folder))
+            values: Mapping[str, Tensor] = loading.full_tensors(loaded)
+            shapes = {name: tuple(tensor.shape) for name, tensor in values.items()}
         else:
-            loading.check_alike(targets, saved.shapes, str(folder))
-            with torch.no_grad():
-                for name, target in targets.items():
-                    target.copy_(saved[name])
+            values, shapes = saved, saved.shapes
+        loading.check_alike(targets, shapes, str(folder))
+        with torch.no_grad():
+            for name, target in targets.items():
+                overwrite(target, values[name])
 
 
 def _gathered(model: nn.Module, config: ModelConfig, keep: bool) -> Iterator[tuple[str, Tensor]]:

@@ -1,9 +1,9 @@
 """Parallelism with a part of every weight, gradient and optimizer state per rank (torch's FSDP2).
 
-All ranks load and restore the model in host memory, meet, and keep a part each on their devices. A layer is gathered
-while the layer runs, and gradients are summed in the backward pass. From then on each forward, backward, norm and
-gather is a collective, so all ranks must do equally many of each: a rank with fewer micro-batches computes made-up
-ones. For publishing and saving, the other ranks help rank 0 to gather one tensor at a time (`serve`).
+All ranks map the model's files, meet, and keep a part each on their devices. A layer is gathered while the layer runs,
+and gradients are summed in the backward pass. From then on each forward, backward, norm and gather is a collective, so
+all ranks must do equally many of each: a rank with fewer micro-batches computes made-up ones. For publishing and
+saving, the other ranks help rank 0 to gather one tensor at a time (`serve`).
 """
 
 import os
@@ -99,7 +99,7 @@ class FullySharded:
 def shard(model: nn.Module, mesh: Any, dtype: torch.dtype) -> None:
     """Spread the parameters over the ranks of a mesh, in place: each decoder layer, then everything else together.
 
-    Trained parameters are float32 masters: they are rounded to `dtype` when they are gathered, and the gradients of a
+    Trained parameters become float32 masters: they are rounded to `dtype` when they are gathered. The gradients of a
     micro-batch are computed in `dtype`, but summed over ranks and micro-batches in float32. Gradients are summed over
     ranks, not averaged, as the loss of a rank is a share of the loss of all.
     """
@@ -111,6 +111,10 @@ def shard(model: nn.Module, mesh: Any, dtype: torch.dtype) -> None:
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     layers: list[Any] = []
     for module in (*loading.layers_of(model), model):  # inner modules first: the model takes the rest
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.dtype is not torch.float32:
+                # a layer at a time, and the rank keeps a part of it: the whole model in float32 is never there
+                parameter.data = parameter.data.float()
         # embeddings and output layer are needed again as soon as the backward pass begins
         sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=module is not model)
         sharded.set_gradient_divide_factor(1.0)  # by default torch divides by the number of ranks

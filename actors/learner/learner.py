@@ -117,7 +117,7 @@ class TorchLearner:
         self._trainable = [p for p in self.trained.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.trained, config.trainer)
         self._restored_from: Path | None = None
-        """Folder of the checkpoint whose optimizer state `join` restores."""
+        """Folder of the checkpoint that `join` restores."""
         self._reference_models = ReferenceModels(config, self._token_logprobs, self._autocast, self._parallelism)
         sft = config.trainer.sft
         self._supervised = SupervisedExamples(config, sft, self._token_logprobs, self._autocast) if sft else None
@@ -127,8 +127,10 @@ class TorchLearner:
     def _load(self) -> nn.Module:
         """Return the policy as it is trained. The order of the changes matters."""
         config = self._config.model
-        # shards are the trained weights themselves, so they are loaded in float32; a base under LoRA is only read
-        base_dtype = torch.float32 if self._parallelism.sharded and config.lora is None else self._dtype
+        base_dtype = self._dtype
+        if self._parallelism.sharded and config.lora is None:
+            # mapped from the files as they are, on each rank: `join` makes float32 masters of this rank's part alone
+            base_dtype = loading.stored_dtype(config.path) or torch.float32
         kernel = attention.implementation(config, self._device)
         model = loading.load_model(self._parallelism.loaded_as(config), base_dtype, attention=kernel)
         if not config.dropout:
@@ -156,14 +158,17 @@ class TorchLearner:
 
     def restore(self, folder: Path) -> None:
         """Restore weights, optimizer and entropy control from a checkpoint's folder. Call before `join`."""
-        formats.restore(self.trained, self._parallelism.loaded_as(self._config.model), folder)
-        self._masters.round()
         self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
         if self._parallelism.sharded:
-            # whole optimizer state would be twice the model on each rank: `join` restores this rank's part alone
+            # weights and state would be three times the model on each rank: `join` restores this rank's part alone
             self._restored_from = folder
         else:
+            self._restore_weights(folder)
             restore_optimizer(folder, self._optimizer)
+
+    def _restore_weights(self, folder: Path) -> None:
+        formats.restore(self.trained, self._parallelism.loaded_as(self._config.model), folder)
+        self._masters.round()
 
     def join(self, ranks: Ranks, shall_wait: Callable[[], object]) -> None:
         """Join the other ranks. With a sharded model, keep this rank's part of weights and optimizer state."""
@@ -173,6 +178,7 @@ class TorchLearner:
             self._trainable = [p for p in self.model.parameters() if p.requires_grad]
             self._optimizer = make_optimizer(self.model, self._config.trainer)
             if self._restored_from is not None:
+                self._restore_weights(self._restored_from)
                 restore_optimizer(self._restored_from, self._optimizer)
 
     def warm_up(self) -> None:

@@ -42,6 +42,11 @@ def placed(value: Value, like: Tensor) -> Value:
     return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
 
 
+def overwrite(tensor: Tensor, value: Tensor) -> None:
+    """Overwrite a tensor in place by the whole value; a spread tensor takes this rank's part of it."""
+    tensor.copy_(placed(value, tensor) if isinstance(tensor, DTensor) else value)
+
+
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
     """Scale all gradients down to a global norm of `limit`; return the norm before, equal on each rank."""
     # over all parameters and ranks before any is scaled; of spread gradients the norm itself is a spread scalar

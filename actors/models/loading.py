@@ -22,6 +22,8 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 PEFT_PREFIX = "base_model.model."
 """Prefix of the model's own parameter names once the model has an adapter."""
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FILE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Precisions by their names in safetensors files. float32 holds each of their values exactly."""
 
 
 def device_of(config: ModelConfig) -> torch.device:
@@ -79,6 +81,35 @@ def load_model(
         _compute_alike(model, device)
         return model  # type: ignore[no-any-return]
     return model.to(device)  # type: ignore[no-any-return]
+
+
+def stored_dtype(path: str) -> torch.dtype | None:
+    """Return the precision of all weights in a model's files; None if it is not one alone, or not known yet.
+
+    In this precision transformers maps the files into memory: weights on the CPU take no memory of this process until
+    they are changed.
+
+    Args:
+        path: a model folder, or a name on the hub, which is looked up among the files downloaded already.
+    """
+    # imported here: only ranks that share a model ask
+    from safetensors import SafetensorError, safe_open
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+    found = [
+        cached_file(path, name, local_files_only=True, _raise_exceptions_for_missing_entries=False,
+                    _raise_exceptions_for_connection_errors=False, _raise_exceptions_for_gated_repo=False)
+        for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
+    ]  # fmt: skip
+    kinds: set[str] = set()
+    for folder in {Path(name).parent for name in found if name is not None}:
+        for file in folder.glob("*.safetensors"):
+            try:
+                with safe_open(file, "pt") as opened:
+                    kinds |= {str(opened.get_slice(name).get_dtype()) for name in opened.keys()}  # noqa: SIM118
+            except SafetensorError:
+                return None  # `load_model` tells what is wrong
+    return FILE_DTYPES.get(kinds.pop()) if len(kinds) == 1 else None
 
 
 def _choose_kernels() -> None:

@@ -1,6 +1,8 @@
 """Weights spread over ranks: the step of one process that has them all, and checkpoints that fit any number."""
 
+import gc
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.learner.collective_watch import CollectiveWatch
+from actors.learner.fsdp import FullySharded
 from actors.learner.learner import TorchLearner
 from actors.learner.ranks import SINGLE_RANK, RanksBrokenError
 from actors.models import loading
@@ -146,6 +150,45 @@ def test_two_ranks_compute_in_bfloat16_and_add_in_float32(
     assert {tensor.dtype for tensor in two.weights.values()} == {torch.bfloat16}
     bfloat16 = ["torch.bfloat16"]
     assert two.computed["dtypes"] == {"weights": bfloat16, "activations": bfloat16, "trained": ["torch.float32"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_two_ranks_train_float32_masters_of_a_model_that_is_stored_in_16_bits(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """The ranks map the file as it is; the step is that of one process, which loads the model in float32."""
+    stored = models.plain(model_folder("qwen3")).to(torch.bfloat16)
+    stored.save_pretrained(tmp_path / "stored")
+    config = run_config(tmp_path / "stored", learning_rate=1e-3, sharding="fsdp", num_ranks=2, optimizer={"eps": 1e-4})
+    two = sharded(tmp_path / "two", config, [1, 2])
+    assert_near(two, whole(config, [1, 2]))
+    assert two.computed["dtypes"]["trained"] == ["torch.float32"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="not run: Linux tells what is private")
+def test_a_rank_that_will_share_the_model_takes_no_memory_for_it(tmp_path: Path) -> None:
+    """Eight ranks of a machine would hold eight models; what is mapped from a file, the machine has once."""
+    settings = Qwen3Config(
+        vocab_size=120_000, hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(settings).to(torch.bfloat16).save_pretrained(tmp_path)
+    models.tokenizer().save_pretrained(tmp_path)
+    config = run_config(tmp_path, sharding="fsdp", num_ranks=2)
+    kept = [TorchLearner(config, parallelism=FullySharded(0))]  # all imports and caches are there after the first
+    before = _private_bytes()
+    kept.append(TorchLearner(config, parallelism=FullySharded(0)))
+    model = sum(parameter.numel() for parameter in kept[-1].model.parameters()) * 4
+    assert _private_bytes() - before < 0.2 * model
+    kept.append(TorchLearner(config))  # the other way has it: so the measure can fail
+    assert _private_bytes() - before > 0.9 * model
+
+
+def _private_bytes() -> int:
+    gc.collect()
+    (found,) = re.findall(r"Anonymous:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    return int(found) * 1024
 
 
 @pytest.mark.slow

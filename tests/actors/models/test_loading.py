@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from actors.models import loading
 from schemas.config.model import LoraConfig, ModelConfig
@@ -74,3 +75,15 @@ def test_weights_that_do_not_fit_overwrite_nothing(given: dict[str, torch.Tensor
     with pytest.raises(ValueError, match=problem):
         loading.copy_into(targets, given, "published weights")
     assert not targets["a"].any()
+
+
+def test_the_precision_of_a_models_files_is_read_from_their_headers(tmp_path: Path) -> None:
+    """A folder with one precision has it; one with two, or without a file, has none."""
+    assert loading.stored_dtype(str(tmp_path)) is None
+    save_file({"a": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    assert loading.stored_dtype(str(tmp_path)) is torch.bfloat16
+    save_file({"b": torch.zeros(2)}, tmp_path / "model-2.safetensors")
+    assert loading.stored_dtype(str(tmp_path)) is None
+    (tmp_path / "model-2.safetensors").write_bytes(b"no such file format")
+    assert loading.stored_dtype(str(tmp_path)) is None
+    assert loading.stored_dtype("nobody/has-downloaded-this") is None
