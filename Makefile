@@ -5,7 +5,7 @@ SEED ?= 0
 N ?= 200
 BIN := .venv/bin
 
-.PHONY: quickstart quickstart-lora check test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench clean
+.PHONY: quickstart quickstart-lora check check-312 test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -24,6 +24,10 @@ test: lint
 # What takes long and rarely breaks: more cases of what `make test` runs, searches that go further, whole minutes.
 test-long: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "long and not system"
+
+# The fast tests with the Python and the torch of benchmarks/gpu: needs python3.12, and 5 GB for a torch with CUDA.
+check-312: .venv-312/stamp
+	.venv-312/bin/python -m pytest -n 4 --dist loadgroup -m "not slow and not long and not system"
 
 # Every phase of the hour on a GPU, in toy sizes on the CPU: three minutes.
 rehearsal: .venv/dev.stamp
@@ -83,5 +87,11 @@ bench: .venv/dev.stamp
 	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
 	touch $@
 
+.venv-312/stamp: pyproject.toml constraints.txt
+	python3.12 -m venv .venv-312
+	grep -v ^torch== constraints.txt > .venv-312/constraints.txt
+	.venv-312/bin/pip install --quiet $(PIP_ARGS) -c .venv-312/constraints.txt torch==2.11.0 -e ".[dev]"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-system outputs build site *.egg-info
+	rm -rf .venv .venv-312 .venv-system outputs build site *.egg-info
