@@ -26,6 +26,8 @@ from tests.bus.conftest import MakeConfig, connect
 from tests.marks import first_of, long_but
 from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
 
+pytestmark = pytest.mark.slow
+
 SIZE = 1 << 20
 CPU_SECONDS = 0.1
 FACTOR = 5

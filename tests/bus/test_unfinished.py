@@ -26,7 +26,10 @@ from tests.bus.conftest import MakeConfig
 from tests.bus.test_data import _group, _inbox, _outbox, _take
 from tests.bus.test_security import _greeting
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells bytes per connection")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells bytes per connection"),
+]
 WAIT = 60.0
 ROOT = Path(__file__).parent.parent.parent
 MIB = 1 << 20

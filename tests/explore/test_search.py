@@ -48,7 +48,11 @@ def found_by_walks(scenario: Scenario) -> FoundError:
     pytest.fail("nothing found")
 
 
-@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [scenarios.ALL[0], *(pytest.param(scenario, marks=pytest.mark.slow) for scenario in scenarios.ALL[1:])],
+    ids=lambda one: one.name,
+)
 def test_no_history_with_few_troubles_breaks_a_rule(scenario: Scenario) -> None:
     """Crashes, losses, copies, late messages and silence, and each ends well once the trouble does."""
     print(f"\n{search(scenario, STATES)}")

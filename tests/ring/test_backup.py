@@ -14,6 +14,8 @@ from actors.ops.resume import restore, rewind
 from schemas.errors import ConfigError
 from tests.ring.harness import check_promise, ring, ring_config, steps_recorded, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def damage(path):
     """Overwrite pages in the middle of a file, and drop what its WAL would mend."""

@@ -34,6 +34,8 @@ from tests.ring.harness import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 PEERS = ("rollout-0", "reward-0", "inference-0", "trainer-0")
 
 

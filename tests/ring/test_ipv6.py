@@ -17,6 +17,8 @@ from tests.bus.test_data import _group as a_group
 from tests.ports import free_port
 from tests.ring.harness import PATIENCE_SECONDS, check_promise, processes, ring, ring_config, wait_until
 
+pytestmark = pytest.mark.slow
+
 OPEN = BusConfig(allow_plaintext=True)
 
 

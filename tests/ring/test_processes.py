@@ -20,6 +20,8 @@ from tests.ring.harness import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 SAMPLING = {"engine": {"type": "fake", "token_seconds": 0.05}}
 """A group takes 0.2 to 0.6 s to sample: long enough to be caught at it."""
 SHORT = {"trainer": {"max_steps": 3}, "eval": {"num_prompts": 0}}

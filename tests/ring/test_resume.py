@@ -29,6 +29,8 @@ from tests.ring.harness import (
 )
 from tests.ring.witness_checker import check_witnesses
 
+pytestmark = pytest.mark.slow
+
 TWO_RANKS = ("packer-0", "trainer-0", "trainer-1", "inference-0", "reward-0", "rollout-0")
 
 

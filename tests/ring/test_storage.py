@@ -18,6 +18,8 @@ from bus.run_folder import weights_folder
 from schemas.errors import ConfigError, RunFailedError
 from tests.ring.harness import PATIENCE_SECONDS, check_promise, ring, ring_config, steps_recorded, wait_until, watching
 
+pytestmark = pytest.mark.slow
+
 PEERS = ("inference-0", "reward-0", "rollout-0")
 
 

@@ -27,6 +27,8 @@ from tests.ring.harness import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def status(run: Path, *overrides: str) -> tuple[int, str]:
     """(exit code, all that it says)."""

@@ -17,6 +17,8 @@ from schemas.messages import Directive, InferenceHeartbeat, ObserverHeartbeat
 from tests.actors.ledger.driver import Double, Engine, Ring, Rollout, Trainer, settings
 from tests.ring.harness import ring_config
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 64
 MAX_SECONDS = 2.0
 """Of CPU, for all that the largest fork or evaluation costs the packer."""

@@ -24,6 +24,8 @@ from tests import models
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, held, load_in_thread, policy, sample
 from tests.conftest import ModelFolder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[4]
 PROMPTS = ([1, 8, 3], [1, 20, 9, 14, 5, 6, 7, 3], [1, *(4 + i % 20 for i in range(33)), 3])
 """Short, of eight tokens, and longer than the blocks in which kernels add."""
