@@ -5,6 +5,7 @@ Each NAME.curves.json beside this file has values of each step of a real run, co
 """
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def _panel(panel: Panel, data: dict[str, list[float]]) -> str:
 def _smooth(values: list[float]) -> list[float]:
     """Return the mean of each value and the WINDOW − 1 values before it."""
     windows = [values[max(0, i - WINDOW + 1) : i + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
+    return [math.fsum(window) / len(window) for window in windows]  # `sum` rounds otherwise since Python 3.12
 
 
 if __name__ == "__main__":
