@@ -18,8 +18,20 @@ def main(command: list[str]) -> None:
 
     SIGTERM is passed on to the server. Never returns.
     """
+    # the handler comes first: a server that already writes to its log must not lose a SIGTERM sent to its guard
+    server: subprocess.Popen[bytes] | None = None
+    asked_to_end = False
+
+    def pass_on(*_: object) -> None:
+        nonlocal asked_to_end
+        asked_to_end = True
+        if server is not None:
+            server.terminate()
+
+    signal.signal(signal.SIGTERM, pass_on)
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    if asked_to_end:
+        server.terminate()
     threading.Thread(target=_outlive_nobody, daemon=True).start()
     code = server.wait()
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

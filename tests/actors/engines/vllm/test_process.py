@@ -178,6 +178,33 @@ def test_a_server_that_ends_takes_its_workers_with_it() -> None:
     wait_for(lambda: members(process.pid) == [])
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_request_to_end_reaches_a_server_that_is_just_being_started(tmp_path: Path, moment: str) -> None:
+    """SIGTERM arrives while its guard starts it: at the earliest moment and at the latest one."""
+    code = f"""
+import os, signal, subprocess
+from actors.engines.vllm import guard
+class Popen(subprocess.Popen):
+    def __init__(self, *given, **named):
+        if {moment!r} == "before":
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().__init__(*given, **named)
+        if {moment!r} == "after":
+            os.kill(os.getpid(), signal.SIGTERM)
+guard.subprocess.Popen = Popen
+guard.main(["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"])
+"""
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=log, start_new_session=True
+        )
+    assert process.wait(20) == -signal.SIGKILL
+    # the signal may come before the shell has set its trap
+    told = (tmp_path / "log").read_text()
+    assert told in ("the server ended with exit code 0\n", "the server ended by SIGTERM\n")
+    wait_for(lambda: members(process.pid) == [])
+
+
 def test_closing_ends_a_server_in_good_order(tmp_path: Path) -> None:
     """SIGTERM reaches it; what it writes then is in the log. Without its guard it is killed all the same."""
     fake = tmp_path / "python"
