@@ -1,7 +1,9 @@
 """Attention for GPUs with what torch brings along: its kernel for sequences of different lengths (torch ≥ 2.11).
 
-The kernel is FlashAttention's inside torch, so no other package is needed. It has no soft cap and no dropout; layers
-with a cap are computed by FlexAttention, and layers with dropout in padded blocks.
+The kernel is FlashAttention's inside torch, so no other package is needed. A shared prompt is computed once, in layers
+without a window; layers whose window is shorter than a sample get a copy of the prompt for each sample, since the
+window of a completion's token depends on the length of the completion so far. The kernel has no soft cap and no
+dropout; layers with a cap are computed by FlexAttention, and layers with dropout in padded blocks.
 """
 
 import inspect
@@ -14,6 +16,7 @@ from actors.models.attention.flash import Sequences
 from actors.models.attention.flex import flex_row_attention
 from actors.models.attention.padded import gathered
 from actors.models.attention.rows import PackedRow
+from actors.models.attention.shared_prompts import Segments, SharedPromptAttention
 
 
 @cache
@@ -49,11 +52,15 @@ def varlen_row_attention(
     if dropout or softcap is not None:
         options: Any = {"scaling": scaling, "dropout": dropout, "sliding_window": sliding_window, "softcap": softcap}
         return flex_row_attention(module, query, key, value, attention_mask, packed_row=packed_row, **options)
+    dtype = value.dtype  # under autocast, norms of queries and keys return float32, which the kernel refuses
+    q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (R, heads, dim)
+    segments = packed_row.planned(Segments.of)
+    if sliding_window is None or segments.longest_sample <= sliding_window:
+        return SharedPromptAttention.apply(q, k, v, segments, scaling)[None], None  # type: ignore[no-untyped-call]
     from torch.nn.attention.varlen import varlen_attn  # imported here, since older torch has none
 
     plan = packed_row.planned(Sequences.of)
-    dtype = value.dtype  # under autocast, norms of queries and keys return float32, which the kernel refuses
-    q, k, v = (gathered(x[0].transpose(0, 1), plan.index_N).to(dtype) for x in (query, key, value))  # (N, heads, dim)
+    q, k, v = (gathered(x, plan.index_N) for x in (q, k, v))  # (N, heads, dim)
     grouped = q.shape[1] != k.shape[1]
     # torch 2.11 takes fewer heads of keys without being asked, and has no such argument
     asked: dict[str, Any] = {"enable_gqa": grouped} if "enable_gqa" in _parameters() else {}
@@ -67,7 +74,7 @@ def varlen_row_attention(
         plan.longest,
         scale=scaling,
         # causal; the window includes the token itself
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        window_size=(sliding_window - 1, 0),
         **asked,
     )
     return out.index_select(0, plan.back_R)[None], None

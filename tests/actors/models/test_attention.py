@@ -1,7 +1,7 @@
 """A packed row computes what separate samples compute, and nothing passes from one sample to another."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from itertools import chain
@@ -62,12 +62,12 @@ def packing_model(model_folder: ModelFolder, family: str, kernel: str = "padded"
 
 
 @pytest.fixture(params=["padded", "varlen", "flash", "flex"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each on a CPU: doubles of torch's and flash-attn's kernels, and flex not compiled, without torch's guard."""
     monkeypatch.setitem(sys.modules, "flash_attn", flash_attn)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn.varlen_attn)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # eager, it has a backward pass there too
-    return str(request.param)
+    with varlen_attn.kernels_for_cpus():
+        yield str(request.param)
 
 
 def test_row_holds_a_shared_prompt_once_and_no_last_token() -> None:
