@@ -62,9 +62,9 @@ class ModelConfig(Section):
     """Attention implementation of the trainer. A packed row holds several samples, and no sample attends to another.
     `padded` (any device): samples of similar length are gathered into padded blocks. `varlen` (GPU, bfloat16, torch
     2.11): FlashAttention's kernel for sequences of different lengths, as torch brings it along; a group's prompt is
-    computed once. `flash` (GPU, bfloat16, package flash-attn): the same of flash-attn 2, with soft caps, and with a copy
-    of the prompt for each completion. `flex` (GPU): torch's FlexAttention over the whole row. `auto`: padded on a CPU;
-    on a GPU varlen, or flex in float32 and with an older torch."""
+    computed once. `flash` (GPU, bfloat16, package flash-attn): the same of flash-attn 2, with soft caps, and with a
+    copy of the prompt for each completion. `flex` (GPU): torch's FlexAttention over the whole row. `auto`: padded on a
+    CPU; on a GPU varlen, or flex in float32 and with an older torch."""
     gradient_checkpointing: Free[bool] = False
     """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
     computation, and much less memory for long rows (transformers' non-reentrant variant)."""
