@@ -4,6 +4,8 @@ PIP_ARGS ?=
 SEED ?= 0
 N ?= 200
 BIN := .venv/bin
+# Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart quickstart-lora check check-312 test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench clean
 

@@ -127,6 +127,7 @@ def _quickstart(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> list[str
     return given
 
 
+@pytest.mark.slow
 def test_the_quickstart_begins_anew_unless_it_is_told_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +152,7 @@ def test_the_quickstart_begins_anew_unless_it_is_told_to_resume(
     assert (output / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_quickstart_removes_nothing_that_is_not_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,6 +142,7 @@ def test_samples_take_a_run_by_its_configuration_too(tmp_path: Path, capsys: pyt
     assert "step 1  train ordinal 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     """`actors schema | head -1`: no traceback."""
     command = f"{sys.executable} -P -m actors schema | head -1"

@@ -5,10 +5,13 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
 from schemas.config import dump_config
 from tests.ring.harness import ring_config
 
 
+@pytest.mark.slow
 def test_on_a_terminal_an_actor_tells_its_problems_in_lines(tmp_path):
     """A reward function that is not there, with stderr on a terminal: no `problems=['…']`."""
     file = tmp_path / "mine.py"

@@ -249,6 +249,7 @@ def _mutated(rng: random.Random, frames: Frames) -> Frames:
             return [msgpack.packb(opened), *frames[1:]]
 
 
+@pytest.mark.slow
 def test_mutated_messages_decode_or_are_refused() -> None:
     """12 000 mutations of valid messages: a valid message or a DecodeError with a reason, each within 0.2 s of CPU."""
     rng = random.Random(0)
@@ -284,6 +285,7 @@ trees = st.recursive(
 headers = st.tuples(st.sampled_from([*KINDS, "gossip", ""]), st.integers(0, 2), st.dictionaries(st.text(), trees))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     first=st.binary(max_size=200) | headers.map(msgpack.packb) | trees.map(msgpack.packb),
@@ -298,6 +300,7 @@ def test_random_frames_decode_or_are_refused(first: bytes, others: Frames) -> No
     assert isinstance(message, Message)
 
 
+@pytest.mark.slow
 def test_a_step_after_a_fork_tells_of_as_many_drops_as_there_are() -> None:
     """100 000 ordinals given up at once travel with the next step, each with its reason."""
     dropped = [DroppedOrdinal(ordinal=i, reason="forked" if i % 3 else "poison") for i in range(100_000)]

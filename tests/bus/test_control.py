@@ -552,6 +552,7 @@ class Listeners:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 20, 150])
 def test_a_server_that_is_held_up_ends_nobodys_lease_and_notices_the_dead_afterwards(
     address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, size: int

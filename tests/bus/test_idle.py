@@ -37,6 +37,7 @@ print(bound, share())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_keys", [True, False], ids=["keys", "plaintext"])
 def test_idle_sockets_and_closed_ones_leave_the_cores_alone(with_keys: bool, tmp_path: Path) -> None:
     """Bound tcp sockets without a message, and the process after they were closed, take a tenth of a core at most."""

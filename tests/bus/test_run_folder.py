@@ -178,6 +178,7 @@ def test_a_folder_of_the_runs_name_that_is_not_its_own_is_refused_and_left_alone
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_second_trainer_with_the_same_folder_is_refused_and_the_first_ones_versions_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

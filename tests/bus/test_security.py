@@ -207,6 +207,7 @@ def test_message_that_is_no_handshake_is_counted(config: RunConfig, closing: Exi
     _until(lambda: inbox.counts.refused["malformed"] == 1)
 
 
+@pytest.mark.slow
 def test_closed_sockets_leave_nothing_with_the_doorman(config: RunConfig) -> None:
     """Fifty inboxes and outboxes that came and went are watched no more, and no key may connect to them."""
     before = (0, 0)

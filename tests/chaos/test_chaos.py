@@ -77,6 +77,7 @@ def _made(path: Path) -> Iterator[str]:
             yield ast.unparse(node.args[MAKERS[maker]])
 
 
+@pytest.mark.slow
 def test_every_thread_in_the_code_has_an_exception_in_a_plan() -> None:
     """A new one is refused here until it has, in every actor that has the thread, or a test that is named."""
     made = {name for path in CODE if path != ROOT / "bus" / "threads.py" for name in _made(path)}

@@ -56,6 +56,7 @@ def kind_of(parcel: Parcel) -> str:
     return f"{type(content).__name__} to {'packer' if parcel.to == PACKER else 'peer'}"
 
 
+@pytest.mark.slow
 def test_no_message_of_another_run_is_taken_in_a_thousand_rounds() -> None:
     """Directives, groups, scored groups and batches of a run that is at the same step change nothing in any process."""
     brought = neighbours(seed=0, rounds=ROUNDS)

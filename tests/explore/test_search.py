@@ -104,6 +104,7 @@ def test_an_old_beat_is_not_believed_after_the_lease_of_its_process() -> None:
     assert world.packer.machine.peers.heartbeat_of(identity) is None
 
 
+@pytest.mark.slow
 def test_a_late_beat_of_a_dead_process_does_not_replace_a_living_one() -> None:
     """The living one would be refused, which ends the run; so a process has to have heard this packer first (P3)."""
     for seed in (*range(WALKS), 64):  # in 64 the packer starts anew between two heartbeats of the dead
@@ -133,6 +134,7 @@ def test_search_finds_a_packer_that_speaks_before_its_commit() -> None:
     assert [action.verb for action in bug.deviating] == ["round"]  # in which the packer dies after a word
 
 
+@pytest.mark.slow
 def test_search_finds_a_release_that_is_told_a_round_before_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in one place: settlements are written a round late, as by a writer with a thread of its own."""
     commit = Stored.commit
@@ -218,6 +220,7 @@ class SendsOnce(Scorer):
         return hold in self.sent
 
 
+@pytest.mark.slow
 def test_search_finds_a_scored_group_that_is_never_sent_again() -> None:
     """It would take the deadline of the attempt, and a new one, to get on (P13)."""
     bug = found(replace(STEPS, peers={"Scorer": SendsOnce}))
@@ -418,6 +421,7 @@ def to_the_end_after_a_late_rewind(machine: type[Machine]) -> None:
         world = world.after(action)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_dead_history_is_no_sign_of_lost_commits() -> None:
     """A rank that has seen it before it was buried names it in all its heartbeats (P5, P23)."""
     to_the_end_after_a_late_rewind(Machine)
@@ -496,6 +500,7 @@ def test_walks_find_an_engine_that_goes_back_when_a_state_is_late() -> None:
 # --- the search itself -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_fair_schedule_alone_ends_each_run_without_a_drop() -> None:
     """What the search finds is due to the trouble that it makes."""
     for scenario in (STEPS, ONE_STEP, EVALS, COMPACTING):
@@ -534,6 +539,7 @@ def test_a_process_that_comes_back_the_same_makes_the_same_world() -> None:
     assert crashed.key == world.key
 
 
+@pytest.mark.slow
 def test_the_double_of_the_store_keeps_what_the_store_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same changes, through packers that die, give the same rows, steps, values and payloads."""
     real, commit = Store(":memory:"), Stored.commit

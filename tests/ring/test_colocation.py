@@ -10,6 +10,7 @@ from actors.learner.fake import FakeLearner
 from tests.ring.harness import ring, ring_config
 
 
+@pytest.mark.slow
 def test_an_engine_on_the_trainers_gpu_starts_after_the_trainers_warm_up(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,6 +39,7 @@ def test_an_engine_on_the_trainers_gpu_starts_after_the_trainers_warm_up(
     assert order[-1] == "engine"
 
 
+@pytest.mark.slow
 def test_an_engine_with_a_gpu_of_its_own_waits_for_nobody(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer is not warmed up either."""
     monkeypatch.setenv("GRPO_ACTORS_SHARED_GPU", "0")

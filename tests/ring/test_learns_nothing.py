@@ -16,6 +16,7 @@ def ended(config, run):
     return view_on_disk(config)
 
 
+@pytest.mark.slow
 def test_a_run_whose_rewards_are_all_equal_is_not_healthy_and_says_why(tmp_path):
     """It is done, its exit code is 0, and no group of its 8 steps of 3 groups has taught anything."""
     config = ring_config(tmp_path, "inproc", reward=own_reward("constant"), eval=NO_EVAL)
@@ -28,6 +29,7 @@ def test_a_run_whose_rewards_are_all_equal_is_not_healthy_and_says_why(tmp_path)
     assert trouble in describe(view.progress, 0.0)
 
 
+@pytest.mark.slow
 def test_a_run_whose_rewards_are_always_late_says_how_many_calls_were(tmp_path):
     """Each group's only function is given up after 0.05 s, and called once."""
     late = own_reward("slow", seconds=0.4) | {"timeout": 0.05, "timeout_retries": 0, "max_concurrent_groups": 4}
@@ -38,6 +40,7 @@ def test_a_run_whose_rewards_are_always_late_says_how_many_calls_were(tmp_path):
     assert any("took longer than reward.timeout 0.05 s" in trouble for trouble in view.diagnostics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["characters_in_place", "length_penalty"])
 def test_a_run_that_learns_is_healthy(tmp_path, function):
     """Rewards differ within groups, and nothing is late."""

@@ -82,6 +82,7 @@ def make_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeConfig:
     return config
 
 
+@pytest.mark.slow
 def test_a_new_engine_is_checked_and_serves_a_run(make_config: MakeConfig) -> None:
     """Without a model, a tokenizer or a warning; every server_index is trained once."""
     config = make_config(trainer={"max_steps": 4})

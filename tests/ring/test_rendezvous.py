@@ -34,6 +34,7 @@ def broadcast_config(folder: Path, transport: str = "ipc", **sections: Any) -> R
     return ring_config(folder, transport, **{"weights": weights, "up": {"inference": 2}} | sections)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1])
 def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Path, level: int) -> None:
     """Every version that an engine serves came over the wire; lag is as with files."""
@@ -49,6 +50,7 @@ def test_two_engines_are_served_by_broadcast_and_nothing_is_written(tmp_path: Pa
     assert not (tmp_path / "weights").exists()
 
 
+@pytest.mark.slow
 def test_an_update_that_an_engine_alone_has_given_up_is_followed_by_another_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tests.ring.harness import (
 from tests.strangers import knock
 
 
+@pytest.mark.slow
 def test_run_with_keys_ends_with_nothing_trained_twice_while_strangers_knock_and_keys_are_rotated(tmp_path):
     """12 steps of 3 groups; a peer without a key keeps knocking; a rotation starts after step 2, ends after 4."""
     folder = tmp_path / "keys"

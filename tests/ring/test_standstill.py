@@ -80,6 +80,7 @@ def test_nobody_blocks_while_the_trainer_stands_still_for_a_minute(tmp_path):
         assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 def test_a_death_is_noticed_though_every_commit_is_slow(tmp_path, monkeypatch):
     """Rounds take longer than half a lease throughout, and heartbeats are read all the same."""
     config = ring_config(tmp_path, trainer={"max_steps": 1000}, eval={"num_prompts": 0})

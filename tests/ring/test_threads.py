@@ -19,6 +19,7 @@ from tests.ring.harness import (
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
+@pytest.mark.slow
 def test_run_ends_by_itself_with_nothing_lost_and_nothing_trained_twice(tmp_path, transport):
     """8 steps of 3 groups: 24 ordinals trained once each, say ledger and witnesses; both evaluations are there."""
     config = ring_config(tmp_path, transport)
@@ -34,6 +35,7 @@ def test_run_ends_by_itself_with_nothing_lost_and_nothing_trained_twice(tmp_path
     assert summary["eval_ledger"]["issued"] == summary["eval_ledger"]["trained"] == 6
 
 
+@pytest.mark.slow
 def test_slow_consumers_hold_the_run_up_and_nothing_else(tmp_path, transport):
     """Rewards that take longer than sampling, and a high-water mark of 1: the same result."""
     config = ring_config(
@@ -47,6 +49,7 @@ def test_slow_consumers_hold_the_run_up_and_nothing_else(tmp_path, transport):
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 def test_late_joiners_get_work(tmp_path, transport):
     """A second rollout, reward and inference actor that join after the first step all take part."""
     config = ring_config(
@@ -67,6 +70,7 @@ def test_late_joiners_get_work(tmp_path, transport):
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rollout", "reward", "inference", "trainer"])
 def test_peer_that_crashes_and_starts_again_costs_nothing_but_time(tmp_path, transport, kind):
     """Each kind of peer is crashed after step 2 and started anew under its name; no ordinal is lost or repeated."""

@@ -28,6 +28,7 @@ def to_train_on(groups: list[list[Completion]], temperature: float = 1.0) -> lis
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(
     ("family", "lora"), [("qwen3", None), ("llama", None), ("mistral", None), ("gemma2", None), ("qwen3", LORA)]
@@ -58,6 +59,7 @@ def test_engine_in_bfloat16_stays_near_the_learner(model_folder: ModelFolder, ma
     assert 0 < found["mismatch_kl"] < 0.01
 
 
+@pytest.mark.slow
 def test_engine_and_learner_in_bfloat16_round_alike(model_folder: ModelFolder, make_engine: MakeEngine) -> None:
     """Both compute every layer in bfloat16: their gap is half of that to float32 weights under autocast, or less.
 

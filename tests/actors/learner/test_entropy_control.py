@@ -40,6 +40,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"top_entropy_quantile": 0.5}], ids=["all tokens", "half of them"])
 def test_a_step_has_the_coefficient_that_the_entropies_before_it_left(
     model_folder: ModelFolder, keys: dict[str, Any]
@@ -61,6 +62,7 @@ def test_a_step_has_the_coefficient_that_the_entropies_before_it_left(
     assert max(found) > 0
 
 
+@pytest.mark.slow
 def test_an_adapted_coefficient_acts_as_one_that_is_configured(model_folder: ModelFolder, tmp_path: Path) -> None:
     """Steps 1, 2, 3 have 0, 0.75 and 1: the bits of fixed ones, and the entropy has a gradient where they are not 0."""
     adapting = TorchLearner(adaptive(model_folder))
@@ -97,6 +99,7 @@ def test_the_entropy_has_a_gradient_exactly_where_it_is_in_the_loss(
     assert seen == [(0.0, False)] * 2 + [(0.75, True)] * 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_the_coefficient(model_folder: ModelFolder, tmp_path: Path) -> None:
     """The third step from it has the same bits; without the file it begins anew, and the bits are others."""
     learner = TorchLearner(adaptive(model_folder))
@@ -117,6 +120,7 @@ def test_a_checkpoint_goes_on_with_the_coefficient(model_folder: ModelFolder, tm
     assert step(from_an_old_one, 4)["entropy_coef"] == 0.75
 
 
+@pytest.mark.slow
 def test_ranks_go_by_the_entropy_of_all_and_a_replay_too(model_folder: ModelFolder, tmp_path: Path) -> None:
     """The target lies between the entropies of the two ranks, on either side of which each alone would go its way."""
     dealt = batches_of([scored_group(ordinal) for ordinal in range(4)], 2)

@@ -237,6 +237,7 @@ def test_full_checkpoint_loads_with_transformers_alone(model_folder: ModelFolder
     assert mismatch_of(learner, single) < 1e-5
 
 
+@pytest.mark.slow
 def test_lora_checkpoint_loads_with_peft_alone(model_folder: ModelFolder, tmp_path: Path) -> None:
     """The adapter loads onto the base model and gives the learner's logprobs."""
     from peft import PeftModel
@@ -252,6 +253,7 @@ def test_lora_checkpoint_loads_with_peft_alone(model_folder: ModelFolder, tmp_pa
     assert mismatch_of(fresh, single) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA | {"dropout": 0.3}], ids=["full", "lora"])
 def test_going_on_from_a_checkpoint_is_going_on(model_folder: ModelFolder, lora: Any, tmp_path: Path) -> None:
     """Two steps, save, restore elsewhere, third step: the same bits, in optimizer and dropout too."""

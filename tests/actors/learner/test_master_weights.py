@@ -112,6 +112,7 @@ def test_masters_begin_with_all_digits_of_the_file(config: RunConfig) -> None:
         assert name.endswith("norm.weight") or not torch.equal(tensor, tensor.bfloat16().float())
 
 
+@pytest.mark.slow
 def test_gradients_of_micro_batches_are_those_of_one_to_the_precision_of_bfloat16(config: RunConfig) -> None:
     """Eight micro-batches or one; also with layers that are computed again in the backward pass, to the bit."""
     samples, model = random_samples(), config.model.model_copy(update={"gradient_checkpointing": True})
@@ -121,6 +122,7 @@ def test_gradients_of_micro_batches_are_those_of_one_to_the_precision_of_bfloat1
     assert again.step(step_batch(samples))["grad_norm"] == whole["grad_norm"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_float32_and_training_goes_on_from_it_with_the_same_bits(
     config: RunConfig, tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_checkpoint_is_float32_and_training_goes_on_from_it_with_the_same_bits
     assert all(torch.equal(tensor, others[name]) for name, tensor in exact(learner).items())
 
 
+@pytest.mark.slow
 def test_one_process_repeats_the_step_of_two_ranks_to_the_bit(config: RunConfig, tmp_path: Path) -> None:
     """As `actors replay` does; gradients of both ranks are added in float32, in the order of ranks."""
     dealt = batches_of([scored_group(ordinal) for ordinal in range(4)], 2)

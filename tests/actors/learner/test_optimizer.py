@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes
 import pytest
 import torch
 from torch import Tensor, nn
@@ -150,6 +149,8 @@ def test_muon_is_of_the_matrices_of_an_adapter_too(model_folder: ModelFolder) ->
 
 def test_eight_bits_are_those_of_the_library(model_folder: ModelFolder) -> None:
     """The library's own optimizer over the same parameters and gradients: the same bits; large moments take a byte."""
+    import bitsandbytes  # here, since its import takes seconds, which every worker of the tests would spend
+
     policy, optimizer = made(type="adamw_8bit", weight_decay=0.5)
     other = PolicyVersion()
     matrices = [p for p in other.parameters() if p.ndim >= 2]
@@ -175,6 +176,7 @@ def test_eight_bits_without_the_library_say_what_to_install(monkeypatch: Any) ->
         made(type="adamw_8bit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "dropout": 0.3}], ids=["full", "lora"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_going_on_from_a_checkpoint_has_the_same_bits(
@@ -219,6 +221,7 @@ def test_state_of_an_unknown_parameter_is_refused_by_name() -> None:
         optimizer.restore([("nonsense", "step", 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_each_optimizer_moves_logprobs_the_way_advantages_point(kind: str, model_folder: ModelFolder) -> None:
     """Twenty steps with the same advantages: praised completions become more probable than blamed ones."""

@@ -166,6 +166,7 @@ def test_two_ranks_train_float32_masters_of_a_model_that_is_stored_in_16_bits(
     assert two.computed["dtypes"]["trained"] == ["torch.float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="not run: Linux tells what is private")
 def test_a_rank_that_will_share_the_model_takes_no_memory_for_it(tmp_path: Path) -> None:
     """Eight ranks of a machine would hold eight models; what is mapped from a file, the machine has once."""

@@ -150,6 +150,7 @@ def test_an_abort_that_hangs_or_fails_holds_no_exit_up(monkeypatch: pytest.Monke
     assert [line["why"] for line in logs] == (["no communicator"] if kind == "fails" else [])
 
 
+@pytest.mark.slow
 def test_a_rank_in_a_collective_of_nccl_starts_over_and_ends_the_collective() -> None:
     """A process of its own: the watch aborts the double of a group, whose collective returns; the exit code is 75."""
     found = subprocess.run([sys.executable, "-c", RANK], capture_output=True, text=True, timeout=120, check=False)

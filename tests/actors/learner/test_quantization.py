@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from bitsandbytes.functional import dequantize_4bit
-from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -60,6 +58,8 @@ def linear_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def as_quantized(learner: TorchLearner, folder: Path) -> Any:
     """The model as transformers alone loads it, with the weights that the four bits stand for."""
+    from bitsandbytes.functional import dequantize_4bit  # here, since the import takes seconds in every worker
+
     plain = models.plain(folder)
     for name, layer in linear_layers(learner.model):
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
@@ -83,8 +83,11 @@ def test_the_base_has_four_bits_and_the_adapter_is_trained(dtype: str, folder: P
     assert {p.dtype for p in learner.model.parameters() if p.requires_grad} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_logprobs_move_the_way_advantages_point(folder: Path, tmp_path: Path) -> None:
     """Five steps with the same advantages: praised completions become more probable than blamed ones."""
+    from peft import PeftModel
+
     learner, samples = TorchLearner(quantized(folder)), random_samples()
 
     def gap(checkpoint: Path) -> float:
@@ -99,6 +102,7 @@ def test_logprobs_move_the_way_advantages_point(folder: Path, tmp_path: Path) ->
     assert gap(tmp_path / "after") > before + 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_engine_serves_what_is_trained(dtype: str, folder: Path) -> None:
     """It quantises the base alike: logprobs of its samples differ no more than without quantisation."""
@@ -120,8 +124,11 @@ def test_the_engine_serves_what_is_trained(dtype: str, folder: Path) -> None:
     assert found["mismatch_max"] < (1e-5 if dtype == "float32" else 0.1)
 
 
+@pytest.mark.slow
 def test_an_adapter_loads_with_peft_alone_on_the_base_as_it_is(folder: Path, tmp_path: Path) -> None:
     """Where the base has the weights that the four bits stand for, logprobs are the learner's; else they are near."""
+    from peft import PeftModel
+
     learner = TorchLearner(quantized(folder))
     for step in (1, 2, 3):
         learner.step(step_batch(random_samples(), step=step))
@@ -142,6 +149,7 @@ def test_an_adapter_loads_with_peft_alone_on_the_base_as_it_is(folder: Path, tmp
     assert torch.corrcoef(logits)[0, 1] > 0.8  # weights of this model are random and wide, and so is what 4 bits change
 
 
+@pytest.mark.slow
 def test_going_on_from_a_checkpoint_has_the_same_bits(folder: Path, tmp_path: Path) -> None:
     """The base is quantised again from where it was read, adapter and optimizer come from the checkpoint."""
     learner, other = (TorchLearner(quantized(folder, reference={"beta": 0.1})) for _ in range(2))
@@ -153,6 +161,7 @@ def test_going_on_from_a_checkpoint_has_the_same_bits(folder: Path, tmp_path: Pa
     assert changed(parameters(learner), other) == set()
 
 
+@pytest.mark.slow
 def test_evaluating_in_between_leaves_gradients_as_they_are(folder: Path) -> None:
     """Old logprobs, in eval mode without gradient, change neither the layers nor what flows through them."""
     learner, other = (TorchLearner(quantized(folder, "bfloat16")) for _ in range(2))

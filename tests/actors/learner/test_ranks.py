@@ -220,6 +220,7 @@ def trained(
     return Trained({n: v for n, v in values.items() if "seconds" not in n}, dict(learner.model.named_parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "place", "norm"),
     [
@@ -251,6 +252,7 @@ def test_a_kl_in_the_rewards_makes_the_same_advantages_on_any_number_of_ranks(
         assert torch.allclose(gang[0].weights[name], parameter, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, 2])
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
 def test_two_ranks_make_the_step_of_one_and_one_process_replays_them(

@@ -57,6 +57,7 @@ def joined(found: list[LossInputs], name: str) -> Tensor:
     return torch.cat([getattr(each, name) for each in found])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 8])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_reference_stays_the_model_of_the_start(
@@ -95,6 +96,7 @@ def test_reference_kl_of_the_first_step_is_zero_and_has_no_gradient(model_folder
     assert later["grad_norm"] > 1e-3
 
 
+@pytest.mark.slow
 def test_the_adapter_is_trained_on_after_the_reference_was_asked(model_folder: ModelFolder) -> None:
     """With a KL factor next to nothing the steps are those without a reference, so nothing was left switched off."""
     weights = []
@@ -240,6 +242,7 @@ def test_teachers_logprobs_are_those_of_transformers(model_folder: ModelFolder, 
     assert all(each.reference_logprobs_T is None for each in found)
 
 
+@pytest.mark.slow
 def test_policy_is_pulled_towards_its_teacher(model_folder: ModelFolder) -> None:
     """No reward at all: after some steps of ref_kl the completion that the teacher likes is more probable."""
     teacher = model_folder("llama", seed=5)
@@ -255,6 +258,7 @@ def test_policy_is_pulled_towards_its_teacher(model_folder: ModelFolder) -> None
     assert float((moved_T * (wanted_T - own_T)).sum()) > 0.1
 
 
+@pytest.mark.slow
 def test_frozen_logprobs_that_are_not_finite_once_are_computed_again(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_with_a_mu_of_one_the_gradient_is_that_of_supervised_learning(sft_run: A
         assert (found[name] - gradient).abs().max() < 2e-6 * max(1.0, float(gradient.abs().max())), name
 
 
+@pytest.mark.slow
 def test_mu_weighs_policy_and_supervised_gradient(sft_run: Any, model_folder: ModelFolder) -> None:
     """0.25: three quarters of one, a quarter of the other; the loss too, and the metric is the plain mean."""
     parts = [TorchLearner(sft_run(mu)) for mu in (0.25, 0.0, 1.0)]
@@ -87,6 +88,7 @@ def test_mu_weighs_policy_and_supervised_gradient(sft_run: Any, model_folder: Mo
     assert "sft_nll" not in losses[1]  # μ 0 costs nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [False, True])
 def test_ranks_and_minibatches_share_the_examples(sft_run: Any, phi: bool) -> None:
     """Two ranks have the gradient of one; two minibatches learn three and two of five rows."""

@@ -55,6 +55,7 @@ def clipped_loss(model: Any, samples: list[Sampled], old: list[Tensor]) -> Tenso
     return total / sum(len(sample.completion) for sample in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [2, 8])
 def test_two_iterations_over_two_minibatches_are_four_updates_by_hand(
     model_folder: ModelFolder, micro_batches: int
@@ -156,6 +157,7 @@ def test_a_step_without_any_sample_is_a_step(model_folder: ModelFolder) -> None:
     assert (measured["loss"], measured["grad_norm"], measured["tokens"]) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trainer",
     [{"reference": {"beta": 0.1}}, {"entropy_coef": 0.1}, {"top_entropy_quantile": 1.0, "loss": CLIPPED}],

@@ -549,6 +549,7 @@ def test_holders_that_beat_after_the_packers_restart_keep_their_tickets() -> Non
     assert ring.machine.groups.counters["reissued"] == 0
 
 
+@pytest.mark.slow
 def test_more_tickets_than_a_state_holds_come_in_pages() -> None:
     """A rollout with 4 500 free slots is named a thousand tickets at a time; each directive is one that travels."""
     ring = Ring(settings(groups_per_step=4500))

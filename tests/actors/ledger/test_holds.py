@@ -1,5 +1,6 @@
 """Clocks of one length, and who names which attempts."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ def test_keys_are_late_in_the_order_of_their_starts() -> None:
     assert "c" not in clock
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.tuples(st.integers(-2, 2), st.integers(1, 3)))), max_size=20)
 )

@@ -72,6 +72,7 @@ def test_a_second_packer_is_refused_through_a_symbolic_link_too(path: Path) -> N
     first.close()
 
 
+@pytest.mark.slow
 def test_a_killed_packer_leaves_no_lock_and_all_that_it_committed(path: Path) -> None:
     """kill -9 right after a commit, with `sync: process` (P2)."""
     script = (

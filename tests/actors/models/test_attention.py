@@ -88,6 +88,7 @@ def test_equal_groups_that_do_not_touch_keep_their_own_prompts() -> None:
     assert row.source_T.tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_logprobs_equal_those_of_single_samples(
@@ -102,6 +103,7 @@ def test_packed_logprobs_equal_those_of_single_samples(
             torch.testing.assert_close(found, models.logprobs(single, prompt, completion), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_of_a_packed_row_is_the_sum_of_single_gradients(
     model_folder: ModelFolder, family: str, kernel: str
@@ -131,6 +133,7 @@ def test_window_is_what_the_sliding_models_are_compared_with(model_folder: Model
         assert (inside - models.logprobs(model, prompt, completion)).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [0, 3, 7])
 def test_no_sample_sees_another(model_folder: ModelFolder, changed: int, kernel: str) -> None:
     """Other tokens in one completion leave the logprobs of all other samples as they were, bit by bit."""

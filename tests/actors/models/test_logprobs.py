@@ -115,6 +115,7 @@ class Layer:
         return [*found, *torch.autograd.grad(loss, self.inputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tempered", [True, False], ids=["tempered", "untempered"])
 @pytest.mark.parametrize("learns_head", [True, False], ids=["full", "frozen"])
 @pytest.mark.parametrize("entropy_gradient", [True, False], ids=["entropy", "alone"])

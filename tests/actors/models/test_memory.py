@@ -68,6 +68,7 @@ def test_peak_of_a_step_does_not_grow_with_vocabulary_times_tokens(tmp_path: Pat
     assert large - small < of_weights + 120e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_weights_gradients_and_states_are_those_of_the_learner(
@@ -95,6 +96,7 @@ def with_model(config: RunConfig, **model: Any) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update=model)})
 
 
+@pytest.mark.slow
 def test_activations_grow_with_the_row_and_shrink_with_checkpointing(model_folder: ModelFolder) -> None:
     """Twice the row, about twice as much; with checkpointing less than without."""
     config = run_config(model_folder())
@@ -104,6 +106,7 @@ def test_activations_grow_with_the_row_and_shrink_with_checkpointing(model_folde
     assert estimate(with_model(long, gradient_checkpointing=True)).activations < 0.8 * whole
 
 
+@pytest.mark.slow
 def test_reference_and_engine_are_counted_where_the_run_has_them(model_folder: ModelFolder) -> None:
     """A reference is a second model, under LoRA none; the KV cache is 2 × layers × heads × dim per token."""
     config = run_config(model_folder(), reference={"beta": 0.1})
@@ -124,6 +127,7 @@ def test_check_prints_the_estimate(model_folder: ModelFolder, tmp_path: Path, ca
     assert "engine kv cache" in printed
 
 
+@pytest.mark.slow
 def test_shards_are_rounded_when_they_are_gathered(model_folder: ModelFolder) -> None:
     """In bfloat16 half the bytes, of the same float32 shards; no copy of the weights is kept beside them."""
     keys = {"sharding": "fsdp", "num_ranks": 2}

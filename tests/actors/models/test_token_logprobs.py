@@ -158,6 +158,7 @@ def test_tokens_outside_the_loss_mask_are_not_computed(monkeypatch: pytest.Monke
         torch.testing.assert_close(some_T[mask_T], all_T[mask_T], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "dropout": 0.3}], ids=["full", "lora"])
 def test_checkpointing_trains_what_it_trains_without(model_folder: ModelFolder, lora: Any) -> None:
     """Two steps, dropout drawn again as it was: the same loss, gradient norm and weights, and layers run twice."""

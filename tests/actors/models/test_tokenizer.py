@@ -82,6 +82,7 @@ def test_a_model_that_names_no_end_or_lacks_a_file_is_refused_by_key(tmp_path: P
         eos_ids(model_config(tmp_path))
 
 
+@pytest.mark.slow
 def test_texts_need_no_torch(model_folder: ModelFolder) -> None:
     """A rollout actor that samples texts never loads it."""
     code = (

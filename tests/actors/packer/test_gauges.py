@@ -123,6 +123,7 @@ def test_engines_are_counted_by_state_and_who_is_left_out_as_quarantined(tmp_pat
     assert engine_states(machine) == {"clean": 1, "quarantined": 2, "starting": 1}
 
 
+@pytest.mark.slow
 def test_tokens_of_groups_are_counted_by_what_became_of_them(tmp_path):
     """In a run where nothing is masked and nothing is dropped, what has settled is what was trained."""
     config = ring_config(tmp_path, "inproc")

@@ -48,6 +48,7 @@ def test_facts_of_a_group_are_its_oldest_version_and_its_longest_sample():
     assert facts.policies == {PolicyVersion(lineage=1, version=6), PolicyVersion(lineage=1, version=4)}
 
 
+@pytest.mark.slow
 def test_configuration_of_a_run_without_up_lies_in_its_folder(tmp_path):
     """For `actors status`, `top` and `rewind`; one that is refused is not written over it."""
     config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
@@ -74,6 +75,7 @@ def failing(config):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 def test_evaluation_that_was_not_written_down_before_a_crash_is_so_after_it(tmp_path):
     """The disk is full when the first one ends, and the packer dies: its groups are still there to be read."""
     config = ring_config(tmp_path, "inproc", trainer={"max_steps": 10})
@@ -100,6 +102,7 @@ def stored(config, key):
     return json.loads(row[0]) if row else None
 
 
+@pytest.mark.slow
 def test_finished_run_that_is_started_again_writes_the_same_summary(tmp_path):
     """Everything but the times of the command is a function of the ledger and of metrics.jsonl."""
     config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
@@ -154,6 +157,7 @@ def test_the_record_takes_no_figures_from_beats_that_the_machine_refuses(tmp_pat
     packer.run()
 
 
+@pytest.mark.slow
 def test_batches_of_a_gang_that_is_gone_go_when_the_next_gang_has_its_first(tmp_path):
     """A trainer that dies again and again at one step would leave the batches of each of its gangs in memory."""
     sections = {"trainer": {"max_steps": 1000, "checkpoint": {"interval": 500}}, "eval": {"num_prompts": 0}}
@@ -188,6 +192,7 @@ def test_a_trainer_with_an_address_that_can_not_be_used_gets_no_batches_and_ends
 # --- group filters and pools -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_run_whose_rewards_are_all_equal_is_resampled_and_ends(tmp_path):
     """Four steps of three, each place resampled once: 24 ordinals, half of them dropped, in ledger and witness."""
     config = ring_config(
@@ -201,6 +206,7 @@ def test_run_whose_rewards_are_all_equal_is_resampled_and_ends(tmp_path):
     assert summary_of(config)["ledger"]["dropped"] == {"zero_variance": 12}
 
 
+@pytest.mark.slow
 def test_pools_survive_a_crash_of_the_packer_and_come_back_with_the_next_start_of_the_run(tmp_path):
     """Every reward is 1, so every example that was drawn is easy; a packer of the same `actors up` gives none back."""
     config = pool_config(tmp_path, rows=60, easy_fraction=0.5)
@@ -216,6 +222,7 @@ def test_pools_survive_a_crash_of_the_packer_and_come_back_with_the_next_start_o
     assert pools_of(config).items() <= before.items()
 
 
+@pytest.mark.slow
 def test_run_goes_on_when_all_examples_are_in_pools(tmp_path, capsys):
     """Five examples, all easy after their first group, and 24 groups to train: they come back, and that is said."""
     config = pool_config(tmp_path, rows=5)

@@ -519,6 +519,7 @@ def test_backlog_is_written_in_parts_so_that_the_round_goes_on(told, monkeypatch
     assert told.machine.recorded_step == 3
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_the_disk_is_full_and_the_record_is_whole_in_the_end(tmp_path):
     """A run of real actors that has no room for metrics.jsonl and evals.jsonl until all steps are trained."""
     config = ring_config(tmp_path, "inproc")

@@ -29,6 +29,7 @@ def _limits_after(soft: int, hard: int) -> tuple[int, int]:
     return int(soft_then), int(sockets)
 
 
+@pytest.mark.slow
 def test_soft_limit_becomes_the_hard_one_and_sockets_follow() -> None:
     """1 024 are what a login gives; the packer of a run of thousands of peers needs as many as the system allows."""
     assert _limits_after(256, 3000) == (3000, 3000)

@@ -79,6 +79,7 @@ def test_without_a_driver_there_are_no_gpus_unless_device_files_say_otherwise(ma
     assert visible_gpus({}) is None
 
 
+@pytest.mark.slow
 def test_the_plan_is_made_without_torch() -> None:
     """Importing torch takes seconds, and its first question about GPUs makes a context on one."""
     program = (

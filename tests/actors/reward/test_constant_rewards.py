@@ -46,6 +46,7 @@ def test_groups_of_one_completion_and_rows_without_a_number_tell_nothing():
     assert same.words == []
 
 
+@pytest.mark.slow
 def test_a_run_names_such_a_function_in_the_log_and_on_its_screens(tmp_path):
     """The note comes to whoever watches, by the reward actor's heartbeat."""
     config = ring_config(tmp_path, "inproc", reward=own_reward("constant"), eval={"num_prompts": 0})

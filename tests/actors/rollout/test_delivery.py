@@ -187,6 +187,7 @@ def test_a_group_that_a_reward_actor_names_is_not_sent_again_however_long_it_tak
     assert len(sends) == 1
 
 
+@pytest.mark.slow
 def test_while_the_packer_is_away_no_group_is_sent_again_and_none_fails(actor, sends, clock):
     """64 groups at 8 reward actors for 600 s without a directive: they are held and can't be named to anybody (P13).
 

@@ -73,6 +73,7 @@ async def test_timeout_says_what_was_waited_for(make_actor, engines, words):
     )
 
 
+@pytest.mark.slow
 async def test_beat_carries_the_oldest_failures_and_words_of_bounded_length(make_actor):
     """However many attempts fail, the packer takes them in turns."""
     actor, metrics = make_actor(), Metrics("rollout")

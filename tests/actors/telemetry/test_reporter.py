@@ -152,6 +152,7 @@ reporter.report_step(3, {"loss": 0.75})
 """
 
 
+@pytest.mark.slow
 def test_half_a_line_is_cut_off_before_the_next_attempt(tmp_path):
     """The system itself takes five bytes of a line and refuses the rest, three times; then there is room."""
     command = [sys.executable, "-c", HALF_A_LINE, str(tmp_path)]

@@ -1,6 +1,7 @@
 """Reports of trained steps on their way to the packer's record."""
 
 import numpy as np
+import pytest
 
 from actors.trainer.reports import Reports, oldest
 from bus import codec
@@ -8,6 +9,7 @@ from schemas import limits
 from schemas.messages import StepReport, TrainerHeartbeat
 
 
+@pytest.mark.slow
 def test_a_beat_carries_the_oldest_reports_and_all_are_told_in_turns():
     """20 000 unwritten reports of 45 values, as a checkpoint may hold: each heartbeat is one that the packer takes."""
     values = {f"some_value_name_{number}": 0.123456 for number in range(45)}

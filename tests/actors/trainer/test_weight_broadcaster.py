@@ -61,6 +61,7 @@ def test_an_error_that_nobody_expected_is_told_to_the_packer_and_the_next_update
     sender.close()
 
 
+@pytest.mark.slow
 def test_errors_without_end_end_the_process_by_name(told, monkeypatch):
     """A store that is broken for good is not asked for ever: the thread is ours, and its process starts anew."""
     failures: list[threading.ExceptHookArgs] = []
@@ -74,6 +75,7 @@ def test_errors_without_end_end_the_process_by_name(told, monkeypatch):
     assert threads.is_ours(failures[0].thread)
 
 
+@pytest.mark.slow
 def test_an_update_that_was_sent_forgives_the_errors_before_it(told):
     """Only errors in a row count."""
     faulty = [RuntimeError("hiccup")] * (MAX_FAULTS - 1)

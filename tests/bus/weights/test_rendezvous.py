@@ -277,6 +277,7 @@ def test_a_member_that_never_comes_is_given_up_at_once_when_a_newer_update_is_na
         publisher.send(update_of("nobody"), newer_update)
 
 
+@pytest.mark.slow
 def test_a_member_that_never_comes_ends_the_wait_and_is_named():
     """Without a word from the packer the timeout bounds the meeting. Who came leaves it when there is a newer one."""
     # a member comes in milliseconds, or in seconds on a busy machine

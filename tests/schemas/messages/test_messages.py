@@ -77,6 +77,7 @@ def _variant(base: type[Any], name: str, **annotations: Any) -> type[Any]:
     return type(base)(name, (base,), {"__annotations__": annotations, "__module__": __name__})
 
 
+@pytest.mark.slow
 def test_fingerprint_is_the_same_in_each_process() -> None:
     """It follows from the declarations alone, in any order."""
     assert fingerprint() == fingerprint_of(reversed(MESSAGE_TYPES.values()))

@@ -67,6 +67,7 @@ def test_a_function_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_loss(with_loss(ring_config(tmp_path), "math:nothing"))
 
 
+@pytest.mark.slow
 def test_the_learner_of_a_run_trains_with_it(tmp_path: Path, model_folder: ModelFolder) -> None:
     """Its sums are among the metrics of the step; a learner that was not given the function says so."""
     (tmp_path / "my_loss.py").write_text(MINE)

@@ -22,6 +22,7 @@ def _decoder(config: ModelConfig, max_sequences: int = 4) -> Decoder:
     return Decoder(config, EmbeddedEngineConfig(max_sequences=max_sequences, max_sequence_len=64))
 
 
+@pytest.mark.slow
 def test_an_adapter_in_16_bits_gives_the_trainers_own_logits(model_folder: ModelFolder) -> None:
     """peft keeps the adapter in float32; both sides compute it in bfloat16, so there is no mismatch to the last bit."""
     lora = LoraConfig(rank=4)

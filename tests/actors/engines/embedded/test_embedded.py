@@ -49,6 +49,7 @@ def close_to(completion: Completion, expected: Tensor, first: int = 0, end: int 
 # --- what is sampled -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "gemma2"])
 def test_greedy_completions_equal_those_of_transformers(
     model_folder: ModelFolder, make_engine: MakeEngine, family: str
@@ -121,6 +122,7 @@ def test_samples_are_distributed_as_the_model_says(model_folder: ModelFolder, ma
 # --- in company ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_completion_is_the_same_alone_and_among_others_that_come_and_go(make_engine: MakeEngine) -> None:
     """Requests of all lengths and settings join now and later, their ends make rows move: no token changes."""
     engine = make_engine(max_sequences=7)
@@ -182,6 +184,7 @@ def seen_prefills(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "expected"), [(16384, [[3, 8, 4]]), (12, [[3, 8], [4]]), (2, [[3], [8], [4]])])
 def test_requests_that_wait_together_are_computed_together(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, budget: int, expected: list[list[int]]
@@ -211,6 +214,7 @@ def test_the_running_ones_go_on_between_two_parts_of_a_long_queue(make_engine: M
     assert order == ["old"] + ["old", "new"] * 6 + ["old"] * 5
 
 
+@pytest.mark.slow
 def test_an_update_computes_all_keys_again_within_the_budget(
     make_engine: MakeEngine, model_folder: ModelFolder
 ) -> None:
@@ -251,6 +255,7 @@ def test_cancelling_frees_slots(make_engine: MakeEngine) -> None:
     assert engine.status().generated_tokens == 4 * (3 + 3)
 
 
+@pytest.mark.slow
 def test_cancelling_at_any_moment_never_ends_the_engine(make_engine: MakeEngine) -> None:
     """A client's cancel races with the engine's result, 200 times; the engine still serves."""
     engine = make_engine()
@@ -314,6 +319,7 @@ def test_inflight_goes_on_with_the_keys_and_values_of_the_old_weights(
     assert not close_to(completion, models.logprobs(new, PROMPTS[1], completion.token_ids), 9)
 
 
+@pytest.mark.slow
 def test_drain_finishes_what_runs_under_the_old_weights(make_engine: MakeEngine, old: Any, new: Any) -> None:
     """A request that comes while the update waits is sampled by the new version, though there was room for it."""
     engine = make_engine(mode="drain", eos=ENDLESS)
@@ -350,6 +356,7 @@ def test_no_prompt_of_the_old_version_is_served_again(make_engine: MakeEngine, o
         assert close_to(completion, models.logprobs(model, PROMPTS[0], completion.token_ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -430,6 +437,7 @@ def test_a_thread_that_fails_is_seen_by_all(make_engine: MakeEngine, new: Any, m
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_request_that_can_not_begin_fails_alone_and_in_words(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,6 +457,7 @@ def test_a_request_that_can_not_begin_fails_alone_and_in_words(
     assert found == [[completion.token_ids for completion in group] for group in expected]
 
 
+@pytest.mark.slow
 def test_an_engine_on_which_nothing_can_begin_ends(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault is its own then, and its actor starts another one."""
     engine = make_engine()
@@ -490,6 +499,7 @@ def _run_out_of_memory(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     monkeypatch.setattr(Decoder, "prefill", limited)
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_end_the_engine(make_engine: MakeEngine, new: Any) -> None:
     """Weights with a NaN fit the model; sampling from them would be noise, so the engine says whose they are."""
     engine = make_engine()

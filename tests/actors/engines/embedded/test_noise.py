@@ -25,6 +25,7 @@ def noisy_model(folder: ModelFolder, version: int) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_engine_samples_from_the_noisy_policy_of_each_version(
     make_engine: MakeEngine, model_folder: ModelFolder, lora: bool

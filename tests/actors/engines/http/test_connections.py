@@ -63,6 +63,7 @@ def _contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return here, there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_a_client_that_takes_an_answer_slowly_has_it_whole(tmp_path: Path, encrypted: bool) -> None:
     """It takes several times as long as an idle connection may last, after the handler has returned."""
@@ -78,6 +79,7 @@ async def test_a_client_that_takes_an_answer_slowly_has_it_whole(tmp_path: Path,
     assert received >= ANSWER_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_a_client_that_takes_nothing_of_its_answer_is_shut(tmp_path: Path, encrypted: bool) -> None:
     """The connection leaves the server's list, and what was to be sent leaves its memory."""

@@ -119,6 +119,7 @@ def test_chat_is_the_completion_of_the_rendered_messages(
     assert again.usage.prompt_tokens == 6 + 6 + 2
 
 
+@pytest.mark.slow
 def test_a_chat_without_max_tokens_may_fill_the_context(embedded_client: openai.OpenAI) -> None:
     """64 tokens with the prompt; where none is left the message says so."""
     answer = embedded_client.chat.completions.create(model=MODEL, messages=MESSAGES)
@@ -308,6 +309,7 @@ def plain_logits(folder: Path, tokens: list[int]) -> torch.Tensor:
         return models.plain(folder)(torch.tensor([tokens])).logits[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_all_settings_together(embedded_client: openai.OpenAI, chat_folder: Path) -> None:
     """Computed again from plain logits: bias, then temperature, min_p, top_k, top_p, each renormalised."""
     settings: Any = {"temperature": 1.3, "top_p": 0.9, "logit_bias": {"7": 3.0, "9": -100}}

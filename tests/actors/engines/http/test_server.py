@@ -130,6 +130,7 @@ def test_logprobs_tokens_and_policies_come_when_asked_for(
     assert "token_ids" not in (bare.model_extra or {})
 
 
+@pytest.mark.slow
 def test_without_a_seed_every_request_is_another(client: openai.OpenAI) -> None:
     """And with max_tokens left out there are OpenAI's 16."""
     texts = {client.completions.create(model=MODEL, prompt=TEXT).choices[0].text for _ in range(3)}

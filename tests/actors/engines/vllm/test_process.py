@@ -178,6 +178,7 @@ def test_a_server_that_ends_takes_its_workers_with_it() -> None:
     wait_for(lambda: members(process.pid) == [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_request_to_end_reaches_a_server_that_is_just_being_started(tmp_path: Path, moment: str) -> None:
     """SIGTERM arrives while its guard starts it: at the earliest moment and at the latest one."""

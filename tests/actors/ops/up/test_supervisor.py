@@ -193,6 +193,7 @@ def test_start_overs_without_progress_pause_longer_and_then_fail_the_run(scene):
     assert scene.pauses["trainer-0"] == pauses_of(0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * (MAX_START_OVERS - 5))
 
 
+@pytest.mark.slow
 def test_progress_forgives_start_overs(scene):
     """Ranks that die now and then make the others start over as often, and the run goes on."""
     scene.lives["trainer-0"] = [(0.0, 75)] * (10 * MAX_START_OVERS)
