@@ -1,0 +1,175 @@
+"""Bridges: the tokens between two turns, found by rendering a made-up conversation with the model's chat template.
+
+The next prompt is the exact tokens so far and a bridge: what the template renders behind an answer. The template is
+given a user's message, a made-up answer with a word that is easy to find, and the new messages; what it renders behind
+that word's turn is the bridge. The sampled answer itself is never rendered: the text of sampled tokens gives other
+tokens, and templates strip thoughts and write tool calls anew. (Method: verl's "token-in-token-out" notes, the
+renderers of PrimeIntellect, TRL's `_get_tool_suffix_ids`.)
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+
+MARK = "Zq7bridge"
+"""Word of the made-up answer: plain letters, which no template changes."""
+THOUGHT = "Zq7thought"
+QUESTION: Message = {"role": "user", "content": "Go."}
+
+
+class BridgeError(ValueError):
+    """The chat template can't render what follows an answer."""
+
+
+class Render(Protocol):
+    """The chat template of a model."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
+        """Return the text of a conversation."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """Tokens between a sampled turn and the next."""
+
+    boundary_ids: list[int]
+    """Close the turn, if it has no end of its own: cut off, or ended by a stop string."""
+    environment_ids: list[int]
+    """New messages, and the start of the next answer."""
+
+
+class Bridges:
+    """Chat template of a model, as first prompts and bridges.
+
+    Args:
+        render: the chat template.
+        encode: tokens of a text, without special tokens of its own; special tokens written out are recognised.
+        ends: tokens that end a completion.
+        special: special tokens, which a text can't contain by chance.
+    """
+
+    def __init__(
+        self, render: Render, encode: Callable[[str], list[int]], ends: Iterable[int], special: Iterable[int]
+    ) -> None:
+        self._render, self._encode = render, encode
+        self._ends, self._special = frozenset(ends), frozenset(special)
+
+    def first(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        """Return the prompt of a first turn."""
+        return self._encode(self._render(messages, tools, add_generation_prompt=True))
+
+    def next(
+        self,
+        last_id: int,
+        messages: Sequence[Message],
+        calls: Sequence[Message] = (),
+        tools: Sequence[Any] | None = None,
+    ) -> Bridge:
+        """Return the bridge behind a sampled turn.
+
+        Args:
+            last_id: last sampled token; tells whether the turn has ended by itself.
+            messages: new messages, for example tool results or a user's answer.
+            calls: tool calls of the sampled turn, as in its message; names and ids count, arguments do not.
+            tools: tools of the conversation.
+
+        Raises:
+            BridgeError: the template refuses such messages, or shows no end of an answer.
+        """
+        following = self._encode(self._behind_answer([MARK], [calls], [list(messages)], tools))
+        end = self._end_of_answer(following)
+        # an end that no message need follow closes the answer; otherwise it opens the next message (GLM)
+        closes = self._closes(calls, tools)
+        if last_id == following[end]:
+            return Bridge([], following[end + 1 :])
+        if not closes:
+            return Bridge([], following[end:])
+        if last_id in self._ends:  # by another token than the template's (gpt-oss)
+            return Bridge([], following[end + 1 :])
+        return Bridge([following[end]], following[end + 1 :])
+
+    def deviations(self, tools: Sequence[Any] | None = None) -> list[str]:
+        """Return in words where the template renders the past otherwise than the model had it; empty if nowhere.
+
+        Bridges keep the past as it was sampled. An engine that is given messages, and not tokens, would show the model
+        another past at the next turn; a caller that does so starts a branch at each turn.
+        """
+        reply: list[Message] = [{"role": "user", "content": "And?"}]
+        found = []
+        alone = self._text([MARK], [()], [[]], tools, thought=THOUGHT)
+        if THOUGHT in alone and THOUGHT not in self._text([MARK], [()], [reply], tools, thought=THOUGHT):
+            found.append("thoughts of an answer are left out as soon as a user's message follows")
+        early = self._text([f"{MARK}A"], [()], [reply], tools)
+        late = self._text([f"{MARK}A", MARK], [(), ()], [reply, reply], tools)
+        if not late.startswith(early):
+            found.append("the start of an answer is rendered otherwise as soon as the answer is there")
+        if not late.endswith(self._behind_answer([MARK], [()], [reply], tools)):
+            found.append("what follows an answer depends on what was said before it")
+        return found
+
+    def _end_of_answer(self, ids: Sequence[int]) -> int:
+        """Return the index of the token that ends an answer: an end of a completion, otherwise a special token."""
+        for wanted in (self._ends, self._special):
+            for place, token in enumerate(ids):
+                if token in wanted:
+                    return place
+        raise BridgeError(
+            "the chat template writes no token behind an answer by which its end could be found; such a model can be "
+            "trained on single turns only"
+        )
+
+    def _closes(self, calls: Sequence[Message], tools: Sequence[Any] | None) -> bool:
+        ids = self._encode(self._behind_answer([MARK], [calls], [[]], tools, add_generation_prompt=False))
+        return any(token in self._ends or token in self._special for token in ids)
+
+    def _behind_answer(self, *parts: Any, add_generation_prompt: bool = True) -> str:
+        text = self._text(*parts, add_generation_prompt=add_generation_prompt)
+        _, found, behind = text.rpartition(MARK)
+        if not found:
+            raise BridgeError("the chat template leaves out an assistant's message")
+        return behind
+
+    def _text(
+        self,
+        answers: Sequence[str],
+        calls: Sequence[Sequence[Message]],
+        replies: Sequence[Sequence[Message]],
+        tools: Sequence[Any] | None,
+        *,
+        thought: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text of a question, and of answers with the replies to each."""
+        refused: Exception | None = None
+        for write in (dict, json.dumps):  # templates want arguments as a mapping or as text
+            messages: list[Message] = [QUESTION]
+            for answer, made, reply in zip(answers, calls, replies, strict=True):
+                messages += [_answer(answer, made, thought, write), *reply]
+            try:
+                return self._render(messages, tools, add_generation_prompt=add_generation_prompt)
+            except Exception as error:  # noqa: BLE001 - a template is a program: it may raise whatever it likes
+                refused = error
+                if not any(calls):
+                    break
+        raise BridgeError(f"the chat template refuses a conversation: {type(refused).__name__}: {refused}") from refused
+
+
+def _answer(text: str, calls: Sequence[Message], thought: str | None, write: Callable[[Any], Any]) -> Message:
+    """Return a made-up answer; its last word is the text, in the last call if there are calls."""
+    message: Message = {"role": "assistant", "content": text}
+    if thought is not None:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.get("id", f"call{number:06}"),
+                "function": {"name": call["function"]["name"], "arguments": write({"word": text})},
+            }
+            for number, call in enumerate(calls)
+        ]
+    return message

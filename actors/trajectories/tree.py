@@ -1,0 +1,231 @@
+"""Tokens of a trajectory as a tree of turns, and the samples that a trainer learns from.
+
+A turn is one call of the model: exact prompt in, sampled tokens out. A turn whose prompt begins with all tokens of an
+earlier turn continues that turn; the tokens in between come from the environment. A prompt that begins with no earlier
+turn starts a branch: its author has edited the history, as agents do that summarise, or that drop earlier thoughts.
+
+    turn 0: prompt ab   sampled X      turn 1: prompt abXc  sampled Y      turn 2: prompt abd  sampled Z
+
+    turn 1 continues turn 0, with c from the environment; turn 2 is a branch. Two samples:
+    ab | X c Y with the mask 1 0 1, and abd | Z with the mask 1
+
+Each path from a first turn to a last one is a sample. A turn on several paths is trained in the first of them, so each
+sampled token is trained exactly once; in the others it belongs to the prompt. (Rule: prime-rl's `trajectories.py`,
+verifiers' message graph, and OpenEnv's capture all train a shared turn once.)
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_POLICY = -1
+"""Lineage and version of tokens that no policy has sampled."""
+
+
+class Origin(IntEnum):
+    """Where the tokens of a segment come from."""
+
+    MODEL = 0
+    """Sampled by a policy."""
+    ENVIRONMENT = 1
+    """From the environment or the caller: messages, tool results, and the template around them."""
+    BOUNDARY = 2
+    """Added to close a turn that was cut off."""
+
+
+@dataclass(frozen=True)
+class SampledTurn:
+    """Sampled tokens of a turn."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """Engine's logprob of each token."""
+    segments: Sequence[tuple[int, int, int]]
+    """Runs of tokens by one policy: start in the turn, lineage, version; the first starts at 0."""
+    temperature: float = 1.0
+    trains: bool = True
+    """Whether the tokens are part of the loss; a turn that was cut off may be kept out."""
+
+    def __post_init__(self) -> None:
+        """Check that there are tokens, and a logprob and a policy for each.
+
+        Raises:
+            ValueError: names the field.
+        """
+        if not self.token_ids:
+            raise ValueError("token_ids: a turn has no tokens")
+        if len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"logprobs: {len(self.logprobs)} for {len(self.token_ids)} tokens")
+        starts = [start for start, _, _ in self.segments]
+        if starts[:1] != [0] or starts != sorted(set(starts)) or starts[-1] >= len(self.token_ids):
+            raise ValueError(f"segments: starts {starts} must rise from 0 and lie below {len(self.token_ids)}")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Row of tokens that is trained: prompt, then N tokens, of which the sampled ones have the mask 1."""
+
+    prompt_ids: list[int]
+    """All tokens before the first one that is trained here."""
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    """0 for tokens that were not sampled."""
+    temperatures: list[float]
+    """1 for tokens that were not sampled."""
+    segments: list[tuple[int, int, int, Origin, int]]
+    """Start in the N tokens, lineage, version, origin, turn."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of sampled tokens."""
+        ends = [start for start, *_ in self.segments[1:]] + [len(self.token_ids)]
+        pairs = zip(self.segments, ends, strict=True)
+        return sum(end - start for (start, _, _, origin, _), end in pairs if origin is Origin.MODEL)
+
+
+@dataclass
+class _Node:
+    parent: int | None
+    between_ids: list[int]
+    """Tokens between the end of the parent and the sampled tokens; of a first turn, the whole prompt."""
+    num_boundary: int
+    """Number of tokens at the start of `between_ids` that close the parent."""
+    turn: SampledTurn
+    length: int
+    """Number of tokens from the root to the end of this turn."""
+    digest: bytes
+    """Digest of these tokens."""
+    children: list[int] = field(default_factory=list)
+
+
+class TrajectoryTree:
+    """Turns of a trajectory, in the order in which they were sampled."""
+
+    def __init__(self) -> None:
+        self._nodes: list[_Node] = []
+        self._num_branches = 0
+
+    @property
+    def num_turns(self) -> int:
+        """Number of turns."""
+        return len(self._nodes)
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of sampled tokens of all turns."""
+        return sum(len(node.turn.token_ids) for node in self._nodes)
+
+    @property
+    def num_branches(self) -> int:
+        """Number of turns, behind the first, that continue no earlier turn, or one that is continued already."""
+        return self._num_branches
+
+    def add(self, prompt_ids: Sequence[int], turn: SampledTurn, num_boundary: int = 0) -> int:
+        """Add a turn; return its number.
+
+        Args:
+            prompt_ids: exact prompt that the engine was given.
+            turn: what was sampled.
+            num_boundary: number of prompt tokens, directly behind the earlier turn, that close that turn.
+        """
+        parent = self.continued(prompt_ids)
+        start = 0 if parent is None else self._nodes[parent].length
+        number = len(self._nodes)
+        self._num_branches += bool(number) and (parent is None or bool(self._nodes[parent].children))
+        ids = [*prompt_ids, *turn.token_ids]
+        between = list(prompt_ids[start:])
+        boundary = min(num_boundary, len(between)) if parent is not None else 0
+        self._nodes.append(_Node(parent, between, boundary, turn, len(ids), _digest(ids)))
+        if parent is not None:
+            self._nodes[parent].children.append(number)
+        return number
+
+    def continued(self, prompt_ids: Sequence[int]) -> int | None:
+        """Return the turn that a prompt continues: the one with the longest exact prefix; None if there is none."""
+        by_length: dict[int, list[int]] = {}
+        for number, node in enumerate(self._nodes):
+            if node.length <= len(prompt_ids):
+                by_length.setdefault(node.length, []).append(number)
+        for length in sorted(by_length, reverse=True):
+            digest = _digest(prompt_ids[:length])
+            # of equal turns, which a retry makes, the newest is continued: its answer was the one that arrived
+            for number in reversed(by_length[length]):
+                if self._nodes[number].digest == digest:
+                    return number
+        return None
+
+    def ids(self, turn: int) -> list[int]:
+        """Return all tokens from the root to the end of a turn."""
+        return [
+            token
+            for number in self._path(turn)
+            for token in (*self._nodes[number].between_ids, *self._nodes[number].turn.token_ids)
+        ]
+
+    def samples(self) -> list[Sample]:
+        """Return the samples, in the order of their last turns; those in which no token would be trained are left out.
+
+        A turn is on several paths if it was continued several times; it is trained on the first path.
+        """
+        trained: set[int] = set()
+        found = []
+        for leaf in (number for number, node in enumerate(self._nodes) if not node.children):
+            path = self._path(leaf)
+            new = [number for number in path if number not in trained]
+            trained.update(new)
+            if any(self._nodes[number].turn.trains for number in new):
+                found.append(self._sample(path, new))
+        return found
+
+    def _path(self, turn: int) -> list[int]:
+        """Return the turns from the root to this one."""
+        path: list[int] = []
+        number: int | None = turn
+        while number is not None:
+            path.append(number)
+            number = self._nodes[number].parent
+        return path[::-1]
+
+    def _sample(self, path: Sequence[int], new: Sequence[int]) -> Sample:
+        # the new turns are the end of the path: whoever was trained has all its ancestors trained
+        first = path.index(next(number for number in new if self._nodes[number].turn.trains))
+        prompt = [
+            token
+            for number in path[:first]
+            for token in (*self._nodes[number].between_ids, *self._nodes[number].turn.token_ids)
+        ]
+        sample = Sample([*prompt, *self._nodes[path[first]].between_ids], [], [], [], [], [])
+        for number in path[first:]:
+            node = self._nodes[number]
+            if number != path[first]:
+                self._append(sample, node.between_ids[: node.num_boundary], Origin.BOUNDARY, number)
+                self._append(sample, node.between_ids[node.num_boundary :], Origin.ENVIRONMENT, number)
+            turn, start = node.turn, len(sample.token_ids)
+            sample.token_ids.extend(turn.token_ids)
+            sample.loss_mask.extend([int(turn.trains)] * len(turn.token_ids))
+            sample.logprobs.extend(turn.logprobs)
+            sample.temperatures.extend([turn.temperature] * len(turn.token_ids))
+            sample.segments.extend(
+                (start + s, line, version, Origin.MODEL, number) for s, line, version in turn.segments
+            )
+        return sample
+
+    @staticmethod
+    def _append(sample: Sample, ids: Sequence[int], origin: Origin, turn: int) -> None:
+        if not ids:
+            return
+        sample.segments.append((len(sample.token_ids), NO_POLICY, NO_POLICY, origin, turn))
+        sample.token_ids.extend(ids)
+        sample.loss_mask.extend([0] * len(ids))
+        sample.logprobs.extend([0.0] * len(ids))
+        sample.temperatures.extend([1.0] * len(ids))
+
+
+def _digest(ids: Iterable[int]) -> bytes:
+    tokens: NDArray[np.int32] = np.fromiter(ids, np.int32)
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()

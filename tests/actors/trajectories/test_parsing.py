@@ -1,0 +1,226 @@
+"""Text, thoughts and tool calls: what a template writes is read back, and what can't be read is told."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.trajectories.parsing import Syntax, ToolCall, parse, syntax_of
+from tests.actors.trajectories.families import FAMILIES, Chat
+from tests.actors.trajectories.test_bridges import USER
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string"},
+                "limit": {"type": "integer"},
+                "exact": {"type": "boolean"},
+                "fields": {"type": "array"},
+            },
+        },
+    },
+}
+ARGUMENTS: dict[str, Any] = {"query": "7", "limit": 7, "exact": True, "fields": ["a b", {"c": None}]}
+SYNTAX: dict[str, Syntax] = {
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "qwen3_instruct_2507": "hermes",
+    "qwen3_5_think": "qwen3_coder",
+    "llama3_1": "llama3",
+    "glm4moe": "glm4",
+    "gptoss": "harmony",
+    "deepseekv3": "deepseek",
+}
+
+
+def written(family: str, message: dict[str, Any]) -> tuple[str, str]:
+    """What a model of the family samples for a message, and the end of its prompt."""
+    chat = Chat(family)
+    opened = chat.encode(chat.render([USER], [SEARCH], add_generation_prompt=True))
+    whole = chat.encode(chat.render([USER, message], [SEARCH], add_generation_prompt=False))
+    common = next((i for i, (a, b) in enumerate(zip(opened, whole, strict=False)) if a != b), len(opened))
+    return chat.decode(whole[common:]).rstrip("\n"), chat.decode(opened[:common])
+
+
+def calling(family: str, arguments: dict[str, Any], content: str = "") -> dict[str, Any]:
+    """An assistant's message with a call."""
+    given: Any = json.dumps(arguments) if family == "deepseekv3" else arguments
+    function = {"name": "search", "arguments": given}
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_template_tells_the_syntax(family: str) -> None:
+    """By a word of it."""
+    assert syntax_of(FAMILIES[family].template) == SYNTAX[family]
+
+
+def test_a_template_without_tools_tells_none() -> None:
+    """And calls are text then."""
+    assert syntax_of("{{ messages }}") is None
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert parse(text, None).content == text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_the_template_writes_is_read_back(family: str) -> None:
+    """Name and arguments, typed: a text of digits is a text."""
+    text, opened = written(family, calling(family, ARGUMENTS))
+    found = parse(text, SYNTAX[family], [SEARCH], opened, FAMILIES[family].ends)
+    assert found.malformed == []
+    [call] = found.calls
+    assert (call.name, json.loads(call.arguments)) == ("search", ARGUMENTS)
+    assert (found.content, found.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"llama3_1", "gptoss"}))
+def test_text_beside_a_call_is_content(family: str) -> None:
+    """Llama's template leaves such text out; gpt-oss has it in a channel."""
+    text, opened = written(family, calling(family, {"query": "x"}, "Let me see."))
+    found = parse(text, SYNTAX[family], [SEARCH], opened, FAMILIES[family].ends)
+    assert (found.content, len(found.calls)) == ("Let me see.", 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_is_read_back(family: str) -> None:
+    """Without a call."""
+    text, opened = written(family, {"role": "assistant", "content": "It is 4 < 5.\nDone."})
+    found = parse(text, SYNTAX[family], [SEARCH], opened, FAMILIES[family].ends)
+    assert (found.content, found.calls, found.malformed) == ("It is 4 < 5.\nDone.", [], [])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_think", "glm4moe"])
+def test_thoughts_are_apart(family: str) -> None:
+    """Opened by the model or by the prompt."""
+    message = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
+    text, opened = written(family, message)
+    found = parse(text, SYNTAX[family], [], opened, FAMILIES[family].ends)
+    assert (found.content, found.reasoning) == ("Four.", "Two and two.")
+    assert opened.rstrip().endswith("<think>") == (family == "qwen3_5_think")
+
+
+def test_thoughts_that_never_end_are_no_answer() -> None:
+    """Cut off in the middle."""
+    found = parse("<think>\nTwo and", "hermes")
+    assert (found.content, found.reasoning) == ("", "Two and")
+    found = parse("Two and", "hermes", opened="<|im_start|>assistant\n<think>\n")
+    assert (found.content, found.reasoning) == ("", "Two and")
+
+
+def test_channels_of_gpt_oss() -> None:
+    """Thoughts, a call, and a final answer."""
+    text = (
+        "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant to=functions.search<|channel|>commentary "
+        '<|constrain|>json<|message|>{"query": "x"}<|call|>'
+    )
+    found = parse(text, "harmony")
+    assert (found.reasoning, found.content) == ("Look it up.", "")
+    assert found.calls == [ToolCall("search", '{"query": "x"}')]
+    text = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>"
+    found = parse(text, "harmony")
+    assert (found.reasoning, found.content, found.calls) == ("Easy.", "Four.", [])
+    assert parse("Four.<|return|>", "harmony", ends=["<|return|>"]).content == "Four."
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[TOOL_CALLS][{"name": "search", "arguments": {"query": "x"}}]', '[TOOL_CALLS]search[ARGS]{"query": "x"}'],
+)
+def test_both_syntaxes_of_mistral(text: str) -> None:
+    """Version 3 and version 11 of its tokenizer."""
+    found = parse(f"Let me see.{text}</s>", "mistral", ends=["</s>"])
+    assert (found.content, found.malformed) == ("Let me see.", [])
+    [call] = found.calls
+    assert (call.name, json.loads(call.arguments)) == ("search", {"query": "x"})
+
+
+def test_several_calls_of_one_turn() -> None:
+    """In their order."""
+    one, two = (
+        '<tool_call>\n{"name": "a", "arguments": {"n": 1}}\n</tool_call>',
+        '<tool_call>{"name": "b"}</tool_call>',
+    )
+    assert parse(f"{one}\n{two}", "hermes").calls == [ToolCall("a", '{"n": 1}'), ToolCall("b", "{}")]
+    text = '{"name": "a", "parameters": {"n": 1}}; {"name": "b", "parameters": {}}'
+    assert [call.name for call in parse(text, "llama3").calls] == ["a", "b"]
+
+
+def test_arguments_stay_as_the_model_wrote_them() -> None:
+    """Spaces, escapes, and numbers of any writing: for the record, and for an agent that looks."""
+    written = '{ "q" :"\\u00e9",   "n": 1.50 }'
+    [call] = parse(f'<tool_call>{{"arguments": {written}, "name": "a"}}</tool_call>', "hermes").calls
+    assert call.arguments == written
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "words"),
+    [
+        ("hermes", "<tool_call>\n{name: search}\n</tool_call>", "no JSON object with name and arguments"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "KeyError: 'name'"),
+        ("hermes", "<tool_call>[1]</tool_call>", "TypeError"),
+        ("hermes", '<tool_call>{"name": "a", "arguments": "{}"}</tool_call>', "'a': arguments must be a JSON object"),
+        ("hermes", '<tool_call>{"name": "a", "argu', "no JSON object"),
+        ("qwen3_coder", "<tool_call>search</tool_call>", "names no <function="),
+        ("glm4", "<tool_call>\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "names no function"),
+        ("harmony", "<|channel|>commentary to=functions.a<|message|>{x<|call|>", "'a': arguments are no JSON"),
+        ("harmony", "<|channel|>commentary to=functions.a<|message|>[]<|call|>", "must be a JSON object"),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function", "no name and JSON block"),
+        ("mistral", "[TOOL_CALLS]search(x)", "no JSON list"),
+        ("mistral", "[TOOL_CALLS][ARGS]{}", "no name before"),
+    ],
+)
+def test_a_call_that_can_not_be_read_is_told(syntax: Syntax, text: str, words: str) -> None:
+    """No call, no error of the run, and the reason for the model."""
+    found = parse(text, syntax)
+    assert found.calls == []
+    assert len(found.malformed) == 1
+    assert words in found.malformed[0]
+
+
+def test_a_readable_call_beside_one_that_is_not_counts() -> None:
+    """Both are told."""
+    found = parse('<tool_call>{"name": "a"}</tool_call><tool_call>oh</tool_call>', "hermes")
+    assert ([call.name for call in found.calls], len(found.malformed)) == (["a"], 1)
+
+
+def test_a_json_answer_is_no_call_of_llama() -> None:
+    """A task may ask for JSON."""
+    assert parse('{"answer": 4}', "llama3").content == '{"answer": 4}'
+
+
+def test_a_call_as_a_message() -> None:
+    """As OpenAI's chat completions have it."""
+    assert ToolCall("a", "{}").message("call_1") == {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "a", "arguments": "{}"},
+    }
+
+
+PIECES = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "<think>", "</think>", "<function=f>", "</function>", "<parameter=a>", "\n"),
+        *("</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "f"),
+        *("<|channel|>", "<|message|>", "<|end|>", "to=functions.f", "final", '{"name": "f"}', "{}", "[1]", '"', "{"),
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json\n", "\n```", "; ", '"name"'),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join), st.sampled_from([None, *sorted(set(SYNTAX.values())), "mistral"]))
+def test_any_text_is_read_without_an_error(text: str, syntax: Syntax | None) -> None:
+    """A policy in training writes anything; each call has a name and a JSON object."""
+    for call in parse(text, syntax, [SEARCH]).calls:
+        assert call.name
+        assert isinstance(json.loads(call.arguments), dict)
