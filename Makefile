@@ -15,7 +15,7 @@ quickstart: .venv/run.stamp
 quickstart-lora: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED) --config examples/quickstart/lora.yaml --output outputs/quickstart-lora
 
-# Lint, types and the fast tests: four minutes on two cores.
+# Lint, types and the fast tests: two minutes on two cores.
 check: lint
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not slow and not long and not system"
 
@@ -31,7 +31,7 @@ test-long: .venv/dev.stamp
 check-312: .venv-312/stamp
 	.venv-312/bin/python -m pytest -n 4 --dist loadgroup -m "not slow and not long and not system"
 
-# Every phase of the hour on a GPU, in toy sizes on the CPU: four minutes on two cores.
+# Every phase of the hour on a GPU, in toy sizes on the CPU: three minutes on two cores.
 rehearsal: .venv/dev.stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
