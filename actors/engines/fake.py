@@ -8,8 +8,10 @@ in every ticket, change nothing, and other keys for a distribution are refused.
 import contextlib
 import hashlib
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.engines.protocol import (
     Completion,
@@ -19,7 +21,8 @@ from actors.engines.protocol import (
     SampleRequest,
     check_token_ids,
 )
-from actors.engines.text import StopWatch
+from actors.engines.text import StopWatch, text_of
+from actors.trajectories.parsing import Parsed
 from bus import threads
 from bus.weights import Weights
 from schemas.config import RunConfig
@@ -96,12 +99,23 @@ class FakeEngine:
         """Return the letter of one token; `<eos>` for the end of sequence."""
         return self.detokenize([token_id]) or "<eos>"
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = (), template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Return a token per character. Messages become text first: role and content of each, then `assistant: `."""
+        for name, given in {"tools": tools, "chat_template_kwargs": template_kwargs}.items():
+            if given:
+                raise RequestError(f"{name}: the fake engine has no chat template")
         if not isinstance(prompt, str):
             prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
         # 0 ends a completion, 1 is unused
         return [2 + ord(character) % (self._config.vocab_size - 2) for character in prompt]
+
+    def read_message(
+        self, prompt_ids: list[int], completion: Completion, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Parsed:
+        """Return the text; the fake engine has no thoughts and no tool calls."""
+        return Parsed(text_of(completion, self.detokenize))
 
     def close(self) -> None:
         """Stop the threads; pending requests fail."""

@@ -1,10 +1,11 @@
 """Interface of an engine, for the owning inference actor and the HTTP server in front."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from actors.trajectories.parsing import Parsed
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
 from schemas.messages import EngineState, PolicyVersion, Prompt
@@ -146,12 +147,24 @@ class Engine(Protocol):
         """Return the text of a token, also of a special token, as shown in lists of logprobs."""
         ...
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = (), template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Return the token ids of a text, or of messages through the model's chat template.
 
+        Args:
+            tools: functions that the model may call, as OpenAI's API describes them.
+            template_kwargs: variables of the chat template, such as `enable_thinking`.
+
         Raises:
-            RequestError: the model has no chat template, or the template refuses the messages.
+            RequestError: the model has no chat template, or the template refuses the messages or has no tool calls.
         """
+        ...
+
+    def read_message(
+        self, prompt_ids: list[int], completion: Completion, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Parsed:
+        """Return thoughts, text and tool calls of a completion; without tools no calls are looked for."""
         ...
 
     def close(self) -> None:

@@ -1,12 +1,21 @@
-"""Tokenizer part of an engine: text of tokens, and token ids of prompts given as text or messages."""
+"""Tokenizer part of an engine: text of tokens, messages out of them, and token ids of prompts."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import jinja2
 
-from actors.engines.protocol import RequestError
+from actors.engines.protocol import Completion, RequestError
+from actors.engines.text import text_of
 from actors.models.tokenizer import Tokenizer, eos_ids
+from actors.trajectories.parsing import Parsed, parse, syntax_of
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
+
+OPENING_TOKENS = 16
+"""Tokens at the end of a prompt that tell whether the prompt has opened the model's thoughts."""
 
 
 class Tokenizing:
@@ -25,16 +34,45 @@ class Tokenizing:
         """Return the text of a token, also of a special token."""
         return self._tokenizer.decode([token_id], skip_special=False)
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = (), template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Return the token ids of a text, or of messages through the model's chat template.
 
+        Args:
+            tools: functions that the model may call, as OpenAI's API describes them.
+            template_kwargs: variables of the chat template, such as `enable_thinking`.
+
         Raises:
-            RequestError: the model has no chat template, or the template refuses the messages.
+            RequestError: the model has no chat template, or the template refuses the messages or has no tool calls.
         """
         try:
-            return self._tokenizer.encode(prompt)
+            if tools and syntax_of(self._tokenizer.chat_template(tools)) is None:
+                raise RequestError(
+                    "tools: the model's chat template writes no tool calls in a form that is known here; "
+                    "describe the tools in a message, and read the calls from the text"
+                )
+            return self._tokenizer.encode(prompt, tools, template_kwargs)
+        except RequestError:
+            raise
         except ConfigError as error:
             # the model has no chat template
             raise RequestError(f"messages: {error}") from None
-        except jinja2.TemplateError as error:
+        except ValueError as error:
+            raise RequestError(f"chat_template_kwargs.{error}") from None
+        except (jinja2.TemplateError, TypeError) as error:
             raise RequestError(f"messages: the model's chat template refuses them: {error}") from None
+
+    def read_message(
+        self, prompt_ids: list[int], completion: Completion, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Parsed:
+        """Return thoughts, text and tool calls of a completion; without tools no calls are looked for."""
+        syntax = syntax_of(self._tokenizer.chat_template(tools))
+        decode = partial(self._tokenizer.decode, skip_special=False)
+        return parse(
+            text_of(completion, decode),
+            # harmony writes everything in channels, the others write calls only where there are tools
+            syntax if tools or syntax == "harmony" else None,
+            tools,
+            decode(prompt_ids[-OPENING_TOKENS:]),
+        )

@@ -4,7 +4,9 @@ Text only needs the `tokenizers` library, so a rollout actor starts without torc
 transformers, imported with the first messages. Actors exchange only token ids, so no second tokenization can differ.
 """
 
+import inspect
 import json
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,16 +29,41 @@ class Tokenizer:
         self._model = model
         self._raw = RawTokenizer.from_file(str(model_file(model, "tokenizer.json")))
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = (), template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Return token ids of a text with the model's special tokens, or of messages through the chat template.
+
+        Args:
+            tools: functions that the model may call, as OpenAI's API describes them. For messages.
+            template_kwargs: variables of the chat template, such as `enable_thinking`.
 
         Raises:
             ConfigError: messages, but the model has no chat template.
-            jinja2.TemplateError: the chat template refuses the messages.
+            ValueError: a name in `template_kwargs` is a parameter of transformers; names it.
+            TypeError, jinja2.TemplateError: the chat template refuses the messages.
         """
         if isinstance(prompt, str):
             return list(self._raw.encode(prompt).ids)
-        return self._as_it_stands(self._rendered(prompt, add_generation_prompt=True))
+        options = dict(template_kwargs or {})
+        if taken := sorted(options.keys() & inspect.signature(self._with_template.apply_chat_template).parameters):
+            raise ValueError(f"{taken[0]}: is set here, and is no variable of the chat template")
+        if tools:
+            options["tools"] = list(tools)
+        try:
+            text = self._rendered(prompt, add_generation_prompt=True, **options)
+        except TypeError:
+            # DeepSeek's templates want the arguments of tool calls as text, the others as an object
+            text = self._rendered(_with_written_arguments(prompt), add_generation_prompt=True, **options)
+        return self._as_it_stands(text)
+
+    def chat_template(self, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the chat template: the one for tools, if the model has two.
+
+        Raises:
+            ConfigError: the model has no chat template.
+        """
+        return str(self._with_template.get_chat_template(tools=list(tools) or None))
 
     def encode_completion(self, prompt: Prompt, completion: str | dict[str, Any]) -> list[int]:
         """Return the token ids that should follow a prompt, including an end of sequence.
@@ -85,6 +112,19 @@ class Tokenizer:
                 "use an instruct model, or text prompts (environments[].chat: false)"
             )
         return tokenizer
+
+
+def _with_written_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose tool calls have their arguments as JSON text."""
+
+    def written(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return call | {"function": call["function"] | {"arguments": arguments}}
+
+    return [
+        message | ({"tool_calls": [written(call) for call in message["tool_calls"]]} if "tool_calls" in message else {})
+        for message in messages
+    ]
 
 
 def eos_ids(model: ModelConfig) -> frozenset[int]:

@@ -1,25 +1,35 @@
 """Answers to clients: the JSON of OpenAI's two endpoints, with token ids, prompts and stop reasons in vLLM's form.
 
+An answer with tools is a message with thoughts, text and tool calls, read from the sampled text; a stream then has the
+message in a single chunk, since a call is known only at its end.
+
 Additional fields: `boot_id` names the answering process, `segments` the sampling policies: P25 (each segment of a
 group names a policy).
 """
 
 import itertools
+import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from actors.engines.http.requests import ChatRequest, CompletionRequest, Request
 from actors.engines.protocol import Completion
 from actors.engines.text import Detokenize, ShownText, text_of
+from actors.trajectories.parsing import Parsed
 
 LEAST_LOGPROB = -9999.0
 """Lowest logprob in an answer, OpenAI's number for a token of probability 0: JSON has no infinity."""
 
+CALL_ID_BYTES = 5
+"""Random bytes in the id of a tool call: its letters and digits, nine of them, are what Mistral's templates ask for."""
+
 TokenText = Callable[[int], str]
 """Function from a token id to the token's text, for special tokens too."""
+ReadMessage = Callable[[list[int], Completion, Sequence[Mapping[str, Any]]], Parsed]
+"""Function from a prompt's tokens, a completion and the tools to the message of the completion."""
 Json = dict[str, Any]
 
 
@@ -39,10 +49,16 @@ class Answer(ABC, Generic[Request]):
     """Value of `object` in a chunk."""
 
     def __init__(
-        self, asked: Request, prompts: list[list[int]], boot_id: str, detokenize: Detokenize, token_text: TokenText
+        self,
+        asked: Request,
+        prompts: list[list[int]],
+        boot_id: str,
+        detokenize: Detokenize,
+        token_text: TokenText,
+        read_message: ReadMessage,
     ) -> None:
         self._asked, self._prompts = asked, prompts
-        self._detokenize, self._token_text = detokenize, token_text
+        self._detokenize, self._token_text, self._read_message = detokenize, token_text, read_message
         self._head = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -59,9 +75,7 @@ class Answer(ABC, Generic[Request]):
         """Return the whole answer with all choices, in the order of the prompts."""
         self._num_tokens = [len(completion.token_ids) for completion in completions]
         choices = [
-            self._content(text_of(completion, self._detokenize), whole=True)
-            | self._told(index, completion)
-            | self._opening(index)
+            self._told(index, completion) | self._whole_content(completion) | self._opening(index)
             for index, completion in enumerate(completions)
         ]
         return self._head | {"object": self.kind, "choices": choices, "usage": self._usage()} | self._beside()
@@ -83,6 +97,10 @@ class Answer(ABC, Generic[Request]):
     def last_chunk(self) -> Json:
         """Return the chunk with the token counts of the whole stream."""
         return self._head | {"object": self.chunk_kind, "choices": [], "usage": self._usage()}
+
+    def _whole_content(self, completion: Completion) -> Json:
+        """Return the field with the text of a whole choice, and whatever the text says otherwise than `_told`."""
+        return self._content(text_of(completion, self._detokenize), whole=True)
 
     def _told(self, index: int, completion: Completion) -> Json:
         """Return the fields of a choice, or of a piece of a choice, except the text."""
@@ -153,13 +171,61 @@ class ChatAnswer(Answer[ChatRequest]):
 
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # by choice: completions of which pieces have arrived
+        self._arriving: dict[int, Completion] = {}
+
+    def chunks(self, index: int, piece: Completion) -> list[Json]:
+        """Return the chunks for the next piece of a choice. A message that is read comes whole, with the last piece."""
+        if not self._asked.reads_message:
+            return super().chunks(index, piece)
+        completion = self._arriving.setdefault(index, Completion())
+        first = not completion.token_ids
+        completion.token_ids += piece.token_ids
+        completion.logprobs += piece.logprobs
+        completion.segments += piece.segments
+        completion.top_logprobs += piece.top_logprobs
+        completion.finish_reason, completion.stop_reason = piece.finish_reason, piece.stop_reason
+        chunks = [self._role_chunk(index)] if first else []
+        if not piece.finish_reason:
+            return chunks
+        self._num_tokens[index] = len(completion.token_ids)
+        content = self._whole_content(completion)
+        delta = content.pop("message")
+        for number, call in enumerate(delta.get("tool_calls", ())):
+            # OpenAI's client joins the parts of a call by this number
+            call["index"] = number
+        return [*chunks, self._chunk(self._told(index, completion) | content | {"delta": delta})]
+
+    def _whole_content(self, completion: Completion) -> Json:
+        if not self._asked.reads_message:
+            return super()._whole_content(completion)
+        tools = self._asked.called_tools
+        parsed = self._read_message(self._prompts[0], completion, tools)
+        if parsed.malformed:
+            # a call that can't be read stays text, as with vLLM: the client sees what the model wrote
+            parsed = Parsed(text_of(completion, self._detokenize))
+        message: Json = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        calls = parsed.calls if self._asked.parallel_tool_calls else parsed.calls[:1]
+        if not calls:
+            return {"message": message}
+        message["content"] = parsed.content or None
+        message["tool_calls"] = [call.message(secrets.token_hex(CALL_ID_BYTES)[:9]) for call in calls]
+        return {"message": message} | ({"finish_reason": "tool_calls"} if completion.finish_reason == "stop" else {})
+
     def _content(self, text: str, *, whole: bool) -> Json:
         return {"message": {"role": "assistant", "content": text}} if whole else {"delta": {"content": text}}
 
     def _opened(self, index: int, choice: Json) -> list[Json]:
+        return [self._role_chunk(index), self._chunk(choice)]
+
+    def _role_chunk(self, index: int) -> Json:
         # a chunk of its own, as clients expect: OpenAI's client counts logprobs twice if they come with a role
         opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return [self._chunk(opening) | self._beside(), self._chunk(choice)]
+        return self._chunk(opening) | self._beside()
 
     def _beside(self) -> Json:
         return {"prompt_token_ids": self._prompts[0]} if self._asked.return_token_ids else {}

@@ -1,8 +1,12 @@
 """Requests from clients: the bodies of OpenAI's two endpoints, with vLLM's sampling parameters.
 
+A chat may have tools. Their calls are read from the sampled text, so that training sees the model's own distribution:
+whatever would force a call or a JSON answer changes that distribution, and is refused.
+
 A parameter without a field here is refused by name: ignoring it would answer another question. null counts as absent.
 """
 
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -160,19 +164,115 @@ def _joined_parts(content: Any) -> Any:
     return "\n".join(str(part["text"]) for part in content)
 
 
+class Function(_Body):
+    """Description of a tool. The chat template renders it as it stands."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1)
+
+
+class Tool(_Body):
+    """Tool that the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(_Body):
+    """Function of a tool call in an earlier turn."""
+
+    name: str
+    arguments: dict[str, Any]
+    """Chat templates write the object out; clients send its JSON."""
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _from_json(cls, arguments: Any) -> Any:
+        if not isinstance(arguments, str):
+            return arguments
+        try:
+            return json.loads(arguments or "{}")
+        except ValueError as error:
+            raise ValueError(f"is no JSON: {error}") from None
+
+
+class MessageCall(_Body):
+    """Tool call in an earlier turn."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(_Body):
     """Turn of a chat."""
 
     role: str
-    content: Annotated[str, BeforeValidator(_joined_parts)]
+    content: Annotated[str | None, BeforeValidator(_joined_parts)] = None
+    """Missing only beside tool calls; templates then get an empty text."""
+    reasoning_content: str | None = None
+    tool_calls: list[MessageCall] = Field([], max_length=limits.HTTP_TOOLS)
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _calls_or_content(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's")
+        if self.content is None:
+            if not self.tool_calls:
+                raise ValueError("content is missing")
+            self.content = ""
+        return self
+
+
+class ResponseFormat(_Body):
+    """Form of the answer."""
+
+    type: str
+    json_schema: Any = None
+
+    @field_validator("type")
+    @classmethod
+    def _free_text(cls, kind: str) -> str:
+        if kind != "text":
+            raise ValueError(f"{kind!r} would change the distribution that is trained; ask for the form in a message")
+        return kind
 
 
 class ChatRequest(Sampling):
     """Body of `POST /v1/chat/completions`. Without max_tokens an answer may fill the model's context."""
 
     messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] = Field([], max_length=limits.HTTP_TOOLS)
+    tool_choice: str | dict[str, Any] = "auto"
+    """`auto` reads calls from the answer, `none` leaves them in its text; the prompt has the tools either way."""
+    parallel_tool_calls: bool = True
+    """If false, the answer has the first call alone."""
+    separate_reasoning: bool | None = None
+    """Whether thoughts stand in `reasoning_content` (SGLang's name); by default only where there are tools."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template, such as `enable_thinking` (vLLM's name)."""
+    response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _unforced(cls, choice: Any) -> Any:
+        if choice not in ("auto", "none"):
+            raise ValueError("must be auto or none: a call that is forced is not drawn from the trained distribution")
+        return choice
+
+    @model_validator(mode="after")
+    def _same_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"tools: {twice[0]!r} is the name of several")
+        return self
 
     @model_validator(mode="after")
     def _alternatives_to_logprobs(self) -> Self:
@@ -183,7 +283,24 @@ class ChatRequest(Sampling):
     @property
     def prompts(self) -> list[Prompt | list[int]]:
         """Messages for the model's chat template: a single prompt."""
-        return [[message.model_dump() for message in self.messages]]
+        return [[message.model_dump(exclude_unset=True) | {"content": message.content} for message in self.messages]]
+
+    @property
+    def reads_message(self) -> bool:
+        """True if the answer is taken apart into thoughts, text and tool calls."""
+        if self.separate_reasoning is None:
+            return bool(self.tools)
+        return self.separate_reasoning or bool(self.called_tools)
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]]:
+        """Tools for the chat template."""
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
+    @property
+    def called_tools(self) -> list[dict[str, Any]]:
+        """Tools whose calls are read from the answer."""
+        return self.template_tools if self.tool_choice == "auto" else []
 
     @property
     def wants_logprobs(self) -> bool:
@@ -217,4 +334,5 @@ def parse(kind: type[Request], body: bytes) -> Request:
     if first["loc"][:1] == ("prompt",):
         raise RequestError("prompt: must be a text, token ids, or a list of either")
     words = "is not known or not supported here" if first["type"] == "extra_forbidden" else first["msg"]
+    words = words.removeprefix("Value error, ")
     raise RequestError(f"{'.'.join(map(str, first['loc'])) or 'body'}: {words}")

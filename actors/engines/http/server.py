@@ -150,10 +150,12 @@ class CompletionServer:
         for prompt in asked.prompts:
             if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
                 # in a thread, since the first chat loads the template, and a long text takes long
-                prompts.append(await asyncio.to_thread(self._engine.tokenize, prompt))
+                options = (asked.template_tools, asked.chat_template_kwargs) if isinstance(asked, ChatRequest) else ()
+                prompts.append(await asyncio.to_thread(self._engine.tokenize, prompt, *options))
             else:
                 prompts.append(prompt)  # type: ignore[arg-type]
-        answer = make_answer(asked, prompts, self._boot_id, self._engine.detokenize, self._token_text)
+        engine = self._engine
+        answer = make_answer(asked, prompts, self._boot_id, engine.detokenize, self._token_text, engine.read_message)
         if asked.stream:
             return await self._stream(http, asked, prompts, answer)
         with self._submitted(asked, prompts) as futures:
