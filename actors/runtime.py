@@ -14,10 +14,11 @@ import structlog
 
 from actors.assembly import MAKERS
 from actors.ops.up.server_pool import Directory, ServerPool
-from actors.process import fault_points
+from actors.process import exits, fault_points
 from actors.process.descriptors import raise_limits
 from actors.process.exits import die_with, drain_on_signals, end_with_thread, exit_code
 from actors.process.systemd import Systemd
+from actors.telemetry import logs
 from actors.telemetry.http import serve_as_configured
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import ACTORS, Metrics
@@ -91,6 +92,7 @@ def run_server_pool(
 
 def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
     configure_logs(config.telemetry)
+    exits.before_leave = logs.flush
     bind_everywhere(actor=kind, name=name)
     # before the first socket: ZeroMQ ignores a later change of its limit
     raise_limits(config)

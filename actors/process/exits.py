@@ -24,8 +24,10 @@ from schemas.errors import ConfigError, NameTakenError, PeerRefusedError, Protoc
 
 log = structlog.get_logger("runtime")
 
-FLUSH_SECONDS = 1.0
-"""Longest wait for stdout and stderr at exit."""
+FLUSH_SECONDS = 5.0
+"""Longest wait for stdout, log and stderr at exit; they take that long only where nothing reads them."""
+before_leave: Callable[[], None] | None = None
+"""Set by the runtime: waits for the lines of the log that are not written yet."""
 # 2 is argparse's code for a wrong command line, 75 is EX_TEMPFAIL of BSD's sysexits.h: try again
 EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_NAME_TAKEN, EXIT_START_OVER = 0, 1, 2, 3, 4, 75
 
@@ -68,6 +70,8 @@ def leave(code: int) -> None:
 
     def flush() -> None:
         sys.stdout.flush()
+        if before_leave is not None:  # the log's thread may not have come to the last line, which says why we end
+            before_leave()
         sys.stderr.flush()
 
     # in a thread with a limit, since flushing a pipe that is not read never returns

@@ -1,10 +1,12 @@
 """Logs by structlog: text on a terminal, else JSON, with actor, name, step and policy as fields."""
 
+import atexit
 import contextlib
 import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from typing import TextIO
@@ -16,6 +18,8 @@ from schemas.config.services import TelemetryConfig
 
 PATIENCE_SECONDS = 0.2
 """Longest wait of a thread for its log line to be written."""
+FLUSH_SECONDS = 5.0
+"""Longest wait for the last lines at the end of a process."""
 MAX_WAITING = 10_000
 """Largest number of lines waiting for the stream; further lines are lost."""
 IDLE_SECONDS = 1.0
@@ -83,8 +87,17 @@ class Lines:
                 self._thread = threads.start("log", self._run)
             self._news.notify()
         # once the stream stands still no line is waited for, until one is written again
-        if not self._stands_still:
-            self._stands_still = not written.wait(PATIENCE_SECONDS)
+        if not self._stands_still and not written.wait(PATIENCE_SECONDS):
+            with self._news:
+                # looked at again: a line that was written just now must not leave later ones unwaited for
+                self._stands_still = not written.is_set()
+
+    def flush(self, seconds: float) -> None:
+        """Wait up to `seconds` until all lines so far are written."""
+        with self._news:
+            newest = self._waiting[-1][1] if self._waiting else None
+        if newest is not None:
+            newest.wait(seconds)
 
     msg = log = debug = info = warning = error = critical = exception = fatal = failure = warn = err = write
     """Methods that structlog calls, by level."""
@@ -105,9 +118,9 @@ class Lines:
                         self._stream.write(f"{lost}{line}\n")
                         self._stream.flush()
                 finally:  # removed even if this thread ends here: the line would end the next thread too
-                    self._stands_still = False
-                    written.set()
                     with self._news:
+                        self._stands_still = False
+                        written.set()
                         # removed after the write, so that a line being written counts against MAX_WAITING
                         self._waiting.popleft()
         except BaseException:
@@ -126,6 +139,14 @@ def _begin_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_in_child)
+
+
+@atexit.register
+def flush() -> None:
+    """Wait up to FLUSH_SECONDS until all lines are written, before this process ends: a busy machine writes late."""
+    deadline = time.monotonic() + FLUSH_SECONDS
+    for lines in list(_all_lines):
+        lines.flush(max(0.0, deadline - time.monotonic()))
 
 
 def bind_everywhere(**fields: str | int) -> None:

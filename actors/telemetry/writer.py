@@ -90,9 +90,6 @@ class Writer:
             WriteError: the file can't be written, or the write takes too long.
         """
         job = self._jobs.get(path)
-        # finished while nobody waited, but with other data: its result does not matter any more
-        if job is not None and job.done.is_set() and job.what != what:
-            job = None
         if job is None:
             job = self._jobs[path] = _Job(work, what)
             # under the lock, so that a thread about to end for want of work either gets this job or has ended
@@ -108,6 +105,10 @@ class Writer:
             seconds = time.monotonic() - job.begun
             raise WriteError(f"{path}: the file system has not answered for {seconds:.0f} s")
         del self._jobs[path]
+        if job.what != what:
+            # it ended with other data, at whatever moment: its result does not matter, and ours is not written yet
+            self.write(path, what, work)
+            return
         if job.error is not None:
             with writing(path):
                 raise job.error

@@ -21,12 +21,12 @@ def probed() -> Iterator[tuple[Liveness, str]]:
     yield alive, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-    thread.join(5.0)
+    thread.join(60.0)
 
 
 def _get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=5.0) as answer:
+        with urllib.request.urlopen(url, timeout=60.0) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

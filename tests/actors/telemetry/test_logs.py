@@ -5,6 +5,8 @@ import io
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -90,7 +92,7 @@ def test_the_end_of_the_thread_that_writes_is_written_by_another_one(monkeypatch
     full = Stream()
     logs.configure_logs(TelemetryConfig(), full)
     structlog.get_logger("x").warning("lost")
-    assert ended.wait(10.0)
+    assert ended.wait(60.0)
     [said] = [json.loads(line) for line in full.getvalue().splitlines()]
     assert (said["event"], said["thread"], codes) == ("thread failed", "log", [exits.EXIT_ERROR])
     structlog.get_logger("x").warning("afterwards")
@@ -106,6 +108,39 @@ def test_a_stream_that_can_not_be_written_ends_nothing():
     lines.write("after its end")
 
 
+SLOW = """
+import sys, time
+import structlog
+from actors.process import exits
+from actors.telemetry import logs
+from schemas.config.services import TelemetryConfig
+
+class Slow:
+    def write(self, text):
+        time.sleep(0.3)
+        sys.stderr.write(text)
+    def isatty(self): return False
+    def flush(self): sys.stderr.flush()
+
+logs.PATIENCE_SECONDS, logs.FLUSH_SECONDS, exits.FLUSH_SECONDS = 0.0, 60.0, 60.0
+logs.configure_logs(TelemetryConfig(), Slow())
+structlog.get_logger("x").error("last words")
+exits.before_leave = logs.flush
+if sys.argv[1] == "leave":
+    exits.leave(3)
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["leave", "return"])
+def test_the_last_line_is_written_before_the_process_ends(how):
+    """The thread that writes gets to it late, as on a busy machine; the process waits for it, however it ends."""
+    done = subprocess.run([sys.executable, "-c", SLOW, how], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3
+    assert json.loads(done.stderr)["event"] == "last words"
+
+
 def test_lines_of_a_forked_child_are_written(tmp_path):
     """User code forks: the child has something to say, and no thread of its parent's."""
     with (tmp_path / "log").open("w") as stream:
@@ -113,7 +148,7 @@ def test_lines_of_a_forked_child_are_written(tmp_path):
         lines.write("parent")
         child = multiprocessing.get_context("fork").Process(target=lines.write, args=("child",), daemon=True)
         child.start()
-        child.join(30.0)
+        child.join(60.0)
         assert child.exitcode == 0
         lines.write("parent again")
     assert (tmp_path / "log").read_text().splitlines() == ["parent", "child", "parent again"]

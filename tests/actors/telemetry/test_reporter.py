@@ -134,8 +134,10 @@ def test_full_disk_is_told_with_path_and_reason_and_the_next_attempt_writes(tmp_
 HALF_A_LINE = """
 import resource, sys
 from pathlib import Path
+from actors.telemetry import writer
 from actors.telemetry.reporter import Reporter
-from actors.telemetry.writer import WriteError, Writer
+from actors.telemetry.writer import WriteError
+writer.PATIENCE_SECONDS = 60.0
 reporter, path = Reporter(Path(sys.argv[1])), Path(sys.argv[1], "metrics.jsonl")
 reporter.report_step(1, {"loss": 0.25})
 room = path.stat().st_size + 5
