@@ -19,6 +19,7 @@ from schemas import limits
 from schemas.config import RunConfig, check_tree
 from schemas.errors import ConfigError
 from tests.conftest import ModelFolder
+from tests.ports import free_port
 from tests.ring.harness import ring_config
 
 REWARDS = """
@@ -31,8 +32,9 @@ def lacking(prompts, completions, level, *, factor, **columns): ...
 
 
 @pytest.fixture
-def run(tmp_path: Path, model_folder: ModelFolder) -> Any:
-    """Make a run of a tiny model on these rows; sections are merged into it."""
+def run(tmp_path: Path, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a run of a tiny model on these rows; sections are merged into it. There is time for all rows."""
+    monkeypatch.setattr(fit, "PROMPT_SECONDS", 120.0)
 
     def make(*rows: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
         data = tmp_path / "rows.jsonl"
@@ -237,9 +239,9 @@ def test_vllm_that_is_not_installed_is_found(run: Any, monkeypatch: Any) -> None
 def test_ports_that_are_in_use_are_named_with_the_key_they_follow_from(tmp_path: Path) -> None:
     """Five actors take five ports from telemetry.metrics_port on; the fourth is bound by somebody."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        port = free_port()  # in a block of ours: one that the system hands out could be somebody's again at once
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         config = ring_config(tmp_path, telemetry={"metrics_port": port - 3})
         found = [words for words in busy_ports(config) if f":{port} " in words]
         (words,) = found

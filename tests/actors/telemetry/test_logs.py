@@ -47,8 +47,9 @@ def test_lines_below_the_level_are_left_out(stream):
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["gave up"]
 
 
-def test_a_pipe_that_nobody_reads_holds_no_thread_up_and_loses_no_line_that_has_room():
+def test_a_pipe_that_nobody_reads_holds_no_thread_up_and_loses_no_line_that_has_room(monkeypatch):
     """More than a pipe takes is said at once; read later, all lines are there in their order."""
+    monkeypatch.setattr(logs, "PATIENCE_SECONDS", 0.05)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream, os.fdopen(reading) as reader:
         lines = logs.Lines(stream)

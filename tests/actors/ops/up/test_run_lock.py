@@ -9,6 +9,7 @@ import pytest
 
 from actors.ops.up.run_lock import hold_run_lock
 from schemas.errors import ConfigError
+from tests.ring.harness import wait_until
 
 WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -49,16 +50,18 @@ def test_claim_waits_for_the_actors_of_the_one_before(tmp_path, actor, capsys):
     got = threading.Event()
 
     def claim_it() -> None:
-        with hold_run_lock(tmp_path):
+        with hold_run_lock(tmp_path, patience_seconds=120.0):
             got.set()
 
     thread = threading.Thread(target=claim_it, daemon=True)
     thread.start()
+    said = []
+    wait_until(lambda: said.append(capsys.readouterr().err) or "".join(said), "it says that it waits")
     assert not got.wait(0.2), "one of them lives"
     first.communicate()
-    assert got.wait(10.0)
+    assert got.wait(60.0)
     thread.join()
-    assert capsys.readouterr().err == "waiting for the actors of the previous run to exit\n"
+    assert "".join(said) + capsys.readouterr().err == "waiting for the actors of the previous run to exit\n"
 
 
 def test_what_user_code_left_behind_does_not_block_for_ever(tmp_path, actor, capsys):
