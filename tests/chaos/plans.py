@@ -1,7 +1,5 @@
 """The runs that faults meet: with doubles for speed, with a real model, and with a network between the actors."""
 
-import os
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from bus.keys import make as make_keys
 from schemas.config import RunConfig
 from tests.chaos.faults import Fault, exceptions
 from tests.chaos.stage import NOBODY, Plan
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 from tests.ring.harness import ring_config
 
 NEVER = 1_000_000
@@ -50,7 +48,7 @@ def fake(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any])
         "inference": {"engine": {"type": "fake", "token_seconds": 0.01}},
         "eval": {"num_prompts": 3, "every_steps": 20},
         "bus": {"control": control, "beat_interval": 0.5, "lease": 3.0, "resend_after": 5.0},
-        "telemetry": {"metrics_port": free_ports()},
+        "telemetry": {"metrics_port": free_ports(PORTS)},
         "up": {"max_restarts": 20, "torch_threads": {"trainer": 1, "inference": 1}},
     }
     return ring_config(folder, **{name: tree.get(name, {}) | sections.get(name, {}) for name in {**tree, **sections}})
@@ -68,7 +66,7 @@ def networked(folder: Path, control: str) -> RunConfig:
 
 def neighbours(folder: Path, control: str) -> RunConfig:
     """Over tcp without keys, where ports come again."""
-    return fake(folder, f"tcp://127.0.0.1:{free_ports() + PORTS - 1}")
+    return fake(folder, f"tcp://127.0.0.1:{free_ports(PORTS) + PORTS - 1}")
 
 
 def broadcast(folder: Path, control: str) -> RunConfig:
@@ -154,17 +152,3 @@ def shares(plans: Iterable[tuple[int, Plan]], number: int) -> list[int]:
         counts.append(round(left * share / weight))
         left, weight = left - counts[-1], weight - share
     return counts
-
-
-def free_ports() -> int:
-    """The first of some ports in a row on which nobody listens: other runs on this machine have other ones."""
-    first = 22_000 + os.getpid() * PORTS % 8_000
-    while not all(_is_free(port) for port in range(first, first + PORTS)):
-        first = 22_000 + (first + PORTS - 22_000) % 10_000
-    return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return probe.connect_ex(("127.0.0.1", port)) != 0
