@@ -74,7 +74,7 @@ def _raise(error: BaseException) -> None:
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(0), MemoryError()], ids=lambda e: type(e).__name__)
 def test_an_exception_in_a_thread_of_ours_ends_the_process(left: list[int], error: BaseException) -> None:
     """Whatever it is: a loop that has ended does its work no more."""
-    threads.start("weights", _raise, error).join(10.0)
+    threads.start("weights", _raise, error).join(60.0)
     assert left == [exits.EXIT_ERROR]
 
 
@@ -113,7 +113,7 @@ def test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed(
     monkeypatch.setattr(threading, "excepthook", lambda failure: None)
     child = multiprocessing.get_context("fork").Process(target=_leave, args=(_Stuck(raises),), daemon=True)
     child.start()
-    child.join(30.0)
+    child.join(60.0)
     assert child.exitcode == 7
 
 
@@ -134,7 +134,7 @@ def test_a_process_that_the_kernel_does_not_kill_ends_with_its_parent() -> None:
         assert parent.stdout is not None
         orphan = int(parent.stdout.readline())
         parent.kill()
-        readable, _, _ = select.select([parent.stdout], [], [], 30.0)
+        readable, _, _ = select.select([parent.stdout], [], [], 60.0)
         if not readable:
             os.kill(orphan, signal.SIGKILL)
         assert readable
@@ -145,6 +145,6 @@ def test_threads_of_user_code_end_as_they_please(left: list[int]) -> None:
     """They are not marked, whatever they are called; so is one that hands its exceptions on."""
     thread = threading.Thread(target=_raise, args=(RuntimeError("mine"),), name="control-of-mine")
     thread.start()
-    thread.join(10.0)
-    threads.start_helper("meeting", _raise, RuntimeError("handed on")).join(10.0)
+    thread.join(60.0)
+    threads.start_helper("meeting", _raise, RuntimeError("handed on")).join(60.0)
     assert left == []

@@ -146,5 +146,5 @@ def test_samples_take_a_run_by_its_configuration_too(tmp_path: Path, capsys: pyt
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     """`actors schema | head -1`: no traceback."""
     command = f"{sys.executable} -P -m actors schema | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=180, check=False)
     assert (done.stdout, done.stderr) == ("{\n", "")

@@ -28,12 +28,12 @@ from tests.chaos.threads import thread_at
 from tests.chaos.watch import LateError, Mark, UpEndedError, Watch
 from tests.ring.witness_checker import Testimony, WitnessError, check_witnesses
 
-START_SECONDS = 90.0
-HIT_SECONDS = 30.0
-RECOVERY_SECONDS = 60.0
-END_SECONDS = 120.0
+START_SECONDS = 240.0
+HIT_SECONDS = 60.0
+RECOVERY_SECONDS = 150.0
+END_SECONDS = 240.0
 BEYOND_LEASE_SECONDS = 0.5
-SAID_SECONDS = 15.0
+SAID_SECONDS = 60.0
 FULL_SECONDS = 3.0
 TOKEN_SECONDS = 0.01
 """Of a stub of a server, as of the fake engine."""
@@ -168,7 +168,7 @@ class Stage:
     def _end(self) -> None:
         if self._up is not None and self._up.poll() is None:
             self._up.kill()
-            self._up.wait(10.0)
+            self._up.wait(60.0)
             time.sleep(0.5)  # the kernel is killing its children
         Addresses(self._config).remove()
         shutil.rmtree(self._config.weights.directory, ignore_errors=True)

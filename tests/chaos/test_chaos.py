@@ -29,7 +29,7 @@ PLACES = ("control.server", "packer.record", "control.client", "reward.loop", "i
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_run_that_meets_a_dozen_faults_keeps_its_promise(tmp_path: Path) -> None:
     """Every fault is taken, the run recovers from each, and its witnesses find nothing lost, twice or dropped."""
     result = Stage(FAST, tmp_path, print).run(seed=1, number=12, points=list(POINTS))
@@ -42,7 +42,7 @@ def test_a_run_that_meets_a_dozen_faults_keeps_its_promise(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "raised"),
     first_of(

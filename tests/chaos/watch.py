@@ -26,7 +26,7 @@ from tests.ring.harness import children, scrape, steps_recorded
 POLL_SECONDS = 0.05
 DROPPED = "grpo_bus_dropped_frames_total{"
 POOL = "inference-pool-0"
-MARK_SECONDS = 30.0
+MARK_SECONDS = 60.0
 WORK = {
     "rollout": "grpo_rollout_groups_total",
     "reward": "grpo_reward_groups_total",
@@ -161,7 +161,7 @@ class Watch:
         if name in (POOL, *self._in_pool):
             return scrape(self.config, self._in_pool.get("inference-0", ""))
         port = self.config.telemetry.metrics_port + self._order.index(name)
-        with urllib.request.urlopen(f"http://{self._host(name)}:{port}/metrics", timeout=1.0) as answer:
+        with urllib.request.urlopen(f"http://{self._host(name)}:{port}/metrics", timeout=5.0) as answer:
             text: str = answer.read().decode()
             return text
 

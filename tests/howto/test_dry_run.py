@@ -38,7 +38,7 @@ def test_data_and_rewards_of_a_page_go_through_a_whole_run(
     words = [word.strip('"') for word in re.findall(r'"[^"]+"|\S+', line)]
     completed = subprocess.run(
         [sys.executable, "-m", "actors", *words, *ONE_PROCESS_EACH],
-        capture_output=True, text=True, check=False, timeout=150, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert completed.returncode == 0, completed.stdout + completed.stderr
     lines = [json.loads(text) for text in (tmp_path / "outputs/dry/metrics.jsonl").read_text().splitlines()]
@@ -64,7 +64,7 @@ def test_processes_that_are_started_one_by_one_make_a_run(tmp_path: Path) -> Non
     script = commands.replace("actors ", f"{sys.executable} -m actors ")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     completed = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=150
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=280
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert json.loads((tmp_path / "out/summary.json").read_text())["steps"] == 3

@@ -14,7 +14,7 @@ COMMAND = "import sys; from actors.cli import main; main(sys.argv[1:])"
 def _modules_after(code: str, *arguments: str) -> set[str]:
     """Top-level modules that a fresh interpreter has after running this code, which may exit."""
     script = f"import atexit, sys; atexit.register(lambda: print('#', *sys.modules)); {code}"
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in done.stdout.rpartition("#")[2].split()}
 
