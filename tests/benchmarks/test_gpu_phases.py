@@ -54,7 +54,7 @@ time.sleep(600)
 """
 
 
-def ended(folder: Path, work: Callable[[Report], object], seconds: float = 30.0) -> dict[str, Any]:
+def ended(folder: Path, work: Callable[[Report], object], seconds: float = 240.0) -> dict[str, Any]:
     """Run a phase in this process; return the contents of its file."""
     path = folder / "phase.json"
     report = Report(path, {"phase": "phase"})

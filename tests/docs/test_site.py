@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT, pages
 def test_the_site_builds_without_a_warning_and_has_all_pages(tmp_path: Path) -> None:
     """`make site`, strictly: broken links, missing anchors and pages outside of the navigation are errors."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     assert built.returncode == 0, built.stdout + built.stderr
     for page in pages("docs/"):
         path = page.path.removeprefix("docs/").removesuffix(".md")

@@ -23,7 +23,7 @@ def _limits_after(soft: int, hard: int) -> tuple[int, int]:
         "raise_limits(ring_config(Path('/nowhere')))\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], zmq.Context.instance().get(zmq.MAX_SOCKETS))\n"
     )
-    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert answer.returncode == 0, answer.stderr
     soft_then, sockets = answer.stdout.splitlines()[-1].split()
     return int(soft_then), int(sockets)

@@ -137,7 +137,7 @@ sys.exit(3)
 @pytest.mark.parametrize("how", ["leave", "return"])
 def test_the_last_line_is_written_before_the_process_ends(how):
     """The thread that writes gets to it late, as on a busy machine; the process waits for it, however it ends."""
-    done = subprocess.run([sys.executable, "-c", SLOW, how], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", SLOW, how], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 3
     assert json.loads(done.stderr)["event"] == "last words"
 
