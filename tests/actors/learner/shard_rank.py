@@ -62,7 +62,7 @@ def main(folder: Path, rank: int) -> None:
     learner = TorchLearner(config, parallelism=FullySharded(rank))
     if task["restore"]:
         learner.restore(Path(task["restore"]))
-    ranks = GlooRanks(rank, task["size"], folder / "ranks", "127.0.0.1", lambda: None, 60.0)
+    ranks = GlooRanks(rank, task["size"], folder / "ranks", "127.0.0.1", lambda: None, 240.0)
     learner.join(ranks, lambda: None)
     computed = Computed(learner)
     for step in task["steps"]:

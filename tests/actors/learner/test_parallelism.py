@@ -267,7 +267,7 @@ def test_a_collective_is_left_when_the_gang_shall_not_wait() -> None:
     try:
         watch = CollectiveWatch(shall_wait)
         with watch.watching():
-            assert ended.wait(10.0)
+            assert ended.wait(60.0)
     finally:
         threading.excepthook = before
     assert told == [("ranks", "the gang was told to exit")]

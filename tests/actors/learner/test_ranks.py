@@ -28,13 +28,14 @@ def on_ranks(folder: Path, size: int, work: Callable[[GlooRanks], Any]) -> list[
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        results[rank] = work(GlooRanks(rank, size, folder / "ranks" / "1", "127.0.0.1", lambda: None, 10.0))
+        results[rank] = work(GlooRanks(rank, size, folder / "ranks" / "1", "127.0.0.1", lambda: None, 60.0))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(120.0)
+        assert not thread.is_alive(), "a rank hangs"
     return results
 
 

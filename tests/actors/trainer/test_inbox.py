@@ -7,7 +7,7 @@ from actors.trainer.inbox import BatchInbox
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas.messages import StepBatch, drop_fields
-from tests.ring.harness import ring_config, wait_until
+from tests.ring.harness import PATIENCE_SECONDS, ring_config, wait_until
 
 
 def batch(step: int, incarnation: int = 1, rank: int = 0, run: str = "r", term: int = 1) -> StepBatch:
@@ -46,9 +46,9 @@ def test_batches_of_another_incarnation_or_rank_are_not_taken(edge):
     batches, outbox, said = edge
     for message in (batch(1, incarnation=2), batch(1, rank=1), batch(1)):
         assert outbox.try_send(message)
-    taken = batches.take(1, 5.0)
+    taken = batches.take(1, PATIENCE_SECONDS)
     assert (taken.incarnation, taken.rank) == (1, 0)
-    assert said == [[1]]
+    wait_until(lambda: said == [[1]], "its arrival is said")  # by the reader, after it has handed the batch out
 
 
 def test_batches_of_another_run_or_an_older_term_are_not_taken(edge):
@@ -59,7 +59,9 @@ def test_batches_of_another_run_or_an_older_term_are_not_taken(edge):
         outbox.try_send(batch(term, term=2))
         outbox.try_send(batch(term, run="another run", term=9))
         outbox.try_send(batch(term, term=term))
-        taken = batches.take(term, 5.0)
+        # said first: to take a step drops those before it, and the reader says what is there then
+        wait_until(lambda term=term: said and said[-1][-1] == term, "its arrival is said")
+        taken = batches.take(term, PATIENCE_SECONDS)
         assert (taken.run, taken.term) == ("r", term)
     assert said == [[3], [3, 4]]
     assert batches.counts.dropped["foreign_run"] == 2
@@ -71,9 +73,9 @@ def test_batch_that_came_early_waits_for_its_step(edge):
     batches, outbox, said = edge
     outbox.try_send(batch(2))
     outbox.try_send(batch(1))
-    assert batches.take(1, 5.0).step == 1
+    assert batches.take(1, PATIENCE_SECONDS).step == 1
     wait_until(lambda: said == [[2], [1, 2]], "both have arrived")
-    assert batches.take(2, 5.0).step == 2
+    assert batches.take(2, PATIENCE_SECONDS).step == 2
     assert batches.steps == [2]
 
 
@@ -81,6 +83,6 @@ def test_new_incarnation_starts_with_no_batches(edge):
     """What the dead incarnation had received is not trained by the next one."""
     batches, outbox, _ = edge
     outbox.try_send(batch(1))
-    assert batches.take(1, 5.0)
+    assert batches.take(1, PATIENCE_SECONDS)
     batches.accept("r", 2)
     assert batches.take(1, 0.05) is None
