@@ -96,6 +96,8 @@ def point(name: str) -> None:
     armed = _folder / f"{_actor}@{name}"
     try:
         words = armed.read_text(encoding="utf-8").split()
+        if not words:  # still being written: the next process to reach the point takes it
+            return
         # renamed before the harm: a point strikes once, and a restarted process passes
         armed.rename(armed.with_name(f"{armed.name}.hit"))
     except FileNotFoundError:  # not armed, or another thread was first

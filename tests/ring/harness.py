@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.assembly import MAKERS
+from actors.learner.fake import FakeLearner
 from actors.packer.loop import PackerActor
 from actors.process.actor import Actor
 from actors.process.membership import Membership
@@ -27,7 +28,7 @@ from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config
 from schemas.config.load import check_tree
 from schemas.errors import PeerRefusedError
-from schemas.messages import ObserverDirective, ObserverHeartbeat
+from schemas.messages import ObserverDirective, ObserverHeartbeat, StepBatch
 from tests.ports import free_port
 from tests.ring.witness_checker import Testimony, check_witnesses
 
@@ -36,6 +37,11 @@ TRANSPORTS = ("tcp", "ipc", "inproc")
 ALL = ("packer", "trainer", "inference", "reward", "rollout")
 PATIENCE_SECONDS = 150.0
 """Limit of a wait for something that is known to come; only a hang reaches it, however busy the machine is."""
+
+LEASE_SECONDS = 10.0
+"""Longer than a busy machine holds a process up: nobody who lives is given up."""
+SHORT_LEASE = {"lease": 1.5}
+"""`bus` of a test that has to wait for the end of a lease, or for a packer that waits for one after its restart."""
 
 
 def ring_config(folder: Path, transport: str = "ipc", **sections: dict[str, Any]) -> RunConfig:
@@ -52,11 +58,26 @@ def ring_config(folder: Path, transport: str = "ipc", **sections: dict[str, Any]
         "inference": {"engine": {"type": "fake"}},
         "weights": {"directory": str(folder / "weights")},
         "eval": {"num_prompts": 3},
-        "bus": {"control": control_address(transport), "beat_interval": 0.2, "lease": 1.5, "resend_after": 2.0},
+        "bus": {
+            "control": control_address(transport),
+            "beat_interval": 0.2,
+            "lease": LEASE_SECONDS,
+            "resend_after": 2.0,
+        },
     }
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}
     return check_tree(tree)
+
+
+def held_reward(folder: Path, calls: int) -> dict[str, Any]:
+    """The `reward` section for a run that stands still after so many groups, until the test lets it `go_on`."""
+    return own_reward("held", folder=str(folder), calls=calls)
+
+
+def go_on(folder: Path) -> None:
+    """Let a run with `held_reward` go on to its end."""
+    (folder / "go_on").touch()
 
 
 def own_reward(function: str, **kwargs: Any) -> dict[str, Any]:
@@ -80,6 +101,24 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENC
             return value
         time.sleep(0.01)
     raise AssertionError(f"not within {timeout:g} s: {what}")
+
+
+class Stand:
+    """Stops the trainer before a step, so that the run can't end before the test has done what it came for."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def learner(self) -> FakeLearner:
+        """For `Ring.start("trainer-0", learner=...)`."""
+        return FakeLearner(before_step=self.before_step)
+
+    def before_step(self, batch: StepBatch) -> None:
+        """For a learner of the test's own."""
+        if batch.step == self._step:
+            self.reached.set()
+            assert self.go_on.wait(PATIENCE_SECONDS)
 
 
 class CrashError(Exception):
@@ -182,12 +221,13 @@ class Ring:
         assert not late, f"still running after {timeout:g} s: {late}"
 
     def stop(self) -> None:
-        """End all actors that still run, peers first."""
-        for running in sorted(self.actors.values(), key=lambda r: r.name.startswith("packer")):
-            if running.thread.is_alive():
+        """End all actors that still run; the packer last, or the farewell of a peer would reach the next ring's."""
+        for is_packer in (False, True):
+            ending = [r for r in self.actors.values() if isinstance(r.actor, PackerActor) is is_packer]
+            for running in ending:
                 running.end()
-        for running in self.actors.values():
-            running.thread.join(5.0)
+            for running in ending:
+                running.thread.join(30.0)
 
 
 @contextlib.contextmanager
@@ -272,7 +312,7 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGCONT)
                 process.kill()
-            process.wait(10.0)
+            process.wait(PATIENCE_SECONDS)
         Addresses(self.config).remove()
 
 
@@ -311,7 +351,7 @@ def scrape(config: RunConfig, name: str) -> str:
     try:
         targets = json.loads((config.output / "metrics_targets.json").read_text(encoding="utf-8"))
         address = next(t["targets"][0] for t in targets if t["labels"]["name"] == name)
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=2.0) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10.0) as answer:
             return str(answer.read(), "utf-8")
     except (OSError, StopIteration):
         return ""

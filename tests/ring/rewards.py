@@ -1,6 +1,7 @@
 """Reward functions for ring tests, named in configurations by this file's path."""
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -32,6 +33,19 @@ def gated(prompts, completions, gate, **_):
         Path(f"{gate}.entered").touch()
         time.sleep(0.01)
     return [1.0 + i / 1000 for i in range(len(completions))]
+
+
+def held(prompts, completions, folder, calls, **_):
+    """About 1 for all; calls after so many wait for the file `folder`/go_on."""
+    place, deadline = Path(folder), time.monotonic() + PATIENCE_SECONDS
+    scores = [1.0 + i / 1000 for i in range(len(completions))]
+    for number in range(calls):
+        with contextlib.suppress(FileExistsError):
+            (place / f"call_{number}").touch(exist_ok=False)
+            return scores
+    while not (place / "go_on").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return scores
 
 
 def of_one_run(prompts, completions, label, expected, foreign, **_):

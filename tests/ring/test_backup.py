@@ -8,13 +8,26 @@ import shlex
 import pytest
 
 from actors.cli import main
+from actors.learner.fake import FakeLearner
 from actors.ledger import LedgerReader
 from actors.ledger.backup import back_up, backup_paths, chains_of
 from actors.ops.resume import restore, rewind
 from schemas.errors import ConfigError
-from tests.ring.harness import check_promise, ring, ring_config, steps_recorded, wait_until
+from tests.ring.harness import (
+    ALL,
+    PATIENCE_SECONDS,
+    SHORT_LEASE,
+    Stand,
+    check_promise,
+    ring,
+    ring_config,
+    steps_recorded,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
+
+OTHERS = [f"{kind}-0" for kind in ALL if kind != "trainer"]
 
 
 def damage(path):
@@ -29,16 +42,26 @@ def damage(path):
 
 def test_a_run_whose_ledger_was_damaged_goes_on_from_its_backup_as_the_words_say(tmp_path, capsys):
     """The error's command, word for word; the witnesses then hold each ordinal once, and what was later is buried."""
-    config = ring_config(tmp_path, trainer={"max_steps": 14, "checkpoint": {"interval": 3}}, eval={"num_prompts": 2})
+    trainer = {"max_steps": 14, "checkpoint": {"interval": 3}}
+    config = ring_config(tmp_path, trainer=trainer, eval={"num_prompts": 2}, bus=SHORT_LEASE)
     path, checkpoints = config.ledger_path, config.output / "checkpoints"
     backup, _ = backup_paths(path)
+    first, last = Stand(step=5), Stand(step=11)
+
+    def before_step(batch):
+        first.before_step(batch)
+        last.before_step(batch)
+
     with ring(config) as run:
-        run.start()
+        run.start(*OTHERS).start("trainer-0", learner=lambda: FakeLearner(before_step=before_step))
         wait_until(backup.exists, "a backup")
         kept = tmp_path / "kept"
         kept.write_bytes(backup.read_bytes())
         start = min(chains_of(kept)[1])
+        first.go_on.set()
         wait_until(lambda: (checkpoints / f"step_{start + 6}").is_dir(), "two later checkpoints")
+        run["trainer-0"].end()
+        last.go_on.set()
     for later in backup_paths(path):
         later.unlink(missing_ok=True)
     kept.replace(backup)  # the newer ones could not be written
@@ -115,15 +138,20 @@ def test_a_restored_run_goes_on_at_once_however_many_gangs_came_after_its_backup
     config = ring_config(tmp_path, trainer={"max_steps": 9, "checkpoint": {"interval": 3}}, eval={"num_prompts": 0})
     backup, _ = backup_paths(config.ledger_path)
     kept = tmp_path / "kept"
+    stand = Stand(step=5)
     with ring(config) as run:
-        run.start()
+        run.start(*OTHERS).start("trainer-0", learner=stand.learner)
         wait_until(backup.exists, "a backup")
         kept.write_bytes(backup.read_bytes())
         for _ in range(2):
+            assert stand.reached.wait(PATIENCE_SECONDS)
+            run["trainer-0"].end()
+            stand.go_on.set()
             run["trainer-0"].crash()
-            before = _incarnation(config)
-            run.start("trainer-0")
+            before, stand = _incarnation(config), Stand(step=5)
+            run.start("trainer-0", learner=stand.learner)
             wait_until(lambda before=before: _incarnation(config) > before, "a new gang")
+        stand.go_on.set()
         run.wait()
     newest = _incarnation(config)
     damage(config.ledger_path)

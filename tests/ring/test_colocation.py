@@ -7,7 +7,7 @@ import pytest
 from actors import assembly
 from actors.engines import fake as fake_engine
 from actors.learner.fake import FakeLearner
-from tests.ring.harness import ring, ring_config
+from tests.ring.harness import PATIENCE_SECONDS, ring, ring_config
 
 
 @pytest.mark.slow
@@ -57,6 +57,6 @@ def test_an_engine_that_waits_for_the_trainer_can_be_stopped(tmp_path, monkeypat
         waiting = run["inference-0"]
         time.sleep(0.5)
         waiting.actor.drain()
-        waiting.thread.join(10)
+        waiting.thread.join(PATIENCE_SECONDS)
         assert not waiting.thread.is_alive()
         assert waiting.error is None

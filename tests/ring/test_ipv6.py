@@ -124,10 +124,10 @@ def test_a_name_server_that_hangs_holds_up_neither_data_nor_the_end_of_an_actor(
     inbox = Inbox("groups", Addresses(config), config.bus, "reward-0", "b0")
     outbox = Outbox("groups", inbox.address, config.bus, "rollout-0")
     wait_until(lambda: outbox.try_send(a_group(1)), "a connection")
-    assert inbox.receive(10.0).ordinal == 1
+    assert inbox.receive(PATIENCE_SECONDS).ordinal == 1
     closing = threading.Thread(target=client.close)
     closing.start()
-    closing.join(10.0)
+    closing.join(60.0)
     assert not closing.is_alive()
     hanging.set()
     outbox.close()

@@ -31,8 +31,8 @@ def test_a_run_whose_rewards_are_all_equal_is_not_healthy_and_says_why(tmp_path)
 
 @pytest.mark.slow
 def test_a_run_whose_rewards_are_always_late_says_how_many_calls_were(tmp_path):
-    """Each group's only function is given up after 0.05 s, and called once."""
-    late = own_reward("slow", seconds=0.4) | {"timeout": 0.05, "timeout_retries": 0, "max_concurrent_groups": 4}
+    """Each group's only function is given up after 0.05 s, long before it returns, and called once."""
+    late = own_reward("slow", seconds=6.0) | {"timeout": 0.05, "timeout_retries": 0, "max_concurrent_groups": 4}
     config = ring_config(tmp_path, "inproc", reward=late, eval=NO_EVAL, trainer={"max_steps": 4})
     with ring(config) as run:
         view = ended(config, run)

@@ -14,8 +14,11 @@ from schemas.config import RunConfig
 from schemas.messages import Manifest
 from tests.ring.harness import (
     PATIENCE_SECONDS,
+    SHORT_LEASE,
     check_promise,
     children,
+    go_on,
+    held_reward,
     processes,
     ring,
     ring_config,
@@ -98,8 +101,14 @@ def test_an_engine_that_is_to_leave_waits_no_longer_for_weights(
 @pytest.mark.slow
 def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
     """A run begins with one engine, gets a second one, and loses the first for good: the second carries it on."""
-    slow = {"engine": {"type": "fake", "token_seconds": 0.02}}  # so that the run outlasts the start of an engine
-    config = broadcast_config(tmp_path, trainer={"max_steps": 80, "checkpoint": {"interval": 10}}, inference=slow)
+    slow = {"engine": {"type": "fake", "token_seconds": 0.02}}
+    config = broadcast_config(
+        tmp_path,
+        trainer={"max_steps": 40, "checkpoint": {"interval": 10}},
+        inference=slow,
+        reward=held_reward(tmp_path, calls=18),  # so that the run outlasts the start of an engine, and the end of one
+        eval={"num_prompts": 0},
+    )
     with processes(config, tmp_path) as started:
         for name in ("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0"):
             started.run(name)
@@ -108,6 +117,7 @@ def test_engines_that_come_and_go_cost_nothing(tmp_path: Path) -> None:
         wait_until(lambda: scraped(config, "inference-1", "grpo_inference_policy_version") >= 4, "it serves")
         started.processes["inference-0"].send_signal(signal.SIGTERM)
         assert started.processes["inference-0"].wait(PATIENCE_SECONDS) == 0, started.text("inference-0")
+        go_on(tmp_path)
         assert started.processes["packer-0"].wait(PATIENCE_SECONDS) == 0, started.text("packer-0")
     assert check_promise(config).dropped == {}
 
@@ -122,7 +132,9 @@ def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
     faults.mkdir()
     monkeypatch.setenv("GRPO_FAULTS", str(faults))
     slow = {"engine": {"type": "fake", "token_seconds": 0.01}}
-    config = broadcast_config(tmp_path, trainer={"max_steps": 60, "checkpoint": {"interval": 10}}, inference=slow)
+    config = broadcast_config(
+        tmp_path, trainer={"max_steps": 60, "checkpoint": {"interval": 10}}, inference=slow, bus=SHORT_LEASE
+    )
     with processes(config, tmp_path) as started:
         up = started.up()
         wait_until(lambda: steps_recorded(config) >= 3, "step 3")
@@ -141,10 +153,16 @@ def test_an_engine_lost_in_the_middle_of_a_broadcast_holds_nobody_up(
 @pytest.mark.slow
 def test_a_trainer_that_starts_anew_broadcasts_from_a_new_store(tmp_path: Path) -> None:
     """The versions of the dead one went with it; engines serve on and take the first that is not older."""
-    config = broadcast_config(tmp_path, trainer={"max_steps": 30, "checkpoint": {"interval": 4}})
+    config = broadcast_config(
+        tmp_path,
+        trainer={"max_steps": 30, "checkpoint": {"interval": 4}},
+        reward=held_reward(tmp_path, calls=24),
+        eval={"num_prompts": 0},
+    )
     with processes(config, tmp_path) as started:
         up = started.up()
         wait_until(lambda: steps_recorded(config) >= 6, "step 6")
         os.kill(children(up.pid)["trainer-0"], signal.SIGKILL)
+        go_on(tmp_path)
         assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}

@@ -17,8 +17,10 @@ from schemas.config.data import JsonlConfig
 from schemas.errors import ConfigError
 from tests.ring.harness import (
     ALL,
+    LEASE,
     PATIENCE_SECONDS,
     REWARDS,
+    SHORT_LEASE,
     check_promise,
     ring,
     ring_config,
@@ -36,6 +38,7 @@ TWO_RANKS = ("packer-0", "trainer-0", "trainer-1", "inference-0", "reward-0", "r
 
 def level_0(folder: Path, steps: int = 9, **sections) -> RunConfig:
     """A run whose result is a function of its configuration: tokens depend on the weights' digest, lag is 0."""
+    sections.setdefault("bus", SHORT_LEASE)  # a packer that starts again waits for one
     sections["trainer"] = {"max_steps": steps, "checkpoint": {"interval": 3}} | sections.get("trainer", {})
     return ring_config(
         folder, "ipc", packer={"groups_per_step": 3, "sequence_len": 64, "max_async_level": 0},
@@ -85,7 +88,7 @@ def test_a_run_that_is_stopped_and_goes_on_reaches_the_same_weights(tmp_path, un
         wait_until(lambda: steps_recorded(config) >= 4, "step 4")
         for kind in ("rollout", "reward", "trainer", "inference", "packer"):
             run[f"{kind}-0"].actor.drain()
-            run[f"{kind}-0"].thread.join(10.0)
+            run[f"{kind}-0"].thread.join(PATIENCE_SECONDS)
     stopped_at = max(int(p.name.removeprefix("step_")) for p in (config.output / "checkpoints").glob("step_*"))
     assert 4 <= stopped_at < 9
     with ring(config) as run:
@@ -97,7 +100,8 @@ def test_a_run_that_is_stopped_and_goes_on_reaches_the_same_weights(tmp_path, un
 @pytest.mark.parametrize("victim", ["trainer-0", "trainer-1"])
 def test_two_ranks_lose_one_and_both_start_anew(tmp_path, victim):
     """The gang breaks when either rank crashes; the other is told to exit, and the next incarnation trains the rest."""
-    config = level_0(tmp_path, trainer={"num_ranks": 2}, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    slow = {"engine": {"type": "fake", "token_seconds": 0.003}}
+    config = level_0(tmp_path, trainer={"num_ranks": 2}, inference=slow, bus={"lease": LEASE})
     other = "trainer-1" if victim == "trainer-0" else "trainer-0"
     with ring(config) as run:
         run.start(*TWO_RANKS).crash(victim, step=4)

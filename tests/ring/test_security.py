@@ -9,6 +9,8 @@ from bus import keys
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     check_promise,
+    go_on,
+    held_reward,
     processes,
     ring,
     ring_config,
@@ -70,8 +72,9 @@ def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
         tmp_path,
         "tcp",
         bus={"keys": str(folder)},
-        inference={"engine": {"type": "fake", "token_seconds": 0.02}},
+        reward=held_reward(tmp_path, calls=6),  # the run does not end before the stranger has knocked
         trainer={"max_steps": 6},
+        eval={"num_prompts": 0},
     )
     with processes(config, tmp_path) as started:
         up = started.up()
@@ -83,6 +86,7 @@ def test_processes_with_keys_train_and_count_those_they_refuse(tmp_path):
             name = "grpo_bus_refused_connections_total"
             samples = [f'{name}{{reason="{reason}"}}' for reason in ("plaintext", "incomplete")]
             wait_until(lambda: sum(scraped(config, "packer-0", each) for each in samples), "the stranger is counted")
+        go_on(tmp_path)
         assert up.wait(PATIENCE_SECONDS) == 0
     assert summary_of(config)["ledger"]["trained_twice"] == 0
     check_promise(config)

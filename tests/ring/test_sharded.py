@@ -15,6 +15,8 @@ from tests.ring.harness import (
     PATIENCE_SECONDS,
     check_promise,
     children,
+    go_on,
+    held_reward,
     processes,
     ring_config,
     steps_recorded,
@@ -26,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    """Eight steps of two ranks on a tiny model."""
+    """Eight steps of two ranks on a tiny model; four of them when told to go on."""
     build(tmp_path / "model")
     return ring_config(
         tmp_path,
@@ -40,6 +42,7 @@ def config(tmp_path: Path) -> RunConfig:
             "checkpoint": {"interval": 3},
         },
         inference={"engine": {"type": "embedded", "max_sequence_len": 64}},
+        reward=held_reward(tmp_path, calls=15),
         eval={"num_prompts": 0},
         ledger={"keep_steps": 100},
         up={"torch_threads": {"trainer": 1, "inference": 1}},
@@ -49,6 +52,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 def test_two_ranks_train_save_and_are_replayed_within_the_tolerance(tmp_path: Path, config: RunConfig) -> None:
     """The run ends as any other, and one process that has all weights comes to the same loss and gradient norm."""
+    go_on(tmp_path)
     with processes(config, tmp_path) as started:
         assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
     check_promise(config)
@@ -81,6 +85,7 @@ def test_a_rank_that_is_lost_in_the_middle_of_a_step_costs_time_alone(
         wait_until(lambda: steps_recorded(config) >= 4, "step 4")
         old = children(up.pid)
         (faults / f"{victim}@{place}").write_text(fault)
+        go_on(tmp_path)
         wait_until((faults / f"{victim}@{place}.hit").exists, "the fault")
         wait_until(lambda: children(up.pid).get(other, old[other]) != old[other], f"{other} starts anew")
         if fault == "SIGSTOP":

@@ -9,7 +9,16 @@ from structlog.testing import capture_logs
 
 from actors.learner.fake import FakeLearner
 from actors.ledger import Store
-from tests.ring.harness import PATIENCE_SECONDS, TRANSPORTS, Ring, check_promise, ring, ring_config, wait_until
+from tests.ring.harness import (
+    PATIENCE_SECONDS,
+    SHORT_LEASE,
+    TRANSPORTS,
+    Ring,
+    check_promise,
+    ring,
+    ring_config,
+    wait_until,
+)
 
 STILL_SECONDS = 60.0
 
@@ -83,7 +92,7 @@ def test_nobody_blocks_while_the_trainer_stands_still_for_a_minute(tmp_path):
 @pytest.mark.slow
 def test_a_death_is_noticed_though_every_commit_is_slow(tmp_path, monkeypatch):
     """Rounds take longer than half a lease throughout, and heartbeats are read all the same."""
-    config = ring_config(tmp_path, trainer={"max_steps": 1000}, eval={"num_prompts": 0})
+    config = ring_config(tmp_path, trainer={"max_steps": 1000}, eval={"num_prompts": 0}, bus=SHORT_LEASE)
     commit = Store.commit_patiently
 
     def slowly(store, *arguments):
@@ -103,7 +112,7 @@ def test_a_death_is_noticed_though_every_commit_is_slow(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_packer_that_hangs_in_a_commit_is_silent_for_all_and_the_run_goes_on_afterwards(tmp_path, monkeypatch):
     """Nobody acts on older directives, so no group is sent again: after `bus.resend_after` it would be."""
-    config = ring_config(tmp_path, trainer={"max_steps": 6}, eval={"num_prompts": 0})
+    config = ring_config(tmp_path, trainer={"max_steps": 6}, eval={"num_prompts": 0}, bus=SHORT_LEASE)
     hangs, go_on, commit = threading.Event(), threading.Event(), Store.commit_patiently
 
     def hung(store, changes, payloads):

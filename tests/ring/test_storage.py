@@ -8,6 +8,7 @@ import sqlite3
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from actors.learner.fake import FakeLearner
 from actors.learner.snapshots import Snapshot
@@ -16,7 +17,17 @@ from actors.ops.resume import rewind
 from actors.ops.view.diagnostics import diagnose
 from bus.run_folder import weights_folder
 from schemas.errors import ConfigError, RunFailedError
-from tests.ring.harness import PATIENCE_SECONDS, check_promise, ring, ring_config, steps_recorded, wait_until, watching
+from tests.ring.harness import (
+    PATIENCE_SECONDS,
+    SHORT_LEASE,
+    Stand,
+    check_promise,
+    ring,
+    ring_config,
+    steps_recorded,
+    wait_until,
+    watching,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -41,13 +52,15 @@ class Unsaved(FakeLearner):
 def test_training_goes_on_while_the_disk_is_full_for_checkpoints(tmp_path):
     """Failed ones are counted and told; once there is room the next one holds the witness of all steps before it."""
     config = ring_config(tmp_path, trainer={"max_steps": 12, "checkpoint": {"interval": 2}}, eval={"num_prompts": 0})
-    learner = Unsaved(step_seconds=0.02)
+    stand = Stand(step=7)  # when the save of step 6 is begun, those of 2 and 4 have been counted
+    learner = Unsaved(before_step=stand.before_step)
     with ring(config) as run:
         run.start("packer-0", *PEERS).start("trainer-0", learner=lambda: learner)
-        wait_until(lambda: steps_recorded(config) >= 5, "step 5")
+        assert stand.reached.wait(PATIENCE_SECONDS)
         assert run["trainer-0"].value("grpo_trainer_checkpoints_total", outcome="failed") >= 2
-        assert not list((config.output / "checkpoints").glob("*step_*")), "nothing half is left"
+        wait_until(lambda: not list((config.output / "checkpoints").glob("*step_*")), "nothing half is left")
         learner.full = False
+        stand.go_on.set()
         run.wait()
         assert run["trainer-0"].value("grpo_trainer_checkpoints_total", outcome="saved") >= 3
     assert check_promise(config).dropped == {}
@@ -89,7 +102,7 @@ def test_a_trainer_that_waits_for_a_silent_packer_before_it_takes_the_checkpoint
         wait_until(lambda: late["trainer-0"].turns > turns + 8, "the trainer waits to take the folder")
         assert not (config.output / "checkpoints" / "writer.json").exists()
         late["trainer-0"].actor.drain()
-        late["trainer-0"].thread.join(20.0)
+        late["trainer-0"].thread.join(PATIENCE_SECONDS)
         assert not late["trainer-0"].thread.is_alive()
         assert late["trainer-0"].error is None
 
@@ -105,13 +118,13 @@ def test_a_last_checkpoint_that_never_finds_room_fails_the_run_for_everybody(tmp
     config = ring_config(tmp_path, trainer={"max_steps": 2, "checkpoint": {"timeout": 0.5}}, eval={"num_prompts": 0})
     with ring(config) as run:
         run.start("packer-0", *PEERS).start("trainer-0", learner=Unsaved)
-        run["packer-0"].thread.join(20.0)
+        run["packer-0"].thread.join(PATIENCE_SECONDS)
         error = str(run["trainer-0"].error)
         assert "the last checkpoint can't be written, tried for 0.5 s (trainer.checkpoint.timeout)" in error
         assert "No space left on device" in error
         assert "start the same command again" in error
         for name in ("packer-0", *PEERS):
-            run[name].thread.join(10.0)
+            run[name].thread.join(PATIENCE_SECONDS)
             assert str(run[name].error) == error, name
     with ring(config) as run:
         run.start().wait()
@@ -121,13 +134,14 @@ def test_a_last_checkpoint_that_never_finds_room_fails_the_run_for_everybody(tmp
 def test_training_waits_for_room_for_a_version_and_goes_on(tmp_path):
     """Nothing is lost by it. A file in the way of version 2 stands for a full disk."""
     config = ring_config(tmp_path, trainer={"max_steps": 4}, eval={"num_prompts": 0})
-    with ring(config) as run:
+    with capture_logs() as lines, ring(config) as run:
         run.start("packer-0", "trainer-0")
         in_the_way = weights_folder(config).path / ".1.2"
         in_the_way.touch()
         run.start(*PEERS)
-        wait_until(lambda: (weights_folder(config).path / "1.1").is_dir(), "version 1")
-        time.sleep(1.5)  # longer than the pause between two attempts
+        tried = lambda: [line for line in lines if line["event"] == "weights not published; trying again"]  # noqa: E731
+        wait_until(lambda: len(tried()) > 1, "two attempts")
+        assert (weights_folder(config).path / "1.1").is_dir()
         assert run["trainer-0"].thread.is_alive()
         assert run["trainer-0"].value("grpo_trainer_steps_total") == 1
         in_the_way.unlink()
@@ -137,13 +151,15 @@ def test_training_waits_for_room_for_a_version_and_goes_on(tmp_path):
 
 def test_a_version_that_never_finds_room_fails_the_run_for_everybody(tmp_path):
     """After weights.timeout: folder, bytes, reason and what to do; the same command goes on when there is room."""
-    config = ring_config(tmp_path, trainer={"max_steps": 3}, eval={"num_prompts": 0}, weights={"timeout": 0.2})
+    config = ring_config(
+        tmp_path, trainer={"max_steps": 3}, eval={"num_prompts": 0}, weights={"timeout": 0.2}, bus=SHORT_LEASE
+    )
     with ring(config) as run:
         run.start("packer-0", "trainer-0")
         in_the_way = weights_folder(config).path / ".1.2"
         in_the_way.touch()
         run.start(*PEERS)
-        run["packer-0"].thread.join(20.0)
+        run["packer-0"].thread.join(PATIENCE_SECONDS)
         error = str(run["trainer-0"].error)
         assert isinstance(run["trainer-0"].error, RunFailedError)
         assert (
@@ -152,7 +168,7 @@ def test_a_version_that_never_finds_room_fails_the_run_for_everybody(tmp_path):
         assert f"written to {weights_folder(config).path}, where " in error
         assert "set weights.directory to a folder with room" in error
         for name in ("packer-0", *PEERS):
-            run[name].thread.join(10.0)
+            run[name].thread.join(PATIENCE_SECONDS)
             assert str(run[name].error) == error, name
     in_the_way.unlink()
     with ring(config) as run:
@@ -167,12 +183,13 @@ def test_a_loss_that_is_not_finite_fails_the_run_for_everybody(tmp_path):
         if batch.step == 3:
             raise FloatingPointError(f"step {batch.step}: loss nan, gradient norm nan, twice")
 
-    config = ring_config(tmp_path, trainer={"max_steps": 4, "checkpoint": {"interval": 1}}, eval={"num_prompts": 0})
+    trainer = {"max_steps": 4, "checkpoint": {"interval": 1}}
+    config = ring_config(tmp_path, trainer=trainer, eval={"num_prompts": 0}, bus=SHORT_LEASE)
     with ring(config) as run:
         run.start("packer-0", *PEERS).start("trainer-0", learner=lambda: FakeLearner(before_step=blow_up))
-        run["packer-0"].thread.join(20.0)
+        run["packer-0"].thread.join(PATIENCE_SECONDS)
         for name in ("packer-0", "trainer-0", *PEERS):
-            run[name].thread.join(10.0)
+            run[name].thread.join(PATIENCE_SECONDS)
             assert "step 3: loss nan, gradient norm nan" in str(run[name].error), name
         assert isinstance(run["trainer-0"].error, RunFailedError)
     assert steps_recorded(config) == 2
@@ -184,13 +201,15 @@ def test_a_loss_that_is_not_finite_fails_the_run_for_everybody(tmp_path):
 def test_a_ledger_without_room_waits_for_it(tmp_path):
     """SQLite itself says that the disk is full; screens show it at once, peers hear nothing, and nothing is lost."""
     config = ring_config(tmp_path, trainer={"max_steps": 8}, eval={"num_prompts": 0})
+    stand = Stand(step=3)
     with ring(config) as run:
-        run.start()
+        run.start("packer-0", *PEERS).start("trainer-0", learner=stand.learner)
         wait_until(lambda: steps_recorded(config) >= 2, "step 2")
         database = run.packer.store.database
         with watching(config) as before:
             wait_until(before.progress, "a screen")
             database.execute("PRAGMA max_page_count=1")  # SQLite takes the present size where it is more
+            stand.go_on.set()
             wait_until(lambda: before.progress().get("unwritten"), "the screen shows it")
             assert "ledger.sqlite: database or disk is full" in diagnose(before.progress(), 0.0)[-1]
             with watching(config) as later:
@@ -205,13 +224,22 @@ def test_a_ledger_without_room_waits_for_it(tmp_path):
 @pytest.mark.slow
 def test_a_ledger_that_stays_locked_fails_the_run_in_words(tmp_path):
     """A backup tool holds the file: after ledger.commit_timeout the reason, the key, and what to do."""
-    config = ring_config(tmp_path, ledger={"commit_timeout": 0.1}, trainer={"max_steps": 50}, eval={"num_prompts": 0})
+    config = ring_config(
+        tmp_path,
+        ledger={"commit_timeout": 0.1},
+        trainer={"max_steps": 8},
+        eval={"num_prompts": 0},
+        bus=SHORT_LEASE,  # the packer stays for two of them, and its successor waits for one
+    )
+    stand = Stand(step=2)
     with ring(config) as run:
-        run.start()
+        run.start("packer-0", *PEERS).start("trainer-0", learner=stand.learner)
         wait_until(lambda: steps_recorded(config) >= 1, "step 1")
-        with contextlib.closing(sqlite3.connect(config.ledger_path, isolation_level=None)) as other:
+        ledger = sqlite3.connect(config.ledger_path, isolation_level=None, timeout=PATIENCE_SECONDS)
+        with contextlib.closing(ledger) as other:
             other.execute("BEGIN IMMEDIATE")
-            run["packer-0"].thread.join(20.0)
+            stand.go_on.set()
+            run["packer-0"].thread.join(PATIENCE_SECONDS)
         error = run["packer-0"].error
         assert isinstance(error, RunFailedError)
         assert "can't be written, tried for 0.1 s (ledger.commit_timeout): database is locked" in str(error)

@@ -7,6 +7,7 @@ from tests.dropping import DroppingTransport
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     TRANSPORTS,
+    Stand,
     check_promise,
     own_reward,
     ring,
@@ -60,10 +61,16 @@ def test_late_joiners_get_work(tmp_path, transport):
         inference={"engine": {"type": "fake", "token_seconds": 0.005}},
         eval={"num_prompts": 0},
     )
-    with ring(config) as run, watching(config) as watcher:
-        run.start()
-        wait_until(lambda: watcher.progress().get("step", 0) >= 1, "the first step")
-        run.start("rollout-1", "reward-1", "inference-1").wait(PATIENCE_SECONDS)
+    stand = Stand(step=2)
+    with ring(config) as run:
+        run.start("packer-0", "inference-0", "reward-0", "rollout-0").start("trainer-0", learner=stand.learner)
+        assert stand.reached.wait(PATIENCE_SECONDS)
+        run.start("rollout-1", "reward-1", "inference-1")
+        peers = lambda role: run["packer-0"].value("grpo_packer_peers", role=role)  # noqa: E731
+        wait_until(lambda: all(peers(role) == 2 for role in ("rollout", "reward", "inference")), "all are there")
+        wait_until(lambda: run["inference-1"].value("grpo_inference_policy_version") >= 1, "the engine serves")
+        stand.go_on.set()
+        run.wait(PATIENCE_SECONDS)
         assert run["rollout-1"].value("grpo_rollout_groups_total", purpose="train") > 0
         assert run["reward-1"].value("grpo_reward_groups_total", purpose="train") > 0
         assert run["inference-1"].value("grpo_inference_generated_tokens_total") > 0

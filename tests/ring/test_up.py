@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,12 @@ from tests.ports import free_port
 from tests.ring.harness import (
     ALL,
     PATIENCE_SECONDS,
+    SHORT_LEASE,
     check_promise,
     children,
+    go_on,
     held_by,
+    held_reward,
     own_reward,
     processes,
     ring_config,
@@ -151,9 +153,9 @@ def test_up_survives_the_death_of_every_actor(tmp_path):
         gate.unlink()
         wait_until(lambda: steps_recorded(config) >= 2, "step 2")
         kill("trainer-0")
-        wait_until(lambda: steps_recorded(config) >= 5, "step 5")
+        wait_until(lambda: steps_recorded(config) >= 3, "step 3")
         kill("packer-0")
-        wait_until(lambda: steps_recorded(config) >= 7, "step 7")
+        wait_until(lambda: steps_recorded(config) >= 4, "step 4")
         kill("packer-0", signal.SIGTERM)
         assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
         text = started.text("up")
@@ -170,7 +172,7 @@ def test_sigterm_stops_a_run_softly_and_the_same_command_goes_on(tmp_path):
     config = ring_config(
         tmp_path,
         inference={"engine": {"type": "fake", "token_seconds": 0.05}},
-        trainer={"max_steps": 10, "checkpoint": {"interval": 50}},
+        trainer={"max_steps": 1000, "checkpoint": {"interval": 5000}},  # more steps than end before the signal
         eval={"num_prompts": 0},
     )
     with processes(config, tmp_path) as started:
@@ -185,9 +187,9 @@ def test_sigterm_stops_a_run_softly_and_the_same_command_goes_on(tmp_path):
         assert stopped_at >= 2
         assert not (config.output / "summary.json").exists()
         assert started.text("up").endswith(f"\nsaved step {stopped_at}; the same command continues the run\n")
-        assert started.up().wait(PATIENCE_SECONDS) == 0
+        assert started.up(f"trainer.max_steps={stopped_at + 4}").wait(PATIENCE_SECONDS) == 0
         assert f"continuing run ring from step {stopped_at}\n" in started.text("up")
-    assert check_promise(config).dropped == {}
+    assert check_promise(ring_config(tmp_path, trainer={"max_steps": stopped_at + 4})).dropped == {}
     assert summary_of(config)["ledger"]["reissued"] == 0
 
 
@@ -267,7 +269,7 @@ def test_files_of_others_outlive_a_run_of_two_in_one_weights_directory(tmp_path)
         "trainer": {"max_steps": 6, "checkpoint": {"interval": 2}},
         "eval": {"num_prompts": 0},
     }
-    one = ring_config(tmp_path / "one", weights={"directory": str(shared)}, **sections)
+    one = ring_config(tmp_path / "one", weights={"directory": str(shared)}, bus=SHORT_LEASE, **sections)
     other = ring_config(tmp_path / "other", weights={"directory": str(shared), "channel": "rendezvous"}, **sections)
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
@@ -385,8 +387,10 @@ def test_up_with_fork_samples_anew_though_no_identity_key_differs_and_says_so(tm
     config = ring_config(
         tmp_path,
         inference={"engine": {"type": "fake", "token_seconds": 0.05}},
+        reward=held_reward(tmp_path, calls=12),
         trainer={"max_steps": 8, "checkpoint": {"interval": 2}},
         eval={"num_prompts": 0},
+        bus=SHORT_LEASE,
     )
     with processes(config, tmp_path) as started:
         up = started.up()
@@ -395,6 +399,7 @@ def test_up_with_fork_samples_anew_though_no_identity_key_differs_and_says_so(tm
         )
         up.kill()
         up.wait()
+        go_on(tmp_path)
         up = started.up("--fork", "trainer.learning_rate=1e-7")
         wait_until(lambda: "are given up, and their examples sampled again" in started.text("up"), "it says so")
         recorded = steps_recorded(config)
@@ -469,8 +474,10 @@ def test_kill_9_of_up_takes_all_children_along_and_the_run_can_be_taken_up(tmp_p
     config = ring_config(
         tmp_path,
         inference={"engine": {"type": "fake", "token_seconds": 0.05}},
+        reward=held_reward(tmp_path, calls=12),
         trainer={"max_steps": 8, "checkpoint": {"interval": 2}},
         eval={"num_prompts": 0},
+        bus=SHORT_LEASE,
     )
     with processes(config, tmp_path) as started:
         up = started.up()
@@ -478,6 +485,7 @@ def test_kill_9_of_up_takes_all_children_along_and_the_run_can_be_taken_up(tmp_p
         pids = children(up.pid)
         assert set(pids) == NAMES
         up.kill()
+        go_on(tmp_path)
         wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives")
         assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}
@@ -494,10 +502,9 @@ def test_second_sigterm_to_up_ends_everything_at_once(tmp_path):
         up.terminate()
         wait_until(lambda: "a second signal kills all" in started.text("up"), "the first signal was taken")
         up.terminate()
-        began = time.monotonic()
         assert up.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
         wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives")
-        assert time.monotonic() - began < 15.0
+    assert "step has been saved" not in started.text("up"), "a soft stop ends with this, once all have drained"
 
 
 @pytest.mark.slow

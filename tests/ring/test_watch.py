@@ -19,7 +19,8 @@ from tests.ring.harness import (
     check_promise,
     children,
     control_address,
-    own_reward,
+    go_on,
+    held_reward,
     processes,
     ring_config,
     steps_recorded,
@@ -38,23 +39,22 @@ def status(run: Path, *overrides: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def gated(folder: Path, transport: str = "ipc", **bus: object) -> RunConfig:
-    """A run of 12 steps in which nothing is scored while the file `gate` is there."""
+def standing(folder: Path, transport: str = "ipc", **bus: object) -> RunConfig:
+    """A run of 12 steps that stands still after some, until it is told to go on."""
     return ring_config(
         folder,
         transport,
         inference={"engine": {"type": "fake", "token_seconds": 0.03}},
-        reward=own_reward("gated", gate=str(folder / "gate")),
+        reward=held_reward(folder, calls=9),
         trainer={"max_steps": 12, "checkpoint": {"interval": 2}},
         eval={"num_prompts": 0},
         bus={"control": control_address(transport), "lease": 5.0, **bus},  # that no busy machine outlasts
     )
 
 
-def stand(config: RunConfig, gate: Path) -> None:
-    """Let the run come to step 2, and hold it there."""
+def stand(config: RunConfig) -> None:
+    """Wait until the run has come to where it stands."""
     wait_until(lambda: steps_recorded(config) >= 2, "step 2")
-    gate.touch()
 
 
 @pytest.mark.slow
@@ -62,10 +62,10 @@ def stand(config: RunConfig, gate: Path) -> None:
 def test_status_and_top_of_a_living_run_leave_it_alone(tmp_path, transport):
     """With keys on tcp. Who is up, served and trained, exit 0; top ends on Ctrl-C with 0, another with the run."""
     keys.make(tmp_path / "keys")
-    config, gate = gated(tmp_path, transport, keys=str(tmp_path / "keys")), tmp_path / "gate"
+    config = standing(tmp_path, transport, keys=str(tmp_path / "keys"))
     with processes(config, tmp_path) as started:
         up = started.up()
-        stand(config, gate)
+        stand(config)
         left, stayed = [started.spawn(name, "top", str(config.output)) for name in ("left", "stayed")]
         code, said = status(config.output)
         assert code == 0, said
@@ -74,7 +74,7 @@ def test_status_and_top_of_a_living_run_leave_it_alone(tmp_path, transport):
         assert left.wait(PATIENCE_SECONDS) == 0, started.text("left")
         wait_until(lambda: "step" in started.text("stayed"), "the first line of the other top")
         assert up.poll() is None
-        gate.unlink()
+        go_on(tmp_path)
         assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
         assert stayed.wait(PATIENCE_SECONDS) == 0, started.text("stayed")
     lines = said.splitlines()
@@ -93,10 +93,10 @@ def test_status_and_top_of_a_living_run_leave_it_alone(tmp_path, transport):
 @pytest.mark.slow
 def test_status_names_a_frozen_reward_actor_and_forgets_it_when_it_is_back(tmp_path):
     """SIGSTOP: exit 1, who is missing and since when; SIGCONT: exit 0 again, and the run ends as promised."""
-    config, gate = gated(tmp_path), tmp_path / "gate"
+    config = standing(tmp_path)
     with processes(config, tmp_path) as started:
         up = started.up()
-        stand(config, gate)
+        stand(config)
         frozen = children(up.pid)["reward-0"]
         os.kill(frozen, signal.SIGSTOP)
         said = wait_until(lambda: (told := status(started.config_path))[0] == 1 and told[1], "the status is 1")
@@ -106,7 +106,7 @@ def test_status_names_a_frozen_reward_actor_and_forgets_it_when_it_is_back(tmp_p
         assert "limit      scoring: stands still, since reward is not there\n" in said
         os.kill(frozen, signal.SIGCONT)
         wait_until(lambda: status(started.config_path)[0] == 0, "it is well again")
-        gate.unlink()
+        go_on(tmp_path)
         assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}
 
@@ -114,10 +114,10 @@ def test_status_names_a_frozen_reward_actor_and_forgets_it_when_it_is_back(tmp_p
 @pytest.mark.slow
 def test_status_of_a_run_that_was_killed_and_of_one_that_is_done_is_told_from_disk(tmp_path):
     """1 and the checkpoint to go on from; then 0. Nobody answers, and no socket folder is left behind."""
-    config, gate = gated(tmp_path), tmp_path / "gate"
+    config = standing(tmp_path)
     with processes(config, tmp_path) as started:
         up = started.up()
-        stand(config, gate)
+        stand(config)
         wait_until((config.output / "checkpoints" / "step_2").exists, "a checkpoint")
         up.kill()
         up.wait(PATIENCE_SECONDS)
@@ -125,7 +125,7 @@ def test_status_of_a_run_that_was_killed_and_of_one_that_is_done_is_told_from_di
         assert (code, said.splitlines()[0]) == (1, "not healthy")
         assert "the packer does not answer at bus.control ipc; it wrote " in " ".join(said.split())
         assert "the same command continues from step " in " ".join(said.split())
-        gate.unlink()
+        go_on(tmp_path)
         assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
         code, said = status(config.output)
         top = started.spawn("top", "top", str(config.output))

@@ -7,7 +7,7 @@ import pytest
 from actors.packer.progress import FILE_SECONDS, FORGET_SECONDS, MEAN_SECONDS, Progress, ProgressFile
 from actors.telemetry.writer import WriteError, Writer
 from tests.actors.ledger.driver import Engine, Reward, Ring, Rollout, Trainer, policy, settings
-from tests.ring.harness import ring_config
+from tests.ring.harness import SHORT_LEASE, ring_config
 
 
 class Followed(Ring):
@@ -15,7 +15,9 @@ class Followed(Ring):
 
     def __init__(self, folder):
         super().__init__(settings())
-        config = ring_config(folder, "inproc", rollout={"max_concurrent_groups": 4}, packer={"groups_per_step": 2})
+        config = ring_config(
+            folder, "inproc", rollout={"max_concurrent_groups": 4}, packer={"groups_per_step": 2}, bus=SHORT_LEASE
+        )
         self.progress = Progress(config, self.machine)
         self.trainer, self.engine = Trainer("trainer-0"), Engine("inference-0", policy=policy(0))
         self.rollout, self.reward = Rollout("rollout-0"), Reward("reward-0")

@@ -52,7 +52,7 @@ class Clock:
 def peers(tmp_path, request):
     """A packer and a peer that it has heard; the parameter is `bus.peer_timeout`."""
     timeout = getattr(request, "param", 30.0)
-    config = ring_config(tmp_path, "inproc", bus={"beat_interval": 0.05, "peer_timeout": timeout})
+    config = ring_config(tmp_path, "inproc", bus={"beat_interval": 0.05, "lease": 1.5, "peer_timeout": timeout})
     membership = Membership(config, ObserverHeartbeat, "peer-0")
     packer = Packer(membership.addresses.control)
     membership.start(phase="running")
