@@ -197,11 +197,12 @@ class PackerActor:
                     break
         except (ProtocolError, RunFailedError) as error:
             # heartbeats are answered with the reason for two leases: no peer waits for `bus.peer_timeout`. The machine
-            # takes nothing in any more, since it and the other processes disagree
+            # takes nothing in any more, since it and the other processes disagree. Counted on the clock of leases: a
+            # packer that was held up must not leave before it has read what came meanwhile
             step, max_steps = self.machine.trained_step, self.machine.settings.max_steps
             refusal = self._observer_directive("failed", step, max_steps, str(error))
-            leave_at = time.monotonic() + 2 * self._config.bus.lease
-            while not self._draining and time.monotonic() < leave_at:
+            leave_at = self._control.listened + 2 * self._config.bus.lease
+            while not self._draining and self._control.listened < leave_at:
                 for event in self.inflow.take(ROUND_SECONDS):
                     if isinstance(event, BeatHeard):
                         self._control.publish({event.identity.encode(): refusal}, round_ended=False)

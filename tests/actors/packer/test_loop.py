@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import sqlite3
+import time
 
 import numpy as np
 import pytest
@@ -136,6 +137,32 @@ def test_ledger_that_has_lost_commits_fails_the_run_for_everybody(tmp_path):
             run[name].thread.join(10.0)
             assert str(run[name].error) == failure
         assert isinstance(run["packer-0"].error, ProtocolError)
+
+
+def test_a_packer_that_was_stopped_when_it_had_failed_tells_its_peers_all_the_same(tmp_path, monkeypatch):
+    """Two leases go by before it reads the next heartbeat, and nobody else has had a turn either."""
+    config = ring_config(tmp_path, "inproc", bus={"lease": 0.6, "beat_interval": 0.1})
+    skipped, clock = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + skipped[0])
+    with ring(config) as run, watching(config) as watcher:
+        run.start("packer-0", "rollout-0")
+        wait_until(lambda: watcher.progress().get("peers", {}).get("rollout"), "the packer is up")
+        packer, calls = run.packer, []
+        take = packer.inflow.take
+
+        def take_later(wait):
+            calls.append(wait)
+            if len(calls) == 1:
+                raise ProtocolError("the ledger has lost commits")
+            if len(calls) == 2:
+                skipped[0] = 20.0
+                return []
+            return take(wait)
+
+        monkeypatch.setattr(packer.inflow, "take", take_later)
+        for name in ("packer-0", "rollout-0"):
+            run[name].thread.join(60.0)
+            assert str(run[name].error) == "the ledger has lost commits"
 
 
 def test_the_record_takes_no_figures_from_beats_that_the_machine_refuses(tmp_path):
