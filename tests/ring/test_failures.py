@@ -320,7 +320,7 @@ def test_group_that_the_engine_never_answers_is_dropped_after_three_attempts(
         "inproc",
         rollout={"group_timeout": 60.0, "completion_retries": 1},
         trainer={"max_steps": 3},
-        bus={"beat_interval": 0.1},
+        bus={"lease": 3.0, "beat_interval": 0.1},  # an engine that has failed is avoided for one
         eval={"num_prompts": 0},
     )
     impatient, attempt = config.rollout.model_copy(update={"group_timeout": 1.0}), RolloutActor.attempt

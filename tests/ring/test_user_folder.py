@@ -30,6 +30,6 @@ def test_modules_of_the_users_folder_break_no_actor_whatever_their_names(tmp_pat
     config = ring_config(tmp_path, reward=functions, trainer={"max_steps": 2}, eval={"num_prompts": 0})
     (tmp_path / "run.yaml").write_text(dump_config(config))
     command = [sys.executable, "-P", "-m", "actors", "up", "run.yaml"]
-    up = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    up = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert up.returncode == 0, up.stdout + up.stderr
     assert summary_of(config)["steps"] == 2
