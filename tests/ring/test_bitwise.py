@@ -16,6 +16,8 @@ from tests.ring.harness import (
     PATIENCE_SECONDS,
     check_promise,
     children,
+    go_on,
+    held_reward,
     processes,
     ring_config,
     steps_recorded,
@@ -27,7 +29,7 @@ Channel = Literal["filesystem", "rendezvous"]
 
 
 def model_config(folder: Path, model: Path, channel: Channel = "filesystem", **trainer: object) -> RunConfig:
-    """Eight steps at level 0 with the deterministic engine."""
+    """Eight steps at level 0 with the deterministic engine; those after the first five or six when told to go on."""
     return ring_config(
         folder,
         model={"path": str(model), "dtype": "float32", "device": "cpu"},
@@ -38,6 +40,7 @@ def model_config(folder: Path, model: Path, channel: Channel = "filesystem", **t
         eval={"num_prompts": 0},
         ledger={"keep_steps": 100},
         up={"torch_threads": {"trainer": 1, "inference": 1}},
+        reward=held_reward(folder, calls=18),
         bus={"control": "ipc", "lease": 3.0},
     )
 
@@ -69,6 +72,7 @@ def test_killed_processes_leave_the_same_weights(tmp_path: Path, model: Path) ->
                 old = children(up.pid)[name]
                 os.kill(old, signal.SIGKILL)
                 wait_until(lambda up=up, name=name, old=old: children(up.pid).get(name, old) != old, f"{name} is back")
+            go_on(config.output.parent)
             assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
         assert check_promise(config).dropped == {}
     assert weights_of(disturbed) == weights_of(quiet)
@@ -93,6 +97,7 @@ def test_two_ranks_train_a_real_model_and_every_step_is_replayed_to_the_bit(
 ) -> None:
     """`actors replay` in one process has the loss, gradient norm and weights that two processes had."""
     config = model_config(tmp_path, model, channel, num_ranks=2, **trainer)
+    go_on(tmp_path)
     with processes(config, tmp_path) as started:
         assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
     check_promise(config)

@@ -17,7 +17,7 @@ from schemas.config.data import JsonlConfig
 from schemas.errors import ConfigError
 from tests.ring.harness import (
     ALL,
-    LEASE,
+    LEASE_SECONDS,
     PATIENCE_SECONDS,
     REWARDS,
     SHORT_LEASE,
@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_and_goes_on_reaches_the_same_weights(tmp_path, un
 def test_two_ranks_lose_one_and_both_start_anew(tmp_path, victim):
     """The gang breaks when either rank crashes; the other is told to exit, and the next incarnation trains the rest."""
     slow = {"engine": {"type": "fake", "token_seconds": 0.003}}
-    config = level_0(tmp_path, trainer={"num_ranks": 2}, inference=slow, bus={"lease": LEASE})
+    config = level_0(tmp_path, trainer={"num_ranks": 2}, inference=slow, bus={"lease": LEASE_SECONDS})
     other = "trainer-1" if victim == "trainer-0" else "trainer-0"
     with ring(config) as run:
         run.start(*TWO_RANKS).crash(victim, step=4)

@@ -122,7 +122,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     made = Manager(tmp_path)
     try:
         with contextlib.suppress(AssertionError):
-            wait_until(made.is_up, "systemd answers", 15.0)
+            wait_until(made.is_up, "systemd answers", 60.0)
         if not made.is_up():
             missing("no systemd in a namespace here: allow CAP_SYS_ADMIN, with cgroups")
         yield made

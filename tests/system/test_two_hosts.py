@@ -118,7 +118,7 @@ class Cable:
             yield path
         finally:
             recorder.send_signal(signal.SIGTERM)
-            assert recorder.wait(10.0) == 0, log.read_text()
+            assert recorder.wait(60.0) == 0, log.read_text()
 
 
 @pytest.fixture
