@@ -171,7 +171,8 @@ def _incarnation(config):
 
 def test_a_second_restore_of_one_backup_is_ahead_of_the_ledger_that_it_replaces(tmp_path):
     """A screen that has heard the packer of the first restore would else be told of a packer that is behind."""
-    config = ring_config(tmp_path, trainer={"max_steps": 3, "checkpoint": {"interval": 3}}, eval={"num_prompts": 0})
+    trainer = {"max_steps": 3, "checkpoint": {"interval": 3}}
+    config = ring_config(tmp_path, trainer=trainer, eval={"num_prompts": 0}, bus=SHORT_LEASE)
     with ring(config) as run:
         run.start().wait()
     back_up(config.ledger_path)

@@ -26,6 +26,7 @@ from tests.actors.packer.test_record import heartbeat as engine
 from tests.actors.packer.test_record import trainer
 from tests.actors.reward.test_loop import group
 from tests.ring.harness import (
+    SHORT_LEASE,
     check_promise,
     own_reward,
     ring,
@@ -79,7 +80,7 @@ def failing(config):
 @pytest.mark.slow
 def test_evaluation_that_was_not_written_down_before_a_crash_is_so_after_it(tmp_path):
     """The disk is full when the first one ends, and the packer dies: its groups are still there to be read."""
-    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 10})
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 10}, bus=SHORT_LEASE)
     with ring(config) as run:
         run.start("packer-0")
         (config.output / "evals.jsonl").symlink_to("/dev/full")
@@ -106,7 +107,7 @@ def stored(config, key):
 @pytest.mark.slow
 def test_finished_run_that_is_started_again_writes_the_same_summary(tmp_path):
     """Everything but the times of the command is a function of the ledger and of metrics.jsonl."""
-    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2})
+    config = ring_config(tmp_path, "inproc", trainer={"max_steps": 2}, bus=SHORT_LEASE)
     with ring(config) as run:
         run.start().wait()
     before = summary_of(config)
