@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pytest
@@ -36,13 +36,15 @@ class Served:
     num_generated: Callable[[], int]
     """Tokens since the start."""
     close: Callable[[], None]
+    stand: threading.Event = field(default_factory=threading.Event)
+    """While it is set, completions stand behind their first tokens, until a version or the end of a client comes."""
 
 
 class Start(Protocol):
     """Starts an engine under version 1."""
 
-    def __call__(self, token_seconds: float = 0.0) -> Served:
-        """An engine whose tokens take at least so long each."""
+    def __call__(self) -> Served:
+        """An engine of its own for the test, or one that is at rest."""
         ...
 
 
@@ -97,12 +99,14 @@ class EngineContract:
 
     def test_a_completion_across_an_update_names_both_policies(self, start: Start) -> None:
         """From token 0 the old one, from a later token on the new one."""
-        served = start(token_seconds=0.1)
-        segments: list[list[int]] = []
-        for number, chunk in enumerate(stream_of(served, body(served, max_tokens=LONG, seed=longest_seed(served)))):
+        served = start()
+        asked, segments = body(served, max_tokens=LONG, seed=longest_seed(served)), list[list[int]]()
+        served.stand.set()
+        for number, chunk in enumerate(stream_of(served, asked)):
             segments += chunk["choices"][0]["segments"]
             if number == 0:
                 served.load(2)
+                served.stand.clear()
             if len(segments) == 2:
                 break
         [first, second] = segments
@@ -111,8 +115,9 @@ class EngineContract:
 
     def test_a_client_that_leaves_ends_all_its_completions(self, start: Start) -> None:
         """In the middle of a stream of four; another request is served."""
-        served = start(token_seconds=0.1)
+        served = start()
         chunks = stream_of(served, body(served, n=4, max_tokens=LONG, seed=longest_seed(served)))
+        served.stand.set()
         next(chunks)
         assert served.num_running() == 4
         before = served.num_generated()

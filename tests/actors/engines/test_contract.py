@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.fake import FakeEngine
 from actors.engines.http.server import CompletionServer
-from actors.engines.protocol import Engine, EngineStoppedError, RequestError
+from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SampleRequest
 from bus.weights import Weights
 from schemas.config.fake_engine import FakeEngineConfig
 from tests import models
@@ -28,12 +29,15 @@ def weights_of_version(version: int) -> Weights:
     return Weights("full", {n: t + 0.05 * version for n, t in state.items() if n != "lm_head.weight"})
 
 
+Serve = Callable[..., Served]
+
+
 @pytest.fixture
-def serve() -> Iterator[Callable[[Engine], Served]]:
-    """`serve(engine)`: behind HTTP, under version 1; closed at the end."""
+def serve() -> Iterator[Serve]:
+    """`serve(engine, stand)`: behind HTTP, under version 1; closed at the end."""
     made: list[Served] = []
 
-    def serve(engine: Engine) -> Served:
+    def serve(engine: Engine, stand: threading.Event | None = None) -> Served:
         server = CompletionServer(engine, "tiny", "boot7", "127.0.0.1", 0, WAIT)
 
         def load(version: int) -> None:
@@ -52,6 +56,7 @@ def serve() -> Iterator[Callable[[Engine], Served]]:
                 num_running=lambda: engine.status().num_running,
                 num_generated=lambda: engine.status().generated_tokens,
                 close=close,
+                stand=stand or threading.Event(),
             )
         )
         load(1)
@@ -62,29 +67,56 @@ def serve() -> Iterator[Callable[[Engine], Served]]:
         served.close()
 
 
+class StandingFake(FakeEngine):
+    """A fake engine whose completions stand behind their first token while `stand` is set."""
+
+    def __init__(self) -> None:
+        self.stand = threading.Event()
+        self._futures: list[Future[list[Completion]]] = []
+        super().__init__(FakeEngineConfig(vocab_size=30))
+
+    def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
+        """Note the future: its end lets all go on."""
+        self._futures.append(super().submit(request))
+        return self._futures[-1]
+
+    def _extend(self, row: Any, request: SampleRequest) -> None:
+        while self.stand.is_set() and row.completion.token_ids:
+            if self._closed.wait(0.005) or any(future.cancelled() for future in self._futures):
+                break
+        super()._extend(row, request)
+
+
 class TestFake(EngineContract):
     @pytest.fixture
-    def start(self, serve: Callable[[Engine], Served]) -> Start:
-        """A pause per token, as configured."""
-        return lambda token_seconds=0.0: serve(FakeEngine(FakeEngineConfig(vocab_size=30, token_seconds=token_seconds)))
+    def start(self, serve: Serve) -> Start:
+        """Stands as it is told."""
+
+        def start() -> Served:
+            engine = StandingFake()
+            return serve(engine, engine.stand)
+
+        return start
 
 
 class TestEmbedded(EngineContract):
     @pytest.fixture
-    def start(
-        self, serve: Callable[[Engine], Served], make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> Start:
-        """A pause before each decode."""
+    def start(self, serve: Serve, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Start:
+        """Stands before a decode, as long as there is nothing to do between two tokens."""
 
-        def start(token_seconds: float = 0.0) -> Served:
-            decode = Decoder.decode
+        def start() -> Served:
+            engine, stand, decode = make_engine(eos=models.NEVER), threading.Event(), Decoder.decode
+            internals: Any = engine
 
-            def slowly(*arguments: Any) -> Any:
-                threading.Event().wait(token_seconds)
+            def standing(*arguments: Any) -> Any:
+                while stand.is_set() and not internals._stopping and internals._update is None:
+                    if any(request.future.cancelled() for request in internals._running.requests):
+                        break
+                    threading.Event().wait(0.005)
                 return decode(*arguments)
 
-            monkeypatch.setattr(Decoder, "decode", slowly)
-            return serve(make_engine(eos=models.NEVER))
+            monkeypatch.setattr(Decoder, "decode", standing)
+            return serve(engine, stand)
 
         return start
 

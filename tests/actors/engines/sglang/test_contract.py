@@ -7,37 +7,32 @@ them as one piece.
 import json
 import threading
 import urllib.request
-from collections.abc import Callable
 
 import pytest
 
-from actors.engines.protocol import Engine
 from tests.actors.engines.sglang.conftest import MakeSglang
 from tests.actors.engines.sglang.stub import StubServer
-from tests.actors.engines.test_contract import serve  # noqa: F401 - a fixture
-from tests.engine_contract import LONG, EngineContract, Served, Start, body, completions, until
+from tests.actors.engines.test_contract import Serve, serve  # noqa: F401 - a fixture
+from tests.engine_contract import LONG, EngineContract, Start, body, completions, until
 
 
 class TestSglang(EngineContract):
     @pytest.fixture
-    def start(
-        self,
-        serve: Callable[[Engine], Served],  # noqa: F811
-        make_sglang: MakeSglang,
-        stub: StubServer,
-    ) -> Start:
-        """A pause per token, in the stub."""
-
-        def start(token_seconds: float = 0.0) -> Served:
-            stub.token_seconds = token_seconds
-            return serve(make_sglang())
-
-        return start
+    def start(self, serve: Serve, make_sglang: MakeSglang, stub: StubServer) -> Start:  # noqa: F811
+        """The stub holds completions where a test says so."""
+        return lambda: serve(make_sglang())
 
     def test_a_completion_across_an_update_names_both_policies(self, start: Start, stub: StubServer) -> None:
         """From token 0 the old one, from a later token on the new one; told at its end."""
-        served = start(token_seconds=0.05)
-        thread = threading.Thread(target=lambda: (until(lambda: stub.num_sampled >= 2), served.load(2)))
+        served = start()
+        stub.holding = True
+
+        def update() -> None:
+            until(lambda: stub.num_sampled >= 2)
+            served.load(2)
+            stub.holding = False
+
+        thread = threading.Thread(target=update)
         thread.start()
         [choice] = completions(served, max_tokens=LONG, stream=True)
         thread.join()
@@ -47,7 +42,8 @@ class TestSglang(EngineContract):
 
     def test_a_client_that_leaves_ends_all_its_completions(self, start: Start, stub: StubServer) -> None:
         """While four are under way; another request is served."""
-        served = start(token_seconds=0.1)
+        served = start()
+        stub.holding = True
         content = json.dumps(body(served, n=4, max_tokens=LONG, stream=True)).encode()
         answer = urllib.request.urlopen(urllib.request.Request(f"{served.url}/v1/completions", content))
         until(lambda: stub.num_running() == 4)

@@ -52,7 +52,7 @@ class TestVllm(EngineContract):
         """Behind an HTTP server of its own; nothing slows a token of vLLM."""
         made: list[Served] = []
 
-        def start(token_seconds: float = 0.0) -> Served:
+        def start() -> Served:
             server = CompletionServer(engine, "tiny", "boot7", "127.0.0.1", 0, WAIT)
             made.append(
                 Served(
