@@ -33,6 +33,8 @@ log = structlog.get_logger("engine.http")
 SHUTDOWN_SECONDS = 0.2
 """Seconds for answers under way when the server closes. A draining actor has no requests left when it closes the
 server."""
+JOIN_SECONDS = 5.0
+"""Longest wait of `close` for the end of the server's thread."""
 
 OnPiece = Callable[[int, int, Completion], None]
 """Callback (first choice of the prompt, number of the completion, piece)."""
@@ -83,7 +85,7 @@ class CompletionServer:
         """Stop serving. May be called again."""
         with contextlib.suppress(RuntimeError):  # the loop has been closed already
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(5.0)
+        self._thread.join(JOIN_SECONDS)
 
     def _run(self, host: str, port: int) -> None:
         try:

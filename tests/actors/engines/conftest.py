@@ -8,10 +8,19 @@ import pytest
 from actors.algorithms.noise import NormNoise
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.engine import EmbeddedEngine
+from actors.engines.external import relay
+from actors.engines.http import server
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
-from tests.actors.engines.engines import MakeEngine
+from tests.actors.engines.engines import WAIT, MakeEngine
 from tests.conftest import ModelFolder
+
+
+@pytest.fixture(autouse=True)
+def _patient_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing waits for threads that a busy machine holds up."""
+    monkeypatch.setattr(server, "JOIN_SECONDS", WAIT)
+    monkeypatch.setattr(relay, "JOIN_SECONDS", WAIT)
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from actors.engines.embedded.engine import EmbeddedEngine
+from actors.engines.http.server import CompletionServer
 from actors.engines.protocol import Completion, Engine, EngineStoppedError, SampleRequest
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
@@ -75,6 +76,25 @@ class Gate:
     def open(self) -> None:
         """Let it go on."""
         self._opened.release()
+
+
+def give_up_at(server: CompletionServer, engine: Engine, stop: int, seconds: float) -> Gate:
+    """Have the next request time out while the engine stands at its token number `stop`, and not before it is there.
+
+    Until then the server has the timeout that it was made with. Its loop is held up meanwhile, so that the wait for the
+    answer begins with the short one.
+    """
+    gate, internals = Gate(engine, stop), cast(Any, server)
+    submit = engine.submit
+
+    def submitted(request: SampleRequest) -> "Future[list[Completion]]":
+        future = submit(request)
+        gate.wait()
+        internals._request_timeout = seconds
+        return future
+
+    engine.submit = submitted  # type: ignore[method-assign]
+    return gate
 
 
 @contextmanager

@@ -21,10 +21,16 @@ def client():
 
 @pytest.fixture
 async def engines(tmp_path, client):
-    """A choice with a lease of 0.2 s, and two retries."""
-    config = ring_config(tmp_path, bus={"beat_interval": 0.1, "lease": 0.2})
+    """A choice with two retries and a lease that no test outlasts; `short_lease` is for those that wait for its end."""
+    config = ring_config(tmp_path, bus={"lease": 600.0, "resend_after": 600.0})
     async with EngineChoice(config, Metrics("rollout"), lambda: client) as made:
         yield made
+
+
+@pytest.fixture
+def short_lease(engines, monkeypatch):
+    """Sets the lease to 0.2 s."""
+    return lambda: monkeypatch.setattr(engines, "_lease", 0.2)
 
 
 def test_ticket_names_the_oldest_version_or_exactly_one_policy():
@@ -46,13 +52,14 @@ def test_ticket_names_the_oldest_version_or_exactly_one_policy():
     ],
     ids=["one too few", "an empty one", "no policy", "a logprob missing"],
 )
-async def test_answer_that_lacks_something_is_asked_for_again_in_place(engines, client, completions):
+async def test_answer_that_lacks_something_is_asked_for_again_in_place(engines, client, short_lease, completions):
     """Two full completions with logprobs and policies from another engine; none is taken from the first answer."""
     client.answers["a"] = completions
     engines.note(0.0, directive(engines=[engine("a", load=0), engine("b", load=9)]))
     assert await engines.ask(ticket(), [1]) == Client.ANSWER
     assert client.asked == ["a", "b"]
     engines.note(0.0, directive(engines=[engine("a")]))
+    short_lease()
     with pytest.raises(AttemptError, match=r"a at http://a: .* (completions for 2|lacks logprobs)") as caught:
         await engines.ask(ticket(), [1])
     assert caught.value.reason == "engine"
@@ -66,7 +73,7 @@ async def test_requests_under_way_count_into_an_engines_load(engines, client):
     assert set(engines.asked.values()) == {0}
 
 
-async def test_failed_engine_is_not_asked_again_before_its_lease_could_have_ended(engines, client):
+async def test_failed_engine_is_not_asked_again_before_its_lease_could_have_ended(engines, client, short_lease):
     """The idle engine fails, the busy one gets the request; alone, the failed one is asked again after 0.2 s."""
     client.failing["a"] = EngineError("connection refused")
     engines.note(0.0, directive(engines=[engine("a", load=0), engine("b", load=9)]))
@@ -74,6 +81,7 @@ async def test_failed_engine_is_not_asked_again_before_its_lease_could_have_ende
     assert client.asked == ["a", "b"]
     client.asked.clear()
     engines.note(0.0, directive(engines=[engine("a")]))
+    short_lease()
     began = asyncio.get_running_loop().time()
     with pytest.raises(AttemptError, match="connection refused"):
         await engines.ask(ticket(), [1])

@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -72,9 +73,18 @@ def test_closing_ends_requests_and_calls_and_then_says_farewell() -> None:
 def test_a_call_that_is_given_up_goes_on_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its coroutine has ended when the caller hears of it: nothing is still reading what the caller then removes."""
     monkeypatch.setattr(relay, "SLACK_SECONDS", 0.1)
-    made, ended = Relay("test", _nothing), threading.Event()
+    made, begun, ended = Relay("test", _nothing), threading.Event(), threading.Event()
+    run = asyncio.run_coroutine_threadsafe
+
+    def run_until_begun(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> "Future[Any]":
+        future = run(work, loop)
+        assert begun.wait(WAIT)  # what is given up before it has begun would have no end
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", run_until_begun)
 
     async def work() -> None:
+        begun.set()
         try:
             await asyncio.sleep(600)
         finally:

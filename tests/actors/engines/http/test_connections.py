@@ -1,6 +1,7 @@
 """Connections of the completions server: slow clients get their answers, and those that stop are shut."""
 
 import asyncio
+import itertools
 import shutil
 import ssl
 import subprocess
@@ -24,6 +25,14 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HTTP_CONNECTION_SECONDS", 0.5)
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(asyncio.constants, "SSL_SHUTDOWN_TIMEOUT", 0.5)
+    # the server's time passes with its looks: while this process is held up the client can take nothing either
+    looks = itertools.count()
+    close_idle = Connections.close_idle
+    monkeypatch.setattr(
+        Connections,
+        "close_idle",
+        lambda self, open_ones, _: close_idle(self, open_ones, next(looks) * connections.LOOK_SECONDS),
+    )
 
 
 @asynccontextmanager
@@ -89,7 +98,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_shut(tmp_path: Path,
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         try:
             assert await asyncio.wait_for(reader.read(100), WAIT)
-            for _ in range(500):
+            for _ in range(3000):
                 if not server.connections:
                     break
                 await asyncio.sleep(0.02)

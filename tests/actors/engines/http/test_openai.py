@@ -25,7 +25,7 @@ from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.model import ModelConfig
 from tests import models
-from tests.actors.engines.engines import WAIT, Gate, MakeEngine, ask, sample
+from tests.actors.engines.engines import WAIT, Gate, MakeEngine, ask, give_up_at, sample
 from tests.conftest import ModelFolder
 from tests.engine_contract import until
 
@@ -70,10 +70,15 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made.close()
 
 
-def serving(engine: Engine, request_timeout: float = WAIT) -> Iterator[openai.OpenAI]:
-    """A client, as a user sets it up, of a server of this engine."""
-    server = CompletionServer(engine, MODEL, "boot7", "127.0.0.1", 0, request_timeout)
-    yield openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=WAIT)
+def client_of(server: CompletionServer) -> openai.OpenAI:
+    """A client, as a user sets it up."""
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=WAIT)
+
+
+def serving(engine: Engine) -> Iterator[openai.OpenAI]:
+    """A client of a server of this engine."""
+    server = CompletionServer(engine, MODEL, "boot7", "127.0.0.1", 0, WAIT)
+    yield client_of(server)
     server.close()
 
 
@@ -240,12 +245,16 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(
 
 def test_a_stream_that_takes_too_long_ends_with_an_error_and_frees_its_slots(embedded: EmbeddedEngine) -> None:
     """The message names the key."""
-    gate = Gate(embedded, 2)
-    for client in serving(embedded, request_timeout=0.2):
+    server = CompletionServer(embedded, MODEL, "boot7", "127.0.0.1", 0, WAIT)
+    gate, client = give_up_at(server, embedded, 2, 0.2), client_of(server)
+    try:
         stream = client.completions.create(model=MODEL, prompt=PROMPT, n=2, max_tokens=60, stream=True)
         with pytest.raises(openai.APIError, match=r"not finished within 0\.2 s \(inference\.request_timeout\)"):
             list(stream)
-    gate.open()
+        until(lambda: gate.future.cancelled())
+    finally:
+        gate.open()
+        server.close()
     until(lambda: embedded.status().num_running == 0)
     assert embedded.status().generated_tokens == 2 * 2
 

@@ -19,7 +19,7 @@ from actors.engines.protocol import Engine
 from bus.weights import Weights
 from schemas import limits
 from tests import models
-from tests.actors.engines.engines import WAIT, Gate, MakeEngine, ask, load_in_thread, policy, sample
+from tests.actors.engines.engines import WAIT, Gate, MakeEngine, ask, give_up_at, load_in_thread, policy, sample
 from tests.conftest import ModelFolder
 
 MODEL = "tiny"
@@ -249,7 +249,8 @@ def test_a_client_that_goes_away_ends_its_request(serve: Serve, engine: Embedded
 
 def test_a_request_that_takes_too_long_ends(serve: Serve, engine: EmbeddedEngine) -> None:
     """504 names the key, and the engine drops the request."""
-    server, gate = serve(engine, request_timeout=0.2), Gate(engine, 2)
+    server = serve(engine)
+    gate = give_up_at(server, engine, 2, 0.2)
     status, answer = call(server, "/v1/completions", {"model": MODEL, "prompt": PROMPT, "n": 8, "max_tokens": 60})
     gate.open()
     assert status == 504
@@ -374,6 +375,7 @@ def test_connections_that_never_ask_are_closed_and_others_are_served(serve, engi
     silent = [_raw(server, b"") for _ in range(20)]
     half = _raw(server, b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX: ")
     until(lambda: all(map(_is_closed, [*silent, half])))
+    monkeypatch.setattr(limits, "HTTP_CONNECTION_SECONDS", WAIT)  # for the time between connecting and asking
     assert call(server, "/health")[0] == 200
 
 

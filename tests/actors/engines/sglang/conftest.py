@@ -33,7 +33,7 @@ def make_sglang(model_folder: ModelFolder, stub: StubServer, tmp_path: Path) -> 
     def make(lora: bool = False, mode: Any = "interrupt", eos: int = models.EOS, **engine_keys: Any) -> SglangEngine:
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
         model = ModelConfig(path=str(model_folder("qwen3", eos=eos)), dtype="float32", lora=adapter)
-        config = SglangEngineConfig(**{"type": "sglang", "urls": [stub.url], "startup_timeout": 5.0} | engine_keys)
+        config = SglangEngineConfig(**{"type": "sglang", "urls": [stub.url], "startup_timeout": 60.0} | engine_keys)
         made.append(SglangEngine(model, config, mode, scratch_at(tmp_path / "run" / "scratch")))
         return made[-1]
 

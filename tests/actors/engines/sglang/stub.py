@@ -56,7 +56,7 @@ class StubServer:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(port,), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._ready.result(10)}"
+        self.url = f"http://127.0.0.1:{self._ready.result(60)}"
 
     def asked(self, path: str) -> list[Any]:
         """Bodies of the calls of a path, in their order."""
@@ -74,7 +74,7 @@ class StubServer:
         """Stop listening."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(5)
+            self._thread.join(60)
 
     def _run(self, port: int) -> None:
         try:

@@ -74,7 +74,7 @@ def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -
     ) -> VllmEngine:
         adapter = LoraConfig(rank=4, alpha=8.0) if lora else None
         model = ModelConfig(path=str(servable_model(tied=tied)), dtype="float32", lora=adapter)
-        config = VllmEngineConfig(type="vllm", urls=[stub.url], **{"startup_timeout": 5.0, **engine_keys})
+        config = VllmEngineConfig(type="vllm", urls=[stub.url], **{"startup_timeout": 60.0, **engine_keys})
         made.append(
             VllmEngine(
                 model, config, mode, tmp_path / "vllm.log", scratch_at(tmp_path / "run" / "scratch"), noise=noise

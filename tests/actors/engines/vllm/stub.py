@@ -38,7 +38,7 @@ class StubServer:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._ready.result(10)}"
+        self.url = f"http://127.0.0.1:{self._ready.result(60)}"
 
     def release(self) -> None:
         """Let held requests end."""
@@ -56,7 +56,7 @@ class StubServer:
         """Stop listening."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(5)
+            self._thread.join(60)
 
     async def _serve(self) -> None:
         app = web.Application()

@@ -13,7 +13,7 @@ from actors.ledger.weight_updates import MAX_FAILURES
 from actors.telemetry.metrics import Metrics
 from bus.weights import Weights
 from schemas.messages import InferenceDirective, Manifest, WeightMember, WeightUpdate
-from tests.actors.engines.engines import ask, policy
+from tests.actors.engines.engines import WAIT, ask, policy
 from tests.actors.engines.vllm.conftest import MakeVllm
 from tests.actors.engines.vllm.stub import StubServer
 from tests.actors.engines.vllm.test_process import wait_for
@@ -46,7 +46,7 @@ def test_a_quarantined_engine_says_so_and_loads_again(
     actor.report(engine)
     actor.follow(engine)
     assert [state for state in states if state] == ["clean", "quarantined", "clean"]
-    assert future.result(10)[0].segments == [(0, 1, 4)]
+    assert future.result(WAIT)[0].segments == [(0, 1, 4)]
     assert len(stub.asked("/v1/load_lora_adapter")) == 2
 
 
@@ -97,7 +97,7 @@ def test_a_quarantined_engine_serves_no_policy_and_takes_the_next_update_that_na
     assert scene.heartbeat["policy"] is None  # an update is entered once
     scene.named("3.2")
     assert (scene.heartbeat["engine_state"], scene.heartbeat["policy"]) == ("clean", policy(4))
-    assert future.result(10)[0].segments == [(0, 1, 4)]
+    assert future.result(WAIT)[0].segments == [(0, 1, 4)]
 
 
 def test_an_engine_that_can_load_nothing_ends_and_says_why(
