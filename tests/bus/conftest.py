@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from bus import keys
+from bus import keys, topology
 from bus.encryption import keys_for, secure_client, split_key
 from schemas.config import RunConfig, check_tree
 from schemas.config.services import BusConfig
@@ -17,6 +17,27 @@ from tests.ports import free_port
 
 TRANSPORTS = ("tcp", "ipc", "inproc", "tcp+curve")
 MakeConfig = Callable[..., RunConfig]
+HANDSHAKE_MILLISECONDS = topology.HANDSHAKE_MILLISECONDS
+"""As it is in a run; tests have a longer one."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of the bus that no machine reaches which stands still for seconds. Who tests one sets it shorter again."""
+    monkeypatch.setattr(topology, "HANDSHAKE_MILLISECONDS", 120_000)
+    monkeypatch.setattr("bus.control.server.BIND_SECONDS", 60.0)
+    monkeypatch.setattr("bus.keys.PATIENCE_SECONDS", 60.0)
+    # two lines in place of one, when a test is held up between two refusals
+    monkeypatch.setattr("bus.sockets.DROP_LOG_INTERVAL_SECONDS", 600.0)
+    monkeypatch.setattr("bus.encryption.REFUSAL_LOG_SECONDS", 600.0)
+
+
+@pytest.fixture
+def long_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control sockets that drop nothing while the thread of the other end is held up, nor when they are closed."""
+    for module in ("connection", "server"):
+        monkeypatch.setattr(f"bus.control.{module}.CONTROL_HWM", 100_000)
+        monkeypatch.setattr(f"bus.control.{module}.CLOSE_LINGER_MILLISECONDS", 60_000)
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -15,14 +15,14 @@ from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas import limits
 from schemas.config import RunConfig
-from schemas.errors import RunFailedError
+from schemas.errors import ConfigError, RunFailedError
 from schemas.messages import RolloutGroup
 from tests.bus.conftest import MakeConfig, connect
 from tests.ports import free_port
 from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
 
 WAIT = 60.0
-AT_ONCE = 5.0
+AT_ONCE = 30.0
 """Beside waiting for ever; machines stand still for seconds."""
 
 
@@ -164,12 +164,24 @@ def test_nothing_is_queued_for_a_receiver_that_is_not_connected(
     _until(lambda: outbox.try_send(_group(3)))
     assert _take(first, 1) == [3]
     first.close()
-    _until(lambda: not outbox.try_send(_group(4)))
-    assert not any(outbox.try_send(_group(ordinal)) for ordinal in range(5, 8))
-    second = _inbox(closing, config, addresses=addresses)
+    # not by a try: what is accepted until the end is noticed would fill the queue, which looks the same
+    _until(lambda: not outbox.has_room)
+    assert not any(outbox.try_send(_group(ordinal)) for ordinal in range(4, 8))
+    second = _inbox_at_last(closing, config, addresses)
     _until(lambda: outbox.try_send(_group(8)))
     assert _take(second, 1) == [8]
-    assert outbox.counts.num_messages <= 4, "what was refused does not count as sent"
+    assert outbox.counts.num_messages == 2, "what was refused does not count as sent"
+
+
+def _inbox_at_last(stack: ExitStack, config: RunConfig, addresses: Addresses) -> Inbox:
+    """ZeroMQ's own thread frees an address some time after `close`."""
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            return _inbox(stack, config, addresses=addresses)
+        except ConfigError:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
 
 
 def test_sender_that_joins_late_is_heard(transport: str, make_config: MakeConfig, closing: ExitStack) -> None:
