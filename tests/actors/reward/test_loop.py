@@ -119,12 +119,12 @@ def test_group_that_is_released_before_its_turn_is_not_scored(make_actor):
     def gated(prompts, completions, **_):
         called.append(prompts[0])
         begun.set()
-        assert gate.wait(10.0)
+        assert gate.wait(60.0)
         return [1.0] * len(completions)
 
     actor = make_actor(NamedReward("gated", 1.0, {}, gated), max_concurrent_groups=1)
     actor.take(group())
-    assert begun.wait(10.0)
+    assert begun.wait(60.0)
     actor.take(group().model_copy(update={"ordinal": 1, "prompt": "released"}))
     del actor.held[1, 1]
     gate.set()
@@ -317,12 +317,12 @@ def test_custom_advantage_is_called_with_arrays_and_kwargs_and_not_for_evaluatio
         (lambda rewards, lengths: [[0.0, np.inf]], "reward_invalid", "mine returned inf, expected finite numbers"),
         (lambda rewards, lengths: "ab", "reward_invalid", "mine could not convert"),
         (lambda rewards, lengths: 1 / 0, "reward_raised", "mine raised ZeroDivisionError"),
-        (lambda rewards, lengths: time.sleep(0.5), "reward_timeout", "mine took more than 0.05 s (reward.timeout)"),
+        (None, "reward_timeout", "mine took more than 0.05 s (reward.timeout)"),
     ],
 )
-def test_bad_custom_advantage_fails_the_attempt_by_name(make_actor, function, reason, words):
+def test_bad_custom_advantage_fails_the_attempt_by_name(make_actor, hanging, function, reason, words):
     """As a reward function does; nothing stands in for one that is late."""
-    own = {"custom": AdvantageFunction("mine", 0.0, {}, function)}
+    own = {"custom": AdvantageFunction("mine", 0.0, {}, function or (lambda rewards, lengths: hanging.hang()))}
     timeouts = {"timeout": 0.05, "timeout_retries": 0}
     actor = make_actor(NamedReward("f", 1.0, {}, lengths), own=own, advantage={"type": "custom"} | OWN, **timeouts)
     actor.take(group())
@@ -330,9 +330,9 @@ def test_bad_custom_advantage_fails_the_attempt_by_name(make_actor, function, re
     assert (failure.reason, failure.detail[: len(words)]) == (reason, words)
 
 
-def test_function_that_is_late_is_called_again_counted_and_said(make_actor):
+def test_function_that_is_late_is_called_again_counted_and_said(make_actor, hanging):
     """By default it then applies to nothing: the group is scored by the other, and nobody waits longer."""
-    slow = NamedReward("slow", 1.0, {}, lambda **_: time.sleep(3.0))
+    slow = NamedReward("slow", 1.0, {}, hanging.hang)
     actor = make_actor(slow, NamedReward("f", 1.0, {}, lengths), timeout=0.4)
     with capture_logs() as lines:
         scored = scored_by(actor, group())

@@ -28,12 +28,12 @@ def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refuse
     handed_over, entered = threading.Event(), threading.Event()
 
     async def slow(prompts: Any, completions: list[str]) -> list[float]:
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(300.0)
         return [0.0] * len(completions)
 
     async def blocking(prompts: Any, completions: list[str]) -> list[float]:
         entered.set()
-        handed_over.wait(10.0)
+        handed_over.wait(60.0)
         return [0.0] * len(completions)
 
     others = set(threading.enumerate())
@@ -42,14 +42,14 @@ def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refuse
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         before = runner.submit(_reward(blocking), GROUP)
-        assert entered.wait(10.0)
+        assert entered.wait(60.0)
         runner.close()
         call = runner.submit(_reward(slow), GROUP)
         handed_over.set()
-        assert list(before.result(10.0)) == [0.0, 0.0]
+        assert list(before.result(60.0)) == [0.0, 0.0]
         with pytest.raises(CancelledError):
-            call.result(10.0)
-        loop.join(10.0)
+            call.result(60.0)
+        loop.join(60.0)
         with pytest.raises(RuntimeError, match="loop is closed"):
             runner.submit(_reward(slow), GROUP)
         gc.collect()
@@ -60,12 +60,12 @@ def test_calls_that_come_while_the_loop_ends_are_ended_and_those_after_it_refuse
 def test_loop_that_stands_still_with_the_machine_does_not_wear_the_process_out(
     blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No tick for 5 s with a timeout of 1 s: a function that blocks is named; where none runs, nobody is."""
+    """No tick for 75 s with a timeout of 60 s: a function that blocks is named; where none runs, nobody is."""
     release, entered, passed = threading.Event(), threading.Event(), [0.0]
 
     def stand_still() -> None:
         entered.set()
-        release.wait(10.0)
+        release.wait(60.0)
 
     async def blocking(prompts: Any, completions: list[str]) -> list[float]:
         if blocks:
@@ -76,14 +76,14 @@ def test_loop_that_stands_still_with_the_machine_does_not_wear_the_process_out(
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
     monkeypatch.setattr(runner_module, "time", clock)
-    runner = FunctionRunner(1.0, 2)
+    runner = FunctionRunner(60.0, 2)
     call = runner.submit(_reward(blocking, "blocking"), GROUP)
-    assert entered.wait(10.0)
+    assert entered.wait(60.0)
     assert runner.worn_out == ""
-    passed[0] = 5.0
+    passed[0] = 75.0
     words = runner.worn_out
     release.set()
-    call.result(10.0)
+    call.result(60.0)
     runner.close()
     assert words == (
         "blocking blocks the event loop of all async reward functions; make it a plain def" if blocks else ""

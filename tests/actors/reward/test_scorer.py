@@ -22,6 +22,7 @@ from actors.reward.scorer import Scorer
 from schemas.config.data import RewardFunctionConfig
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
+from tests.actors.reward.conftest import WAIT, Hanging
 from tests.actors.reward.test_loop import group as sampled_group
 from tests.ring.harness import wait_until
 
@@ -62,7 +63,7 @@ def make_scorer() -> Iterator[Callable[..., _Scorer]]:
     """Scorers that are closed at the end."""
     made: list[_Scorer] = []
 
-    def make(*functions: Any, timeout: float = 5.0, retries: int = 0, on_timeout: str = "fail") -> _Scorer:
+    def make(*functions: Any, timeout: float = WAIT, retries: int = 0, on_timeout: str = "fail") -> _Scorer:
         made.append(_Scorer(functions, timeout, retries, on_timeout))
         return made[-1]
 
@@ -103,7 +104,7 @@ def test_chat_prompts_get_chat_completions(make_scorer: Any) -> None:
 
 def test_sync_and_async_functions_run_side_by_side(make_scorer: Any) -> None:
     """Two that wait for each other both finish."""
-    met = threading.Barrier(2, timeout=5)
+    met = threading.Barrier(2, timeout=WAIT)
 
     def sync(prompts: Any, completions: Any) -> list[float]:
         met.wait()
@@ -207,13 +208,12 @@ def test_a_raising_function_is_told_apart_by_type_and_line_and_shows_its_own_fra
     assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == ["reward"]
 
 
-def test_a_slow_sync_function_is_given_up_and_named(make_scorer: Any) -> None:
+def test_a_slow_sync_function_is_given_up_and_named(make_scorer: Any, hanging: Hanging) -> None:
     """Its thread can't be killed; others take its place until a new process is due, which is said by name."""
-    release = threading.Event()
 
     def slow(prompts: Any, completions: list[str]) -> list[float]:
         if completions == ["hang"]:
-            release.wait(10)
+            hanging.hang()
         return [1.0]
 
     scorer = make_scorer(slow, timeout=0.02)
@@ -223,19 +223,20 @@ def test_a_slow_sync_function_is_given_up_and_named(make_scorer: Any) -> None:
             scorer.scored("hang")
         assert caught.value.reason == "reward_timeout"
     assert f"calls of f0 ({MAX_STUCK_CALLS}) have not returned within reward.timeout 0.02 s" in scorer.runner.worn_out
-    scorer.runner.timeout = 5.0
+    scorer.runner.timeout = WAIT
     assert scorer.scored("fine") == [[1.0]]
-    release.set()
+    hanging.release()
     wait_until(lambda: not scorer.runner.worn_out, "a call that returns after all gives its thread back")
 
 
-def test_a_slow_async_function_is_cancelled(make_scorer: Any) -> None:
+@pytest.mark.usefixtures("loop_goes_on")
+def test_a_slow_async_function_is_cancelled(make_scorer: Any, hanging: Hanging) -> None:
     """Nothing of it is left running."""
     cancelled = threading.Event()
 
     async def slow(prompts: Any, completions: Any) -> list[float]:
         try:
-            await asyncio.sleep(30)
+            await hanging.sleep()
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -244,21 +245,21 @@ def test_a_slow_async_function_is_cancelled(make_scorer: Any) -> None:
     scorer = make_scorer(slow, timeout=0.1)
     with pytest.raises(RewardError, match=r"f0 took more than 0.1 s \(reward.timeout\)$"):
         scorer.scored("c")
-    assert cancelled.wait(2)
+    assert cancelled.wait(WAIT)
     assert scorer.runner.worn_out == ""
 
 
 @pytest.mark.parametrize("always", [False, True])
 def test_an_async_function_that_blocks_fails_its_group_by_name_and_others_only_if_it_always_does(
-    make_scorer: Any, always: bool
+    make_scorer: Any, hanging: Hanging, always: bool
 ) -> None:
     """A function that has returned before will do so for who waits behind; a blocked loop calls for a new process."""
-    release, entered = threading.Event(), threading.Event()
+    entered = threading.Event()
 
     async def blocking(prompts: Any, completions: list[str]) -> list[float]:
         if completions == ["block"]:
             entered.set()
-            release.wait(10)
+            hanging.hang()
         await asyncio.sleep(0)
         return [1.0]
 
@@ -268,32 +269,31 @@ def test_an_async_function_that_blocks_fails_its_group_by_name_and_others_only_i
     words = "f0 took more than 0.5 s.*; f0 blocks the event loop.*make it a plain def"
     with ThreadPoolExecutor(2) as threads:
         blocked = threads.submit(scorer.scored, "block")
-        assert entered.wait(5)
+        assert entered.wait(WAIT)
         waiting = threads.submit(scorer.scored, "fine")
         with pytest.raises(RewardError, match=words):
-            blocked.result(5)
+            blocked.result(WAIT)
         wait_until(lambda: "f0 blocks the event loop" in scorer.runner.worn_out, "a new process is asked for")
         if always:
             with pytest.raises(RewardError, match=words):
-                waiting.result(5)
+                waiting.result(WAIT)
         assert waiting.done() == always
-        release.set()
+        hanging.release()
         if not always:
-            assert waiting.result(5) == [[1.0]]
+            assert waiting.result(WAIT) == [[1.0]]
 
 
 WORDS = "f0 took more than 0.4 s (reward.timeout)"
 
 
-def test_a_late_function_is_called_again_and_no_other_is(make_scorer: Any) -> None:
+def test_a_late_function_is_called_again_and_no_other_is(make_scorer: Any, hanging: Hanging) -> None:
     """The first call of f0 hangs and its second returns; f1 is called once."""
     calls: Counter[str] = Counter()
-    release = threading.Event()
 
     def slow_at_first(prompts: Any, completions: Any) -> list[float]:
         calls["f0"] += 1
         if calls["f0"] == 1:
-            release.wait(10)
+            hanging.hang()
         return [1.0]
 
     def quick(prompts: Any, completions: Any) -> list[float]:
@@ -304,17 +304,17 @@ def test_a_late_function_is_called_again_and_no_other_is(make_scorer: Any) -> No
     assert scorer.scored("a") == [[1.0], [2.0]]
     assert calls == {"f0": 2, "f1": 1}
     assert scorer.late == [(WORDS, "retried")]
-    release.set()
 
 
+@pytest.mark.usefixtures("loop_goes_on")
 @pytest.mark.parametrize(("on_timeout", "value"), [("none", math.nan), ("zero", 0.0)])
 def test_a_function_that_is_late_to_the_last_counts_as_the_run_says(
-    make_scorer: Any, on_timeout: str, value: float
+    make_scorer: Any, hanging: Hanging, on_timeout: str, value: float
 ) -> None:
     """For each completion; what the others returned stays, and each time is told."""
 
     async def slow(prompts: Any, completions: Any) -> list[float]:
-        await asyncio.sleep(30)
+        await hanging.sleep()
         return [1.0, 1.0]
 
     scorer = make_scorer(slow, lambda **_: [3.0, 4.0], timeout=0.4, retries=1, on_timeout=on_timeout)
@@ -322,14 +322,15 @@ def test_a_function_that_is_late_to_the_last_counts_as_the_run_says(
     assert scorer.late == [(WORDS, "retried"), (WORDS, on_timeout)]
 
 
+@pytest.mark.usefixtures("loop_goes_on")
 @pytest.mark.parametrize(("on_timeout", "purpose"), [("fail", "train"), ("none", "eval"), ("zero", "eval")])
 def test_a_late_function_fails_the_group_where_told_to_and_always_in_an_evaluation(
-    make_scorer: Any, on_timeout: Any, purpose: str
+    make_scorer: Any, hanging: Hanging, on_timeout: Any, purpose: str
 ) -> None:
     """What is measured is not made up."""
 
     async def slow(prompts: Any, completions: Any) -> list[float]:
-        await asyncio.sleep(30)
+        await hanging.sleep()
         return [1.0]
 
     scorer = make_scorer(slow, timeout=0.4, retries=1, on_timeout=on_timeout)
@@ -340,46 +341,42 @@ def test_a_late_function_fails_the_group_where_told_to_and_always_in_an_evaluati
     assert scorer.late == [(WORDS, "retried"), (WORDS, "fail")]
 
 
-def test_a_function_that_raises_fails_the_group_though_another_is_late(make_scorer: Any) -> None:
+def test_a_function_that_raises_fails_the_group_though_another_is_late(make_scorer: Any, hanging: Hanging) -> None:
     """The late one is given up like any other: it keeps a thread, and would be called again for nothing."""
-    release = threading.Event()
-    scorer = make_scorer(lambda **_: release.wait(10), lambda **_: 1 / 0, timeout=0.05, retries=1, on_timeout="none")
+    scorer = make_scorer(hanging.hang, lambda **_: 1 / 0, timeout=0.05, retries=1, on_timeout="none")
     with pytest.raises(RewardError, match="f1 raised ZeroDivisionError"):
         scorer.scored("a")
     assert scorer.runner.stuck == ["f0"]
-    release.set()
 
 
-def test_an_async_function_that_blocks_fails_its_group_whatever_counts_for_late_ones(make_scorer: Any) -> None:
+def test_an_async_function_that_blocks_fails_its_group_whatever_counts_for_late_ones(
+    make_scorer: Any, hanging: Hanging
+) -> None:
     """Its event loop stands still, so nothing can be called again there; a new process is needed."""
-    release = threading.Event()
 
     async def blocking(prompts: Any, completions: Any) -> list[float]:
-        release.wait(10)
+        hanging.hang()
         return [1.0]
 
     scorer = make_scorer(blocking, timeout=0.5, retries=3, on_timeout="none")
     with pytest.raises(RewardError, match=r"f0 took more than 0.5 s \(reward.timeout\); f0 blocks the event loop"):
         scorer.scored("a")
     assert [outcome for _, outcome in scorer.late] == ["fail"]
-    release.set()
 
 
-def test_calls_that_are_to_be_repeated_do_not_wear_the_process_out(make_scorer: Any) -> None:
+def test_calls_that_are_to_be_repeated_do_not_wear_the_process_out(make_scorer: Any, hanging: Hanging) -> None:
     """Of each concluded group's calls MAX_STUCK_CALLS must hang, so that each process brings some groups to an end."""
-    release = threading.Event()
-    scorer = make_scorer(lambda **_: release.wait(30), timeout=0.01, retries=1, on_timeout="none")
+    scorer = make_scorer(hanging.hang, timeout=0.01, retries=1, on_timeout="none")
     for _ in range(MAX_STUCK_CALLS // 2):
         assert np.isnan(scorer.scored("a")).all()
     assert scorer.runner.worn_out == ""  # two calls at once, each once again: two more may hang
     scorer.scored("a")
     assert f"calls of f0 ({MAX_STUCK_CALLS + 2}) have not returned" in scorer.runner.worn_out
-    release.set()
 
 
 def _steps(values: Any, *completions: str) -> Any:
     """What a function of `reward.steps` that returns these is understood to have said."""
-    scorer = Scorer(5.0, 2)
+    scorer = Scorer(WAIT, 2)
     try:
         (found,) = scorer.call(
             [StepReward("mine", 0.0, {}, lambda **_: values)], _group(list(completions)), required=True
