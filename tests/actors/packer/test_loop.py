@@ -135,7 +135,7 @@ def test_ledger_that_has_lost_commits_fails_the_run_for_everybody(tmp_path):
         assert "ledger.sync" in failure
         liar.close()
         for name in ("packer-0", "rollout-0"):
-            run[name].thread.join(10.0)
+            run[name].thread.join(60.0)
             assert str(run[name].error) == failure
         assert isinstance(run["packer-0"].error, ProtocolError)
 
