@@ -14,6 +14,7 @@ from dataclasses import replace
 import zmq
 
 from bus import codec
+from bus.connection import LOOK_MILLISECONDS
 from bus.counts import EdgeCounts
 from bus.encryption import Link, keys_for, secure_client, secure_server, split_key, watch_link, with_key
 from bus.gate import Gate
@@ -66,13 +67,14 @@ class Inbox:
         """Return the next valid message; None after `timeout` seconds. Bad frames are counted, logged and dropped."""
         deadline = time.monotonic() + timeout
         while True:
+            sweep = self._gate.sweep
             try:
                 frames = receive_frames(self._socket)
             except zmq.Again:
-                # the socket is empty: bytes that have come since belong to messages that are not whole
-                with self._gate.idle():
-                    ready = self._poller.poll(milliseconds(deadline - time.monotonic()))
-                if not ready:
+                # bytes that had come by that sweep belong to messages that are not whole
+                self._gate.empty(sweep)
+                left = milliseconds(deadline - time.monotonic())
+                if not self._poller.poll(min(left, LOOK_MILLISECONDS)) and time.monotonic() >= deadline:
                     return None
                 continue
             self._gate.took(frames[-1])

@@ -1,6 +1,6 @@
 """The connections of a bound tcp socket, and the decision to shut connections with an endless message.
 
-A `Gate` consumes events of the socket's monitor (`hear`), frames taken by the socket's reader (`took`, `idle`) and, at
+A `Gate` consumes events of the socket's monitor (`hear`), what the socket's reader finds (`took`, `empty`) and, at
 each sweep of `bus.unfinished`, the kernel's counts (`look`). `shut_those_beyond` decides. A connection is shut if it
 brings more than `connection_bytes` without one whole message, if all connections together are beyond `total_bytes`, or
 if its tiny frames make the process grow. It is then counted as `unfinished` and named in the log.
@@ -9,7 +9,6 @@ if its tiny frames make the process grow. It is then counted as `unfinished` and
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import structlog
@@ -30,7 +29,7 @@ FULL_LOG_SECONDS = 5.0
 
 @dataclass
 class Gate:
-    """Connections of a bound socket. Its reader calls `took` and `idle`, the monitor's thread calls `hear`.
+    """Connections of a bound socket. Its reader calls `took` and `empty`, the monitor's thread calls `hear`.
 
     Args:
         counts: counters of the edge; shut connections are added to `dropped`.
@@ -53,10 +52,10 @@ class Gate:
     _num_taken: int = 0
     """Whole messages taken from the socket so far."""
     _next_full_log: float = 0.0
-    _emptied: bool = False
-    """True if the socket has been empty at some moment since the last sweep."""
-    _idle: bool = False
-    """True while the reader waits for the next message."""
+    sweep: int = 0
+    """Number of sweeps so far."""
+    _empty_after: int = -1
+    """Number of sweeps before the newest read of the socket that found no whole message."""
 
     def took(self, frame: zmq.Frame) -> None:
         """Note that a whole message has come over the connection of this frame."""
@@ -65,14 +64,14 @@ class Gate:
             # some transports have no descriptor, and a closed connection needs no judgement
             self._taken_from.add(frame.get(zmq.SRCFD))
 
-    @contextlib.contextmanager
-    def idle(self) -> Iterator[None]:
-        """Note that the socket holds no whole message, while its reader waits for the next message."""
-        self._emptied = self._idle = True
-        try:
-            yield
-        finally:
-            self._idle = False
+    def empty(self, sweep: int) -> None:
+        """Note that a read of the socket has found no whole message. A reader that waits reads every LOOK_MILLISECONDS.
+
+        Args:
+            sweep: value of `sweep` before the read. A reader that was held up since then, or while it waits, says
+                nothing about messages that have come meanwhile.
+        """
+        self._empty_after = sweep
 
     def hear(self, event: int, value: int) -> None:
         """Handle an event of the socket's monitor. `value` is a descriptor, or an errno for EVENT_ACCEPT_FAILED."""
@@ -118,13 +117,14 @@ class Gate:
         """Shut the connections with an endless message, and return their unfinished bytes.
 
         A connection beyond a bound becomes a suspect first: its whole messages may still wait in the socket. The
-        connection is shut at a later call, once the socket has been empty, or has delivered two messages for each open
-        connection.
+        connection is shut at a later call, once a read has found the socket empty, or the socket has delivered two
+        messages for each open connection.
 
         Args:
             growing: True if a connection of this socket makes the process grow by far more than the bytes received.
         """
-        emptied, self._emptied = self._emptied or self._idle, False
+        # by a read that began after the last sweep, which has marked the suspects
+        emptied = self._empty_after == self.sweep
         open_ones = {number: one for number, one in list(self._connections.items()) if not one.is_shut}
         beyond = {number for number, one in open_ones.items() if one.unfinished > self.connection_bytes}
         beyond |= _to_make_room(open_ones, self.total_bytes)
@@ -145,6 +145,7 @@ class Gate:
                 error = DecodeError("unfinished", f"{size} bytes without one whole message; the connection was closed")
                 drop(self.counts, error, ":".join(map(str, peer[:2])) if isinstance(peer, tuple) else str(peer))
         self.suspects = any(c.suspect_since is not None and not c.is_shut for c in open_ones.values())
+        self.sweep += 1
         return freed
 
 

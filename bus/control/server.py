@@ -17,6 +17,7 @@ import structlog
 import zmq
 
 from bus import codec, threads
+from bus.connection import LOOK_MILLISECONDS
 from bus.control.waker import Waker
 from bus.counts import EdgeCounts
 from bus.encryption import keys_for, secure_server
@@ -104,8 +105,9 @@ class ControlServer:
         """Times of directives published in the middle of a round, by identity."""
         self._lock = threading.Lock()
         self._clock = ListeningClock(bus.lease / TURNS_PER_LEASE)
-        # two turns in each allowed span: otherwise the clock of leases would stand still in an idle server
-        self._longest_poll = min(1.0, bus.lease / TURNS_PER_LEASE / 2)
+        # two turns in each allowed span: otherwise the clock of leases would stand still in an idle server. And one in
+        # each span of the gate, which shuts no connection before the socket has been read
+        self._longest_poll = min(LOOK_MILLISECONDS / 1000, bus.lease / TURNS_PER_LEASE / 2)
         self._next_too_large_log = 0.0
         self._unread = 0
         """Messages read since the socket was last known to be read to the end."""
@@ -186,10 +188,7 @@ class ControlServer:
         poller.register(self._waker.receiver, zmq.POLLIN)
         while not self._stopping:
             threads.mark("control.server")
-            # idle: each peer with a whole message has been served by now, since the turn before has emptied the socket,
-            # or taken MAX_IN_A_ROW messages from its peers in turn
-            with self._gate.idle():
-                ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
+            ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
             if self._waker.receiver in ready:
                 self._waker.clear()
             while not self._probes.empty():
@@ -306,7 +305,7 @@ class ControlServer:
                 self._to_push.add(identity)
 
     def _read_heartbeats(self) -> None:
-        count = 0
+        count, sweep = 0, self._gate.sweep
         for frames in waiting(self._socket, MAX_IN_A_ROW):
             count += 1
             self._gate.took(frames[-1])
@@ -320,6 +319,9 @@ class ControlServer:
                 identity = frames[0].bytes
                 self._on_heartbeat(identity, message)
                 self._send(identity)
+        if count < MAX_IN_A_ROW:
+            # bytes that had come by that sweep belong to messages that are not whole
+            self._gate.empty(sweep)
         self._unread += count
         # all that had come is read: either the socket was empty, or more messages were read than its queues can hold
         # (HWM per peer; the socket takes from its peers in turn)
