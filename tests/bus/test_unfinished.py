@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from bus import unfinished
+from bus import threads, unfinished
 from bus.control import ControlServer
 from bus.data import Inbox
 from bus.growth import Growth
@@ -46,10 +46,60 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-class Endless:
-    """A peer that speaks ZMTP by hand: frames of one message, each with another to follow, until it is cut off."""
+class Turns:
+    """Turns of the watch and of the socket's reader, so that a peer sends no more than so many bytes in each.
 
-    def __init__(self, address: str, kind: bytes, frame: bytes, *, at_most: int) -> None:
+    A thread that is held up for seconds, on a busy machine, then has not more to shut than one that is not.
+    """
+
+    def __init__(self) -> None:
+        self._of_watch = self._of_reader = 0
+        threads.on_mark = self._mark
+
+    def close(self) -> None:
+        """Count no more."""
+        threads.on_mark = None
+
+    def read(self) -> None:
+        """Note a turn of the reader."""
+        self._of_reader += 1
+
+    def next(self, closed: Callable[[], bool]) -> None:
+        """Wait until both have had a whole turn, or the connection is closed."""
+        watch, reader = self._of_watch + 2, self._of_reader + 2
+        while not closed() and (self._of_watch < watch or self._of_reader < reader):
+            time.sleep(0.001)
+
+    def _mark(self, place: str) -> None:
+        self._of_watch += place == "unfinished"
+        self._of_reader += place == "control.server"
+
+
+@pytest.fixture
+def turns() -> Iterator[Turns]:
+    """Turns of this test."""
+    made = Turns()
+    yield made
+    made.close()
+
+
+class Endless:
+    """A peer that speaks ZMTP by hand: frames of one message, each with another to follow, until it is cut off.
+
+    With `turns` it sends so many bytes in a turn.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        kind: bytes,
+        frame: bytes,
+        *,
+        at_most: int,
+        turns: Turns | None = None,
+        in_a_turn: int = 32 * MIB,
+    ) -> None:
+        self._turns, self._in_a_turn, self._closed = turns, in_a_turn, False
         host, port = address.removeprefix("tcp://").split(":")
         self._socket = sockets.create_connection((host, int(port)), timeout=WAIT)
         self._socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
@@ -73,6 +123,9 @@ class Endless:
 
     def close(self) -> None:
         """Leave."""
+        self._closed = True
+        with contextlib.suppress(OSError):  # wakes the thread, which `close` alone does not
+            self._socket.shutdown(sockets.SHUT_RDWR)
         self._socket.close()
         if self._thread.is_alive():
             self._thread.join(WAIT)
@@ -83,6 +136,8 @@ class Endless:
             while self.sent < self._at_most:
                 self._socket.sendall(chunk)
                 self.sent += len(chunk)
+                if self._turns and self.sent % self._in_a_turn < len(chunk):
+                    self._turns.next(lambda: self._closed)
             self._socket.settimeout(WAIT)
             while self._socket.recv(1 << 20):
                 time.sleep(0.01)
@@ -111,19 +166,22 @@ def config(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> RunConfi
     return make_config("tcp")
 
 
-def test_message_without_end_ends_its_connection_and_others_are_heard(config: RunConfig, closing: ExitStack) -> None:
+def test_message_without_end_ends_its_connection_and_others_are_heard(
+    config: RunConfig, closing: ExitStack, turns: Turns
+) -> None:
     """400 MiB of frames of 1 MiB: cut off soon after the bound of 40, counted, named; memory is given back."""
     inbox = _inbox(closing, config)
     outbox = _outbox(closing, config, inbox.address)
     assert outbox.try_send(_group(1))
     assert _take(inbox, 1) == [1]
     before = _resident()
-    peer = Endless(inbox.address, b"PUSH", large(MIB), at_most=400 * MIB).start()
+    peer = Endless(inbox.address, b"PUSH", large(MIB), at_most=400 * MIB, turns=turns).start()
     closing.callback(peer.close)
     most = 0
 
     def read() -> None:
         nonlocal most
+        turns.read()
         assert inbox.receive(0.01) is None
         most = max(most, _resident() - before)
 
@@ -141,38 +199,40 @@ def test_message_without_end_ends_its_connection_and_others_are_heard(config: Ru
 
 
 def test_frames_of_no_bytes_are_stopped_long_before_the_bound_in_bytes(
-    make_config: MakeConfig, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, closing: ExitStack, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes 64 bytes for 2 on the wire: the growth of the process tells, at the bounds of a real run."""
     monkeypatch.setattr(limits, "UNFINISHED_GROWTH_BYTES", 32 * MIB)
     inbox = _inbox(closing, make_config("tcp"))
     before = _resident()
-    peer = Endless(inbox.address, b"PUSH", TINY, at_most=60 * MIB).start()
+    peer = Endless(inbox.address, b"PUSH", TINY, at_most=60 * MIB, turns=turns, in_a_turn=4 * MIB).start()
     closing.callback(peer.close)
-    _until(lambda: inbox.counts.dropped["unfinished"], lambda: inbox.receive(0.01))
+    _until(lambda: inbox.counts.dropped["unfinished"], lambda: turns.read() or inbox.receive(0.01))
     assert peer.sent < 40 * MIB
-    _until(lambda: peer.cut_off, lambda: inbox.receive(0.01))
+    _until(lambda: peer.cut_off, lambda: turns.read() or inbox.receive(0.01))
     assert _resident() - before < 1500 * MIB
 
 
 def test_without_counters_of_threads_the_growth_of_the_process_tells(
-    make_config: MakeConfig, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, closing: ExitStack, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that does not count new pages per thread: frames of no bytes are stopped all the same."""
     monkeypatch.setattr(limits, "UNFINISHED_GROWTH_BYTES", 32 * MIB)
     monkeypatch.setattr(Growth, "faulted", lambda self: None)
     inbox = _inbox(closing, make_config("tcp"))
-    peer = Endless(inbox.address, b"PUSH", TINY, at_most=60 * MIB).start()
+    peer = Endless(inbox.address, b"PUSH", TINY, at_most=60 * MIB, turns=turns, in_a_turn=4 * MIB).start()
     closing.callback(peer.close)
-    _until(lambda: inbox.counts.dropped["unfinished"], lambda: inbox.receive(0.01))
+    _until(lambda: inbox.counts.dropped["unfinished"], lambda: turns.read() or inbox.receive(0.01))
     assert peer.sent < 40 * MIB
 
 
 class Relay:
-    """Passes what one outbox sends on to an address, at a bounded rate, as a network does."""
+    """Passes what one outbox sends on to an address, so many bytes in each turn of the reader, as a network does."""
 
-    def __init__(self, address: str, bytes_per_second: int) -> None:
-        self._to, self._rate = address.removeprefix("tcp://").split(":"), bytes_per_second
+    def __init__(self, address: str, bytes_in_a_turn: int) -> None:
+        self._to, self._most = address.removeprefix("tcp://").split(":"), bytes_in_a_turn
+        self.turns = 0
+        """Turns of the reader so far."""
         self._listener = sockets.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._closed = threading.Event()
@@ -189,14 +249,20 @@ class Relay:
             while not self._closed.is_set():
                 here, _ = self._listener.accept()
                 there = sockets.create_connection((self._to[0], int(self._to[1])))
-                threading.Thread(target=self._pass, args=(there, here, 1 << 30), daemon=True).start()
-                threading.Thread(target=self._pass, args=(here, there, self._rate), daemon=True).start()
+                threading.Thread(target=self._pass, args=(there, here), daemon=True).start()
+                threading.Thread(target=self._pass, args=(here, there), daemon=True).start()
 
-    def _pass(self, source: sockets.socket, target: sockets.socket, rate: int) -> None:
+    def _pass(self, source: sockets.socket, target: sockets.socket) -> None:
+        passed, turn = 0, self.turns
         with source, target, contextlib.suppress(OSError):
-            while not self._closed.is_set() and (data := source.recv(512 << 10)):
+            while not self._closed.is_set() and (data := source.recv(64 << 10)):
                 target.sendall(data)
-                time.sleep(len(data) / rate)
+                passed += len(data)
+                while passed >= self._most and not self._closed.is_set():
+                    if self.turns > turn:
+                        passed, turn = 0, self.turns
+                    else:
+                        time.sleep(0.001)
             source.shutdown(sockets.SHUT_RDWR)
             target.shutdown(sockets.SHUT_RDWR)
 
@@ -208,7 +274,7 @@ def test_honest_peers_are_heard_while_the_receiver_grows(
     monkeypatch.setattr(limits, "UNFINISHED_GROWTH_BYTES", 8 * MIB)
     config = make_config("tcp")
     inbox = _inbox(closing, config)
-    relays = [Relay(inbox.address, 25 * MIB) for _ in range(2)]
+    relays = [Relay(inbox.address, MIB // 2) for _ in range(2)]
     outboxes = []
     for relay in relays:
         closing.callback(relay.close)
@@ -223,6 +289,8 @@ def test_honest_peers_are_heard_while_the_receiver_grows(
         if len(model) < 60:
             model.append(b"\x01" * (12 * MIB))
         _next(inbox, received)
+        for relay in relays:
+            relay.turns += 1
         time.sleep(0.02)
 
     _until(lambda: len(received) == 4 or inbox.counts.dropped["unfinished"], grow)
@@ -239,8 +307,9 @@ def test_where_all_together_are_too_many_only_the_slowest_goes(
     inbox = _inbox(closing, make_config("tcp"))
     stalled = Endless(inbox.address, b"PUSH", large(MIB), at_most=12 * MIB).start()
     closing.callback(stalled.close)
-    _until(lambda: stalled.sent >= 12 * MIB, lambda: inbox.receive(0.01))
-    time.sleep(1.0)
+    _until(lambda: inbox._gate.unfinished >= 12 * MIB, lambda: inbox.receive(0.01))
+    for connection in inbox._gate._connections.values():
+        connection.began -= 3600.0  # it stands still for an hour: slower than others that are held up for seconds
     others = [Endless(inbox.address, b"PUSH", large(MIB), at_most=12 * MIB).start() for _ in range(2)]
     for other in others:
         closing.callback(other.close)
@@ -283,7 +352,9 @@ def test_reader_that_is_away_ends_no_honest_connection(config: RunConfig, closin
     assert inbox.counts.dropped["unfinished"] == 0
 
 
-def test_a_flood_of_whole_messages_does_not_hide_one_without_end(config: RunConfig, closing: ExitStack) -> None:
+def test_a_flood_of_whole_messages_does_not_hide_one_without_end(
+    config: RunConfig, closing: ExitStack, turns: Turns
+) -> None:
     """The socket is never empty, and the connection is found all the same: sockets serve their connections in turn."""
     inbox = _inbox(closing, config)
     stop = threading.Event()
@@ -297,14 +368,14 @@ def test_a_flood_of_whole_messages_does_not_hide_one_without_end(config: RunConf
     flooding.start()
     closing.callback(flooding.join, WAIT)
     closing.callback(stop.set)
-    peer = Endless(inbox.address, b"PUSH", large(MIB), at_most=400 * MIB).start()
+    peer = Endless(inbox.address, b"PUSH", large(MIB), at_most=400 * MIB, turns=turns).start()
     closing.callback(peer.close)
-    _until(lambda: inbox.counts.dropped["unfinished"], lambda: inbox.receive(0.01))
+    _until(lambda: inbox.counts.dropped["unfinished"], lambda: turns.read() or inbox.receive(0.01))
     assert peer.sent < 350 * MIB
 
 
 def test_control_plane_ends_a_beat_without_end_and_hears_the_others(
-    make_config: MakeConfig, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, closing: ExitStack, turns: Turns
 ) -> None:
     """2 MiB of an unfinished heartbeat are the most; a peer that sends heartbeats goes on."""
     config, before = make_config("tcp"), _resident()
@@ -312,7 +383,7 @@ def test_control_plane_ends_a_beat_without_end_and_hears_the_others(
     server = ControlServer(config.bus.control, lambda identity, heartbeat: heartbeats.append(heartbeat), bus=config.bus)
     closing.callback(server.close)
     server.start()
-    peer = Endless(server.endpoint, b"DEALER", large(64 << 10), at_most=2048 * MIB).start()
+    peer = Endless(server.endpoint, b"DEALER", large(64 << 10), at_most=2048 * MIB, turns=turns).start()
     closing.callback(peer.close)
     _until(lambda: server.counts.dropped["unfinished"], lambda: time.sleep(0.01))
     _until(lambda: peer.cut_off, lambda: time.sleep(0.01))
@@ -346,8 +417,7 @@ def test_closed_sockets_are_watched_no_more(make_config: MakeConfig) -> None:
         if number == 0:
             time.sleep(2 * unfinished.SWEEP_SECONDS)
             before = unfinished.num_watched()
-    time.sleep(2 * unfinished.SWEEP_SECONDS)
-    assert unfinished.num_watched() <= before
+    _until(lambda: unfinished.num_watched() <= before, lambda: time.sleep(0.01))
 
 
 def test_process_without_descriptors_says_so_and_counts_whom_it_does_not_take() -> None:
@@ -369,7 +439,7 @@ try:
         mine.append(socket.create_connection((host, int(port))))
 except OSError:
     pass
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 60
 while not inbox.counts.refused["not_accepted"] and time.monotonic() < deadline:
     # the socket may have accepted all of them with the last descriptors: then one more has to come
     try:
@@ -413,7 +483,7 @@ try:
 except OSError:
     print("no descriptor left")
 peer.start()
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 60
 while not peer.cut_off and peer.sent < 300 * MIB and time.monotonic() < deadline:
     inbox.receive(0.05)
 print("shut", inbox.counts.dropped["unfinished"], "sent", peer.sent // MIB, flush=True)
