@@ -199,7 +199,7 @@ def test_beats_carry_the_run_and_no_fingerprint_once_the_packer_has_answered(
     actor = _started(closing, address, interval=0.03)
     _until(lambda: actor.directives)
     # some that were sent before the answer came may still be under way
-    _until(lambda: packer.heard[-1][2].run)
+    _until(lambda: packer.heard and packer.heard[-1][2].run)
     seen = len(packer.heard)
     _until(lambda: len(packer.heard) > seen + 1)
     first, last = packer.heard[0][2], packer.heard[-1][2]

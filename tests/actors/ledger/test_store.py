@@ -81,7 +81,7 @@ def test_a_killed_packer_leaves_no_lock_and_all_that_it_committed(path: Path) ->
         "store.commit(Changes(values={'kept': [1, 2]}), {3: (digest_of(frames), frames)});"
         "os.kill(os.getpid(), 9)"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=60, env=dict(os.environ))
+    ended = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=120, env=dict(os.environ))
     assert ended.returncode == -signal.SIGKILL
     store = Store(path)
     assert store.value("kept") == [1, 2]
