@@ -47,7 +47,7 @@ def test_idle_sockets_and_closed_ones_leave_the_cores_alone(with_keys: bool, tmp
         folder = str(tmp_path / "keys")
     arguments = [f"tcp://127.0.0.1:{free_port()}", folder]
     done = subprocess.run(
-        [sys.executable, "-c", IDLE, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", IDLE, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
     bound, closed = map(float, done.stdout.split())
