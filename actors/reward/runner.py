@@ -91,6 +91,9 @@ class FunctionRunner:
         # calls that only wait for another group's blocking call get the time that it takes
         while late and self._held_up(group, [rewards[calls[call]] for call in late]):
             late = wait(late, TICK_SECONDS).not_done
+            if late and self._blocker() is None:
+                # the event loop has only just come to them
+                late = wait(late, self.timeout).not_done
         with self._counting:
             self.num_calls += len(calls)
             self.num_late += len(late)

@@ -29,6 +29,8 @@ class Hanging:
         """Calls that hang now."""
         self._running = threading.local()
         """`runner`: the runner whose calls the thread waits for."""
+        self.num_behind = 0
+        """Waits for calls that another group's call holds up."""
 
     def hang(self, *_: Any, **__: Any) -> None:
         """Hang, for a function in a thread, or one that blocks an event loop."""
@@ -52,6 +54,7 @@ class Hanging:
 
     def wait(self, calls: Collection["futures.Future[Any]"], timeout: float) -> Any:
         """Stand in for `concurrent.futures.wait` in the runner."""
+        self.num_behind += timeout == runner_module.TICK_SECONDS
         deadline = time.monotonic() + WAIT
         # those that were given up before hang besides
         while len(late := futures.wait(calls, 0.0).not_done) > self._num - len(self._running.runner.stuck):

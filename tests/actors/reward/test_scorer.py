@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from actors.reward.functions import (
     StepReward,
     load_rewards,
 )
-from actors.reward.runner import MAX_STUCK_CALLS
+from actors.reward.runner import MAX_STUCK_CALLS, TICK_SECONDS
 from actors.reward.scorer import Scorer
 from schemas.config.data import RewardFunctionConfig
 from schemas.errors import ConfigError
@@ -277,10 +278,43 @@ def test_an_async_function_that_blocks_fails_its_group_by_name_and_others_only_i
         if always:
             with pytest.raises(RewardError, match=words):
                 waiting.result(WAIT)
+        else:
+            wait_until(lambda: hanging.num_behind, "who waits behind gets more time")
         assert waiting.done() == always
         hanging.release()
         if not always:
             assert waiting.result(WAIT) == [[1.0]]
+
+
+def test_a_call_that_was_held_up_has_its_own_time_once_the_event_loop_goes_on(
+    make_scorer: Any, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocking function returns right before the look at who is late: the loop has only come to the others."""
+    entered = threading.Event()
+
+    async def blocking(prompts: Any, completions: list[str]) -> list[float]:
+        if completions == ["block"]:
+            entered.set()
+            hanging.hang()
+        await asyncio.sleep(0)
+        return [1.0]
+
+    scorer = make_scorer(blocking, timeout=0.5)
+    scorer.scored("fine")
+
+    def returns_meanwhile(calls: Any, timeout: float) -> Any:
+        if timeout != TICK_SECONDS:
+            return hanging.wait(calls, timeout)
+        hanging.release()
+        wait_until(lambda: not scorer.runner._loop_stalls, "the loop goes on")
+        return SimpleNamespace(not_done=set(calls))
+
+    monkeypatch.setattr("actors.reward.runner.wait", returns_meanwhile)
+    with ThreadPoolExecutor(2) as threads:
+        blocked = threads.submit(scorer.scored, "block")
+        assert entered.wait(WAIT)
+        assert threads.submit(scorer.scored, "fine").result(WAIT) == [[1.0]]
+        blocked.exception(WAIT)  # late or not: it returned about when its limit passed
 
 
 WORDS = "f0 took more than 0.4 s (reward.timeout)"
