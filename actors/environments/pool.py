@@ -1,0 +1,513 @@
+"""Worker processes of an environment: started, watched, killed when they hang, and replaced.
+
+A pool belongs to a rollout actor and lives on its event loop. Calls of episodes go to workers as msgpack over ZeroMQ
+(`worker/wire.py`). Each call has a time limit; a worker that passes one is killed with everything below it, because
+nothing else ends a function that hangs. Its other episodes are then lost, which their attempts report as `env_lost`.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from actors.environments import worker
+from actors.environments.errors import Cause, EpisodeError
+from actors.environments.output import PrintedLines
+from actors.environments.processes import descendants, kill_all
+from actors.environments.worker.wire import BEAT_SECONDS, PROTOCOL, Message, pack, unpack
+
+log = structlog.get_logger("environments")
+
+PROGRAM = Path(worker.__file__).parent / "__main__.py"
+RESTART_SECONDS, LONGEST_RESTART_SECONDS = 0.5, 30.0
+"""Pause before a worker is replaced; doubled each time a worker ends before it has loaded the environment."""
+FAILED_STARTS = 3
+"""Starts without a loaded environment, one after the other, after which the environment counts as unusable."""
+CLOSE_SECONDS = 10.0
+"""Longest wait for killed workers at the end."""
+READ_BYTES = 1 << 16
+CAUSES: dict[str, Cause] = {
+    "load": "env_load",
+    "reset": "env_reset",
+    "step": "env_step",
+    "score": "env_score",
+    "run": "env_step",
+    "close": "env_lost",
+}
+
+Json = dict[str, Any]
+Answer = Callable[[list[Json], Json], Awaitable[Json]]
+"""Coroutine function that samples the next message of a conversation, with the options of the request."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds of each call, and bounds of a worker process."""
+
+    load: float = 120.0
+    reset: float = 60.0
+    step: float = 60.0
+    score: float = 60.0
+    run: float = 3600.0
+    """A whole episode of an environment that drives."""
+    silence: float = 30.0
+    """Without a beat: the process is stopped, or an async function blocks its event loop."""
+    processes: int = 64
+    """Processes of a worker, itself included."""
+
+    def of(self, kind: str) -> float:
+        """Return the seconds for a call of this kind."""
+        return float(getattr(self, kind, self.reset))
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """What to run, and how.
+
+    Args:
+        name: for messages, logs and metrics.
+        path: `my_env.py:Env` or `package.module:Env`.
+        options: keyword arguments of the class or factory.
+        python: interpreter; empty for the present one.
+        workers: number of processes.
+        episodes: most episodes of a worker at the same time.
+        directory: working directory; empty for the present one.
+        variables: further environment variables.
+    """
+
+    name: str
+    path: str
+    options: Json = field(default_factory=dict)
+    python: str = ""
+    workers: int = 1
+    episodes: int = 32
+    directory: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+class _Worker:
+    """A process, from its start to its end. Never used again after `ended`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.identity = name, f"{name}/{secrets.token_hex(4)}".encode()
+        self.process: asyncio.subprocess.Process | None = None
+        self.calls: dict[int, asyncio.Future[Message]] = {}
+        self.answers: dict[int, Answer] = {}
+        """By episode: who samples for an environment that drives."""
+        self.num_episodes = 0
+        self.shape = ""
+        """`stepped` or `driving`; empty until the environment has been loaded."""
+        self.heard = time.monotonic()
+        self.hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self.reason = ""
+        """Why it was killed, or how it ended."""
+
+    def kill(self, reason: str) -> None:
+        """Kill the process with everything below it."""
+        self.reason = self.reason or reason
+        if self.process is not None and self.process.returncode is None:
+            kill_all(self.process.pid)
+
+    def fail_calls(self) -> None:
+        """Fail all calls under way."""
+        for future in [*self.calls.values(), self.hello]:
+            if not future.done():
+                future.set_exception(EpisodeError("env_lost", f"worker {self.name} {self.reason}"))
+                # a hello that nobody waits for any more
+                future.exception()
+        self.calls.clear()
+
+
+class WorkerPool:
+    """Workers of one environment, as an asynchronous context.
+
+    Args:
+        spec: what to run.
+        on_event: called with the name of each event to count: `restart`, `timeout`, `silent`, `processes`.
+    """
+
+    def __init__(self, spec: EnvironmentSpec, on_event: Callable[[str], None] = lambda event: None) -> None:
+        self.spec, self._on_event = spec, on_event
+        self._workers: dict[bytes, _Worker] = {}
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._changed = asyncio.Event()
+        self._failed_starts, self._unusable = 0, ""
+        self._closing = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Start the workers. Returns at once; `episode` waits for the first that has loaded the environment."""
+        # a short path: addresses of ipc have at most 107 bytes
+        self._folder = tempfile.TemporaryDirectory(prefix="env-", ignore_cleanup_errors=True)
+        self._address = f"ipc://{self._folder.name}/w"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.bind(self._address)
+        self._start(self._receive())
+        self._start(self._watch())
+        names = [f"{self.spec.name}-{number}" for number in range(self.spec.workers)]
+        self._keepers = [self._start(self._keep_running(name)) for name in names]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Kill all workers."""
+        self._closing.set()
+        for one in list(self._workers.values()):
+            one.kill("was ended with its rollout actor")
+        await asyncio.wait(self._keepers, timeout=CLOSE_SECONDS)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(0)
+        self._folder.cleanup()
+
+    @property
+    def num_ready(self) -> int:
+        """Number of workers that have loaded the environment."""
+        return sum(bool(one.shape) for one in self._workers.values())
+
+    async def episode(self, timeout: float) -> "EpisodeCalls":
+        """Return a new episode on the worker with the fewest, once one has room.
+
+        Args:
+            timeout: seconds to wait.
+
+        Raises:
+            EpisodeError: `env_load`: the environment can't be loaded; `env_lost`: no worker has had room in time.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            if self._unusable:
+                raise EpisodeError("env_load", self._unusable)
+            ready = [one for one in self._workers.values() if one.shape and not one.reason]
+            free = [one for one in ready if one.num_episodes < self.spec.episodes]
+            if free:
+                return EpisodeCalls(self, min(free, key=lambda one: one.num_episodes), next(self._numbers))
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
+            except TimeoutError:
+                busy = sum(one.num_episodes for one in ready)
+                raise EpisodeError(
+                    "env_lost",
+                    f"environment {self.spec.name}: no worker had room for {timeout:g} s: {len(ready)} of "
+                    f"{self.spec.workers} are ready, with {busy} episodes; raise workers or episodes",
+                ) from None
+
+    async def call(self, one: _Worker, kind: str, timeout: float | None = None, **content: Any) -> Message:
+        """Return the answer to a call. A call that takes too long costs the worker its life.
+
+        Raises:
+            EpisodeError: the user's code has raised, the call took too long, or the worker is gone.
+        """
+        if one.identity not in self._workers or one.reason:
+            raise EpisodeError("env_lost", f"worker {one.name} {one.reason}")
+        number, seconds = next(self._numbers), timeout or self.spec.limits.of(kind)
+        future = one.calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(one, {"kind": kind, "call": number, **content})
+            answer: Message = await asyncio.wait_for(asyncio.shield(future), seconds)
+        except TimeoutError:
+            self._on_event("timeout")
+            one.kill(f"was killed: a {kind} took more than {seconds:g} s")
+            raise EpisodeError(
+                "env_timeout",
+                f"environment {self.spec.name}: a {kind} took more than {seconds:g} s (limit of {kind}); "
+                f"worker {one.name} was killed",
+            ) from None
+        finally:
+            one.calls.pop(number, None)
+        if answer["kind"] == "failed":
+            words = f"environment {self.spec.name}, {kind}: {answer['error']}"
+            raise EpisodeError(CAUSES.get(kind, "env_lost"), words, answer.get("trace", ""))
+        return answer
+
+    def freed(self) -> None:
+        """Note that a worker has room again, or that there is one more or less."""
+        self._changed.set()
+
+    async def _send(self, one: _Worker, message: Message) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the worker is gone, which fails its calls
+            await self._socket.send_multipart([one.identity, pack(message)])
+
+    # --- the life of a worker ------------------------------------------------------------------------------------
+
+    async def _keep_running(self, name: str) -> None:
+        """Run a worker, and its successors."""
+        pause = RESTART_SECONDS
+        while not self._closing.is_set() and not self._unusable:
+            one = _Worker(name)
+            self._workers[one.identity] = one
+            try:
+                await self._run(one)
+            finally:
+                del self._workers[one.identity]
+                one.reason = one.reason or "ended"
+                one.fail_calls()
+                self.freed()
+            if self._closing.is_set():
+                return
+            loaded = bool(one.shape)
+            self._on_event("restart")
+            log.warning("worker ended", environment=self.spec.name, worker=name, reason=one.reason)
+            pause = RESTART_SECONDS if loaded else min(2 * pause, LONGEST_RESTART_SECONDS)
+            self._failed_starts = 0 if loaded else self._failed_starts + 1
+            if self._failed_starts >= FAILED_STARTS:
+                self._give_up(f"no worker could start {FAILED_STARTS} times in a row: {one.reason}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), pause)
+
+    async def _run(self, one: _Worker) -> None:
+        """Start a process, let it load the environment, and wait for its end."""
+        arguments = [str(PROGRAM), self._address, one.identity.decode(), str(os.getpid())]
+        # PYTHONSAFEPATH: as -P, which Python before 3.11 does not know
+        variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", **self.spec.variables}
+        async with _printed() as streams:
+            try:
+                one.process = await asyncio.create_subprocess_exec(
+                    self.spec.python or sys.executable,
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=streams["stdout"].write_end,
+                    stderr=streams["stderr"].write_end,
+                    cwd=self.spec.directory or None,
+                    env=variables,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                one.reason = f"can't be started: {error}"
+                return
+            printing = [self._start(self._print(one, name, stream)) for name, stream in streams.items()]
+            await self._until_over(one)
+            await asyncio.wait(printing, timeout=1.0)
+
+    async def _until_over(self, one: _Worker) -> None:
+        """Let a new process load the environment, and wait for its end."""
+        assert one.process is not None
+        if self._closing.is_set():
+            one.kill("was ended with its rollout actor")
+        try:
+            loading = self._start(self._load(one))
+            code = await one.process.wait()
+            loading.cancel()
+            one.reason = one.reason or (f"was killed by signal {-code}" if code < 0 else f"ended with status {code}")
+        finally:
+            # after a cancellation
+            one.kill("was ended with its rollout actor")
+
+    async def _load(self, one: _Worker) -> None:
+        seconds = self.spec.limits.load
+        try:
+            hello = await asyncio.wait_for(asyncio.shield(one.hello), seconds)
+            if hello.get("protocol") != PROTOCOL:
+                one.kill(f"speaks version {hello.get('protocol')} of the protocol, not {PROTOCOL}")
+                return
+            answer = await self.call(one, "load", path=self.spec.path, options=self.spec.options)
+        except TimeoutError:
+            one.kill(f"has not said hello within {seconds:g} s (limit of load)")
+        except EpisodeError as failure:
+            if failure.cause == "env_load":
+                # the same file fails everywhere
+                self._give_up(str(failure))
+            one.kill(f"can't load the environment: {failure}")
+        else:
+            one.shape, self._failed_starts = answer["shape"], 0
+            self.freed()
+
+    def _give_up(self, why: str) -> None:
+        self._unusable = f"environment {self.spec.name} can't be used: {why}"
+        log.error("environment unusable", environment=self.spec.name, reason=why)
+        self.freed()
+
+    async def _print(self, one: _Worker, name: str, stream: "_Stream") -> None:
+        """Log what a worker prints."""
+        stream.close_write_end()
+        lines = PrintedLines()
+        while data := await stream.reader.read(READ_BYTES):
+            for text in lines.add(data):
+                log.info(text, environment=self.spec.name, worker=one.name, stream=name)
+        for text in lines.end():
+            log.info(text, environment=self.spec.name, worker=one.name, stream=name)
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            identity, data = (await self._socket.recv_multipart())[:2]
+            one = self._workers.get(identity)
+            if one is None:  # of a worker that was given up
+                continue
+            try:
+                self._take(one, unpack(data))
+            except (ValueError, KeyError, TypeError) as error:
+                one.kill(f"was killed: it sent what is no message of the protocol: {error}")
+
+    def _take(self, one: _Worker, message: Message) -> None:
+        one.heard = time.monotonic()
+        if message["kind"] == "hello":
+            if not one.hello.done():
+                one.hello.set_result(message)
+        elif message["kind"] in ("answer", "failed"):
+            future = one.calls.get(message["call"])
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif message["kind"] == "sample":
+            self._start(self._sample(one, message))
+        elif message["kind"] != "beat":
+            raise ValueError(f"kind {message['kind']!r}")
+
+    async def _sample(self, one: _Worker, message: Message) -> None:
+        """Answer the request of an environment that drives. A failure reaches the user's code as SampleError."""
+        answer: Message = {"kind": "sampled", "request": message["request"]}
+        try:
+            if (ask := one.answers.get(message["episode"])) is None:
+                answer["error"] = "the episode is over"
+            else:
+                answer["message"] = await ask(message["messages"], message.get("options") or {})
+        except Exception as error:  # noqa: BLE001 - told to the user's code, which may go on or raise it
+            answer["error"] = f"{type(error).__name__}: {error}"
+        await self._send(one, answer)
+
+    async def _watch(self) -> None:
+        """Send beats; kill workers that are silent or have too many processes."""
+        limits = self.spec.limits
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            for one in list(self._workers.values()):
+                if one.process is None or one.reason:
+                    continue
+                await self._send(one, {"kind": "beat"})
+                silent = time.monotonic() - one.heard
+                if one.hello.done() and silent > limits.silence:
+                    self._on_event("silent")
+                    one.kill(
+                        f"was killed: not a beat for {silent:.0f} s (limit of silence); the process was stopped, or an "
+                        "async function blocks its event loop"
+                    )
+                elif (count := len(descendants(one.process.pid))) > limits.processes:
+                    self._on_event("processes")
+                    one.kill(f"was killed: it has {count} processes (limit {limits.processes})")
+
+    def _start(self, work: Any) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(work)
+        # asyncio itself holds only a weak reference to a running task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Stream:
+    """Pipe from a worker. Of our own: asyncio's wait for a process also waits for all who hold its pipes."""
+
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport, write_end: int) -> None:
+        self.reader, self._transport, self.write_end = reader, transport, write_end
+
+    @classmethod
+    async def open(cls) -> Self:
+        """Return a new pipe."""
+        read_end, write_end = os.pipe()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        pipe = os.fdopen(read_end, "rb", 0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+        return cls(reader, transport, write_end)
+
+    def close_write_end(self) -> None:
+        """Close our copy of the worker's end, so that the stream ends with the worker."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.close_write_end()
+        self._transport.close()
+
+
+@contextlib.asynccontextmanager
+async def _printed() -> AsyncIterator[dict[str, _Stream]]:
+    """Open the streams of a worker by name, and close them."""
+    streams = {name: await _Stream.open() for name in ("stdout", "stderr")}
+    try:
+        yield streams
+    finally:
+        for stream in streams.values():
+            stream.close()
+
+
+class EpisodeCalls:
+    """Calls of one episode, on the worker that holds it. To be closed in any case, by `async with`."""
+
+    def __init__(self, pool: WorkerPool, one: _Worker, number: int) -> None:
+        self._pool, self._worker, self._number = pool, one, number
+        self._open = False
+        one.num_episodes += 1
+
+    @property
+    def is_driving(self) -> bool:
+        """Whether the environment drives: `run` in place of `reset` and `step`."""
+        return self._worker.shape == "driving"
+
+    async def __aenter__(self) -> Self:
+        """Return the episode."""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the episode; a failure of the user's `close` is logged, since the rewards are there already."""
+        try:
+            if self._open:
+                await self._call("close")
+        except EpisodeError as failure:
+            log.warning("episode not closed", reason=str(failure))
+        finally:
+            self._worker.num_episodes -= 1
+            self._pool.freed()
+
+    async def reset(self, row: Json, seed: int) -> Message:
+        """Begin; return the first messages, and the tools.
+
+        Raises:
+            EpisodeError: as `WorkerPool.call`, here and in all methods.
+        """
+        self._open = True
+        return await self._call("reset", row=row, seed=seed)
+
+    async def step(self, message: Json) -> Message:
+        """Return the environment's answer to the model's message: `shapes.Turn` as a map."""
+        return await self._call("step", message=message)
+
+    async def score(self) -> dict[str, float | None]:
+        """Return the environment's own rewards by name."""
+        rewards: dict[str, float | None] = (await self._call("score"))["rewards"]
+        return rewards
+
+    async def run(self, row: Json, seed: int, answer: Answer) -> dict[str, float | None]:
+        """Let the environment drive the episode; return its rewards by name.
+
+        Args:
+            answer: samples each message that the environment asks for.
+        """
+        self._worker.answers[self._number] = answer
+        try:
+            rewards: dict[str, float | None] = (await self._call("run", row=row, seed=seed))["rewards"]
+            return rewards
+        finally:
+            self._worker.answers.pop(self._number, None)
+
+    async def _call(self, kind: str, **content: Any) -> Message:
+        return await self._pool.call(self._worker, kind, episode=self._number, **content)

@@ -1,0 +1,287 @@
+"""Environments of several makers behind one interface: an `Episode` that is reset, stepped, scored and closed.
+
+The form is recognised by what the class has, in this order:
+
+    stepped   `reset(**row)` and `step(answer)`                       an environment of one's own
+              `reset(seed=, options=)` and an `action_space`          gymnasium
+              async `reset(config)` and async `step(messages)`        ms-swift's gym
+    tools     `reset(**row)`, every other public method is a tool     TRL's `environment_factory`
+              a list of functions                                     TRL's `tools`
+    driving   `run(example, policy)`                                  a coroutine that asks for samples itself
+
+A step returns (observation, reward, done), optionally followed by a dictionary; or gymnasium's five values.
+"""
+
+import inspect
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .tools import Json, called, described, public_methods
+
+Run = Callable[..., Awaitable[Any]]
+"""Coroutine function that runs a function with arguments: async ones on the event loop, others in a thread."""
+NOT_TOOLS = ("reset", "get_reward", "close")
+"""Public methods of TRL's class that are no tools."""
+NUMBER = re.compile(r"-?\d+")
+
+
+class ShapeError(TypeError):
+    """Error for an object of no known form, or for a result that the form does not allow; says what to change."""
+
+
+@dataclass
+class Turn:
+    """Answer of an environment to a message of the model, or to a reset."""
+
+    messages: list[Json]
+    """New messages for the model; empty if the episode is over without a last word."""
+    reward: float | None = None
+    """Reward of this turn; None if the environment gives none here."""
+    done: bool = False
+    truncated: bool = False
+    """True if the environment has ended the episode for want of turns or time, in gymnasium's sense."""
+    info: Json = field(default_factory=dict)
+    tool_failures: list[str] = field(default_factory=list)
+    """Text of each tool call that failed."""
+    tools: list[Json] = field(default_factory=list)
+    """Descriptions of the tools, in the answer to a reset."""
+
+
+class Episode(ABC):
+    """One attempt at one example. Its methods are called one after the other.
+
+    Args:
+        environment: the user's object.
+        run: runs the user's functions.
+    """
+
+    def __init__(self, environment: Any, run: Run) -> None:
+        self._environment, self._run = environment, run
+
+    @abstractmethod
+    async def reset(self, row: Json, seed: int) -> Turn:
+        """Begin, and return the first messages, which are appended to the example's prompt."""
+
+    @abstractmethod
+    async def step(self, message: Json) -> Turn:
+        """Return the environment's answer to a message of the model."""
+
+    async def score(self) -> dict[str, float | None]:
+        """Return the environment's own rewards by name, beside those of the turns; None: it can't say."""
+        return {}
+
+    async def close(self) -> None:
+        """Free what the episode holds."""
+        if hasattr(self._environment, "close"):
+            await self._run(self._environment.close)
+
+
+class Stepped(Episode):
+    """Environment with `reset(**row)` and `step(answer)`. A step gets the text, or as `message` the whole message."""
+
+    async def reset(self, row: Json, seed: int) -> Turn:
+        """Call `reset` with the row's columns, and with `seed` where it takes one."""
+        reset = self._environment.reset
+        observation = await self._run(reset, **_accepted(reset, row | {"seed": seed}))
+        if isinstance(observation, tuple):
+            observation = observation[0]
+        return Turn(_messages(observation, "user"))
+
+    async def step(self, message: Json) -> Turn:
+        """Call `step` with the text, or with the whole message."""
+        step = self._environment.step
+        names = list(inspect.signature(step).parameters)
+        whole = names[:1] == ["message"]
+        return _turn(await self._run(step, message if whole else message.get("content") or ""))
+
+    async def score(self) -> dict[str, float | None]:
+        """Return the result of `get_reward`, under the name of the class, if there is one."""
+        return await _get_reward(self._environment, self._run)
+
+
+class Gymnasium(Episode):
+    """Environment of gymnasium. The last number in the model's text is the action of a discrete space."""
+
+    async def reset(self, row: Json, seed: int) -> Turn:
+        """Reset with the seed; the row's column `options`, if there is one, becomes gymnasium's options."""
+        observation, info = await self._run(self._environment.reset, seed=seed % 2**31, options=row.get("options"))
+        return Turn(_messages(await self._shown(observation), "user"), info=_plain_info(info))
+
+    async def step(self, message: Json) -> Turn:
+        """Act. A text without an action costs a turn: its answer says what the actions are."""
+        space = self._environment.action_space
+        action = _action(space, message.get("content") or "")
+        if action is None:
+            return Turn(_messages(f"No action was found. Answer with one of: {space}", "user"), info={"invalid": True})
+        observation, reward, terminated, truncated, info = await self._run(self._environment.step, action)
+        shown = await self._shown(observation)
+        over = bool(terminated or truncated)
+        return Turn(_messages(shown, "user"), float(reward), over, bool(truncated), _plain_info(info))
+
+    async def _shown(self, observation: Any) -> str:
+        """Return the picture in letters where the environment draws one, otherwise the observation."""
+        if getattr(self._environment, "render_mode", None) == "ansi":
+            return str(await self._run(self._environment.render))
+        return str(observation)
+
+
+class SwiftGym(Episode):
+    """Environment of ms-swift: `reset(config)` returns observation, info and a system message; `step` gets messages."""
+
+    async def reset(self, row: Json, seed: int) -> Turn:
+        """Reset with the row's column `env_config`, or with the whole row."""
+        observation, info, system = await self._run(self._environment.reset, row.get("env_config", row))
+        self._history = [*_messages(system, "system"), *_messages(observation, "user")]
+        return Turn(list(self._history), info=_plain_info(info))
+
+    async def step(self, message: Json) -> Turn:
+        """Step with the whole conversation so far."""
+        self._history.append(message)
+        turn = _turn(await self._run(self._environment.step, list(self._history)))
+        self._history += turn.messages
+        return turn
+
+
+class Tools(Episode):
+    """Environment whose public methods are tools (TRL). An answer without a call ends the episode.
+
+    Args:
+        functions: the tools by name; by default the public methods.
+    """
+
+    def __init__(self, environment: Any, run: Run, functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        super().__init__(environment, run)
+        self._tools = public_methods(environment, NOT_TOOLS) if functions is None else functions
+
+    async def reset(self, row: Json, seed: int) -> Turn:
+        """Call `reset` with the row's columns, if there is one; name the tools."""
+        observation = None
+        if reset := getattr(self._environment, "reset", None):
+            observation = await self._run(reset, **_accepted(reset, row))
+        tools = [described(tool, name) for name, tool in self._tools.items()]
+        return Turn([] if observation is None else _messages(observation, "user"), tools=tools)
+
+    async def step(self, message: Json) -> Turn:
+        """Call each tool that the message names, one after the other."""
+        calls = message.get("tool_calls") or []
+        answers = [await called(self._tools, call, self._run) for call in calls]
+        return Turn(
+            [answer for answer, _ in answers],
+            done=not calls,
+            tool_failures=[failure for _, failure in answers if failure],
+        )
+
+    async def score(self) -> dict[str, float | None]:
+        """Return the result of `get_reward`, under the name of the class, if there is one."""
+        return await _get_reward(self._environment, self._run)
+
+
+def is_driving(target: Any) -> bool:
+    """Return whether an object asks for samples itself: it is, or has as `run`, a coroutine of example and policy."""
+    run = target if inspect.isfunction(target) else getattr(target, "run", None)
+    return inspect.iscoroutinefunction(run) and [*inspect.signature(run).parameters][-2:] == ["example", "policy"]
+
+
+def episode_maker(target: Any, options: Json) -> Callable[[Run], Awaitable[Episode]]:
+    """Return the coroutine function that makes an episode of a class, a factory or a list of functions.
+
+    Args:
+        target: what the user's path names.
+        options: keyword arguments of the class or factory.
+
+    Raises:
+        ShapeError: the episode is made, but has none of the forms.
+    """
+    if isinstance(target, Sequence):
+        functions = {function.__name__: function for function in target}
+
+        async def with_tools(run: Run) -> Episode:
+            return Tools(None, run, functions)
+
+        return with_tools
+
+    async def made(run: Run) -> Episode:
+        environment = await run(target, **options)
+        return _form_of(environment)(environment, run)
+
+    return made
+
+
+def _form_of(environment: Any) -> type[Episode]:
+    reset, step = getattr(environment, "reset", None), getattr(environment, "step", None)
+    if reset is None:
+        raise ShapeError(
+            f"{type(environment).__name__} has no method reset; an environment has reset(**row), and step(answer) or "
+            "public methods as tools; or it is a coroutine of (example, policy)"
+        )
+    if step is None:
+        return Tools
+    if hasattr(environment, "action_space"):
+        return Gymnasium
+    if inspect.iscoroutinefunction(reset) and [*inspect.signature(reset).parameters] == ["config"]:
+        return SwiftGym
+    return Stepped
+
+
+def _turn(result: Any) -> Turn:
+    """Return the turn in a result of `step`."""
+    if not isinstance(result, tuple) or len(result) not in (3, 4, 5):
+        raise ShapeError(
+            f"step returned {type(result).__name__}, but must return (observation, reward, done), "
+            "optionally with a dictionary, or gymnasium's five values"
+        )
+    observation, reward, done, *rest = result
+    truncated = bool(rest[0]) if len(result) == 5 else False
+    info = rest[-1] if rest and isinstance(rest[-1], dict) else {}
+    return Turn(
+        [] if observation is None else _messages(observation, "user"),
+        None if reward is None else float(reward),
+        bool(done) or truncated,
+        truncated,
+        _plain_info(info),
+    )
+
+
+def _messages(observation: Any, role: str) -> list[Json]:
+    """Return an observation as messages: a list of messages as it stands, anything else as the text of one."""
+    if isinstance(observation, list) and all(isinstance(one, dict) and "role" in one for one in observation):
+        return observation
+    if isinstance(observation, dict) and "role" in observation:
+        return [observation]
+    return [{"role": role, "content": str(observation)}] if observation not in (None, "") else []
+
+
+def _plain_info(info: Any) -> Json:
+    """Return what can be sent of an `info`: numbers and short texts."""
+    kept = info.items() if isinstance(info, Mapping) else ()
+    return {str(k): v for k, v in kept if isinstance(v, (bool, int, float)) or (isinstance(v, str) and len(v) < 200)}
+
+
+def _accepted(function: Callable[..., Any], values: Json) -> Json:
+    """Return the values that a function has parameters for; all of them if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return values
+    return {name: value for name, value in values.items() if name in parameters}
+
+
+def _action(space: Any, text: str) -> Any:
+    """Return the action that a text names; None if it names none of the space."""
+    numbers = NUMBER.findall(text)
+    if not hasattr(space, "n"):
+        raise ShapeError(f"the action space {space} is not discrete; wrap the environment in a class with step(answer)")
+    if not numbers:
+        return None
+    action = int(numbers[-1])
+    first = int(getattr(space, "start", 0))
+    return action if first <= action < first + int(space.n) else None
+
+
+async def _get_reward(environment: Any, run: Run) -> dict[str, float | None]:
+    if not hasattr(environment, "get_reward"):
+        return {}
+    reward = await run(environment.get_reward)
+    return {type(environment).__name__: None if reward is None else float(reward)}
