@@ -1,0 +1,71 @@
+"""The language of a chat model: messages to tokens and back, by its chat template."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.trajectories.bridges import Bridges, Message
+from actors.trajectories.parsing import Parsed, Syntax, parse
+
+OPENING_TOKENS = 16
+"""Tokens at the end of a prompt that tell whether the prompt has opened the model's thoughts."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Template, tokenizer and syntax of a model.
+
+    Args:
+        bridges: the template.
+        encode: tokens of a text.
+        decode: text of tokens, with all special tokens.
+        ends: texts of the tokens that end a completion.
+        syntax: of tool calls; None if the template has none that is known.
+    """
+
+    bridges: Bridges
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    ends: tuple[str, ...]
+    syntax: Syntax | None = None
+
+    def read(self, prompt_ids: Sequence[int], token_ids: Sequence[int], tools: Sequence[Any] | None) -> Parsed:
+        """Return thoughts, text and tool calls of a sampled turn; without tools no calls are looked for."""
+        return parse(
+            self.decode(token_ids),
+            # harmony writes everything in channels, the others write calls only where there are tools
+            self.syntax if tools or self.syntax == "harmony" else None,
+            tools or (),
+            self.decode(prompt_ids[-OPENING_TOKENS:]),
+            self.ends,
+        )
+
+    def cut(self, message: Message, max_tokens: int) -> Message:
+        """Return a message with a content of at most about `max_tokens` tokens: its start and its end are kept."""
+        content = message.get("content")
+        # a token has at least one byte of text, so short texts need no count
+        if not isinstance(content, str) or len(content.encode()) <= max_tokens:
+            return message
+        ids = self.encode(content)
+        if len(ids) <= max_tokens:
+            return message
+        head, tail = (max_tokens + 1) // 2, max_tokens // 2
+        kept = [self.decode(ids[:head]), self.decode(ids[len(ids) - tail :])]
+        return message | {"content": f"\n[{len(ids) - head - tail} tokens left out]\n".join(kept)}
+
+
+def assistant_message(parsed: Parsed, turn: int) -> Message:
+    """Return the message of a sampled turn, as in OpenAI's API.
+
+    Ids of tool calls have nine letters and digits, as Mistral's templates ask.
+
+    Args:
+        turn: number of the turn, for the ids.
+    """
+    message: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.calls:
+        calls = enumerate(parsed.calls)
+        message["tool_calls"] = [call.message(f"call{turn % 1000:03}{number % 100:02}") for number, call in calls]
+    return message

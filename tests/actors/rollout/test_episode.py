@@ -1,0 +1,118 @@
+"""Episodes of real worker processes with a model that writes given texts: what a trajectory holds, and why it ends."""
+
+import json
+from typing import Any
+
+import pytest
+
+from actors.environments.errors import EpisodeError
+from actors.environments.pool import EnvironmentSpec, Limits, WorkerPool
+from actors.rollout.episode import Trajectory, opened, play
+from actors.trajectories.recorder import TurnLimits
+from tests.actors.environments.test_pool import WAIT, WORLDS
+from tests.actors.trajectories.families import Chat
+from tests.actors.trajectories.writer import Writer
+
+LIMITS = Limits(WAIT, WAIT, WAIT, WAIT, WAIT, WAIT)
+
+
+def call(name: str, **arguments: Any) -> str:
+    """What Qwen writes to call a tool."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def played(
+    world: str, texts: list[str], row: dict[str, Any], prompt: Any = "", limits: TurnLimits | None = None
+) -> tuple[Trajectory, Writer]:
+    """An episode of an environment of worlds.py."""
+    writer = Writer(Chat("qwen2_5"), texts)
+    spec = EnvironmentSpec(world.lower(), f"{WORLDS}:{world}", limits=LIMITS)
+    async with WorkerPool(spec) as pool, await pool.episode(WAIT) as episode:
+        return await play(episode, writer.recorder(limits), prompt, row), writer
+
+
+@pytest.mark.slow
+async def test_a_game_is_played_to_its_end() -> None:
+    """Rewards belong to the turns that earned them; the conversation is whole."""
+    trajectory, writer = await played("Guess", ["5", "8", "7"], {"target": 7}, [{"role": "user", "content": "Play. "}])
+    assert trajectory.stop == "done"
+    assert trajectory.turn_rewards == [(0, 0.0), (1, 0.0), (2, 1.0)]
+    assert [message["content"] for message in trajectory.messages] == [
+        "Play. Guess a number from 1 to 9.",
+        *("5", "Higher.", "8", "Lower.", "7", "Right."),
+    ]
+    [sample] = trajectory.tree.samples()
+    assert sum(sample.loss_mask) == sum(len(answer.token_ids) for answer in writer.answers)
+
+
+@pytest.mark.slow
+async def test_tools_are_called_and_failures_counted() -> None:
+    """The model is told its mistakes; the environment's reward is a column of its own."""
+    texts = [call("add", number=2) + call("add", number=3), call("explode"), "<tool_call>\n{add}\n</tool_call>"]
+    trajectory, _ = await played("Counter", texts, {"start": 1}, "Count.")
+    assert (trajectory.stop, trajectory.rewards) == ("done", {"Counter": 6.0})
+    assert (trajectory.num_calls, trajectory.num_tool_failures, trajectory.num_malformed) == (3, 1, 1)
+    assert [m["content"] for m in trajectory.messages if m["role"] == "tool"] == ["3", "6", "{'error': 'boom'}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("texts", "limits", "stop", "turns"),
+    [
+        (["12345"], TurnLimits(1000, 3), "length", 1),
+        (["1", "2", "3"], TurnLimits(1000, 9, max_turns=2), "max_turns", 2),
+        (["1", "2", "3"], TurnLimits(180, 9), "context_full", 2),
+    ],
+)
+async def test_a_limit_ends_the_trajectory_and_keeps_its_turns(
+    texts: list[str], limits: TurnLimits, stop: str, turns: int
+) -> None:
+    """A message that was cut off never reaches the environment."""
+    trajectory, _ = await played("Guess", texts, {"target": 9}, limits=limits)
+    assert (trajectory.stop, trajectory.tree.num_turns) == (stop, turns)
+    assert len(trajectory.turn_rewards) == (0 if stop == "length" else turns)
+
+
+@pytest.mark.slow
+async def test_the_end_of_the_environments_time_is_no_success() -> None:
+    """gymnasium tells both apart."""
+    trajectory, _ = await played("Lake", ["3", "3", "3", "3"], {"options": {"start": 1}})
+    assert (trajectory.stop, trajectory.turn_rewards[-1]) == ("env_truncated", (2, 0.0))
+
+
+@pytest.mark.slow
+async def test_a_coroutine_drives_through_the_same_recorder() -> None:
+    """Its second request continues the first, token by token."""
+    trajectory, writer = await played("drive", ["one", "four"], {"question": "Why?"})
+    assert (trajectory.stop, trajectory.rewards) == ("done", {"length": 4.0, "none": None})
+    first, second = writer.requests
+    assert (first.max_tokens, trajectory.tree.num_branches) == (5, 0)
+    so_far = first.prompt_ids + writer.answers[0].token_ids
+    assert second.prompt_ids[: len(so_far)] == so_far
+    assert [message["role"] for message in trajectory.messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.slow
+async def test_a_failure_is_raised_and_no_reward() -> None:
+    """An answer that the environment can't read is the environment's to handle; here it does not."""
+    with pytest.raises(EpisodeError, match="ValueError: invalid literal for int") as failure:
+        await played("Guess", ["seven"], {"target": 7})
+    assert failure.value.cause == "env_step"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages", "expected"),
+    [
+        ("ab", [], [("user", "ab")]),
+        ("", [("user", "cd")], [("user", "cd")]),
+        ("ab", [("user", "cd")], [("user", "abcd")]),
+        ([("system", "s")], [("user", "cd")], [("system", "s"), ("user", "cd")]),
+        ([("user", "ab")], [("system", "s"), ("user", "cd")], [("user", "ab"), ("system", "s"), ("user", "cd")]),
+        ([("system", "s"), ("user", "ab")], [("user", "cd")], [("system", "s"), ("user", "abcd")]),
+    ],
+)
+def test_what_reset_says_follows_the_prompt(prompt: Any, messages: Any, expected: Any) -> None:
+    """In the last user's message, as in TRL."""
+    as_messages = [[{"role": r, "content": c} for r, c in part] for part in (messages, expected)]
+    given = prompt if isinstance(prompt, str) else [{"role": r, "content": c} for r, c in prompt]
+    assert opened(given, as_messages[0]) == as_messages[1]
