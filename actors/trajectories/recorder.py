@@ -7,7 +7,7 @@ are new; without one, the messages are rendered anew, which starts a branch. Lim
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -76,9 +76,8 @@ Sample = Callable[[TurnRequest], Awaitable[TurnAnswer]]
 class _Turn:
     number: int
     """In the tree."""
-    key: str
-    """Digest of the messages up to this turn's answer."""
     num_messages: int
+    """Messages up to this turn's answer."""
     message: Message
     last_id: int
 
@@ -105,7 +104,8 @@ class Recorder:
     """Tool calls that could not be read; they stay in the text."""
     cut_off: bool = False
     """Whether the last turn reached its limit of tokens, so that its message is not whole."""
-    _turns: list[_Turn] = field(default_factory=list)
+    _turns: dict[bytes, _Turn] = field(default_factory=dict)
+    """Newest turn by the digest of its conversation, answer included."""
 
     async def ask(
         self,
@@ -148,8 +148,8 @@ class Recorder:
         self.num_calls += len(parsed.calls)
         self.num_malformed += len(parsed.malformed)
         message = assistant_message(parsed, number)
-        key = _digest([*messages, message])
-        self._turns.append(_Turn(number, key, len(messages) + 1, message, answer.token_ids[-1]))
+        *_, digest = _digests([*messages, message])
+        self._turns[digest] = _Turn(number, len(messages) + 1, message, answer.token_ids[-1])
         return message
 
     def turn_seed(self, turn: int) -> int:
@@ -171,10 +171,8 @@ class Recorder:
 
     def _longest(self, messages: Sequence[Message]) -> _Turn | None:
         """Return the turn whose whole conversation the messages begin with; the newest of the longest."""
-        wanted = {turn.num_messages for turn in self._turns if turn.num_messages < len(messages)}
-        keys = {length: _digest(messages[:length]) for length in wanted}
-        fit = [turn for turn in self._turns if keys.get(turn.num_messages) == turn.key]
-        return max(fit, key=lambda turn: (turn.num_messages, turn.number), default=None)
+        digests = list(_digests(messages[:-1]))
+        return next((self._turns[digest] for digest in reversed(digests) if digest in self._turns), None)
 
     def _budget(self, prompt_ids: Sequence[int], max_tokens: int | None) -> int:
         """Return the most tokens that may be sampled behind a prompt."""
@@ -199,10 +197,14 @@ class Recorder:
         return self.chat.cut(message, longest) if longest and message.get("role") != "assistant" else message
 
 
-def _digest(messages: Sequence[Message]) -> str:
-    """Return a digest of messages by which an unchanged history is known again.
+def _digests(messages: Sequence[Message]) -> Iterator[bytes]:
+    """Yield behind each message a digest of the conversation so far, by which an unchanged history is known again.
 
     null, an empty text, an empty list and an absent field are the same: clients send messages back in all four ways.
     """
-    plain = [{k: v for k, v in message.items() if v not in (None, "", [])} for message in messages]
-    return hashlib.blake2b(json.dumps(plain, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    digest = b""
+    for message in messages:
+        plain = {key: value for key, value in message.items() if value not in (None, "", [])}
+        written = json.dumps(plain, sort_keys=True, default=str).encode()
+        digest = hashlib.blake2b(digest + written, digest_size=16).digest()
+        yield digest
