@@ -1,13 +1,9 @@
-"""Work on a device: seconds that count the device's own time, and the choice between speed and equal bits."""
+"""Work on a device: seconds that count the device's own time, and the name of a GPU."""
 
-import os
 import time
 from itertools import pairwise
 
 import torch
-
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-"""Variable with the sizes of cuBLAS's scratch memory; products have equal bits only with fixed sizes."""
 
 
 class Stopwatch:
@@ -35,21 +31,6 @@ class Stopwatch:
             self._events[-1].synchronize()
             return [earlier.elapsed_time(later) / 1000 for earlier, later in pairwise(self._events)]
         return [later - earlier for earlier, later in pairwise(self._times)]
-
-
-def make_deterministic(device: torch.device) -> None:
-    """Make torch take algorithms with equal bits on a GPU; an operation without such an algorithm raises.
-
-    Nothing changes on a CPU.
-    """
-    if device.type == "cuda":
-        os.environ.setdefault(WORKSPACE, ":4096:8")  # read when cuBLAS starts, at the first product
-        torch.use_deterministic_algorithms(True)
-
-
-def is_inexact(device: torch.device) -> bool:
-    """Return whether equal work may have other bits: on a GPU, sums by atomic additions have no fixed order."""
-    return device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
 
 
 def gpu_name(device: torch.device) -> str:

@@ -32,7 +32,7 @@ from actors.algorithms.losses.metrics import metrics_of
 from actors.algorithms.mismatch import judged, mismatch_sums
 from actors.algorithms.schedules import learning_rate
 from actors.learner import formats, reference_kl
-from actors.learner.devices import Stopwatch, is_inexact, make_deterministic
+from actors.learner.devices import Stopwatch
 from actors.learner.master_weights import MasterWeights
 from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
 from actors.learner.optimizer import make_optimizer
@@ -49,6 +49,7 @@ from actors.learner.snapshots import (
 )
 from actors.learner.supervised import SupervisedExamples
 from actors.models import attention, loading
+from actors.models.determinism import is_inexact, make_deterministic
 from actors.models.token_logprobs import TokenLogprobs
 from actors.process.fault_points import point
 from bus.weights import Weights

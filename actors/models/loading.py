@@ -59,8 +59,8 @@ def load_model(
         ConfigError: the model can't be loaded; with the reason.
     """
     device, quantized = device_of(config), config.quantization is not None
-    if device.type == "cuda":
-        _choose_kernels()
+    # whatever the device: a rank that shares its model with others loads it in host memory, and moves it
+    _choose_kernels()
     kernel = attention or implementation(config, device)
     # quantised on the device itself
     extra = {"quantization_config": _quantization(config), "device_map": {"": device}} if quantized else {}

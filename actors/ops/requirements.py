@@ -1,8 +1,10 @@
 """Packages and programs that not every installation has, and that some configurations need."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from actors.process.devices import visible_gpus
 from actors.process.packages import c_compiler, is_installed
@@ -32,7 +34,21 @@ def not_installed(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     # on a GPU, compiled layers and FlexAttention are Triton's kernels; attention in float32 is FlexAttention by default
     model = config.model
     flex = model.attention == "flex" or (model.attention == "auto" and model.dtype == "float32")
+    # torch's kernel for rows has no soft cap, so such layers (Gemma 2) are computed by FlexAttention
+    flex = flex or (model.attention in ("auto", "varlen") and _has_soft_cap(model.path))
     builds = engine.loads_model and model.device != "cpu" and (model.compile or flex)
     # the driver is asked last, and only if the answer matters
     if builds and visible_gpus() and c_compiler() is None:
         yield "model.compile" if model.compile else "model.attention", os.environ.get("CC", "gcc"), "gcc and libc6-dev"
+
+
+def _has_soft_cap(path: str) -> bool:
+    """Return whether a model's folder says that attention scores are capped; False for a name on the hub."""
+    try:
+        model = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # told elsewhere
+        return False
+    # models of several kinds of input have the language model's values below a key of their own
+    return any(
+        isinstance(part, dict) and part.get("attn_logit_softcapping") for part in (model, model.get("text_config"))
+    )

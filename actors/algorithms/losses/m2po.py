@@ -7,6 +7,7 @@ from torch import Tensor
 
 from actors.algorithms.losses.decoupled import decoupled, proximal
 from actors.algorithms.losses.inputs import LossInputs, TokenLoss
+from actors.algorithms.losses.running_sums import running_sums
 from schemas.config.losses import M2poLossConfig
 
 
@@ -37,6 +38,6 @@ def second_moment_below(squares_T: Tensor, mask_T: Tensor, threshold: float) -> 
     order = squares_T[places].sort(descending=True, stable=True).indices.flip(0)
     # ascending order: the mean of the n smallest never falls with n, so the kept tokens are a prefix
     sizes = torch.arange(1, places.numel() + 1, dtype=squares_T.dtype, device=squares_T.device)
-    stays = squares_T[places][order].cumsum(0) / sizes < threshold
+    stays = running_sums(squares_T[places][order]) / sizes < threshold
     stays[:1] = True
     return torch.zeros_like(mask_T).index_put((places[order],), stays)

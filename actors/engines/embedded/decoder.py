@@ -12,6 +12,7 @@ from actors.algorithms.noise import NormNoise, is_noisy_norm
 from actors.engines.embedded import cache
 from actors.models import loading
 from actors.models.attention import pack_row
+from actors.models.determinism import make_deterministic
 from actors.models.positions import num_positions
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
@@ -23,6 +24,9 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, limits: EmbeddedEngineConfig, noise: NormNoise | None = None) -> None:
         dtype = loading.TORCH_DTYPES[config.dtype]
+        self.device = loading.device_of(config)
+        if limits.deterministic:
+            make_deterministic(self.device)
         self.model: nn.Module = loading.load_model(config, dtype, attention=cache.NAME)
         if config.lora is not None:
             self.model = loading.add_lora(self.model, config.lora)
@@ -34,7 +38,6 @@ class Decoder:
             # order, which changes the last bits of the result
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.clone()
-        self.device = loading.device_of(config)
         self._adapter = config.lora is not None
         self._dtype = dtype
         self._pads_single_rows = single_rows_round_otherwise(config, self.device)

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.algorithms.losses.running_sums import running_sums
+
 
 def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Return one number in [0, 1) per sequence: splitmix64 over seed and position."""
@@ -59,7 +61,7 @@ def sample(
     log_p_BV = processed_logprobs(logits_BV, distribution)
     device, greedy_B = log_p_BV.device, distribution.temperatures_B == 0
     # float64: in float32 a sum over a large vocabulary loses the tokens of small probability
-    cumulative_BV = log_p_BV.double().exp().cumsum(-1)
+    cumulative_BV = running_sums(log_p_BV.double().exp())
     # scaled by the last sum, which rounding leaves slightly off 1: a token of probability 0 is never drawn
     targets_B = torch.from_numpy(uniforms_B).to(device) * cumulative_BV[:, -1]
     tokens_B = torch.searchsorted(cumulative_BV, targets_B[:, None], right=True)[:, 0].clamp(max=log_p_BV.shape[1] - 1)
@@ -99,7 +101,7 @@ def processed_logprobs(logits_BV: Tensor, distribution: Distribution) -> Tensor:
     if (d.top_p_B < 1).any():
         top_p_B = torch.from_numpy(d.top_p_B).to(device)
         sorted_BV, order_BV = log_p_BV.sort(-1, descending=True)
-        before_BV = sorted_BV.exp().cumsum(-1) - sorted_BV.exp()
+        before_BV = running_sums(sorted_BV.exp()) - sorted_BV.exp()
         # with top_p 1 nothing is cut, even if rounding sums up to 1 before the last token
         outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]
         log_p_BV = _cut(log_p_BV, torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV))

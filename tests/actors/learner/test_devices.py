@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from actors.learner import devices
-from actors.learner.devices import Stopwatch, gpu_name, is_inexact, make_deterministic
+from actors.learner.devices import Stopwatch, gpu_name
+from actors.models import determinism
+from actors.models.determinism import is_inexact, make_deterministic
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -41,8 +43,8 @@ class Event:
 @pytest.fixture
 def torch_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Puts torch's choice of algorithms back."""
-    monkeypatch.setenv(devices.WORKSPACE, "")
-    monkeypatch.delenv(devices.WORKSPACE)
+    monkeypatch.setenv(determinism.WORKSPACE, "")
+    monkeypatch.delenv(determinism.WORKSPACE)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -76,7 +78,7 @@ def test_a_gpu_computes_the_same_bits_when_it_is_asked_to(torch_settings: None) 
     assert not torch.are_deterministic_algorithms_enabled()
     make_deterministic(GPU)
     assert torch.are_deterministic_algorithms_enabled()
-    assert os.environ[devices.WORKSPACE] == ":4096:8"
+    assert os.environ[determinism.WORKSPACE] == ":4096:8"
     assert not is_inexact(GPU)
 
 

@@ -12,6 +12,7 @@ import pytest
 from actors.engines.external.staging import model_shapes
 from actors.ops import device_plan
 from actors.ops.preflight import preflight
+from actors.ops.requirements import not_installed
 from actors.ops.up.supervisor import supervise
 from actors.process.devices import Gpu
 from bus.run_folder import weights_folder
@@ -128,6 +129,30 @@ def test_kernels_that_are_compiled_on_a_gpu_need_a_c_compiler(
     assert _problems(tmp_path, **sections) == expected
     monkeypatch.setattr("actors.ops.requirements.visible_gpus", list)
     assert _problems(tmp_path, **sections) == [], "nothing is compiled for a CPU but by C++"
+
+
+@pytest.mark.parametrize(
+    ("model", "needs"),
+    [
+        ({"attn_logit_softcapping": 50.0}, True),
+        ({"text_config": {"attn_logit_softcapping": 50.0}}, True),
+        ({"attn_logit_softcapping": None}, False),
+        ({}, False),
+    ],
+)
+def test_a_model_with_capped_scores_needs_a_c_compiler_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], needs: bool
+) -> None:
+    """Torch's own kernel has no soft cap, so the layers are FlexAttention's, which Triton compiles."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(model))
+    monkeypatch.setattr("actors.ops.requirements.visible_gpus", lambda: [Gpu("0"), Gpu("1")])
+    monkeypatch.setenv("CC", "no-such-compiler")
+    config = ring_config(tmp_path).model_dump() | {
+        "model": {"path": str(tmp_path / "model")},
+        "inference": {"engine": {"type": "embedded"}},
+    }
+    assert [name for _, name, _ in not_installed(check_tree(config))] == (["no-such-compiler"] if needs else [])
 
 
 @pytest.mark.parametrize(("gigabytes", "fits"), [(1, False), (3, True)])

@@ -4,6 +4,7 @@ The engine has the tokenizer of a family and samples what a test has written dow
 call. Prompts are compared with what transformers renders.
 """
 
+import copy
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -332,7 +333,8 @@ def test_a_body_as_verifiers_sends_it_is_understood() -> None:
 
 def test_a_model_without_tools_in_its_template_says_so(tmp_path: Path, servers: list[CompletionServer]) -> None:
     """Rendering the chat without them would ask another question. So does the engine without a model."""
-    tokenizer = tokenizer_of("qwen3")
+    # a copy: the families' tokenizers are shared by all tests of a process
+    tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
