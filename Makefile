@@ -31,8 +31,8 @@ test-long: .venv/dev.stamp
 check-312: .venv-312/stamp
 	.venv-312/bin/python -m pytest -n 4 --dist loadgroup -m "not slow and not long and not system"
 
-# Every phase of the hour on a GPU, in toy sizes on the CPU: three minutes on two cores.
-rehearsal: .venv/dev.stamp
+# Every phase of the hour on a GPU, in toy sizes on the CPU, with the packages of a GPU machine alone: three minutes.
+rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
 # An environment of its own, with vLLM for CPUs: 3.7 GB; and programs of the distribution, where that is allowed.
@@ -89,6 +89,13 @@ bench: .venv/dev.stamp
 	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
 	touch $@
 
+# What a machine with torch, transformers and peft has, and the wheels that are brought along.
+.venv-bare/stamp: constraints.txt benchmarks/gpu_wheels.txt
+	$(PYTHON) -m venv .venv-bare
+	.venv-bare/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt torch transformers peft
+	.venv-bare/bin/pip install --quiet $(PIP_ARGS) --no-deps -c constraints.txt -r benchmarks/gpu_wheels.txt bitsandbytes
+	touch $@
+
 .venv-312/stamp: pyproject.toml constraints.txt
 	python3.12 -m venv .venv-312
 	grep -v ^torch== constraints.txt > .venv-312/constraints.txt
@@ -96,4 +103,4 @@ bench: .venv/dev.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-312 .venv-system outputs build site *.egg-info
+	rm -rf .venv .venv-312 .venv-bare .venv-system outputs build site *.egg-info
