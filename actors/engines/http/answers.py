@@ -193,6 +193,8 @@ class ChatAnswer(Answer[ChatRequest]):
         self._num_tokens[index] = len(completion.token_ids)
         content = self._whole_content(completion)
         delta = content.pop("message")
+        # in the chunk before; OpenAI's client would join both
+        del delta["role"]
         for number, call in enumerate(delta.get("tool_calls", ())):
             # OpenAI's client joins the parts of a call by this number
             call["index"] = number

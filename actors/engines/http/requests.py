@@ -10,6 +10,7 @@ import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -187,6 +188,8 @@ class CalledFunction(_Body):
     name: str
     arguments: dict[str, Any]
     """Chat templates write the object out; clients send its JSON."""
+    parsed_arguments: Any = Field(None, exclude=True)
+    """Ignored: OpenAI's client adds it to a message that it has parsed."""
 
     @field_validator("arguments", mode="before")
     @classmethod
@@ -195,7 +198,7 @@ class CalledFunction(_Body):
             return arguments
         try:
             return json.loads(arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # RecursionError: brackets thousands deep
             raise ValueError(f"is no JSON: {error}") from None
 
 
@@ -205,6 +208,8 @@ class MessageCall(_Body):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = Field(None, exclude=True)
+    """Ignored: OpenAI's client keeps the number that a call had in a stream."""
 
 
 class Message(_Body):
@@ -292,7 +297,7 @@ class ChatRequest(Sampling):
             return bool(self.tools)
         return self.separate_reasoning or bool(self.called_tools)
 
-    @property
+    @cached_property
     def template_tools(self) -> list[dict[str, Any]]:
         """Tools for the chat template."""
         return [tool.model_dump(exclude_unset=True) for tool in self.tools]

@@ -163,7 +163,9 @@ class CompletionServer:
         with self._submitted(asked, prompts) as futures:
             async with self._in_time():
                 groups = [await asyncio.wrap_future(future) for future in futures]
-        return web.json_response(answer.whole([completion for group in groups for completion in group]))
+        completions = [completion for group in groups for completion in group]
+        # in a thread, since thousands of choices with alternatives, or with tool calls to read, take long
+        return web.json_response(await asyncio.to_thread(answer.whole, completions))
 
     @contextlib.contextmanager
     def _submitted(

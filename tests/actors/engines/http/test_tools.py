@@ -197,6 +197,23 @@ def test_a_stream_has_the_message_of_the_whole_answer(start: Start, family: str)
         assert message.model_extra["segments"] == choice.model_extra["segments"] == [[0, 0, 7]]
 
 
+def test_a_message_from_a_stream_may_be_sent_back(start: Start) -> None:
+    """OpenAI's client puts the chunks together, and keeps fields of its own in the message."""
+    engine, client = start("qwen3_instruct_2507")
+    engine.write(HERMES_CALL)
+    with client.chat.completions.stream(model=MODEL, messages=ASKED, tools=[WEATHER]) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert message.role == "assistant"
+    sent = json.loads(message.model_dump_json(exclude_none=True))
+    sent["tool_calls"][0] |= {"index": 0}
+    sent["tool_calls"][0]["function"] |= {"parsed_arguments": {"city": "Graz"}}
+    result = {"role": "tool", "tool_call_id": sent["tool_calls"][0]["id"], "content": "rain"}
+    engine.write("Rain.")
+    client.chat.completions.create(model=MODEL, messages=[*ASKED, sent, result], tools=[WEATHER])
+    assert "parsed_arguments" not in engine._tokenizer.decode(engine.prompts[-1])
+    assert '"index"' not in engine._tokenizer.decode(engine.prompts[-1])
+
+
 def test_thoughts_stand_apart_where_there_are_tools_or_a_client_asks(start: Start) -> None:
     """Otherwise the text is what was sampled, as vLLM has it without a parser of thoughts."""
     engine, client = start("qwen3_5_think")
@@ -276,6 +293,17 @@ ANSWERED = {"id": "1", "type": "function", "function": {"name": "weather", "argu
         ({"messages": [{"role": "user"}]}, "messages.0: content is missing"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages.0: content is missing"),
         ({"messages": [{"role": "user", "tool_calls": [ANSWERED]}]}, "messages.0: tool_calls are the assistant's"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [ANSWERED | {"function": {"name": "a", "arguments": "[" * 100_000}}],
+                    }
+                ]
+            },
+            r"messages.0.tool_calls.0.function.arguments: is no JSON",
+        ),
         (
             {
                 "messages": [
