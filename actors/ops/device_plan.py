@@ -235,7 +235,8 @@ def _too_few(config: RunConfig, num_gpus: int, ranks: int, needed: Mapping[Actor
     parts = [f"{ranks} for trainer.num_ranks {ranks}"] if ranks else []
     if sizes:
         parts.append(f"{sum(sizes)} for {len(sizes)} of up.inference with {sizes[0]} each")
-    words = f"up.devices: this machine has {num_gpus} GPUs, and the run needs {least}: {' and '.join(parts)}"
+    here = f"{num_gpus} GPU" + ("" if num_gpus == 1 else "s")
+    words = f"up.devices: this machine has {here}, and the run needs {least}: {' and '.join(parts)}"
     if config.up.colocate:
         return f"{words}; with up.colocate engines may share the trainer's GPUs, but ranks need a GPU each"
     return (

@@ -83,10 +83,10 @@ def test_each_process_gets_gpus_of_its_own_and_shares_only_with_permission(
 @pytest.mark.parametrize(
     ("config", "number", "words"),
     [
-        (_config(), 1, "this machine has 1 GPUs, and the run needs 2: 1 for trainer.num_ranks 1 and 1 for 1 of up.inf"),
+        (_config(), 1, "this machine has 1 GPU, and the run needs 2: 1 for trainer.num_ranks 1 and 1 for 1 of up.inf"),
         (_config(VLLM, inference=2), 4, "4 GPUs, and the run needs 5: 1 for trainer.num_ranks 1 and 4 for 2 of up.inf"),
         (_config(ranks=2, colocate=True), 1, "the run needs 2: 2 for trainer.num_ranks 2 and 1 for 1 of up.inference"),
-        (_config(VLLM, colocate=True), 1, "this machine has 1 GPUs, and the run needs 2"),
+        (_config(VLLM, colocate=True), 1, "this machine has 1 GPU, and the run needs 2"),
     ],
 )
 def test_too_few_gpus_are_an_error_that_names_the_keys(config: RunConfig, number: int, words: str) -> None:
