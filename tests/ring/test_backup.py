@@ -8,7 +8,6 @@ import shlex
 import pytest
 
 from actors.cli import main
-from actors.learner.fake import FakeLearner
 from actors.ledger import LedgerReader
 from actors.ledger.backup import back_up, backup_paths, chains_of
 from actors.ops.resume import restore, rewind
@@ -19,6 +18,8 @@ from tests.ring.harness import (
     SHORT_LEASE,
     Stand,
     check_promise,
+    go_on,
+    held_reward,
     ring,
     ring_config,
     steps_recorded,
@@ -43,22 +44,19 @@ def damage(path):
 def test_a_run_whose_ledger_was_damaged_goes_on_from_its_backup_as_the_words_say(tmp_path, capsys):
     """The error's command, word for word; the witnesses then hold each ordinal once, and what was later is buried."""
     trainer = {"max_steps": 14, "checkpoint": {"interval": 3}}
-    config = ring_config(tmp_path, trainer=trainer, eval={"num_prompts": 2}, bus=SHORT_LEASE)
+    # held by its rewards: a trainer that stands in a step would not report the checkpoint, which the backup follows
+    held = held_reward(tmp_path, calls=14)
+    config = ring_config(tmp_path, trainer=trainer, eval={"num_prompts": 2}, bus=SHORT_LEASE, reward=held)
     path, checkpoints = config.ledger_path, config.output / "checkpoints"
     backup, _ = backup_paths(path)
-    first, last = Stand(step=5), Stand(step=11)
-
-    def before_step(batch):
-        first.before_step(batch)
-        last.before_step(batch)
-
+    last = Stand(step=11)
     with ring(config) as run:
-        run.start(*OTHERS).start("trainer-0", learner=lambda: FakeLearner(before_step=before_step))
+        run.start(*OTHERS).start("trainer-0", learner=last.learner)
         wait_until(backup.exists, "a backup")
         kept = tmp_path / "kept"
         kept.write_bytes(backup.read_bytes())
         start = min(chains_of(kept)[1])
-        first.go_on.set()
+        go_on(tmp_path)
         wait_until(lambda: (checkpoints / f"step_{start + 6}").is_dir(), "two later checkpoints")
         run["trainer-0"].end()
         last.go_on.set()
@@ -135,7 +133,9 @@ def test_a_rewind_behind_a_restored_backup_is_refused_and_stands_in_the_way_of_n
 
 def test_a_restored_run_goes_on_at_once_however_many_gangs_came_after_its_backup(tmp_path):
     """The gangs after the backup have taken the checkpoints: the next one is numbered on, and no trainer is refused."""
-    config = ring_config(tmp_path, trainer={"max_steps": 9, "checkpoint": {"interval": 3}}, eval={"num_prompts": 0})
+    trainer = {"max_steps": 9, "checkpoint": {"interval": 3}}
+    held = held_reward(tmp_path, calls=12)
+    config = ring_config(tmp_path, trainer=trainer, eval={"num_prompts": 0}, reward=held)
     backup, _ = backup_paths(config.ledger_path)
     kept = tmp_path / "kept"
     stand = Stand(step=5)
@@ -143,6 +143,7 @@ def test_a_restored_run_goes_on_at_once_however_many_gangs_came_after_its_backup
         run.start(*OTHERS).start("trainer-0", learner=stand.learner)
         wait_until(backup.exists, "a backup")
         kept.write_bytes(backup.read_bytes())
+        go_on(tmp_path)
         for _ in range(2):
             assert stand.reached.wait(PATIENCE_SECONDS)
             run["trainer-0"].end()
@@ -157,7 +158,7 @@ def test_a_restored_run_goes_on_at_once_however_many_gangs_came_after_its_backup
     damage(config.ledger_path)
     kept.replace(backup)
     restore(config.output)
-    config = ring_config(tmp_path, trainer={"max_steps": 12, "checkpoint": {"interval": 3}}, eval={"num_prompts": 0})
+    config = ring_config(tmp_path, trainer=trainer | {"max_steps": 12}, eval={"num_prompts": 0}, reward=held)
     with ring(config) as run:
         run.start().wait()
     check_promise(config)
