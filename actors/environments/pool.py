@@ -3,6 +3,7 @@
 A pool belongs to a rollout actor and lives on its event loop. Calls of episodes go to workers as msgpack over ZeroMQ
 (`worker/wire.py`). Each call has a time limit; a worker that passes one is killed with everything below it, because
 nothing else ends a function that hangs. Its other episodes are then lost, which their attempts report as `env_lost`.
+A call whose caller has been cancelled keeps its limit: its function goes on all the same.
 """
 
 import asyncio
@@ -13,8 +14,9 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,18 +27,24 @@ import zmq.asyncio
 from actors.environments import worker
 from actors.environments.errors import Cause, EpisodeError
 from actors.environments.output import PrintedLines
-from actors.environments.processes import descendants, kill_all
-from actors.environments.worker.wire import BEAT_SECONDS, PROTOCOL, Message, pack, unpack
+from actors.environments.processes import below, kill_all, kill_left, snapshot
+from actors.environments.worker.wire import BEAT_SECONDS, PROTOCOL, TEXT_CHARACTERS, Message, pack, unpack
 
 log = structlog.get_logger("environments")
 
 PROGRAM = Path(worker.__file__).parent / "__main__.py"
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 0.5, 30.0
-"""Pause before a worker is replaced; doubled each time a worker ends before it has loaded the environment."""
+"""Pause before a worker is replaced; doubled each time a worker ends before it has proved itself."""
+PROVED_SECONDS = 60.0
+"""Life of a loaded worker after which it has proved itself, as it has by a completed episode."""
 FAILED_STARTS = 3
-"""Starts without a loaded environment, one after the other, after which the environment counts as unusable."""
+"""Starts of a worker without a loaded environment, one after the other, after which there is no hope for it."""
 CLOSE_SECONDS = 10.0
 """Longest wait for killed workers at the end."""
+GRACE_SECONDS = 1.0
+"""Time for an answer that has come, but that this process has not read yet because it was held up itself."""
+FOR_THE_INTERPRETER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+"""Variables for the worker alone. The first is as -P, which Python before 3.11 does not know."""
 READ_BYTES = 1 << 16
 CAUSES: dict[str, Cause] = {
     "load": "env_load",
@@ -97,6 +105,12 @@ class EnvironmentSpec:
     variables: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
+    def __post_init__(self) -> None:
+        """Refuse numbers with which no episode could ever begin."""
+        for name in ("workers", "episodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"environment {self.name}: {name} is {getattr(self, name)}, but must be at least 1")
+
 
 class _Worker:
     """A process, from its start to its end. Never used again after `ended`."""
@@ -107,9 +121,18 @@ class _Worker:
         self.calls: dict[int, asyncio.Future[Message]] = {}
         self.answers: dict[int, Answer] = {}
         """By episode: who samples for an environment that drives."""
+        self.samples: dict[int, set[asyncio.Task[None]]] = {}
+        """By episode: samples under way."""
         self.num_episodes = 0
         self.shape = ""
         """`stepped` or `driving`; empty until the environment has been loaded."""
+        self.loaded_at: float | None = None
+        self.has_completed = False
+        """Whether an episode has been closed."""
+        self.hopeless = ""
+        """Why no successor can do better; empty if one may."""
+        self.seen: dict[int, int] = {}
+        """Processes at the last look, with their starts."""
         self.heard = time.monotonic()
         self.hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.reason = ""
@@ -119,7 +142,13 @@ class _Worker:
         """Kill the process with everything below it."""
         self.reason = self.reason or reason
         if self.process is not None and self.process.returncode is None:
-            kill_all(self.process.pid)
+            kill_all(self.process.pid, self.seen)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether it has worked, so that its end is no reason for a longer pause."""
+        is_old = self.loaded_at is not None and time.monotonic() - self.loaded_at > PROVED_SECONDS
+        return self.has_completed or is_old
 
     def fail_calls(self) -> None:
         """Fail all calls under way."""
@@ -144,8 +173,11 @@ class WorkerPool:
         self._workers: dict[bytes, _Worker] = {}
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._changed = asyncio.Event()
-        self._failed_starts, self._unusable = 0, ""
+        self._hopeless: dict[str, str] = {}
+        """By name of a worker: why it can't load the environment."""
+        self._has_loaded, self._unusable, self._last_end = False, "", ""
         self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -158,23 +190,33 @@ class WorkerPool:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(self._address)
-        self._start(self._receive())
-        self._start(self._watch())
+        self.start(self._receive())
+        self.start(self._watch())
         names = [f"{self.spec.name}-{number}" for number in range(self.spec.workers)]
-        self._keepers = [self._start(self._keep_running(name)) for name in names]
+        self._keepers = [self.start(self._keep_running(name)) for name in names]
         return self
 
     async def __aexit__(self, *error: object) -> None:
         """Kill all workers."""
         self._closing.set()
-        for one in list(self._workers.values()):
-            one.kill("was ended with its rollout actor")
-        await asyncio.wait(self._keepers, timeout=CLOSE_SECONDS)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.destroy(0)
-        self._folder.cleanup()
+        self.freed()
+        try:
+            for one in list(self._workers.values()):
+                one.kill("was ended with its rollout actor")
+            await asyncio.wait(self._keepers, timeout=CLOSE_SECONDS)
+        finally:
+            # also after a cancellation of this
+            for one in list(self._workers.values()):
+                one.reason = one.reason or "was ended with its rollout actor"
+                one.fail_calls()
+            for task in self._tasks - self._calls:
+                task.cancel()
+            try:
+                # the calls have failed, and tell their callers so
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            finally:
+                self._context.destroy(0)
+                self._folder.cleanup()
 
     @property
     def num_ready(self) -> int:
@@ -182,117 +224,145 @@ class WorkerPool:
         return sum(bool(one.shape) for one in self._workers.values())
 
     async def episode(self, timeout: float) -> "EpisodeCalls":
-        """Return a new episode on the worker with the fewest, once one has room.
+        """Return a new episode, to be entered by `async with`, once a worker has room for it.
 
         Args:
             timeout: seconds to wait.
 
         Raises:
-            EpisodeError: `env_load`: the environment can't be loaded; `env_lost`: no worker has had room in time.
+            EpisodeError: `env_load`: the environment can't be loaded; `env_lost`: no worker has had room in time, or
+                the pool has ended.
         """
         deadline = time.monotonic() + timeout
+        one = await self.with_room(deadline, timeout)
+        return EpisodeCalls(self, one, next(self._numbers), partial(self.with_room, deadline, timeout))
+
+    async def with_room(self, deadline: float, timeout: float) -> _Worker:
+        """Return the worker with the fewest episodes, once one has room; raise as `episode`."""
         while True:
             if self._unusable:
                 raise EpisodeError("env_load", self._unusable)
+            if self._closing.is_set():
+                raise EpisodeError("env_lost", f"environment {self.spec.name}: its workers were ended")
             ready = [one for one in self._workers.values() if one.shape and not one.reason]
             free = [one for one in ready if one.num_episodes < self.spec.episodes]
             if free:
-                return EpisodeCalls(self, min(free, key=lambda one: one.num_episodes), next(self._numbers))
+                return min(free, key=lambda one: one.num_episodes)
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
             except TimeoutError:
                 busy = sum(one.num_episodes for one in ready)
+                last = f"; the last worker to end {self._last_end}" if self._last_end and not ready else ""
                 raise EpisodeError(
                     "env_lost",
                     f"environment {self.spec.name}: no worker had room for {timeout:g} s: {len(ready)} of "
-                    f"{self.spec.workers} are ready, with {busy} episodes; raise workers or episodes",
+                    f"{self.spec.workers} are ready, with {busy} episodes; raise workers or episodes{last}",
                 ) from None
 
-    async def call(self, one: _Worker, kind: str, timeout: float | None = None, **content: Any) -> Message:
+    async def call(self, one: _Worker, kind: str, **content: Any) -> Message:
         """Return the answer to a call. A call that takes too long costs the worker its life.
 
         Raises:
-            EpisodeError: the user's code has raised, the call took too long, or the worker is gone.
+            EpisodeError: the user's code has raised, the call took too long, can't be sent, or the worker is gone.
         """
         if one.identity not in self._workers or one.reason:
             raise EpisodeError("env_lost", f"worker {one.name} {one.reason}")
-        number, seconds = next(self._numbers), timeout or self.spec.limits.of(kind)
-        future = one.calls[number] = asyncio.get_running_loop().create_future()
+        number = next(self._numbers)
         try:
-            await self._send(one, {"kind": kind, "call": number, **content})
-            answer: Message = await asyncio.wait_for(asyncio.shield(future), seconds)
-        except TimeoutError:
-            self._on_event("timeout")
-            one.kill(f"was killed: a {kind} took more than {seconds:g} s")
-            raise EpisodeError(
-                "env_timeout",
-                f"environment {self.spec.name}: a {kind} took more than {seconds:g} s (limit of {kind}); "
-                f"worker {one.name} was killed",
-            ) from None
+            data = pack({"kind": kind, "call": number, **content})
+        except (TypeError, ValueError, OverflowError) as error:
+            # a date in a row, say
+            words = f"environment {self.spec.name}: a {kind} can't be sent: {error}"
+            raise EpisodeError(CAUSES.get(kind, "env_lost"), words) from error
+        one.calls[number] = asyncio.get_running_loop().create_future()
+        # of its own: the user's function goes on if the caller is cancelled, and so does its limit
+        return await asyncio.shield(self.start_call(self._answered(one, kind, number, data)))
+
+    async def _answered(self, one: _Worker, kind: str, number: int, data: bytes) -> Message:
+        """Send a call and return its answer; kill the worker at the limit."""
+        future, seconds = one.calls[number], self.spec.limits.of(kind)
+        try:
+            await self._send(one, data)
+            if not await _comes(future, seconds):
+                self._on_event("timeout")
+                one.kill(f"was killed: a {kind} took more than {seconds:g} s")
+                raise EpisodeError(
+                    "env_timeout",
+                    f"environment {self.spec.name}: a {kind} took more than {seconds:g} s (limit of {kind}); "
+                    f"worker {one.name} was killed",
+                )
+            answer = future.result()
         finally:
             one.calls.pop(number, None)
         if answer["kind"] == "failed":
-            words = f"environment {self.spec.name}, {kind}: {answer['error']}"
-            raise EpisodeError(CAUSES.get(kind, "env_lost"), words, answer.get("trace", ""))
+            words = f"environment {self.spec.name}, {kind}: {answer.get('error')}"
+            raise EpisodeError(CAUSES.get(kind, "env_lost"), words, str(answer.get("trace", "")))
         return answer
 
     def freed(self) -> None:
         """Note that a worker has room again, or that there is one more or less."""
         self._changed.set()
 
-    async def _send(self, one: _Worker, message: Message) -> None:
+    async def _send(self, one: _Worker, data: bytes) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the worker is gone, which fails its calls
-            await self._socket.send_multipart([one.identity, pack(message)])
+            await self._socket.send_multipart([one.identity, data])
 
     # --- the life of a worker ------------------------------------------------------------------------------------
 
     async def _keep_running(self, name: str) -> None:
         """Run a worker, and its successors."""
-        pause = RESTART_SECONDS
+        pause, failed_starts = RESTART_SECONDS, 0
         while not self._closing.is_set() and not self._unusable:
             one = _Worker(name)
             self._workers[one.identity] = one
             try:
                 await self._run(one)
+            except Exception as error:  # noqa: BLE001 - a keeper that ends without a word leaves a pool that only waits
+                one.hopeless = one.reason = f"can't be run: {type(error).__name__}: {error}"
             finally:
                 del self._workers[one.identity]
-                one.reason = one.reason or "ended"
+                one.reason = self._last_end = one.reason or "ended"
                 one.fail_calls()
                 self.freed()
             if self._closing.is_set():
                 return
-            loaded = bool(one.shape)
+            failed_starts = 0 if one.shape else failed_starts + 1
+            if one.hopeless or failed_starts >= FAILED_STARTS:
+                times = f"no worker could start {FAILED_STARTS} times in a row: {one.reason}"
+                self._hopeless[name] = one.hopeless or times
+            pause = RESTART_SECONDS if one.is_proved else min(2 * pause, LONGEST_RESTART_SECONDS)
             self._on_event("restart")
-            log.warning("worker ended", environment=self.spec.name, worker=name, reason=one.reason)
-            pause = RESTART_SECONDS if loaded else min(2 * pause, LONGEST_RESTART_SECONDS)
-            self._failed_starts = 0 if loaded else self._failed_starts + 1
-            if self._failed_starts >= FAILED_STARTS:
-                self._give_up(f"no worker could start {FAILED_STARTS} times in a row: {one.reason}")
+            log.warning("worker ended", environment=self.spec.name, worker=name, reason=one.reason, pause=pause)
+            # what has been loaded once is no wrong path, and while another worker still tries it may be right
+            if not self._has_loaded and len(self._hopeless) == self.spec.workers:
+                self._give_up(self._hopeless[name])
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), pause)
 
     async def _run(self, one: _Worker) -> None:
         """Start a process, let it load the environment, and wait for its end."""
         arguments = [str(PROGRAM), self._address, one.identity.decode(), str(os.getpid())]
-        # PYTHONSAFEPATH: as -P, which Python before 3.11 does not know
-        variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", **self.spec.variables}
+        variables = {**os.environ, **self.spec.variables}
+        ours = {name: value for name, value in FOR_THE_INTERPRETER.items() if name not in variables}
         async with _printed() as streams:
             try:
                 one.process = await asyncio.create_subprocess_exec(
                     self.spec.python or sys.executable,
                     *arguments,
+                    *ours,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=streams["stdout"].write_end,
                     stderr=streams["stderr"].write_end,
                     cwd=self.spec.directory or None,
-                    env=variables,
+                    env=variables | ours,
                     start_new_session=True,
                 )
             except OSError as error:
                 one.reason = f"can't be started: {error}"
                 return
-            printing = [self._start(self._print(one, name, stream)) for name, stream in streams.items()]
+            printing = [self.start(self._print(one, name, stream)) for name, stream in streams.items()]
             await self._until_over(one)
             await asyncio.wait(printing, timeout=1.0)
 
@@ -302,32 +372,38 @@ class WorkerPool:
         if self._closing.is_set():
             one.kill("was ended with its rollout actor")
         try:
-            loading = self._start(self._load(one))
+            loading = self.start(self._load(one))
             code = await one.process.wait()
             loading.cancel()
             one.reason = one.reason or (f"was killed by signal {-code}" if code < 0 else f"ended with status {code}")
         finally:
             # after a cancellation
             one.kill("was ended with its rollout actor")
+            if one.process.returncode is not None:
+                kill_left(one.process.pid, one.seen)
 
     async def _load(self, one: _Worker) -> None:
         seconds = self.spec.limits.load
         try:
-            hello = await asyncio.wait_for(asyncio.shield(one.hello), seconds)
+            if not await _comes(one.hello, seconds):
+                one.kill(f"has not said hello within {seconds:g} s (limit of load)")
+                return
+            hello = one.hello.result()
             if hello.get("protocol") != PROTOCOL:
                 one.kill(f"speaks version {hello.get('protocol')} of the protocol, not {PROTOCOL}")
                 return
             answer = await self.call(one, "load", path=self.spec.path, options=self.spec.options)
-        except TimeoutError:
-            one.kill(f"has not said hello within {seconds:g} s (limit of load)")
+            if answer.get("shape") not in ("stepped", "driving"):
+                one.kill(f"answered a load with the shape {answer.get('shape')!r}")
+                return
+            one.shape, one.loaded_at, self._has_loaded = answer["shape"], time.monotonic(), True
+            self._hopeless.clear()
+            self.freed()
         except EpisodeError as failure:
             if failure.cause == "env_load":
                 # the same file fails everywhere
-                self._give_up(str(failure))
+                one.hopeless = str(failure)
             one.kill(f"can't load the environment: {failure}")
-        else:
-            one.shape, self._failed_starts = answer["shape"], 0
-            self.freed()
 
     def _give_up(self, why: str) -> None:
         self._unusable = f"environment {self.spec.name} can't be used: {why}"
@@ -354,8 +430,8 @@ class WorkerPool:
                 continue
             try:
                 self._take(one, unpack(data))
-            except (ValueError, KeyError, TypeError) as error:
-                one.kill(f"was killed: it sent what is no message of the protocol: {error}")
+            except Exception as error:  # noqa: BLE001 - nothing that one worker sends may end the messages of all
+                one.kill(f"was killed: it sent what is no message of the protocol: {type(error).__name__}: {error}")
 
     def _take(self, one: _Worker, message: Message) -> None:
         one.heard = time.monotonic()
@@ -367,48 +443,89 @@ class WorkerPool:
             if future is not None and not future.done():
                 future.set_result(message)
         elif message["kind"] == "sample":
-            self._start(self._sample(one, message))
+            number = message["episode"]
+            task = self.start(self._sample(one, message["request"], one.answers.get(number), message))
+            if (samples := one.samples.get(number)) is not None:
+                samples.add(task)
+                task.add_done_callback(samples.discard)
         elif message["kind"] != "beat":
             raise ValueError(f"kind {message['kind']!r}")
 
-    async def _sample(self, one: _Worker, message: Message) -> None:
+    async def _sample(self, one: _Worker, request: Any, ask: Answer | None, message: Message) -> None:
         """Answer the request of an environment that drives. A failure reaches the user's code as SampleError."""
-        answer: Message = {"kind": "sampled", "request": message["request"]}
+        answer: Message = {"kind": "sampled", "request": request}
         try:
-            if (ask := one.answers.get(message["episode"])) is None:
-                answer["error"] = "the episode is over"
-            else:
-                answer["message"] = await ask(message["messages"], message.get("options") or {})
+            if ask is None:
+                raise RuntimeError("the episode is over")
+            sampled = await ask(message["messages"], message.get("options") or {})
+            data = pack(answer | {"message": sampled})
         except Exception as error:  # noqa: BLE001 - told to the user's code, which may go on or raise it
-            answer["error"] = f"{type(error).__name__}: {error}"
-        await self._send(one, answer)
+            data = pack(answer | {"error": f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]})
+        await self._send(one, data)
 
     async def _watch(self) -> None:
         """Send beats; kill workers that are silent or have too many processes."""
-        limits = self.spec.limits
+        last = time.monotonic()
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            for one in list(self._workers.values()):
-                if one.process is None or one.reason:
-                    continue
-                await self._send(one, {"kind": "beat"})
-                silent = time.monotonic() - one.heard
-                if one.hello.done() and silent > limits.silence:
-                    self._on_event("silent")
-                    one.kill(
-                        f"was killed: not a beat for {silent:.0f} s (limit of silence); the process was stopped, or an "
-                        "async function blocks its event loop"
-                    )
-                elif (count := len(descendants(one.process.pid))) > limits.processes:
-                    self._on_event("processes")
-                    one.kill(f"was killed: it has {count} processes (limit {limits.processes})")
+            now = time.monotonic()
+            # after a pause of this process the beats of the workers are still to be read
+            was_held_up, last = now - last > 2 * BEAT_SECONDS, now
+            try:
+                await self._look(may_be_silent=not was_held_up)
+            except Exception as error:  # noqa: BLE001 - without this task no limit of a process would hold
+                log.error("workers not watched", environment=self.spec.name, reason=f"{type(error).__name__}: {error}")
 
-    def _start(self, work: Any) -> "asyncio.Task[Any]":
+    async def _look(self, may_be_silent: bool) -> None:
+        """Send a beat to each worker, and compare it with its limits."""
+        limits = self.spec.limits
+        # one search for all, in a thread: it takes milliseconds for each thousand processes of the machine
+        processes = await asyncio.to_thread(snapshot)
+        for one in list(self._workers.values()):
+            if one.process is None or one.reason:
+                continue
+            await self._send(one, pack({"kind": "beat"}))
+            # with those of the last look: they are no longer below a worker that has just ended
+            before = [n for n, started in one.seen.items() if n in processes and processes[n].started == started]
+            one.seen = below([one.process.pid, *before], processes)
+            silent = time.monotonic() - one.heard
+            if may_be_silent and one.hello.done() and silent > limits.silence:
+                self._on_event("silent")
+                one.kill(
+                    f"was killed: not a beat for {silent:.0f} s (limit of silence); the process was stopped, or an "
+                    "async function blocks its event loop"
+                )
+            elif len(one.seen) > limits.processes:
+                self._on_event("processes")
+                one.kill(f"was killed: it has {len(one.seen)} processes (limit {limits.processes})")
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a coroutine beside its caller, until the end of the pool."""
         task = asyncio.get_running_loop().create_task(work)
         # asyncio itself holds only a weak reference to a running task
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def start_call(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a coroutine that ends by itself at the end of the pool, because its worker has ended."""
+        task = self.start(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, EpisodeError):
+            # an EpisodeError is its caller's; without one, nobody is left to hear of it
+            log.error("task failed", environment=self.spec.name, reason=f"{type(error).__name__}: {error}")
+
+
+async def _comes(future: "asyncio.Future[Message]", seconds: float) -> bool:
+    """Wait for a future; return whether it is done. If this process was held up, what has come is still to be read."""
+    for wait in (seconds, GRACE_SECONDS):
+        await asyncio.wait([future], timeout=wait)
+    return future.done()
 
 
 class _Stream:
@@ -451,12 +568,11 @@ async def _printed() -> AsyncIterator[dict[str, _Stream]]:
 
 
 class EpisodeCalls:
-    """Calls of one episode, on the worker that holds it. To be closed in any case, by `async with`."""
+    """Calls of one episode, on the worker that holds it. To be entered and closed by `async with`."""
 
-    def __init__(self, pool: WorkerPool, one: _Worker, number: int) -> None:
-        self._pool, self._worker, self._number = pool, one, number
+    def __init__(self, pool: WorkerPool, one: _Worker, number: int, room: Callable[[], Awaitable[_Worker]]) -> None:
+        self._pool, self._worker, self._number, self._room = pool, one, number, room
         self._open = False
-        one.num_episodes += 1
 
     @property
     def is_driving(self) -> bool:
@@ -464,14 +580,27 @@ class EpisodeCalls:
         return self._worker.shape == "driving"
 
     async def __aenter__(self) -> Self:
-        """Return the episode."""
+        """Take a place on a worker, from now on: an episode that is never entered holds none.
+
+        Raises:
+            EpisodeError: as `WorkerPool.episode`.
+        """
+        self._worker = await self._room()
+        self._worker.num_episodes += 1
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        """Close the episode; a failure of the user's `close` is logged, since the rewards are there already."""
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        """Close the episode. Who was cancelled does not wait for what the user's code still does."""
+        closing = self._pool.start_call(self._close())
+        if not isinstance(error, asyncio.CancelledError):
+            await asyncio.shield(closing)
+
+    async def _close(self) -> None:
+        """Give the place back once the user's code has ended; its failure is logged, as the rewards are there."""
         try:
             if self._open:
                 await self._call("close")
+                self._worker.has_completed = True
         except EpisodeError as failure:
             log.warning("episode not closed", reason=str(failure))
         finally:
@@ -502,12 +631,19 @@ class EpisodeCalls:
         Args:
             answer: samples each message that the environment asks for.
         """
-        self._worker.answers[self._number] = answer
+        self._open = True
+        samples: set[asyncio.Task[None]] = set()
+        self._worker.answers[self._number], self._worker.samples[self._number] = answer, samples
         try:
             rewards: dict[str, float | None] = (await self._call("run", row=row, seed=seed))["rewards"]
             return rewards
         finally:
-            self._worker.answers.pop(self._number, None)
+            del self._worker.answers[self._number], self._worker.samples[self._number]
+            # what the user's code has asked for and not awaited must not sample for an episode that is over
+            under_way = list(samples)
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _call(self, kind: str, **content: Any) -> Message:
         return await self._pool.call(self._worker, kind, episode=self._number, **content)

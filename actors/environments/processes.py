@@ -3,48 +3,100 @@
 import contextlib
 import os
 import signal
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 ROUNDS = 100
 """Most searches for processes that were started during the search before."""
 
 
-def descendants(root: int) -> list[int]:
-    """Return the ids of the living processes below a process, the process itself first; empty if it is gone."""
-    children: dict[int, list[int]] = {}
-    living = set()
+class Process(NamedTuple):
+    """What the kernel says of a process."""
+
+    parent: int
+    session: int
+    started: int
+    """Ticks from the start of the machine: an id that is used again has another start."""
+    is_living: bool
+
+
+Processes = Mapping[int, Process]
+
+
+def snapshot() -> dict[int, Process]:
+    """Return all processes of the machine by id."""
+    found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                # the name in parentheses may hold blanks; state and parent follow it
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                children.setdefault(int(parent), []).append(int(folder.name))
-                if state not in "ZX":
-                    living.add(int(folder.name))
-    found = [root]
-    for process in found:
-        found += children.get(process, [])
-    return [process for process in found if process in living]
+            # a process may end during the search
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # the name in parentheses may hold blanks, parentheses and any bytes; the other fields follow it
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                found[int(folder.name)] = Process(
+                    int(fields[1]), int(fields[3]), int(fields[19]), fields[0] not in b"ZX"
+                )
+    return found
 
 
-def kill_all(root: int) -> None:
-    """Kill a process and everything below it.
+def below(roots: Iterable[int], processes: Processes) -> dict[int, int]:
+    """Return the start of each living process among some and below them, by id."""
+    children: dict[int, list[int]] = {}
+    for number, process in processes.items():
+        children.setdefault(process.parent, []).append(number)
+    found = list(dict.fromkeys(roots))
+    known = set(found)
+    for number in found:
+        new = [child for child in children.get(number, []) if child not in known]
+        found += new
+        known.update(new)
+    return {n: processes[n].started for n in found if n in processes and processes[n].is_living}
+
+
+def kill_all(root: int, seen: Mapping[int, int]) -> None:
+    """Kill a process that has not been waited for, its session, everything below, and what was seen below before.
+
+    Args:
+        root: leads its session.
+        seen: result of `below` from some time before.
+    """
+    _kill(root, seen, root_is_ours=True)
+
+
+def kill_left(root: int, seen: Mapping[int, int]) -> None:
+    """Kill what a process that has ended and was waited for has left: its session, and what was seen below it before.
+
+    Args:
+        root: the id that the process had; another process may have it now.
+        seen: result of `below` from some time before.
+    """
+    _kill(root, seen, root_is_ours=False)
+
+
+def _kill(root: int, seen: Mapping[int, int], root_is_ours: bool) -> None:
+    """Kill processes; never raise, because what can't be killed must not save the others.
 
     All are stopped before the first is killed: a stopped process forks no more, and the children of a killed one are no
     longer found below it.
     """
     stopped: set[int] = set()
     for _ in range(ROUNDS):
-        running = [process for process in descendants(root) if process not in stopped]
+        processes = snapshot()
+        roots = [n for n, started in seen.items() if n in processes and processes[n].started == started]
+        if root_is_ours or root not in processes:
+            # the kernel gives out no id that a session still has, so a session without its leader is the old one
+            roots += [n for n, process in processes.items() if n == root or process.session == root]
+        running = [n for n in below(roots, processes) if n not in stopped]
         if not running:
             break
-        for process in running:
-            _signal(process, signal.SIGSTOP)
+        for number in running:
+            _signal(number, signal.SIGSTOP)
         stopped.update(running)
-    for process in stopped:
-        _signal(process, signal.SIGKILL)
+    for number in stopped:
+        _signal(number, signal.SIGKILL)
 
 
 def _signal(process: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    """Send a signal; a process may be gone, or belong to another user."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)

@@ -1,4 +1,4 @@
-"""Start of a worker process: `PYTHON .../actors/environments/worker/__main__.py ADDRESS NAME PARENT`.
+"""Start of a worker process: `PYTHON .../actors/environments/worker/__main__.py ADDRESS NAME PARENT [VARIABLE …]`.
 
 Loads the package under a name of its own, so that nothing of ours comes before the user's modules in the search path.
 """
@@ -17,6 +17,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 def main() -> None:
     """Serve the rollout actor at the address on the command line until told to stop."""
     address, name, parent = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    # set for this interpreter alone: processes of the user's must not inherit them
+    for variable in sys.argv[4:]:
+        os.environ.pop(variable, None)
     if parent and sys.platform == "linux":
         library = ctypes.CDLL(None)
         # without this an environment that hangs would outlive a rollout actor that was killed

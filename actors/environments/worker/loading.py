@@ -39,7 +39,7 @@ def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise LoadError(f"there is no file {path.resolve()}")
     _search(path.resolve().parent)
-    spec = importlib.util.spec_from_file_location(f"user_environment_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(_module_name(path.stem), path)
     assert spec is not None  # a name that ends with .py has a loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -47,6 +47,12 @@ def _from_file(path: Path) -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _module_name(stem: str) -> str:
+    """Return the name of a file's module: its own, by which processes of the user find its classes, unless taken."""
+    is_taken = "." in stem or stem in sys.modules or stem in sys.stdlib_module_names
+    return f"user_environment_{stem}" if is_taken else stem
 
 
 def _from_package(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Service of a worker process: reads calls, plays episodes with the user's code, and answers.
 
-Many episodes run at the same time. Async functions of the user run on the event loop, others in threads; the calls of
-one episode follow each other. Time limits are the rollout actor's: it kills a worker whose call takes too long.
+Many episodes run at the same time. The calls of one episode follow each other, all in one task and, where the user's
+functions are not async, in one thread. Time limits are the rollout actor's: it kills a worker when a call takes too
+long.
 """
 
 import asyncio
@@ -10,9 +11,8 @@ import itertools
 import os
 import platform
 import sys
-import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -22,12 +22,12 @@ import zmq
 import zmq.asyncio
 
 from .loading import load
-from .shapes import Episode, ShapeError, episode_maker, is_driving
+from .shapes import Episode, ShapeError, episode_maker, finite, is_driving
 from .wire import BEAT_SECONDS, PROTOCOL, SILENCE_SECONDS, TEXT_CHARACTERS, Message, pack, unpack
 
-MOST_THREADS = 256
-"""Calls of functions that are not async, at the same time."""
 LINGER_MILLISECONDS = 1000
+FIRST_CALLS = ("reset", "run")
+EPISODE_CALLS = (*FIRST_CALLS, "step", "score", "close")
 
 
 class SampleError(RuntimeError):
@@ -59,6 +59,56 @@ class Policy:
         return dict(answer["message"])
 
 
+class _Thread:
+    """Thread for functions of the user that are not async; it starts with the first of them."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+
+    async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Run a function of the user: on the event loop if it is async, otherwise in the thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*arguments, **named)
+        work = partial(_caught, function, arguments, named)
+        result, error = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        if error is not None:
+            raise error
+        return await result if inspect.isawaitable(result) else result
+
+    def end(self) -> None:
+        """Let the thread end once it has nothing more to do."""
+        self._executor.shutdown(wait=False)
+
+
+class _Line:
+    """Calls of one episode in a row: one task runs them, with one thread.
+
+    A connection of sqlite3 may be used only by the thread that opened it, a session with a cancel scope only by its
+    task. And no call may find the object in the middle of another one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.calls: asyncio.Queue[Message] = asyncio.Queue()
+        self.thread = _Thread(f"episode-{number}")
+        self.task: asyncio.Task[None] | None = None
+        self.under_way = ""
+        """Kind of the call that runs."""
+        self.is_over = False
+        """Whether a `close` has come."""
+        self.episode: Episode | None = None
+        self.driver: Any = None
+        """The user's object that drives this episode."""
+
+    def add(self, call: Message) -> None:
+        """Append a call. A `close` cancels a `run` under way: nobody waits for it any more."""
+        self.calls.put_nowait(call)
+        if call["kind"] == "close":
+            self.is_over = True
+            if self.under_way == "run" and self.task is not None:
+                self.task.cancel()
+
+
 class Service:
     """Server of calls.
 
@@ -68,15 +118,14 @@ class Service:
 
     def __init__(self, socket: zmq.asyncio.Socket) -> None:
         self._socket = socket
-        self._threads = ThreadPoolExecutor(MOST_THREADS, "episode")
+        self._loader = _Thread("load")
         self._target: Any = None
         self._options: dict[str, Any] = {}
-        self._make: Callable[..., Any] | None = None
-        self._episodes: dict[int, Episode] = {}
+        self._make: Callable[..., Awaitable[Episode]] | None = None
+        self._lines: dict[int, _Line] = {}
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._requests = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heard = time.monotonic()
 
     async def serve(self) -> None:
         """Answer calls until a `stop`, or until the rollout actor has been silent for SILENCE_SECONDS."""
@@ -84,11 +133,14 @@ class Service:
             {"kind": "hello", "protocol": PROTOCOL, "pid": os.getpid(), "python": platform.python_version()}
         )
         beat = asyncio.create_task(self._beat())
-        while time.monotonic() - self._heard < SILENCE_SECONDS:
+        # counted, not measured: after a pause of this process its messages are still to be read
+        silent = 0.0
+        while silent < SILENCE_SECONDS:
             if not await self._socket.poll(1000 * BEAT_SECONDS):
+                silent += BEAT_SECONDS
                 continue
+            silent = 0.0
             message = unpack(await self._socket.recv())
-            self._heard = time.monotonic()
             if message["kind"] == "stop":
                 break
             if message["kind"] == "sampled":
@@ -96,9 +148,7 @@ class Service:
                 if future is not None and not future.done():
                     future.set_result(message)
             elif message["kind"] != "beat":
-                task = asyncio.create_task(self._answer(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._accept(message)
         beat.cancel()
 
     async def _beat(self) -> None:
@@ -107,84 +157,157 @@ class Service:
             await self._send({"kind": "beat"})
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def _answer(self, call: Message) -> None:
-        """Run a call and send its answer. Whatever the user's code raises becomes a `failed` with its text."""
+    def _accept(self, call: Message) -> None:
+        """Give a call to the line of its episode; one without an episode is run by itself."""
+        kind = call["kind"]
+        if kind not in EPISODE_CALLS:
+            self._start(self._answer(call, None))
+            return
+        number = call["episode"]
+        line = self._lines.get(number)
+        if line is None and kind not in FIRST_CALLS:
+            # of no episode, which the handler says
+            self._start(self._answer(call, _Line(number)))
+            return
+        if line is None:
+            line = self._lines[number] = _Line(number)
+            line.task = self._start(self._serve(line))
+        line.add(call)
+        if kind == "close":
+            del self._lines[number]
+
+    async def _serve(self, line: _Line) -> None:
+        """Run the calls of an episode, in their order, up to its `close`. No cancellation by the user ends this."""
+        while not (line.is_over and line.calls.empty()):
+            try:
+                call = await line.calls.get()
+            except asyncio.CancelledError:
+                _uncancel()
+                continue
+            line.under_way = call["kind"]
+            await self._answer(call, line)
+            line.under_way = ""
+            _uncancel()
+        line.thread.end()
+
+    async def _answer(self, call: Message, line: _Line | None) -> None:
+        """Run a call and send its answer. Whatever the user's code raises becomes a `failed` with its text.
+
+        Also sys.exit, which is a failure of the call alone, and a cancellation: a call without an answer would cost the
+        worker its life.
+        """
         number = call.get("call")
         try:
             handler = getattr(self, f"_on_{call['kind']}", None)
             if handler is None:
                 raise ValueError(f"{call['kind']!r} is no kind of call in version {PROTOCOL} of the protocol")
-            data = pack({"kind": "answer", "call": number, **await handler(call)})
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - sys.exit in user code, too, is a failure of the call alone
-            words = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]
-            trace = "".join(traceback.format_exception(error))[-TEXT_CHARACTERS:]
-            data = pack({"kind": "failed", "call": number, "error": words, "trace": trace})
-        await self._socket.send(data)
+            data = pack({"kind": "answer", "call": number, **await (handler(call, line) if line else handler(call))})
+        except BaseException as error:  # noqa: BLE001 - see above
+            data = _failed(number, error)
+        while True:
+            try:
+                await self._socket.send(data)
+            except asyncio.CancelledError:
+                _uncancel()
+            else:
+                return
 
     async def _on_load(self, call: Message) -> Message:
         self._options = call.get("options") or {}
-        self._target = await self._run(load, call["path"])
+        self._target = await self._loader.run(load, call["path"])
         driving = is_driving(self._target)
         if not driving:
             self._make = episode_maker(self._target, self._options)
         return {"shape": "driving" if driving else "stepped"}
 
-    async def _on_reset(self, call: Message) -> Message:
+    async def _on_reset(self, call: Message, line: _Line) -> Message:
         if self._make is None:
             raise ShapeError("a reset, but no environment that is stepped has been loaded")
-        episode = await self._make(self._run)
-        self._episodes[call["episode"]] = episode
-        return asdict(await episode.reset(call["row"], call["seed"]))
+        line.episode = await self._make(line.thread.run, call["row"])
+        return asdict(await line.episode.reset(call["row"], call["seed"]))
 
-    async def _on_step(self, call: Message) -> Message:
-        return asdict(await self._episode(call).step(call["message"]))
+    async def _on_step(self, call: Message, line: _Line) -> Message:
+        return asdict(await _episode(line).step(call["message"]))
 
-    async def _on_score(self, call: Message) -> Message:
-        return {"rewards": await self._episode(call).score()}
+    async def _on_score(self, call: Message, line: _Line) -> Message:
+        return {"rewards": await _episode(line).score()}
 
-    async def _on_close(self, call: Message) -> Message:
-        await self._episode(call).close()
-        del self._episodes[call["episode"]]
+    async def _on_close(self, call: Message, line: _Line) -> Message:
+        if line.episode is not None:
+            await line.episode.close()
+        if hasattr(line.driver, "close"):
+            await line.thread.run(line.driver.close)
         return {}
 
-    async def _on_run(self, call: Message) -> Message:
+    async def _on_run(self, call: Message, line: _Line) -> Message:
         """Let the user's coroutine drive an episode. It returns a reward, rewards by name, or None."""
-        target = self._target if inspect.isfunction(self._target) else self._target(**self._options).run
+        if line.is_over:
+            raise RuntimeError("the episode is over")
+        target = self._target
+        if inspect.isclass(target):
+            line.driver = await line.thread.run(target, **self._options)
+            target = line.driver.run
+        elif not inspect.isfunction(target):
+            target = target.run
         result = await target(call["row"] | {"seed": call["seed"]}, Policy(call["episode"], self._ask))
         if result is None or isinstance(result, dict):
             rewards = result or {}
         else:
             rewards = {getattr(self._target, "__name__", "run"): result}
-        return {"rewards": {name: None if value is None else float(value) for name, value in rewards.items()}}
-
-    def _episode(self, call: Message) -> Episode:
-        try:
-            return self._episodes[call["episode"]]
-        except KeyError:
-            raise LookupError(f"there is no episode {call['episode']} here") from None
+        return {"rewards": {name: finite(value, f"the reward {name!r}") for name, value in rewards.items()}}
 
     async def _ask(self, request: Message) -> Message:
         """Send a request for a sample, and return its answer."""
         number = next(self._requests)
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
-        await self._send({**request, "request": number})
-        return await future
-
-    async def _run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Run a function of the user: on the event loop if it is async, otherwise in a thread."""
-        if inspect.iscoroutinefunction(function):
-            return await function(*arguments, **named)
-        work = partial(_caught, function, arguments, named)
-        result, error = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        if error is not None:
-            raise error
-        return await result if inspect.isawaitable(result) else result
+        try:
+            await self._send({**request, "request": number})
+            return await future
+        finally:
+            self._asked.pop(number, None)
 
     async def _send(self, message: Message) -> None:
         await self._socket.send(pack(message))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        # asyncio itself holds only a weak reference to a running task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _episode(line: _Line) -> Episode:
+    """Return the episode of a line; raise if no `reset` has made one."""
+    if line.episode is None:
+        raise LookupError(f"there is no episode {line.number} here")
+    return line.episode
+
+
+def _uncancel() -> None:
+    """Take back the cancellations of the present task, which later timeouts of the user would take for their own."""
+    task: Any = asyncio.current_task()
+    # Python before 3.11 does not count them
+    while getattr(task, "cancelling", int)():
+        task.uncancel()
+
+
+def _failed(number: Any, error: BaseException) -> bytes:
+    """Return the message on a failure, whatever the error's own methods do."""
+    name = type(error).__name__
+    try:
+        words = f"{name}: {error}"[:TEXT_CHARACTERS]
+    except BaseException as second:  # noqa: BLE001 - __str__ is the user's as well
+        words = f"{name} (its text can't be made: {type(second).__name__})"
+    try:
+        trace = "".join(traceback.format_exception(error))[-TEXT_CHARACTERS:]
+    except BaseException:  # noqa: BLE001 - as above
+        trace = ""
+    try:
+        return pack({"kind": "failed", "call": number, "error": words, "trace": trace})
+    except Exception:  # noqa: BLE001 - a call without an answer would hang
+        return pack({"kind": "failed", "call": number, "error": "a failure whose text can't be sent", "trace": ""})
 
 
 def _caught(
@@ -208,13 +331,16 @@ def run(address: str, name: str) -> None:
         socket.setsockopt(zmq.IDENTITY, name.encode())
         socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
         socket.connect(address)
+        code = 0
         try:
             await Service(socket).serve()
-        finally:
-            context.destroy(LINGER_MILLISECONDS)
+        except BaseException:  # noqa: BLE001 - told in the log of the worker
+            traceback.print_exc()
+            code = 1
+        context.destroy(LINGER_MILLISECONDS)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # not by the end of the loop and of the interpreter, which wait for every task and thread of the user's
+        os._exit(code)
 
     asyncio.run(main())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # not by the interpreter's own end, which waits for every thread of the user's
-    os._exit(0)

@@ -13,6 +13,7 @@ A step returns (observation, reward, done), optionally followed by a dictionary;
 """
 
 import inspect
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +26,8 @@ Run = Callable[..., Awaitable[Any]]
 """Coroutine function that runs a function with arguments: async ones on the event loop, others in a thread."""
 NOT_TOOLS = ("reset", "get_reward", "close")
 """Public methods of TRL's class that are no tools."""
-NUMBER = re.compile(r"-?\d+")
+NUMBER = re.compile(r"(?<![\d.])-?\d{1,18}(?!\.?\d)")
+"""A whole number: neither a part of a decimal fraction, nor of more digits than an action has."""
 
 
 class ShapeError(TypeError):
@@ -119,7 +121,7 @@ class Gymnasium(Episode):
         observation, reward, terminated, truncated, info = await self._run(self._environment.step, action)
         shown = await self._shown(observation)
         over = bool(terminated or truncated)
-        return Turn(_messages(shown, "user"), float(reward), over, bool(truncated), _plain_info(info))
+        return Turn(_messages(shown, "user"), finite(reward), over, bool(truncated), _plain_info(info))
 
     async def _shown(self, observation: Any) -> str:
         """Return the picture in letters where the environment draws one, otherwise the observation."""
@@ -128,12 +130,20 @@ class Gymnasium(Episode):
         return str(observation)
 
 
+class SwiftConfig(dict[str, Any]):
+    """What ms-swift's `reset` gets: a request of the dataset's row, here also the map of the environment's settings."""
+
+    def __init__(self, row: Json) -> None:
+        super().__init__(row.get("env_config") or row)
+        self.data_dict = row
+
+
 class SwiftGym(Episode):
     """Environment of ms-swift: `reset(config)` returns observation, info and a system message; `step` gets messages."""
 
     async def reset(self, row: Json, seed: int) -> Turn:
-        """Reset with the row's column `env_config`, or with the whole row."""
-        observation, info, system = await self._run(self._environment.reset, row.get("env_config", row))
+        """Reset with the row: as `config.data_dict`, and its column `env_config` (or all of it) as a map."""
+        observation, info, system = await self._run(self._environment.reset, SwiftConfig(row))
         self._history = [*_messages(system, "system"), *_messages(observation, "user")]
         return Turn(list(self._history), info=_plain_info(info))
 
@@ -185,8 +195,8 @@ def is_driving(target: Any) -> bool:
     return inspect.iscoroutinefunction(run) and [*inspect.signature(run).parameters][-2:] == ["example", "policy"]
 
 
-def episode_maker(target: Any, options: Json) -> Callable[[Run], Awaitable[Episode]]:
-    """Return the coroutine function that makes an episode of a class, a factory or a list of functions.
+def episode_maker(target: Any, options: Json) -> Callable[[Run, Json], Awaitable[Episode]]:
+    """Return the coroutine function that makes an episode (for a row) of a class, a factory or a list of functions.
 
     Args:
         target: what the user's path names.
@@ -198,16 +208,26 @@ def episode_maker(target: Any, options: Json) -> Callable[[Run], Awaitable[Episo
     if isinstance(target, Sequence):
         functions = {function.__name__: function for function in target}
 
-        async def with_tools(run: Run) -> Episode:
+        async def with_tools(run: Run, row: Json) -> Episode:
             return Tools(None, run, functions)
 
         return with_tools
 
-    async def made(run: Run) -> Episode:
-        environment = await run(target, **options)
+    async def made(run: Run, row: Json) -> Episode:
+        # ms-swift's constructors take the settings of the row
+        settings = {"env_config": row.get("env_config") or {}} if _takes(target, "env_config") else {}
+        environment = await run(target, **settings | options)
         return _form_of(environment)(environment, run)
 
     return made
+
+
+def _takes(function: Any, name: str) -> bool:
+    """Return whether a function or class has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a class in C, say
+        return False
 
 
 def _form_of(environment: Any) -> type[Episode]:
@@ -238,7 +258,7 @@ def _turn(result: Any) -> Turn:
     info = rest[-1] if rest and isinstance(rest[-1], dict) else {}
     return Turn(
         [] if observation is None else _messages(observation, "user"),
-        None if reward is None else float(reward),
+        finite(reward),
         bool(done) or truncated,
         truncated,
         _plain_info(info),
@@ -283,5 +303,18 @@ def _action(space: Any, text: str) -> Any:
 async def _get_reward(environment: Any, run: Run) -> dict[str, float | None]:
     if not hasattr(environment, "get_reward"):
         return {}
-    reward = await run(environment.get_reward)
-    return {type(environment).__name__: None if reward is None else float(reward)}
+    return {type(environment).__name__: finite(await run(environment.get_reward))}
+
+
+def finite(reward: Any, what: str = "the reward") -> float | None:
+    """Return a reward as a number; None stays None.
+
+    Raises:
+        ShapeError: it is not finite: one such reward would spoil the advantages of its whole group.
+    """
+    if reward is None:
+        return None
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ShapeError(f"{what} is {number}, but must be a finite number")
+    return number

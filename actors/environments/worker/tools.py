@@ -55,8 +55,14 @@ def public_methods(environment: Any, but: Sequence[str]) -> dict[str, Callable[.
     found: dict[str, Callable[..., Any]] = {}
     for kind in reversed(type(environment).__mro__):
         for name, value in vars(kind).items():
-            if kind is not object and not name.startswith("_") and name not in but and callable(value):
-                found[name] = getattr(environment, name)
+            if kind is object or name.startswith("_") or name in but:
+                continue
+            # looked at in the class first: a property must not be computed for this
+            if not (callable(value) or isinstance(value, (classmethod, staticmethod))):
+                continue
+            # a class inside the class can be called too, but is no method
+            if inspect.isroutine(method := getattr(environment, name)):
+                found[name] = method
     return found
 
 
@@ -80,6 +86,8 @@ async def called(tools: Mapping[str, Callable[..., Any]], call: Json, run: Calla
         # before the call, so that the tool's own TypeErrors are told apart
         inspect.signature(tools[name]).bind(**arguments)
         content = await run(tools[name], **arguments)
+        if inspect.isasyncgen(content) or inspect.isgenerator(content):
+            raise TypeError(f"the tool {name} yields; a tool returns its result")
     except Exception as error:  # noqa: BLE001 - told to the model, and counted
         failure = f"{type(error).__name__}: {error}"
         content = {"error": str(error)}

@@ -23,13 +23,16 @@ class TooLargeError(ValueError):
 
 
 def pack(message: Message) -> bytes:
-    """Return the bytes of a message. Numbers of numpy become numbers.
+    """Return the bytes of a message. Numbers of numpy become numbers; half a surrogate pair becomes its escape.
 
     Raises:
         TooLargeError: the message is beyond MESSAGE_BYTES.
         TypeError: a value is neither text, number, list nor map.
+        OverflowError: a number is beyond 64 bits.
+        ValueError: the message is nested too deep.
     """
-    data: bytes = msgpack.packb(message, default=_plain)
+    # no UTF-8 has lone surrogates, and not every decoder takes them
+    data: bytes = msgpack.packb(message, default=_plain, unicode_errors="backslashreplace")
     if len(data) > MESSAGE_BYTES:
         raise TooLargeError(f"a message of {len(data)} bytes exceeds the limit of {MESSAGE_BYTES} bytes")
     return data

@@ -93,12 +93,40 @@ def test_tools_of_an_object_are_its_public_methods() -> None:
     """In the order of the class; of a parent class too."""
 
     class Child(Counter):
+        class State:
+            pass
+
         def last(self) -> int:
             return 1
 
+        @classmethod
+        def of_class(cls) -> int:
+            return 2
+
+        @staticmethod
+        def free() -> int:
+            return 3
+
+        @property
+        def costly(self) -> Any:
+            raise AssertionError
+
         constant = 3
 
-    assert list(public_methods(Child(), ("reset", "get_reward"))) == ["add", "explode", "last"]
+    found = public_methods(Child(), ("reset", "get_reward"))
+    assert list(found) == ["add", "explode", "last", "of_class", "free"]
+    assert found["of_class"]() == 2
+
+
+async def test_a_tool_that_yields_is_refused_in_words() -> None:
+    """The model would be shown the name of a generator."""
+
+    async def count() -> Any:
+        yield 1
+
+    message, failed = await called({"count": count}, {"function": {"name": "count", "arguments": "{}"}}, run)
+    assert "the tool count yields" in message["content"]
+    assert failed.startswith("TypeError")
 
 
 async def run(function: Callable[..., Any], **arguments: Any) -> Any:

@@ -17,6 +17,11 @@ def test_numbers_of_numpy_travel_as_numbers() -> None:
     assert wire.unpack(wire.pack(message)) == {"kind": "answer", "a": 0.5, "b": 3, "c": [1], "d": True}
 
 
+def test_half_a_surrogate_pair_travels_as_its_escape() -> None:
+    """Python's texts may have one, UTF-8 has none."""
+    assert wire.unpack(wire.pack({"kind": "answer", "text": "a\ud800b"}))["text"] == "a\\ud800b"
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

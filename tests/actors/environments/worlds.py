@@ -1,11 +1,16 @@
 """Environments as users write them, in each form; a worker process of the tests imports this file alone."""
 
 import asyncio
+import concurrent.futures
+import multiprocessing
 import os
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 
 class Guess:
@@ -215,3 +220,184 @@ class Slow:
         """Take the time."""
         time.sleep(self.seconds)
         return answer, 1.0, True
+
+
+class Places:
+    """Notes the thread and the task of each call, and fails if two of them overlap or leave sqlite3's thread."""
+
+    def __init__(self) -> None:
+        self.database = sqlite3.connect(":memory:")
+        self.places = [threading.get_ident()]
+
+    async def reset(self, mark: str = "") -> str:
+        """Remember the task."""
+        self.mark, self.task = mark, asyncio.current_task()
+        return "go"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Note the thread."""
+        self.database.execute("select 1")
+        self.places.append(threading.get_ident())
+        return "on", 0.0, False
+
+    async def get_reward(self) -> float:
+        """Return 1 if all calls so far had one thread and one task."""
+        return float(len(set(self.places)) == 1 and asyncio.current_task() is self.task)
+
+    def close(self) -> None:
+        """Say that this ran where the rest did."""
+        self.database.close()
+        Path(self.mark).write_text("closed")
+
+
+class Waits:
+    """A step that waits for a file, and a close that says whether it came in the middle of it."""
+
+    def reset(self, gate: str, mark: str) -> str:
+        """Remember the files."""
+        self.gate, self.mark, self.is_inside = Path(gate), Path(mark), False
+        return "go"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Wait."""
+        self.is_inside = True
+        self.mark.write_text("waits")
+        while not self.gate.exists():
+            time.sleep(0.01)
+        self.is_inside = False
+        return "on", 0.0, False
+
+    def close(self) -> None:
+        """Write what was seen."""
+        self.mark.write_text("in the middle" if self.is_inside else "after the step")
+
+
+class Silent(Exception):  # noqa: N818
+    """An error whose text can't be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Ways:
+    """Fails in ways that are hard to tell of."""
+
+    async def reset(self, way: str) -> str:
+        """Remember the way."""
+        self.way = way
+        return "go"
+
+    async def step(self, answer: str) -> tuple[str, float, bool]:
+        """Fail."""
+        if self.way == "cancelled":
+            raise asyncio.CancelledError
+        if self.way == "cancels itself":
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+        if self.way == "surrogate":
+            raise ValueError("bad \ud800")
+        if self.way == "silent":
+            raise Silent
+        return "on", float(self.way), False
+
+    def get_reward(self) -> float:
+        """Return what the way says."""
+        return float(self.way)
+
+
+class Orphans:
+    """Leaves processes behind: one in its session, and one in a session of its own."""
+
+    def reset(self, mark: str) -> str:
+        """Start them."""
+        both = [subprocess.Popen(["sleep", "3600"], start_new_session=own) for own in (False, True)]
+        Path(mark).write_text(" ".join(str(child.pid) for child in both))
+        return "go"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """End the process."""
+        os._exit(3)
+
+
+class Named:
+    """Gives its process a name that is no UTF-8, which any process may."""
+
+    def reset(self) -> str:
+        """Rename."""
+        Path("/proc/self/task", str(os.getpid()), "comm").write_bytes(b"\xff\xfe) Z (")
+        return "go"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Go on."""
+        return "on", 0.0, False
+
+
+class Script:
+    """Runs a script that imports the module beside it, and uses a pool of processes."""
+
+    def reset(self, script: str) -> str:
+        """Return what the script prints."""
+        names = sorted(name for name in os.environ if name in ("PYTHONSAFEPATH", "PYTHONUNBUFFERED"))
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        return f"{names} {done.stdout}{done.stderr}"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Double a number in another process."""
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return str(pool.submit(doubled, int(answer)).result()), 0.0, True
+
+
+def doubled(number: int) -> int:
+    """Return twice the number."""
+    return 2 * number
+
+
+class Driver:
+    """A class that drives: made outside of the event loop, and closed."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark, self.thread = mark, threading.current_thread()
+
+    async def run(self, example: dict[str, str], policy: object) -> float:
+        """Return whether this object was made in another thread, or ask until cancelled."""
+        if example["way"] == "nan":
+            return float("nan")
+        if example["way"] == "leaves":
+            self.asking = asyncio.create_task(policy.sample([]))  # type: ignore[attr-defined]
+            while not Path(example["asked"]).exists():
+                await asyncio.sleep(0.01)
+        if example["way"] == "waits":
+            Path(self.mark).write_text("runs")
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                Path(self.mark).write_text("cancelled")
+        return float(self.thread is not threading.current_thread())
+
+    def close(self) -> None:
+        """Leave a mark."""
+        with Path(self.mark).open("a") as mark:
+            mark.write(" closed")
+
+
+class Swift:
+    """ms-swift's form, by its published interface."""
+
+    def __init__(self, env_config: dict[str, int]) -> None:
+        self.level = env_config["level"]
+
+    async def reset(self, config: Any) -> tuple[str, dict[str, int], str]:
+        """Read the row."""
+        return f"{config.data_dict['problem']} at level {self.level}", {}, "You play."
+
+    async def step(self, messages: list[dict[str, str]]) -> tuple[str, float, bool, dict[str, int]]:
+        """End."""
+        return "", 1.0, True, {}
+
+
+class BadClose(Bad):
+    """Can't be closed."""
+
+    def close(self) -> None:
+        """Fail."""
+        raise ValueError("stays open")
