@@ -3,7 +3,7 @@
 from typing import Literal
 
 Cause = Literal["env_load", "env_reset", "env_step", "env_score", "env_timeout", "env_lost"]
-"""What failed: loading the user's code, one of its functions, a function's time limit, or the worker process."""
+"""Part that failed: loading the user's code, one of its functions, a function's time limit, or the worker process."""
 
 
 class EpisodeError(RuntimeError):

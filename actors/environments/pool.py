@@ -120,15 +120,15 @@ class _Worker:
         self.process: asyncio.subprocess.Process | None = None
         self.calls: dict[int, asyncio.Future[Message]] = {}
         self.answers: dict[int, Answer] = {}
-        """By episode: who samples for an environment that drives."""
+        """Samplers for environments that drive, by episode."""
         self.samples: dict[int, set[asyncio.Task[None]]] = {}
-        """By episode: samples under way."""
+        """Samples under way, by episode."""
         self.num_episodes = 0
         self.shape = ""
         """`stepped` or `driving`; empty until the environment has been loaded."""
         self.loaded_at: float | None = None
         self.has_completed = False
-        """Whether an episode has been closed."""
+        """True once an episode has been closed."""
         self.hopeless = ""
         """Why no successor can do better; empty if one may."""
         self.seen: dict[int, int] = {}
@@ -170,13 +170,14 @@ class WorkerPool:
 
     def __init__(self, spec: EnvironmentSpec, on_event: Callable[[str], None] = lambda event: None) -> None:
         self.spec, self._on_event = spec, on_event
-        self._workers: dict[bytes, _Worker] = {}
+        self.workers: dict[bytes, _Worker] = {}
+        """Living workers, by identity."""
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
         self._changed = asyncio.Event()
         self._hopeless: dict[str, str] = {}
-        """By name of a worker: why it can't load the environment."""
+        """Reasons why workers can't load the environment, by name."""
         self._has_loaded, self._unusable, self._last_end = False, "", ""
         self._closing = asyncio.Event()
 
@@ -201,12 +202,12 @@ class WorkerPool:
         self._closing.set()
         self.freed()
         try:
-            for one in list(self._workers.values()):
+            for one in list(self.workers.values()):
                 one.kill("was ended with its rollout actor")
             await asyncio.wait(self._keepers, timeout=CLOSE_SECONDS)
         finally:
             # also after a cancellation of this
-            for one in list(self._workers.values()):
+            for one in list(self.workers.values()):
                 one.reason = one.reason or "was ended with its rollout actor"
                 one.fail_calls()
             for task in self._tasks - self._calls:
@@ -221,7 +222,7 @@ class WorkerPool:
     @property
     def num_ready(self) -> int:
         """Number of workers that have loaded the environment."""
-        return sum(bool(one.shape) for one in self._workers.values())
+        return sum(bool(one.shape) for one in self.workers.values())
 
     async def episode(self, timeout: float) -> "EpisodeCalls":
         """Return a new episode, to be entered by `async with`, once a worker has room for it.
@@ -244,7 +245,7 @@ class WorkerPool:
                 raise EpisodeError("env_load", self._unusable)
             if self._closing.is_set():
                 raise EpisodeError("env_lost", f"environment {self.spec.name}: its workers were ended")
-            ready = [one for one in self._workers.values() if one.shape and not one.reason]
+            ready = [one for one in self.workers.values() if one.shape and not one.reason]
             free = [one for one in ready if one.num_episodes < self.spec.episodes]
             if free:
                 return min(free, key=lambda one: one.num_episodes)
@@ -266,7 +267,7 @@ class WorkerPool:
         Raises:
             EpisodeError: the user's code has raised, the call took too long, can't be sent, or the worker is gone.
         """
-        if one.identity not in self._workers or one.reason:
+        if one.identity not in self.workers or one.reason:
             raise EpisodeError("env_lost", f"worker {one.name} {one.reason}")
         number = next(self._numbers)
         try:
@@ -315,13 +316,13 @@ class WorkerPool:
         pause, failed_starts = RESTART_SECONDS, 0
         while not self._closing.is_set() and not self._unusable:
             one = _Worker(name)
-            self._workers[one.identity] = one
+            self.workers[one.identity] = one
             try:
                 await self._run(one)
             except Exception as error:  # noqa: BLE001 - a keeper that ends without a word leaves a pool that only waits
                 one.hopeless = one.reason = f"can't be run: {type(error).__name__}: {error}"
             finally:
-                del self._workers[one.identity]
+                del self.workers[one.identity]
                 one.reason = self._last_end = one.reason or "ended"
                 one.fail_calls()
                 self.freed()
@@ -425,7 +426,7 @@ class WorkerPool:
     async def _receive(self) -> None:
         while True:
             identity, data = (await self._socket.recv_multipart())[:2]
-            one = self._workers.get(identity)
+            one = self.workers.get(identity)
             if one is None:  # of a worker that was given up
                 continue
             try:
@@ -481,7 +482,7 @@ class WorkerPool:
         limits = self.spec.limits
         # one search for all, in a thread: it takes milliseconds for each thousand processes of the machine
         processes = await asyncio.to_thread(snapshot)
-        for one in list(self._workers.values()):
+        for one in list(self.workers.values()):
             if one.process is None or one.reason:
                 continue
             await self._send(one, pack({"kind": "beat"}))
@@ -576,7 +577,7 @@ class EpisodeCalls:
 
     @property
     def is_driving(self) -> bool:
-        """Whether the environment drives: `run` in place of `reset` and `step`."""
+        """True if the environment drives: `run` in place of `reset` and `step`."""
         return self._worker.shape == "driving"
 
     async def __aenter__(self) -> Self:

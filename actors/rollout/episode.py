@@ -23,7 +23,7 @@ class Episode(Protocol):
 
     @property
     def is_driving(self) -> bool:
-        """Whether the environment drives: `run` in place of `reset` and `step`."""
+        """True if the environment drives: `run` in place of `reset` and `step`."""
         ...
 
     async def reset(self, row: Json, seed: int) -> Json:

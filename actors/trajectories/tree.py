@@ -48,7 +48,7 @@ class SampledTurn:
     """Runs of tokens by one policy: start in the turn, lineage, version; the first starts at 0."""
     temperature: float = 1.0
     trains: bool = True
-    """Whether the tokens are part of the loss; a turn that was cut off may be kept out."""
+    """True if the tokens are part of the loss; a turn that was cut off may be kept out."""
 
     def __post_init__(self) -> None:
         """Check that there are tokens, and a logprob and a policy for each.

@@ -256,9 +256,9 @@ class ChatRequest(Sampling):
     tool_choice: str | dict[str, Any] = "auto"
     """`auto` reads calls from the answer, `none` leaves them in its text; the prompt has the tools either way."""
     parallel_tool_calls: bool = True
-    """If false, the answer has the first call alone."""
+    """False keeps only the first call of an answer."""
     separate_reasoning: bool | None = None
-    """Whether thoughts stand in `reasoning_content` (SGLang's name); by default only where there are tools."""
+    """True puts thoughts into `reasoning_content` (SGLang's name); by default only where there are tools."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template, such as `enable_thinking` (vLLM's name)."""
     response_format: ResponseFormat | None = None

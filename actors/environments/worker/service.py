@@ -95,7 +95,7 @@ class _Line:
         self.under_way = ""
         """Kind of the call that runs."""
         self.is_over = False
-        """Whether a `close` has come."""
+        """True once a `close` has come."""
         self.episode: Episode | None = None
         self.driver: Any = None
         """The user's object that drives this episode."""

@@ -352,7 +352,7 @@ async def test_workers_end_with_their_rollout_actor(tmp_path: Path) -> None:
         "async def main():\n"
         "    async with WorkerPool(spec('Bad')) as pool, await pool.episode(60) as episode:\n"
         "        await episode.reset({'place': 'step', 'way': 'hang'}, 0)\n"
-        "        print(pool._workers.popitem()[1].process.pid, flush=True)\n"
+        "        print(pool.workers.popitem()[1].process.pid, flush=True)\n"
         "        await episode.step({})\n"
         "asyncio.run(main())\n"
     )
@@ -371,7 +371,7 @@ async def test_the_context_ends_all_workers_at_once() -> None:
     """Also while one hangs; nothing is left behind."""
     async with WorkerPool(spec("Bad", workers=2)) as pool:
         await until(lambda: pool.num_ready == 2)
-        pids = [one.process.pid for one in pool._workers.values() if one.process]
+        pids = [one.process.pid for one in pool.workers.values() if one.process]
         episode = await pool.episode(WAIT)
         await episode.reset({"place": "step", "way": "hang"}, 0)
         hanging = asyncio.create_task(episode.step(says("a")))

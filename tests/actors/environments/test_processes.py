@@ -37,7 +37,7 @@ async def test_a_worker_with_a_name_of_any_bytes_is_watched_and_ended() -> None:
     async with WorkerPool(spec("Named", limits=limits)) as pool:
         async with await pool.episode(WAIT) as episode:
             await episode.reset({}, 0)
-            [one] = pool._workers.values()
+            [one] = pool.workers.values()
             one.seen = {}
             await until(lambda: bool(one.seen))
             await episode.step(says("a"))
@@ -81,7 +81,7 @@ async def test_a_worker_that_dies_by_itself_leaves_no_process(tmp_path: Path) ->
         async with await pool.episode(WAIT) as episode:
             await episode.reset({"mark": str(mark)}, 0)
             children = [int(word) for word in mark.read_text().split()]
-            [one] = pool._workers.values()
+            [one] = pool.workers.values()
             await until(lambda: set(children) <= one.seen.keys())
             with pytest.raises(EpisodeError, match="ended with status 3"):
                 await episode.step(says("a"))
@@ -108,7 +108,7 @@ async def test_processes_are_counted_in_a_thread_once_for_all_workers(monkeypatc
                 await asyncio.sleep(0.01)
         threads.clear()
         await pool._look(may_be_silent=False)
-        assert all(one.seen for one in pool._workers.values())
+        assert all(one.seen for one in pool.workers.values())
         assert len(threads) == 1
         assert threads[0] is not threading.main_thread()
 

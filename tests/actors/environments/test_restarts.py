@@ -31,7 +31,7 @@ async def test_a_pool_that_has_loaded_survives_a_start_that_fails(
     async with WorkerPool(EnvironmentSpec("lock", f"{file}:Env", limits=LIMITS), events.append) as pool:
         async with await pool.episode(WAIT):
             good.unlink()
-            [one] = pool._workers.values()
+            [one] = pool.workers.values()
             one.kill("was killed by the test")
             await until(lambda: len(events) > 4)
         good.touch()
@@ -113,12 +113,12 @@ async def test_a_worker_that_loads_and_dies_is_started_with_growing_pauses(
         async with WorkerPool(EnvironmentSpec("dies", f"{file}:Env", limits=LIMITS)) as pool:
             for _ in range(3):
                 async with await pool.episode(WAIT):
-                    [one] = pool._workers.values()
+                    [one] = pool.workers.values()
                     one.kill(f"was killed by the test: {dies}")
             async with await pool.episode(WAIT) as episode:
                 await episode.reset({}, 0)
                 await episode.step(says("a"))
-            [one] = pool._workers.values()
+            [one] = pool.workers.values()
             one.kill("was killed after an episode")
             async with await pool.episode(WAIT):
                 pass
@@ -132,7 +132,7 @@ async def test_no_call_fails_for_a_pause_of_its_rollout_actor(monkeypatch: pytes
     events: list[str] = []
     async with WorkerPool(spec("Guess", limits=limits), events.append) as pool, await pool.episode(WAIT) as episode:
         await episode.reset({"target": 7}, 0)
-        [one] = pool._workers.values()
+        [one] = pool.workers.values()
         step = asyncio.create_task(episode.step(says("3")))
         while not (one.calls or step.done()):
             await asyncio.sleep(0)

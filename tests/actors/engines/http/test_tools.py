@@ -59,7 +59,7 @@ class Scripted(Tokenizing):
     def __init__(self, folder: Path, family: str) -> None:
         super().__init__(ModelConfig(path=str(folder)))
         self.family, self.texts, self.prompts = FAMILIES[family], iter([""]), []
-        self.encode = tokenizer_of(family).encode
+        self.encode, self.decode = tokenizer_of(family).encode, tokenizer_of(family).decode
 
     def write(self, *texts: str) -> None:
         """Sample these texts next; each ends with the end of a turn."""
@@ -210,8 +210,8 @@ def test_a_message_from_a_stream_may_be_sent_back(start: Start) -> None:
     result = {"role": "tool", "tool_call_id": sent["tool_calls"][0]["id"], "content": "rain"}
     engine.write("Rain.")
     client.chat.completions.create(model=MODEL, messages=[*ASKED, sent, result], tools=[WEATHER])
-    assert "parsed_arguments" not in engine._tokenizer.decode(engine.prompts[-1])
-    assert '"index"' not in engine._tokenizer.decode(engine.prompts[-1])
+    assert "parsed_arguments" not in engine.decode(engine.prompts[-1])
+    assert '"index"' not in engine.decode(engine.prompts[-1])
 
 
 def test_thoughts_stand_apart_where_there_are_tools_or_a_client_asks(start: Start) -> None:
