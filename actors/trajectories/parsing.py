@@ -1,11 +1,12 @@
 """Messages out of sampled tokens: text, reasoning and tool calls, by the syntax of the model's family.
 
 Parsed from decoded text with all special tokens; nothing parsed flows back into tokens. Arguments stay as the model
-wrote them wherever the syntax has JSON. A call that can't be read is no error of the run: its words are handed on, so
-that the environment can tell the model.
+wrote them wherever the syntax has JSON. A call that can't be read is no error of the run: the reason is handed on, and
+the turn is text. Any text is read in time that grows with its length alone: a policy in training writes anything.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,16 @@ MARKS: tuple[tuple[str, Syntax], ...] = (
 
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
 """Values that chat templates write as Python does, and so the models trained on them."""
+
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+BLANKS = (" ", "\t", "\n", "\r")
+MAX_DEPTH = 100
+"""Levels of lists and objects in a call; json ends at about a thousand, with an error of its own."""
+NAME = re.compile(r"[^\s<>{}\"]+")
+HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>")
+HARMONY_NAME = re.compile(r"to=functions\.([\w.-]+)")
+
+Functions = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,10 @@ def parse(
 ) -> Parsed:
     """Return the message of a turn.
 
+    A turn with a call that can't be read has no calls: its whole text, thoughts excepted, is the content, as with vLLM
+    and TRL. What the model wrote is shown to it again if the text is rendered, and half of what it asked for is never
+    done.
+
     Args:
         text: sampled tokens as text, special tokens included.
         syntax: of tool calls; None leaves them in the text.
@@ -75,15 +90,21 @@ def parse(
         opened: end of the prompt, which may have opened the thoughts already.
         ends: tokens that end a completion, cut off the text.
     """
+    is_ended = bool(ends) and text.endswith(tuple(ends))
     for end in ends:
         text = text.removesuffix(end)
     if syntax == "harmony":
-        return _harmony(text)
+        return _harmony(text, is_ended)
     found = Parsed()
     found.reasoning, text = _split_thoughts(text, opened)
-    if syntax is not None:
-        text = READERS[syntax](text, found, {tool["function"]["name"]: tool["function"] for tool in tools})
     found.content = text.strip()
+    if syntax is not None:
+        functions = {one["name"]: one for tool in tools if "name" in (one := tool.get("function", tool))}
+        around = READERS[syntax](text, found, functions)
+        if found.malformed:
+            found.calls = []
+        else:
+            found.content = around.strip()
     return found
 
 
@@ -98,44 +119,105 @@ def _split_thoughts(text: str, opened: str) -> tuple[str, str]:
     return thoughts.strip(), rest if closed else ""
 
 
-def _blocks(text: str, pattern: re.Pattern[str], read: Callable[[re.Match[str]], None]) -> str:
-    """Read each match; return the text without the matches."""
-    for match in pattern.finditer(text):
-        read(match)
-    return pattern.sub("", text)
+def _split_calls(text: str) -> tuple[list[str], str, bool]:
+    """Return what stands in each <tool_call>, the text around, and whether the last call has its end.
+
+    Searched without a regular expression: those that skip blanks before an end need the square of the time on a text
+    of blanks, and a policy in training writes such texts.
+    """
+    calls: list[str] = []
+    around: list[str] = []
+    at = 0
+    while (start := text.find(CALL_START, at)) >= 0:
+        around.append(text[at:start])
+        start += len(CALL_START)
+        end = text.find(CALL_END, start)
+        if end < 0:
+            return [*calls, text[start:].strip()], "".join(around), False
+        calls.append(text[start:end].strip())
+        at = end + len(CALL_END)
+    return calls, "".join([*around, text[at:]]), True
+
+
+def _loaded(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or one that others can't read: too deep, half a character, a number without bounds.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"more than {MAX_DEPTH} levels") from None
+    _check(value)
+    return value
+
+
+def _check(value: Any) -> None:
+    """Check that a value can be written, sent and rendered.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                below += [*one, *one.values()]
+            elif isinstance(one, list):
+                below += one
+            elif isinstance(one, str):
+                one.encode()  # half of a surrogate pair raises UnicodeEncodeError, a ValueError
+            elif isinstance(one, float) and not math.isfinite(one):
+                raise ValueError(f"{one} is no JSON number")
+        if not below:
+            return
+        level = below
+    raise ValueError(f"more than {MAX_DEPTH} levels")
 
 
 def _read_object(found: Parsed, text: str, key: str = "arguments") -> None:
     """Read a call written as {"name": …, key: {…}}."""
     try:
-        call = json.loads(text)
+        call = _loaded(text)
         name, arguments = call["name"], call.get(key, {})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         found.malformed.append(f"tool call is no JSON object with name and {key}: {type(error).__name__}: {error}")
         return
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        found.malformed.append(f"tool call {name!r}: {key} must be a JSON object")
+    if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
+        found.malformed.append(f"tool call {name!r}: {key} must be a JSON object, and the name no empty text")
         return
-    found.calls.append(ToolCall(name, _written(text, key, arguments)))
+    found.calls.append(ToolCall(name, _written(text).get(key, "{}")))
 
 
-def _written(text: str, key: str, arguments: dict[str, Any]) -> str:
-    """Return the arguments as they stand in the text, otherwise written anew."""
-    for match in re.finditer(rf'"{key}"\s*:\s*', text):
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, match.end())
-        except ValueError:
-            continue
-        if value == arguments:
-            return text[match.end() : end]
-    return json.dumps(arguments)
+def _written(text: str) -> dict[str, str]:
+    """Return the values of a JSON object as they stand in the text."""
+    decoder, values = json.JSONDecoder(), {}
+    at = _behind_blanks(text, 0) + 1
+    while text[_behind_blanks(text, at)] == '"':
+        key, at = decoder.raw_decode(text, _behind_blanks(text, at))
+        start = _behind_blanks(text, _behind_blanks(text, at) + 1)
+        _, end = decoder.raw_decode(text, start)
+        values[key] = text[start:end]
+        at = _behind_blanks(text, end) + 1
+        if text[at - 1] == "}":
+            break
+    return values
 
 
-def _read_json_arguments(found: Parsed, name: str, text: str) -> None:
-    """Read a call whose name stands outside of its JSON arguments."""
-    arguments = text.strip() or "{}"
+def _behind_blanks(text: str, at: int) -> int:
+    """Return the place of the first character from `at` on that is no blank of JSON."""
+    while text[at : at + 1] in BLANKS:
+        at += 1
+    return at
+
+
+def _read_json_arguments(found: Parsed, name: str, text: str, *, is_closed: bool) -> None:
+    """Read a call whose name stands outside of its JSON arguments; if it has its end, it may leave them out."""
+    arguments = text.strip() or ("{}" if is_closed else "")
     try:
-        is_object = isinstance(json.loads(arguments), dict)
+        is_object = isinstance(_loaded(arguments), dict)
     except ValueError as error:
         found.malformed.append(f"tool call {name!r}: arguments are no JSON: {error}")
         return
@@ -147,120 +229,205 @@ def _read_json_arguments(found: Parsed, name: str, text: str) -> None:
 
 def _typed(value: str, function: Mapping[str, Any] | None, key: str) -> Any:
     """Return an argument that is written without quotes: text where the schema says so, otherwise JSON if it is any."""
-    properties = ((function or {}).get("parameters") or {}).get("properties") or {}
-    kinds = (properties.get(key) or {}).get("type", "any")
-    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
+    schema: Any = function
+    # a schema is whatever the user wrote: `true` is one too
+    for part in ("parameters", "properties", key):
+        schema = schema.get(part) if isinstance(schema, Mapping) else None
+    kinds = _kinds(schema)
+    if "null" in kinds and value in ("null", "None"):
+        return None
+    if "string" in kinds:
         return value
     if value in PYTHON_WORDS:
         return PYTHON_WORDS[value]
     try:
-        return json.loads(value)
+        return _loaded(value)
     except ValueError:
         return value
 
 
-HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-DEEPSEEK = re.compile(
-    r"<｜tool▁call▁begin｜>[^<]*<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n```(?:<｜tool▁call▁end｜>|\Z)", re.DOTALL
-)
-DEEPSEEK_AROUND = re.compile(r"\s*<｜tool▁calls▁begin｜>\s*|\s*<｜tool▁calls▁end｜>\s*")
-MISTRAL = re.compile(
-    r"\[TOOL_CALLS\]\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL
-)
-HARMONY = re.compile(
-    r"(?:<\|start\|>)?(?P<header>[^<]*(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?)<\|message\|>"
-    r"(?P<text>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)",
-    re.DOTALL,
-)
+def _kinds(schema: Any) -> set[str]:
+    """Return the types that a schema names, those of its alternatives included."""
+    if not isinstance(schema, Mapping):
+        return set()
+    told = schema.get("type")
+    kinds = {one for one in (told if isinstance(told, list) else [told]) if isinstance(one, str)}
+    for word in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(word)
+        for part in parts if isinstance(parts, list) else []:
+            kinds |= _kinds(part)
+    return kinds
 
-Functions = Mapping[str, Mapping[str, Any]]
+
+def _read_pairs(
+    found: Parsed, name: str, pairs: Sequence[tuple[str, str]], leftover: str, functions: Functions
+) -> None:
+    """Read a call whose arguments stand one by one in the text; a rest means that one of them has no end."""
+    if not NAME.fullmatch(name):
+        found.malformed.append(f"tool call {name!r}: this is no name of a function")
+        return
+    if leftover:
+        found.malformed.append(f"tool call {name!r}: not whole, or other text in it: {leftover[:50]!r}")
+        return
+    arguments = {key: _typed(value, functions.get(name), key) for key, value in pairs}
+    found.calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
 
 
 def _hermes(text: str, found: Parsed, functions: Functions) -> str:
-    return _blocks(text, HERMES, lambda match: _read_object(found, match[1]))
+    calls, around, _ = _split_calls(text)
+    for call in calls:
+        # an object that is complete needs no </tool_call>
+        _read_object(found, call)
+    return around
 
 
 def _qwen3_coder(text: str, found: Parsed, functions: Functions) -> str:
-    def read(match: re.Match[str]) -> None:
-        written = FUNCTION.search(match[1])
-        if written is None:
+    calls, around, _ = _split_calls(text)
+    for call in calls:
+        if not call.startswith("<function="):
             found.malformed.append("tool call names no <function=…>")
-            return
-        name = written[1].strip()
-        pairs = PARAMETER.findall(written[2])
-        arguments = {key.strip(): _typed(value, functions.get(name), key.strip()) for key, value in pairs}
-        found.calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+            continue
+        name, _, rest = call.removeprefix("<function=").partition(">")
+        body = rest.removesuffix("</function>")
+        pairs, leftover = _parameters(body)
+        _read_pairs(found, name.strip(), pairs, leftover or ("" if body != rest else "no </function>"), functions)
+    return around
 
-    return _blocks(text, HERMES, read)
+
+def _parameters(text: str) -> tuple[list[tuple[str, str]], str]:
+    """Return the arguments in Qwen's syntax, and what is left behind the last one that is whole."""
+    pairs, at = [], 0
+    while (start := text.find("<parameter=", at)) >= 0 and not text[at:start].strip():
+        end = text.find("</parameter>", start)
+        key, mark, value = text[start + len("<parameter=") : max(end, start)].partition(">")
+        # another parameter within the value: this one has no end
+        if end < 0 or not mark or "\n" in key or "<parameter=" in value:
+            break
+        pairs.append((key.strip(), value.removeprefix("\n").removesuffix("\n")))
+        at = end + len("</parameter>")
+    return pairs, text[at:].strip()
 
 
 def _glm4(text: str, found: Parsed, functions: Functions) -> str:
-    def read(match: re.Match[str]) -> None:
-        name = match[1].partition("<arg_key>")[0].strip()
-        if not name:
+    calls, around, is_closed = _split_calls(text)
+    for number, call in enumerate(calls):
+        name, mark, rest = call.partition("<arg_key>")
+        if not name.strip():
             found.malformed.append("tool call names no function")
-            return
-        pairs = ARGUMENT.findall(match[1])
-        arguments = {key.strip(): _typed(value, functions.get(name), key.strip()) for key, value in pairs}
-        found.calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+            continue
+        pairs, leftover = _arg_pairs(mark + rest)
+        if not is_closed and number == len(calls) - 1:
+            # nothing else tells that the last argument was the last
+            leftover = leftover or "no </tool_call>"
+        _read_pairs(found, name.strip(), pairs, leftover, functions)
+    return around
 
-    return _blocks(text, HERMES, read)
+
+def _arg_pairs(text: str) -> tuple[list[tuple[str, str]], str]:
+    """Return the arguments in GLM's syntax, and what is left behind the last one that is whole."""
+    pairs: list[tuple[str, str]] = []
+    parts = text.split("</arg_value>")
+    for number, part in enumerate(parts[:-1]):
+        key, mark, value = part.partition("<arg_value>")
+        before, opened, name = key.partition("<arg_key>")
+        name, closed, behind = name.partition("</arg_key>")
+        if before.strip() or not (opened and closed and mark) or behind.strip() or "<arg_key>" in value:
+            return pairs, "</arg_value>".join(parts[number:]).strip()
+        pairs.append((name.strip(), value))
+    return pairs, parts[-1].strip()
 
 
 def _llama3(text: str, found: Parsed, functions: Functions) -> str:
     body = text.strip().removeprefix("<|python_tag|>").strip()
-    # the whole answer is the call; several are separated by semicolons
-    if not body.startswith("{") or '"name"' not in body:
+    # the whole answer is the call; several are separated by semicolons. A task may ask for JSON with a name too, so
+    # only an object that also has arguments is a call
+    has_arguments = '"parameters"' in body or '"arguments"' in body
+    if not body.startswith("{") or '"name"' not in body or not has_arguments:
         return text
-    for part in re.split(r"(?<=\})\s*;\s*(?=\{)", body):
-        _read_object(found, part, "parameters" if '"parameters"' in part else "arguments")
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(body):
+        try:
+            call, end = decoder.raw_decode(body, at)
+        except (ValueError, RecursionError) as error:
+            found.malformed.append(f"tool call is no JSON object: {type(error).__name__}: {error}")
+            return text
+        if not at and not (isinstance(call, dict) and "name" in call and {"parameters", "arguments"} & call.keys()):
+            return text
+        key = "arguments" if isinstance(call, dict) and "parameters" not in call else "parameters"
+        _read_object(found, body[at:end], key)
+        at = _behind_blanks(body, end)
+        if at < len(body):
+            if body[at] != ";":
+                found.malformed.append(f"other text behind a tool call: {body[at : at + 50]!r}")
+                return text
+            at = _behind_blanks(body, at + 1)
     return ""
 
 
 def _deepseek(text: str, found: Parsed, functions: Functions) -> str:
-    rest = _blocks(text, DEEPSEEK, lambda match: _read_json_arguments(found, match[1], match[2]))
-    if "<｜tool▁call▁begin｜>" in rest:
-        found.malformed.append("tool call has no name and JSON block")
-        rest = rest.partition("<｜tool▁calls▁begin｜>")[0]
-    return DEEPSEEK_AROUND.sub("", rest)
+    start, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    before, _, rest = text.partition("<｜tool▁calls▁begin｜>" if "<｜tool▁calls▁begin｜>" in text else start)
+    inside, _, behind = rest.partition("<｜tool▁calls▁end｜>")
+    for call in filter(None, map(str.strip, inside.split(start))):
+        name, _, block = call.removesuffix(end).partition("<｜tool▁sep｜>")[2].partition("\n")
+        block = block.strip()
+        body = block.removeprefix("```json").removesuffix("```")
+        if not NAME.fullmatch(name.strip()) or len(body) != len(block) - len("```json```"):
+            found.malformed.append("tool call has no name and JSON block")
+            break
+        _read_json_arguments(found, name, body, is_closed=True)
+    if start in behind:
+        found.malformed.append("tool call outside of the list of calls")
+    return before.rstrip() + behind
 
 
 def _mistral(text: str, found: Parsed, functions: Functions) -> str:
     before, mark, after = text.partition("[TOOL_CALLS]")
     if not mark:
         return text
-    if "[ARGS]" in after:
-        rest = _blocks(mark + after, MISTRAL, lambda match: _read_json_arguments(found, match[1], match[2]))
-        if rest.strip():
-            found.malformed.append("tool call has no name before [ARGS]")
+    # the newer syntax has the name before its arguments, the older one a list of objects
+    if "[ARGS]" in after.partition("{")[0]:
+        calls = after.split("[TOOL_CALLS]")
+        for number, call in enumerate(calls, 1):
+            name, has_arguments, arguments = call.partition("[ARGS]")
+            name = name.partition("[CALL_ID]")[0].strip()
+            if not has_arguments or not re.fullmatch(r"[\w.-]+", name):
+                found.malformed.append("tool call has no name before [ARGS]")
+                break
+            _read_json_arguments(found, name, arguments, is_closed=number < len(calls))
         return before
     try:
-        calls, _ = json.JSONDecoder().raw_decode(after.strip())
+        listed = _loaded(after.strip())
     except ValueError as error:
         found.malformed.append(f"tool calls are no JSON list: {error}")
         return before
-    for call in calls if isinstance(calls, list) else [calls]:
-        _read_object(found, json.dumps(call, ensure_ascii=False))
+    for one in listed if isinstance(listed, list) else [listed]:
+        _read_object(found, json.dumps(one, ensure_ascii=False))
     return before
 
 
-def _harmony(text: str) -> Parsed:
+def _harmony(text: str, is_ended: bool) -> Parsed:
     """Read gpt-oss's channels: analysis is reasoning, final is the answer, commentary to functions.NAME is a call."""
     found = Parsed()
-    answers, thoughts = [], []
-    for match in HARMONY.finditer(text):
-        header, body = match["header"], match["text"]
-        if name := re.search(r"to=functions\.([\w.-]+)", header):
-            _read_json_arguments(found, name[1], body)
+    answers, thoughts, written = [], [], []
+    at = 0
+    while (mark := text.find("<|message|>", at)) >= 0:
+        header, start = text[at:mark].rpartition("<|start|>")[2], mark + len("<|message|>")
+        end = HARMONY_END.search(text, start)
+        body, at = (text[start : end.start()], end.end()) if end else (text[start:], len(text))
+        if name := HARMONY_NAME.search(header):
+            _read_json_arguments(found, name[1], body, is_closed=is_ended or end is not None)
+            # without the special tokens: gpt-oss's template refuses a content with a channel in it
+            written.append(f"{name[0]} {body}")
         elif "analysis" in header:
             thoughts.append(body)
         else:
             answers.append(body)
+            written.append(body)
     if not (answers or thoughts or found.calls or found.malformed):
         answers = [text]
+    if found.malformed:
+        found.calls, answers = [], written
     found.reasoning, found.content = "\n".join(thoughts).strip(), "\n".join(answers).strip()
     return found
 

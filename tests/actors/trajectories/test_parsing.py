@@ -1,6 +1,7 @@
 """Text, thoughts and tool calls: what a template writes is read back, and what can't be read is told."""
 
 import json
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -188,10 +189,184 @@ def test_a_call_that_can_not_be_read_is_told(syntax: Syntax, text: str, words: s
     assert words in found.malformed[0]
 
 
-def test_a_readable_call_beside_one_that_is_not_counts() -> None:
-    """Both are told."""
-    found = parse('<tool_call>{"name": "a"}</tool_call><tool_call>oh</tool_call>', "hermes")
-    assert ([call.name for call in found.calls], len(found.malformed)) == (["a"], 1)
+CALL = '<tool_call>{"name": "a"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "content"),
+    [
+        ("hermes", "Look. <tool_call>oh</tool_call>", "Look. <tool_call>oh</tool_call>"),
+        ("hermes", f"<think>hm</think>{CALL}<tool_call>oh</tool_call>", f"{CALL}<tool_call>oh</tool_call>"),
+        ("llama3", '{"name": "a", "parameters": {}', '{"name": "a", "parameters": {}'),
+        ("mistral", "So:[TOOL_CALLS]search(x)", "So:[TOOL_CALLS]search(x)"),
+        (
+            "deepseek",
+            "So <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
+            "So <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
+        ),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.a<|message|>{x",
+            "to=functions.a {x",
+        ),
+    ],
+)
+def test_a_turn_with_a_call_that_can_not_be_read_is_text(syntax: Syntax, text: str, content: str) -> None:
+    """The model sees what it wrote; a readable call beside it is not made, so that nothing is done by half."""
+    found = parse(text, syntax)
+    assert (found.calls, len(found.malformed), found.content) == ([], 1, content)
+
+
+DEEP = "[" * 99_999
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        ("hermes", f'<tool_call>{{"name": "a", "arguments": {{"b": {DEEP}'),
+        ("hermes", f'<tool_call>{{"name": "a", "arguments": {{"b": {"[" * 500}{"]" * 500}}}}}</tool_call>'),
+        ("llama3", f'{{"name": "a", "parameters": {{"b": {DEEP}'),
+        ("harmony", f'<|channel|>commentary to=functions.a<|message|>{{"b": {DEEP}'),
+        ("deepseek", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{DEEP}\n```"),
+        ("mistral", f"[TOOL_CALLS]{DEEP}"),
+        ("mistral", f"[TOOL_CALLS]a[ARGS]{DEEP}"),
+    ],
+)
+def test_a_deep_call_is_malformed(syntax: Syntax, text: str) -> None:
+    """Python's json ends at a depth with an error that is no ValueError; an environment's may end sooner."""
+    found = parse(text, syntax)
+    assert (found.calls, len(found.malformed)) == ([], 1)
+
+
+def test_a_deep_argument_without_quotes_is_text() -> None:
+    """As one that is no JSON is."""
+    text = f"<tool_call><function=f><parameter=a>{DEEP}</parameter></function></tool_call>"
+    [call] = parse(text, "qwen3_coder").calls
+    assert json.loads(call.arguments) == {"a": DEEP}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        r'{"name": "\ud800", "arguments": {}}',
+        r'{"name": "a", "arguments": {"b": ["\udfff"]}}',
+        r'{"name": "a", "arguments": {"\ud800": 1}}',
+        '{"name": "a", "arguments": {"b": NaN}}',
+        '{"name": "a", "arguments": {"b": -Infinity}}',
+        '{"name": "", "arguments": {}}',
+    ],
+)
+def test_a_call_that_no_other_program_can_read_is_malformed(call: str) -> None:
+    """Half a character can't be sent, and NaN is no JSON."""
+    found = parse(f"<tool_call>{call}</tool_call>", "hermes")
+    assert (found.calls, len(found.malformed)) == ([], 1)
+
+
+def test_a_character_of_two_halves_is_whole() -> None:
+    """As JSON escapes it."""
+    [call] = parse(r'<tool_call>{"name": "a", "arguments": {"b": "\ud83d\ude00"}}</tool_call>', "hermes").calls
+    assert json.loads(call.arguments) == {"b": "\N{GRINNING FACE}"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a", " ", "\n", "{", "};", "} ; ", "<tool_call>", "<tool_call> ", "<tool_call></tool_call>", "<function=f>"),
+        *("<parameter=a>", "<arg_key>", "<arg_value>", "<arg_key>a</arg_key> <arg_value>", "[TOOL_CALLS]", "[ARGS]"),
+        *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "to=functions.", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁call▁begin｜>f<｜tool▁sep｜>f\n```json\n", "[TOOL_CALLS]a[ARGS]", '"arguments": ', "<think>"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("syntax", "start"),
+    [
+        *(("hermes", "<tool_call>"), ("hermes", '<tool_call>{"name": "a", "arguments": {'), ("glm4", "<tool_call>f")),
+        *(("qwen3_coder", "<tool_call><function=f>"), ("llama3", '{"name": "a", "parameters": {}}'), ("harmony", "")),
+        *(("mistral", "[TOOL_CALLS]"), ("deepseek", "<｜tool▁calls▁begin｜>")),
+    ],
+)
+def test_a_long_text_is_read_at_once(syntax: Syntax, start: str, text: str) -> None:
+    """A hundred thousand characters of anything: time grows with the length alone."""
+    long = start + text * (100_000 // len(text))
+    began = thread_time()
+    parse(long, syntax, [SEARCH])
+    assert thread_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    ("syntax", "call"),
+    [
+        ("qwen3_coder", "<function=f>\n<parameter=code>\nunfinished"),
+        ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</function></tool_call>"),
+        ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n<parameter=b>\n2\n</parameter>\n</function></tool_call>"),
+        ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter></tool_call>"),
+        ("qwen3_coder", "<function=f></function><function=g></function></tool_call>"),
+        ("qwen3_coder", "<function=f>a = 1</function></tool_call>"),
+        ("qwen3_coder", "<function=f"),
+        ("glm4", "f\n<arg_key>a</arg_key>\n<arg_value>1"),
+        ("glm4", "f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>"),
+        ("glm4", "f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value><arg_key>b</arg_key></tool_call>"),
+        ("glm4", "f\n<arg_key>a</arg_key>\n<arg_value>1\n<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>"),
+        ("glm4", "f\n<arg_key>a<arg_value>1</arg_value></tool_call>"),
+        ("glm4", "I will call f.</tool_call>"),
+        ("hermes", '{"name": "a"} and more</tool_call>'),
+    ],
+)
+def test_a_call_that_is_not_whole_is_malformed(syntax: Syntax, call: str) -> None:
+    """Without an end, or with other text in it: it would be made with fewer arguments than the model gave."""
+    found = parse(f"<tool_call>\n{call}", syntax)
+    assert (found.calls, len(found.malformed)) == ([], 1)
+
+
+def test_whole_calls_need_no_end_of_the_block() -> None:
+    """A stop token may stand in its place."""
+    assert parse('<tool_call>{"name": "a", "arguments": {}}', "hermes").calls == [ToolCall("a", "{}")]
+    assert parse("<tool_call>\n<function=a>\n</function>", "qwen3_coder").calls == [ToolCall("a", "{}")]
+    assert parse("<tool_call>a</tool_call>", "glm4").calls == [ToolCall("a", "{}")]
+
+
+@pytest.mark.parametrize("text", ["[TOOL_CALLS]a[ARGS]", "[TOOL_CALLS]a[ARGS]{"])
+def test_a_call_of_mistral_that_is_cut_off_is_malformed(text: str) -> None:
+    """Before its arguments, or in them."""
+    assert parse(text, "mistral").calls == []
+
+
+@pytest.mark.parametrize(("end", "count"), [("<|call|>", 1), ("", 0)])
+def test_a_call_of_gpt_oss_that_is_cut_off_before_its_arguments_is_malformed(end: str, count: int) -> None:
+    """With its end, it has none."""
+    found = parse(f"<|channel|>commentary to=functions.a<|message|>{end}", "harmony", ends=["<|call|>"])
+    assert (len(found.calls), len(found.malformed)) == (count, 1 - count)
+
+
+@pytest.mark.parametrize("answer", ['{"name": "Bob", "age": 3}', '{"name": "Bob", "age": "the \\"parameters\\""}'])
+def test_a_json_answer_with_a_name_is_no_call_of_llama(answer: str) -> None:
+    """A call has parameters."""
+    found = parse(answer, "llama3")
+    assert (found.content, found.calls, found.malformed) == (answer, [], [])
+
+
+def test_a_semicolon_between_braces_of_a_text_parts_no_call() -> None:
+    """Arguments may be a program."""
+    [call] = parse('{"name": "run", "parameters": {"code": "if (a) {b()}; {c()}"}}', "llama3").calls
+    assert json.loads(call.arguments) == {"code": "if (a) {b()}; {c()}"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "12345", "12345"),
+        ({"oneOf": [{"type": "integer"}, {"anyOf": [{"type": "string"}]}]}, "12345", "12345"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "12345", 12345),
+        *((schema, "12345", 12345) for schema in (True, "string", None, [], {"anyOf": "x", "type": 3})),
+    ],
+)
+def test_a_schema_gives_an_argument_its_type(schema: Any, written: str, value: Any) -> None:
+    """Alternatives count; a schema may be anything at all."""
+    tool = {"function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    [call] = parse(text, "qwen3_coder", [tool]).calls
+    assert json.loads(call.arguments) == {"a": value}
 
 
 def test_a_json_answer_is_no_call_of_llama() -> None:
