@@ -73,11 +73,19 @@ async def play(episode: Episode, recorder: Recorder, prompt: Prompt, row: Json) 
         EpisodeError: the environment fails.
         BridgeError: the chat template can't render the environment's messages.
     """
-    if episode.is_driving:
-        return await _driven(episode, recorder, prompt, row)
-    opening = await episode.reset(row, recorder.seed)
+    try:
+        return await (_driven if episode.is_driving else _stepped)(episode, recorder, prompt, row)
+    finally:
+        # tasks that the environment has left behind change nothing any more
+        recorder.close()
+
+
+async def _stepped(episode: Episode, recorder: Recorder, prompt: Prompt, row: Json) -> Trajectory:
+    """Show the environment each answer until one of both ends."""
+    # TRL's environments get the prompt as a column too
+    opening = await episode.reset(row | {"prompt": prompt}, recorder.seed)
     tools = opening["tools"] or None
-    messages = opened(prompt, opening["messages"])
+    messages = opened(prompt, [recorder.cut(message) for message in opening["messages"]])
     turn_rewards: list[tuple[int, float]] = []
     num_tool_failures = 0
     stop: Stop | None = None
@@ -119,9 +127,10 @@ async def _driven(episode: Episode, recorder: Recorder, prompt: Prompt, row: Jso
     """Let an environment ask for samples until it returns."""
     longest: list[Message] = []
     over: list[Stop] = []
+    is_cut = False
 
     async def answer(messages: list[Message], options: Json) -> Message:
-        nonlocal longest
+        nonlocal longest, is_cut
         if unknown := sorted(options.keys() - {"tools", "max_tokens", "stop"}):
             raise ValueError(f"{unknown[0]}: is no option of a sample; tools, max_tokens and stop are")
         stops = options.get("stop") or ()
@@ -133,11 +142,12 @@ async def _driven(episode: Episode, recorder: Recorder, prompt: Prompt, row: Jso
             over.append(error.stop)
             raise
         if len(messages) >= len(longest):
-            longest = [*messages, message]
+            # nothing else has run since the turn came
+            longest, is_cut = [*messages, message], recorder.cut_off
         return message
 
     rewards = await episode.run(row | {"prompt": prompt}, recorder.seed, answer)
-    stop: Stop = over[0] if over else "length" if recorder.cut_off else "done"
+    stop: Stop = over[0] if over else "length" if is_cut else "done"
     return Trajectory(
         recorder.tree,
         longest,
@@ -152,13 +162,26 @@ def opened(prompt: Prompt, messages: Sequence[Message]) -> list[Message]:
     """Return the first messages: the prompt, and the environment's behind it.
 
     A user's message behind a user's message is joined with it, as TRL appends what `reset` returns: most chat templates
-    know no two in a row.
+    know no two in a row. Contents in parts stay in parts.
     """
     first: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     rest = list(messages)
     if isinstance(prompt, str) and not prompt:
         first = []
-    if first and rest and first[-1]["role"] == rest[0]["role"] == "user" and isinstance(first[-1]["content"], str):
-        joined = first[-1] | {"content": f"{first[-1]['content']}{rest[0]['content']}"}
-        return [*first[:-1], joined, *rest[1:]]
+    if first and rest and first[-1].get("role") == rest[0].get("role") == "user":
+        before, behind = first[-1].get("content"), rest[0].get("content")
+        joined: str | list[Any] | None = None
+        if isinstance(before, str) and isinstance(behind, str):
+            joined = before + behind
+        elif isinstance(before, str | list) and isinstance(behind, str | list):
+            joined = [*_parts(before), *_parts(behind)]
+        if joined is not None:
+            return [*first[:-1], first[-1] | {"content": joined}, *rest[1:]]
     return [*first, *rest]
+
+
+def _parts(content: str | list[Any]) -> list[Any]:
+    """Return a content as parts."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content

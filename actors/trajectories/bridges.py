@@ -7,6 +7,7 @@ tokens, and templates strip thoughts and write tool calls anew. (Method: verl's 
 renderers of PrimeIntellect, TRL's `_get_tool_suffix_ids`.)
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 Message = dict[str, Any]
 
 MARK = "Zq7bridge"
-"""Word of the made-up answer: plain letters, which no template changes."""
+"""Word of the made-up answer: plain letters, which no template changes. Another one is made if a message has it."""
 THOUGHT = "Zq7thought"
 QUESTION: Message = {"role": "user", "content": "Go."}
 
@@ -59,8 +60,17 @@ class Bridges:
         self._ends, self._special = frozenset(ends), frozenset(special)
 
     def first(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
-        """Return the prompt of a first turn."""
-        return self._encode(self._render(messages, tools, add_generation_prompt=True))
+        """Return the prompt of a first turn.
+
+        Raises:
+            BridgeError: the template refuses the messages.
+        """
+        try:
+            text = self._render(messages, tools, add_generation_prompt=True)
+        except Exception as error:
+            # a template is a program: it may raise whatever it likes
+            raise BridgeError(f"the chat template refuses a conversation: {type(error).__name__}: {error}") from error
+        return self._encode(text)
 
     def next(
         self,
@@ -78,12 +88,15 @@ class Bridges:
             tools: tools of the conversation.
 
         Raises:
-            BridgeError: the template refuses such messages, or shows no end of an answer.
+            BridgeError: the template refuses such messages, leaves one out, or shows no end of an answer.
         """
-        following = self._encode(self._behind_answer([MARK], [calls], [list(messages)], tools))
-        end = self._end_of_answer(following)
+        mark = _unused(MARK, messages, calls, tools)
+        following = self._encode(self._behind_answer([mark], [calls], [list(messages)], tools))
+        self._check_shown(mark, messages, calls, tools)
         # an end that no message need follow closes the answer; otherwise it opens the next message (GLM)
-        closes = self._closes(calls, tools)
+        closing = self._encode(self._behind_answer([mark], [calls], [[]], tools, add_generation_prompt=False))
+        closes = any(token in self._ends or token in self._special for token in closing)
+        end = self._end_of_answer(following, closing)
         if last_id == following[end]:
             return Bridge([], following[end + 1 :])
         if not closes:
@@ -111,24 +124,57 @@ class Bridges:
             found.append("what follows an answer depends on what was said before it")
         return found
 
-    def _end_of_answer(self, ids: Sequence[int]) -> int:
-        """Return the index of the token that ends an answer: an end of a completion, otherwise a special token."""
+    def _end_of_answer(self, following: Sequence[int], closing: Sequence[int]) -> int:
+        """Return the index of the token that ends an answer.
+
+        Args:
+            following: tokens behind the answer, with the new messages.
+            closing: tokens behind the answer alone. Where they have an end, the answer's end stands at the same place
+                (not always the same token: gpt-oss's last answer ends otherwise), and what is special before it belongs
+                to the tool calls (DeepSeek). Otherwise the next message's start is the end (GLM).
+        """
+        either = self._ends | self._special
         for wanted in (self._ends, self._special):
-            for place, token in enumerate(ids):
-                if token in wanted:
+            for place, token in enumerate(closing):
+                if token in wanted and following[place : place + 1] and following[place] in either:
                     return place
+        for place, token in enumerate(following):
+            if token in either:
+                return place
         raise BridgeError(
             "the chat template writes no token behind an answer by which its end could be found; such a model can be "
             "trained on single turns only"
         )
 
-    def _closes(self, calls: Sequence[Message], tools: Sequence[Any] | None) -> bool:
-        ids = self._encode(self._behind_answer([MARK], [calls], [[]], tools, add_generation_prompt=False))
-        return any(token in self._ends or token in self._special for token in ids)
+    def _check_shown(
+        self, mark: str, messages: Sequence[Message], calls: Sequence[Message], tools: Sequence[Any] | None
+    ) -> None:
+        """Check that each new message is rendered behind the answer: some templates move a system message to the front.
 
-    def _behind_answer(self, *parts: Any, add_generation_prompt: bool = True) -> str:
-        text = self._text(*parts, add_generation_prompt=add_generation_prompt)
-        _, found, behind = text.rpartition(MARK)
+        Asked with a word in place of each content, since templates strip and escape contents.
+        """
+        words = {
+            number: f"{mark}in{number}z"
+            for number, message in enumerate(messages)
+            if isinstance(message.get("content"), str) and message["content"].strip()
+        }
+        asked = [
+            message | ({"content": words[number]} if number in words else {}) for number, message in enumerate(messages)
+        ]
+        try:
+            text = self._text([f"{mark}A"], [calls], [asked], tools)
+        except BridgeError:
+            # a template that reads contents and wants no such words
+            return
+        behind = text.rpartition(f"{mark}A")[2]
+        for number, word in words.items():
+            if word not in behind:
+                role = messages[number].get("role")
+                raise BridgeError(f"the chat template does not show a new message of the role {role} behind an answer")
+
+    def _behind_answer(self, answers: Sequence[str], *parts: Any, add_generation_prompt: bool = True) -> str:
+        text = self._text(answers, *parts, add_generation_prompt=add_generation_prompt)
+        _, found, behind = text.rpartition(answers[-1])
         if not found:
             raise BridgeError("the chat template leaves out an assistant's message")
         return behind
@@ -156,6 +202,13 @@ class Bridges:
                 if not any(calls):
                     break
         raise BridgeError(f"the chat template refuses a conversation: {type(refused).__name__}: {refused}") from refused
+
+
+def _unused(word: str, *parts: Any) -> str:
+    """Return the word, or one made of it, that occurs nowhere in the parts."""
+    text = repr(parts)
+    names = itertools.chain([word], (f"{word}{number}x" for number in itertools.count()))
+    return next(name for name in names if name not in text)
 
 
 def _answer(text: str, calls: Sequence[Message], thought: str | None, write: Callable[[Any], Any]) -> Message:

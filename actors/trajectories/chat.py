@@ -29,16 +29,28 @@ class Chat:
     ends: tuple[str, ...]
     syntax: Syntax | None = None
 
-    def read(self, prompt_ids: Sequence[int], token_ids: Sequence[int], tools: Sequence[Any] | None) -> Parsed:
-        """Return thoughts, text and tool calls of a sampled turn; without tools no calls are looked for."""
-        return parse(
-            self.decode(token_ids),
-            # harmony writes everything in channels, the others write calls only where there are tools
-            self.syntax if tools or self.syntax == "harmony" else None,
-            tools or (),
-            self.decode(prompt_ids[-OPENING_TOKENS:]),
-            self.ends,
-        )
+    def read(
+        self,
+        prompt_ids: Sequence[int],
+        token_ids: Sequence[int],
+        tools: Sequence[Any] | None,
+        stop: Sequence[str] = (),
+    ) -> Parsed:
+        """Return thoughts, text and tool calls of a sampled turn; without tools no calls are looked for.
+
+        Args:
+            stop: texts of which one may have ended the turn; the text is told without it, as in OpenAI's API.
+        """
+        text, opened = self.decode(token_ids), self.decode(prompt_ids[-OPENING_TOKENS:])
+        # harmony writes everything in channels, the others write calls only where there are tools
+        syntax = self.syntax if tools or self.syntax == "harmony" else None
+        whole = parse(text, syntax, tools or (), opened, self.ends)
+        places = [place for one in stop if one and (place := text.find(one)) >= 0]
+        if not places:
+            return whole
+        before = parse(text[: min(places)], syntax, tools or (), opened, self.ends)
+        # the stop may be the end of a call itself
+        return whole if len(whole.calls) > len(before.calls) else before
 
     def cut(self, message: Message, max_tokens: int) -> Message:
         """Return a message with a content of at most about `max_tokens` tokens: its start and its end are kept."""

@@ -6,6 +6,7 @@ are new; without one, the messages are rendered anew, which starts a branch. Lim
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class _Turn:
     """Messages up to this turn's answer."""
     message: Message
     last_id: int
+    cut_off: bool
 
 
 @dataclass
@@ -103,9 +105,14 @@ class Recorder:
     num_malformed: int = 0
     """Tool calls that could not be read; they stay in the text."""
     cut_off: bool = False
-    """Whether the last turn reached its limit of tokens, so that its message is not whole."""
+    """Whether the last turn that came reached its limit of tokens, so that its message is not whole."""
     _turns: dict[bytes, _Turn] = field(default_factory=dict)
     """Newest turn by the digest of its conversation, answer included."""
+    _taken: set[int] = field(default_factory=set)
+    """Numbers of turns that are asked or answered, by which seeds and ids of calls differ."""
+    _under_way: dict[int, int] = field(default_factory=dict)
+    """Most tokens that each turn under way may bring."""
+    _closed: bool = False
 
     async def ask(
         self,
@@ -118,22 +125,43 @@ class Recorder:
 
         Args:
             messages: the whole conversation.
-            tools: functions that the model may call.
+            tools: functions that the model may call; other ones than before start a branch, since they are part of
+                the prompt.
             max_tokens: a lower limit for this turn.
-            stop: texts that end the turn.
+            stop: texts that end the turn; the message is without them.
+
+        Several may be asked at the same time.
 
         Raises:
-            TrajectoryOverError: a limit is reached.
+            TrajectoryOverError: a limit is reached, the turn to be continued was cut off, or the recorder is closed.
             BridgeError: the chat template can't render what is new.
+            ValueError: max_tokens is below 1, or the engine answered without a token.
         """
-        number = self.tree.num_turns
-        if number >= self.limits.max_turns:
-            raise TrajectoryOverError("max_turns", f"{number} turns are the limit (max_turns)")
+        self._check_open()
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens: {max_tokens} is less than 1")
+        if len(self._taken) >= self.limits.max_turns:
+            raise TrajectoryOverError("max_turns", f"{len(self._taken)} turns are the limit (max_turns)")
+        left = self._left()
         prompt_ids, num_boundary = self._prompt(messages, tools)
-        request = TurnRequest(prompt_ids, self._budget(prompt_ids, max_tokens), self.turn_seed(number), tuple(stop))
-        answer = await self.sample(request)
+        budget = self._budget(prompt_ids, left, max_tokens)
+        # taken before the wait: what is asked meanwhile gets another one
+        ordinal = next(number for number in itertools.count() if number not in self._taken)
+        self._taken.add(ordinal)
+        self._under_way[ordinal] = budget
+        try:
+            answer = await self.sample(TurnRequest(prompt_ids, budget, self.turn_seed(ordinal), tuple(stop)))
+            self._check_open()
+            if not answer.token_ids:
+                raise ValueError("the engine answered a turn without a token")
+        except BaseException:
+            # asked again, it has the same seed
+            self._taken.discard(ordinal)
+            raise
+        finally:
+            del self._under_way[ordinal]
         self.cut_off = answer.finish_reason == "length"
-        self.tree.add(
+        number = self.tree.add(
             prompt_ids,
             SampledTurn(
                 answer.token_ids,
@@ -144,13 +172,21 @@ class Recorder:
             ),
             num_boundary,
         )
-        parsed = self.chat.read(prompt_ids, answer.token_ids, tools)
+        parsed = self.chat.read(prompt_ids, answer.token_ids, tools, stop if answer.finish_reason == "stop" else ())
         self.num_calls += len(parsed.calls)
         self.num_malformed += len(parsed.malformed)
-        message = assistant_message(parsed, number)
-        *_, digest = _digests([*messages, message])
-        self._turns[digest] = _Turn(number, len(messages) + 1, message, answer.token_ids[-1])
+        message = assistant_message(parsed, ordinal)
+        *_, digest = _digests([*messages, message], tools)
+        self._turns[digest] = _Turn(number, len(messages) + 1, message, answer.token_ids[-1], self.cut_off)
         return message
+
+    def close(self) -> None:
+        """End the trajectory: no turn is asked or added any more. The environment's own tasks may outlive it."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TrajectoryOverError("done", "the episode is over")
 
     def turn_seed(self, turn: int) -> int:
         """Return the seed of a turn: the same for a turn that is asked again."""
@@ -160,21 +196,39 @@ class Recorder:
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[list[int], int]:
         """Return the prompt, and the number of its tokens that close the turn before."""
-        if (before := self._longest(messages)) is None:
-            return self.chat.bridges.first([self._cut(message) for message in messages], tools), 0
-        new = [self._cut(message) for message in messages[before.num_messages :]]
+        if (before := self._longest(messages, tools)) is None:
+            # what stands before the first answer is the example's own, system message included
+            roles = [message.get("role") for message in messages]
+            own = roles.index("assistant") if "assistant" in roles else len(roles)
+            shown = [*messages[:own], *(self.cut(message) for message in messages[own:])]
+            return self.chat.bridges.first(shown, tools), 0
+        if before.cut_off:
+            # half a message is no move: a bridge behind it would show the model an answer that it never gave
+            raise TrajectoryOverError("length", "the turn to be continued was cut off at its limit of tokens")
+        new = [self.cut(message) for message in messages[before.num_messages :]]
         bridge = self.chat.bridges.next(before.last_id, new, before.message.get("tool_calls", ()), tools)
         return (
             [*self.tree.ids(before.number), *bridge.boundary_ids, *bridge.environment_ids],
             len(bridge.boundary_ids),
         )
 
-    def _longest(self, messages: Sequence[Message]) -> _Turn | None:
+    def _longest(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> _Turn | None:
         """Return the turn whose whole conversation the messages begin with; the newest of the longest."""
-        digests = list(_digests(messages[:-1]))
+        digests = list(_digests(messages[:-1], tools))
         return next((self._turns[digest] for digest in reversed(digests) if digest in self._turns), None)
 
-    def _budget(self, prompt_ids: Sequence[int], max_tokens: int | None) -> int:
+    def _left(self) -> int | None:
+        """Return the number of tokens that all further turns may have together; None for any number."""
+        if not (limit := self.limits.max_total_tokens):
+            return None
+        asked = self.tree.num_sampled + sum(self._under_way.values())
+        if asked >= limit:
+            raise TrajectoryOverError(
+                "max_total_tokens", f"{asked} tokens are sampled or asked for, the limit is {limit} (max_total_tokens)"
+            )
+        return limit - asked
+
+    def _budget(self, prompt_ids: Sequence[int], left: int | None, max_tokens: int | None) -> int:
         """Return the most tokens that may be sampled behind a prompt."""
         limits = self.limits
         room = limits.sequence_len - len(prompt_ids)
@@ -182,27 +236,20 @@ class Recorder:
             raise TrajectoryOverError(
                 "context_full", f"{len(prompt_ids)} prompt tokens leave no room in {limits.sequence_len} (sequence_len)"
             )
-        budget = min(room, limits.max_tokens, max_tokens or limits.max_tokens)
-        if limits.max_total_tokens:
-            left = limits.max_total_tokens - self.tree.num_sampled
-            if left < 1:
-                raise TrajectoryOverError(
-                    "max_total_tokens", f"{self.tree.num_sampled} tokens are sampled, the limit is max_total_tokens"
-                )
-            budget = min(budget, left)
-        return budget
+        return min(room, limits.max_tokens, *(most for most in (left, max_tokens) if most is not None))
 
-    def _cut(self, message: Message) -> Message:
+    def cut(self, message: Message) -> Message:
+        """Return a message of the environment with a content of at most `max_message_tokens` tokens."""
         longest = self.limits.max_message_tokens
         return self.chat.cut(message, longest) if longest and message.get("role") != "assistant" else message
 
 
-def _digests(messages: Sequence[Message]) -> Iterator[bytes]:
-    """Yield behind each message a digest of the conversation so far, by which an unchanged history is known again.
+def _digests(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterator[bytes]:
+    """Yield behind each message a digest of tools and conversation so far, by which an unchanged history is known.
 
     null, an empty text, an empty list and an absent field are the same: clients send messages back in all four ways.
     """
-    digest = b""
+    digest = json.dumps(list(tools or ()), sort_keys=True, default=str).encode()
     for message in messages:
         plain = {key: value for key, value in message.items() if value not in (None, "", [])}
         written = json.dumps(plain, sort_keys=True, default=str).encode()

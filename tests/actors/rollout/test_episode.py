@@ -1,5 +1,6 @@
 """Episodes of real worker processes with a model that writes given texts: what a trajectory holds, and why it ends."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import EnvironmentSpec, Limits, WorkerPool
 from actors.rollout.episode import Trajectory, opened, play
-from actors.trajectories.recorder import TurnLimits
+from actors.trajectories.recorder import TrajectoryOverError, TurnLimits
 from tests.actors.environments.test_pool import WAIT, WORLDS
 from tests.actors.trajectories.families import Chat
 from tests.actors.trajectories.writer import Writer
@@ -116,3 +117,88 @@ def test_what_reset_says_follows_the_prompt(prompt: Any, messages: Any, expected
     as_messages = [[{"role": r, "content": c} for r, c in part] for part in (messages, expected)]
     given = prompt if isinstance(prompt, str) else [{"role": r, "content": c} for r, c in prompt]
     assert opened(given, as_messages[0]) == as_messages[1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said", "expected"),
+    [
+        ([{"type": "text", "text": "ab"}], "cd", [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]),
+        ("ab", [{"type": "image"}], [{"type": "text", "text": "ab"}, {"type": "image"}]),
+        ([{"type": "image"}], [{"type": "text", "text": "cd"}], [{"type": "image"}, {"type": "text", "text": "cd"}]),
+    ],
+)
+def test_contents_in_parts_are_joined_as_parts(prompt: Any, said: Any, expected: Any) -> None:
+    """Never written out as Python's text of a list."""
+    first, then = {"role": "user", "content": prompt}, {"role": "user", "content": said}
+    assert opened([first], [then]) == [{"role": "user", "content": expected}]
+
+
+def test_a_message_without_a_content_stays_as_it_is() -> None:
+    """The chat template says what it thinks of it."""
+    bare: list[Any] = [{"role": "user"}]
+    then = {"role": "user", "content": "cd"}
+    assert opened(bare, [then]) == [*bare, then]
+    assert opened([then], bare) == [then, *bare]
+
+
+class Told:
+    """Episode in this process: remembers its row, and asks once more when it is over."""
+
+    def __init__(self, driving: bool, text: str = "Guess.") -> None:
+        self.is_driving, self._text = driving, text
+        self.row: dict[str, Any] = {}
+        self.answer: Any = None
+
+    async def reset(self, row: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Begin."""
+        self.row = row
+        return {"messages": [{"role": "user", "content": self._text}], "tools": []}
+
+    async def step(self, message: dict[str, Any]) -> dict[str, Any]:
+        """End."""
+        return {"messages": [], "reward": None, "tool_failures": [], "done": True, "truncated": False}
+
+    async def score(self) -> dict[str, float | None]:
+        """Return nothing."""
+        return {}
+
+    async def run(self, row: dict[str, Any], seed: int, answer: Any) -> dict[str, float | None]:
+        """Ask once, and go on when the turn was cut."""
+        self.row, self.answer = row, answer
+        messages = [{"role": "user", "content": self._text}]
+        message = await answer(messages, {})
+        with contextlib.suppress(TrajectoryOverError):
+            await answer([*messages, message, *messages], {})
+        return {}
+
+
+@pytest.mark.parametrize("driving", [False, True])
+async def test_an_environment_gets_the_prompt_as_a_column(driving: bool) -> None:
+    """As TRL's do."""
+    episode = Told(driving)
+    await play(episode, Writer(Chat("qwen2_5"), ["a", "b"]).recorder(), "Play.", {"target": 7})
+    assert episode.row == {"target": 7, "prompt": "Play."}
+
+
+async def test_no_turn_is_asked_behind_the_end_of_an_episode() -> None:
+    """A task that the environment has left behind gets an error, and the trajectory stays as it was."""
+    episode, writer = Told(driving=True), Writer(Chat("qwen2_5"), ["a", "b", "c"])
+    trajectory = await play(episode, writer.recorder(), "", {})
+    with pytest.raises(TrajectoryOverError, match="the episode is over"):
+        await episode.answer([{"role": "user", "content": "More."}], {})
+    assert (trajectory.stop, trajectory.tree.num_turns, len(writer.requests)) == ("done", 2, 2)
+
+
+async def test_an_environment_that_drives_can_not_go_on_behind_a_cut_turn() -> None:
+    """As with one that is stepped."""
+    trajectory = await play(Told(driving=True), Writer(Chat("qwen2_5"), ["abc"]).recorder(TurnLimits(999, 2)), "", {})
+    assert (trajectory.stop, trajectory.tree.num_turns) == ("length", 1)
+
+
+async def test_what_reset_says_is_cut_and_the_prompt_is_not() -> None:
+    """max_message_tokens is for the environment's messages."""
+    writer = Writer(Chat("qwen2_5"), ["a"])
+    recorder = writer.recorder(TurnLimits(9999, 9, max_message_tokens=10))
+    trajectory = await play(Told(driving=False, text="y" * 200), recorder, "p" * 200, {})
+    content = trajectory.messages[0]["content"]
+    assert content == "p" * 200 + "yyyyy\n[190 tokens left out]\nyyyyy"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors.trajectories.bridges import BridgeError, Bridges
+from actors.trajectories.bridges import MARK, BridgeError, Bridges
 from tests.actors.trajectories.families import FAMILIES, Chat
 
 LOOK = {
@@ -180,6 +180,63 @@ def test_a_template_that_refuses_is_told_in_its_own_words() -> None:
     chat = Chat("llama3_1")
     with pytest.raises(BridgeError, match="refuses a conversation: TemplateError: This model only supports single"):
         chat.bridges.next(0, [result("a", 0), result("b", 1)], [call("", "a", 0), call("", "b", 1)], [LOOK])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_message_may_contain_the_word_of_the_made_up_answer(family: str) -> None:
+    """Text, a name or an id: the bridge is the same but for it."""
+    chat = Chat(family)
+    end = chat.token(_end(family))
+    plain = chat.decode(chat.bridges.next(end, [{"role": "user", "content": "no word"}]).environment_ids)
+    marked = chat.decode(chat.bridges.next(end, [{"role": "user", "content": f"no {MARK}"}]).environment_ids)
+    assert "no word" in plain
+    assert marked == plain.replace("no word", f"no {MARK}")
+
+
+def test_what_stands_before_the_first_question_of_a_bridge_is_kept() -> None:
+    """GLM's answers end where the next message starts, whoever speaks."""
+    chat = Chat("glm4moe")
+    bridge = chat.bridges.next(chat.token("<|endoftext|>"), [{"role": "system", "content": "Be brief."}, AND_NOW])
+    assert chat.decode(bridge.environment_ids) == "<|system|>\nBe brief.<|user|>\nAnd now?<|assistant|>"
+    bridge = chat.bridges.next(chat.token("<|endoftext|>"), [answer("Four."), AND_NOW])
+    text = chat.decode(bridge.environment_ids)
+    assert text.startswith("<|assistant|>")
+    assert "Four." in text
+
+
+def test_an_end_within_a_new_message_is_not_the_end_of_the_answer() -> None:
+    """gpt-oss ends an answer with <|end|> and a call with <|call|>."""
+    chat = Chat("gptoss")
+    news = [AND_NOW, answer("", call("gptoss", "left", 1)), result("a wall", 1)]
+    text = chat.decode(chat.bridges.next(chat.token("<|return|>"), news, [], [LOOK]).environment_ids)
+    assert "And now?" in text
+    assert "a wall" in text
+
+
+@pytest.mark.parametrize("family", ["gptoss", "deepseekv3"])
+def test_a_message_that_the_template_moves_to_the_front_is_refused(family: str) -> None:
+    """A system message in the middle would never be seen by the model."""
+    chat = Chat(family)
+    with pytest.raises(BridgeError, match="does not show a new message of the role system"):
+        chat.bridges.next(chat.token(_end(family)), [{"role": "system", "content": "Go"}, AND_NOW])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_content_that_a_template_strips_or_escapes_is_shown(family: str) -> None:
+    """Blanks, thoughts, quotes: no message is taken for one that is left out."""
+    chat = Chat(family)
+    for news in ([{"role": "user", "content": '  <a> "b"\n'}], [answer("<think>x</think>y"), AND_NOW]):
+        chat.bridges.next(chat.token(_end(family)), news)
+
+
+def test_a_first_conversation_that_the_template_refuses_is_told_in_its_own_words() -> None:
+    """As a bridge is."""
+
+    def render(messages: Sequence[Any], tools: Any, add_generation_prompt: bool) -> str:
+        raise RuntimeError("no system messages here")
+
+    with pytest.raises(BridgeError, match="refuses a conversation: RuntimeError: no system messages here"):
+        Bridges(render, lambda text: [], ends=[0], special=[1]).first([USER])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ class Writer:
         """Write; cut at the request's limit of tokens."""
         text = self._texts(request) if callable(self._texts) else self._texts[len(self.requests)]
         self.requests.append(request)
-        ids = self._chat.encode(text + self._end)
+        # a stop string ends an answer in place of its end
+        ids = self._chat.encode(text if text.endswith(request.stop) else text + self._end)
         cut = len(ids) > request.max_tokens
         ids = ids[: request.max_tokens]
         logprobs = [-0.001 * (token % 999) - 0.001 for token in ids]
