@@ -186,8 +186,8 @@ class WorkerPool:
         # a short path: addresses of ipc have at most 107 bytes
         self._folder = tempfile.TemporaryDirectory(prefix="env-", ignore_cleanup_errors=True)
         self._address = f"ipc://{self._folder.name}/w"
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        # the context of the process: ending one of our own waits without a limit for the threads of libzmq
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(self._address)
@@ -216,7 +216,7 @@ class WorkerPool:
                 # the calls have failed, and tell their callers so
                 await asyncio.gather(*self._tasks, return_exceptions=True)
             finally:
-                self._context.destroy(0)
+                self._socket.close(0)
                 self._folder.cleanup()
 
     @property
