@@ -9,13 +9,10 @@ import jinja2
 from actors.engines.protocol import Completion, RequestError
 from actors.engines.text import text_of
 from actors.models.tokenizer import Tokenizer, eos_ids
-from actors.trajectories.parsing import Parsed, parse, syntax_of
+from actors.trajectories.parsing import OPENING_TOKENS, Parsed, looked_for, parse, syntax_of
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
-
-OPENING_TOKENS = 16
-"""Tokens at the end of a prompt that tell whether the prompt has opened the model's thoughts."""
 
 
 class Tokenizing:
@@ -71,8 +68,7 @@ class Tokenizing:
         decode = partial(self._tokenizer.decode, skip_special=False)
         return parse(
             text_of(completion, decode),
-            # harmony writes everything in channels, the others write calls only where there are tools
-            syntax if tools or syntax == "harmony" else None,
+            looked_for(syntax, tools),
             tools,
             decode(prompt_ids[-OPENING_TOKENS:]),
         )

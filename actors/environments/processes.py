@@ -12,7 +12,7 @@ ROUNDS = 100
 
 
 class Process(NamedTuple):
-    """What the kernel says of a process."""
+    """Facts about a process, as the kernel tells them."""
 
     parent: int
     session: int

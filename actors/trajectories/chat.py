@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.trajectories.bridges import Bridges, Message
-from actors.trajectories.parsing import Parsed, Syntax, parse
-
-OPENING_TOKENS = 16
-"""Tokens at the end of a prompt that tell whether the prompt has opened the model's thoughts."""
+from actors.trajectories.parsing import OPENING_TOKENS, Parsed, Syntax, looked_for, parse
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,7 @@ class Chat:
             stop: texts of which one may have ended the turn; the text is told without it, as in OpenAI's API.
         """
         text, opened = self.decode(token_ids), self.decode(prompt_ids[-OPENING_TOKENS:])
-        # harmony writes everything in channels, the others write calls only where there are tools
-        syntax = self.syntax if tools or self.syntax == "harmony" else None
+        syntax = looked_for(self.syntax, tools)
         whole = parse(text, syntax, tools or (), opened, self.ends)
         places = [place for one in stop if one and (place := text.find(one)) >= 0]
         if not places:

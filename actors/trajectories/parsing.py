@@ -65,6 +65,15 @@ class Parsed:
     """Reason for each call that can't be read."""
 
 
+OPENING_TOKENS = 16
+"""Tokens at the end of a prompt that tell whether the prompt has opened the model's thoughts."""
+
+
+def looked_for(syntax: Syntax | None, tools: Sequence[Any] | None) -> Syntax | None:
+    """Return the syntax to look for in an answer: none without tools, except harmony, which has channels for all."""
+    return syntax if tools or syntax == "harmony" else None
+
+
 def syntax_of(chat_template: str) -> Syntax | None:
     """Return the syntax of tool calls that a chat template teaches; None if it has none that is known."""
     return next((syntax for mark, syntax in MARKS if mark in chat_template), None)

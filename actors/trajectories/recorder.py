@@ -160,25 +160,34 @@ class Recorder:
             raise
         finally:
             del self._under_way[ordinal]
-        self.cut_off = answer.finish_reason == "length"
-        number = self.tree.add(
-            prompt_ids,
-            SampledTurn(
-                answer.token_ids,
-                answer.logprobs,
-                answer.segments,
-                answer.temperature,
-                trains=self.limits.train_cut_turns or not self.cut_off,
-            ),
-            num_boundary,
-        )
         parsed = self.chat.read(prompt_ids, answer.token_ids, tools, stop if answer.finish_reason == "stop" else ())
+        message = assistant_message(parsed, ordinal)
         self.num_calls += len(parsed.calls)
         self.num_malformed += len(parsed.malformed)
-        message = assistant_message(parsed, ordinal)
+        self._keep(prompt_ids, num_boundary, answer, messages, message, tools)
+        return message
+
+    def _keep(
+        self,
+        prompt_ids: Sequence[int],
+        num_boundary: int,
+        answer: TurnAnswer,
+        messages: Sequence[Message],
+        message: Message,
+        tools: Sequence[Any] | None,
+    ) -> None:
+        """Add a turn to the tree, and remember its conversation."""
+        self.cut_off = answer.finish_reason == "length"
+        turn = SampledTurn(
+            answer.token_ids,
+            answer.logprobs,
+            answer.segments,
+            answer.temperature,
+            trains=self.limits.train_cut_turns or not self.cut_off,
+        )
+        number = self.tree.add(prompt_ids, turn, num_boundary)
         *_, digest = _digests([*messages, message], tools)
         self._turns[digest] = _Turn(number, len(messages) + 1, message, answer.token_ids[-1], self.cut_off)
-        return message
 
     def close(self) -> None:
         """End the trajectory: no turn is asked or added any more. The environment's own tasks may outlive it."""

@@ -27,7 +27,7 @@ NO_POLICY = -1
 
 
 class Origin(IntEnum):
-    """Where the tokens of a segment come from."""
+    """Source of a segment's tokens."""
 
     MODEL = 0
     """Sampled by a policy."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.phases import DONE, NOT_HERE, Report, problems, run_apart, run_guarded
+from benchmarks.machine import ROOT
 
 PHASES: Mapping[str, tuple[int, str]] = {
     "env": (30, "environment"),
@@ -81,11 +82,16 @@ def _phases(words: str) -> list[str]:
 
 
 def _environment(keep: Path) -> dict[str, str]:
-    """Return the environment of a phase: nothing is fetched from the hub, and compiled kernels are kept."""
+    """Return the environment of a phase: nothing is fetched from the hub, and compiled kernels are kept.
+
+    Actors start with `python -P`, which does not look into the working directory, and on a GPU machine this project is
+    not installed; so its folder is in PYTHONPATH.
+    """
     kept = {variable: str((keep / folder).absolute()) for variable, folder in CACHES.items()}
     # as `actors up` has it: rows of ever new lengths would break a pool of fixed segments up
     pool = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    return {**kept, **pool, **QUIET, **os.environ}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**kept, **pool, **QUIET, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _line(name: str, found: Mapping[str, Any], wrong: Sequence[str]) -> str:

@@ -218,13 +218,13 @@ def test_every_phase_can_be_rehearsed_on_a_cpu(tmp_path: Path) -> None:
 
     `make rehearsal` makes the environment of a GPU machine: torch, transformers, peft and the wheels brought along.
     """
+    # without what a developer's shell adds to the search path
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     bare = ROOT / ".venv-bare" / "bin" / "python"
     python = str(bare) if bare.exists() else sys.executable
     command = [python, "-m", "benchmarks.gpu", "--phases", "all", "--tiny", "--device", "cpu"]
     command += ["--out", str(tmp_path / "out"), "--keep", str(tmp_path / "kept")]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for name in PHASES:
         found = json.loads((tmp_path / "out" / f"{name}.json").read_text(encoding="utf-8"))

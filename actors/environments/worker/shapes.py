@@ -131,7 +131,7 @@ class Gymnasium(Episode):
 
 
 class SwiftConfig(dict[str, Any]):
-    """What ms-swift's `reset` gets: a request of the dataset's row, here also the map of the environment's settings."""
+    """Request of the dataset's row, as ms-swift's `reset` gets it; here also the map of the environment's settings."""
 
     def __init__(self, row: Json) -> None:
         super().__init__(row.get("env_config") or row)
