@@ -9,13 +9,14 @@ A call whose caller has been cancelled keeps its limit: its function goes on all
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -51,11 +52,15 @@ CAUSES: dict[str, Cause] = {
     "reset": "env_reset",
     "step": "env_step",
     "score": "env_score",
+    "score_group": "env_score",
     "run": "env_step",
     "close": "env_lost",
 }
 
 Json = dict[str, Any]
+Rewards = dict[str, float | None]
+Examples = dict[str, int | None]
+"""Number of examples by split, `train` and `eval`; None for no end."""
 Answer = Callable[[list[Json], Json], Awaitable[Json]]
 """Coroutine function that samples the next message of a conversation, with the options of the request."""
 
@@ -77,7 +82,7 @@ class Limits:
 
     def of(self, kind: str) -> float:
         """Return the seconds for a call of this kind."""
-        return float(getattr(self, kind, self.reset))
+        return float(getattr(self, kind.removesuffix("_group"), self.reset))
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,10 @@ class WorkerPool:
         self._hopeless: dict[str, str] = {}
         """Reasons why workers can't load the environment, by name."""
         self._has_loaded, self._unusable, self._last_end = False, "", ""
+        self.examples: Examples | None = None
+        """Number of the environment's own examples by split, once it has been loaded; None if it has none."""
+        self.has_group_scores = False
+        """True if the environment scores the episodes of a group together, once it has been loaded."""
         self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -238,15 +247,38 @@ class WorkerPool:
         one = await self.with_room(deadline, timeout)
         return EpisodeCalls(self, one, next(self._numbers), partial(self.with_room, deadline, timeout))
 
-    async def with_room(self, deadline: float, timeout: float) -> _Worker:
-        """Return the worker with the fewest episodes, once one has room; raise as `episode`."""
+    async def group(self, size: int, timeout: float) -> "GroupCalls":
+        """Return new episodes on one worker, to be entered together by `async with`, once one has room for all.
+
+        Args:
+            size: number of episodes.
+            timeout: seconds to wait.
+
+        Raises:
+            EpisodeError: as `episode`.
+            ValueError: no worker may have so many episodes.
+        """
+        if size < 1:
+            raise ValueError(f"environment {self.spec.name}: a group of {size}; it needs at least one episode")
+        if size > self.spec.episodes:
+            raise ValueError(
+                f"environment {self.spec.name}: a group of {size} needs as many places on one worker, but episodes "
+                f"is {self.spec.episodes}; raise episodes to at least {size}"
+            )
+        deadline = time.monotonic() + timeout
+        one = await self.with_room(deadline, timeout, size)
+        room = partial(self.with_room, deadline, timeout, size)
+        return GroupCalls(self, [EpisodeCalls(self, one, next(self._numbers)) for _ in range(size)], room)
+
+    async def with_room(self, deadline: float, timeout: float, size: int = 1) -> _Worker:
+        """Return the worker with the fewest episodes, once one has room for `size` more; raise as `episode`."""
         while True:
             if self._unusable:
                 raise EpisodeError("env_load", self._unusable)
             if self._closing.is_set():
                 raise EpisodeError("env_lost", f"environment {self.spec.name}: its workers were ended")
             ready = [one for one in self.workers.values() if one.shape and not one.reason]
-            free = [one for one in ready if one.num_episodes < self.spec.episodes]
+            free = [one for one in ready if one.num_episodes + size <= self.spec.episodes]
             if free:
                 return min(free, key=lambda one: one.num_episodes)
             self._changed.clear()
@@ -255,9 +287,10 @@ class WorkerPool:
             except TimeoutError:
                 busy = sum(one.num_episodes for one in ready)
                 last = f"; the last worker to end {self._last_end}" if self._last_end and not ready else ""
+                more = f" for {size} episodes" if size > 1 else ""
                 raise EpisodeError(
                     "env_lost",
-                    f"environment {self.spec.name}: no worker had room for {timeout:g} s: {len(ready)} of "
+                    f"environment {self.spec.name}: no worker had room{more} for {timeout:g} s: {len(ready)} of "
                     f"{self.spec.workers} are ready, with {busy} episodes; raise workers or episodes{last}",
                 ) from None
 
@@ -397,6 +430,10 @@ class WorkerPool:
             if answer.get("shape") not in ("stepped", "driving"):
                 one.kill(f"answered a load with the shape {answer.get('shape')!r}")
                 return
+            if not _are_counts(examples := answer.get("examples")):
+                one.kill(f"answered a load with the examples {examples!r}")
+                return
+            self.examples, self.has_group_scores = examples, answer.get("group_scores") is True
             one.shape, one.loaded_at, self._has_loaded = answer["shape"], time.monotonic(), True
             self._hopeless.clear()
             self.freed()
@@ -522,6 +559,27 @@ class WorkerPool:
             log.error("task failed", environment=self.spec.name, reason=f"{type(error).__name__}: {error}")
 
 
+async def describe(spec: EnvironmentSpec) -> Examples | None:
+    """Return the number of the environment's own examples by split; None if it has none. A worker is asked, and ended.
+
+    Raises:
+        EpisodeError: `env_load`: the environment can't be loaded.
+    """
+    async with WorkerPool(replace(spec, workers=1)) as pool:
+        # limited by the starts of a worker and the limit of a load
+        await pool.with_room(math.inf, math.inf)
+        return pool.examples
+
+
+def _are_counts(examples: Any) -> bool:
+    """Return whether a worker's answer about its examples is one: nothing, or a count or None for each split."""
+    if not isinstance(examples, dict):
+        return examples is None
+    return examples.keys() == {"train", "eval"} and all(
+        count is None or (isinstance(count, int) and count >= 0) for count in examples.values()
+    )
+
+
 async def _comes(future: "asyncio.Future[Message]", seconds: float) -> bool:
     """Wait for a future; return whether it is done. If this process was held up, what has come is still to be read."""
     for wait in (seconds, GRACE_SECONDS):
@@ -569,11 +627,20 @@ async def _printed() -> AsyncIterator[dict[str, _Stream]]:
 
 
 class EpisodeCalls:
-    """Calls of one episode, on the worker that holds it. To be entered and closed by `async with`."""
+    """Calls of one episode, on the worker that holds it. To be entered and closed by `async with`.
 
-    def __init__(self, pool: WorkerPool, one: _Worker, number: int, room: Callable[[], Awaitable[_Worker]]) -> None:
-        self._pool, self._worker, self._number, self._room = pool, one, number, room
-        self._open = False
+    Args:
+        room: waits for a worker with room; None for an episode of a group, for which the group takes a place.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, one: _Worker, number: int, room: Callable[[], Awaitable[_Worker]] | None = None
+    ) -> None:
+        self._pool, self._worker, self._room = pool, one, room
+        self.number = number
+        self.columns: Json = {}
+        """Further columns of the example for reward functions, after `reset` or `run`."""
+        self._open = self._has_place = False
 
     @property
     def is_driving(self) -> bool:
@@ -585,13 +652,26 @@ class EpisodeCalls:
 
         Raises:
             EpisodeError: as `WorkerPool.episode`.
+            RuntimeError: the episode belongs to a group that has not been entered, or was closed.
         """
-        self._worker = await self._room()
-        self._worker.num_episodes += 1
+        if self._has_place:
+            # with its group; who leaves first closes it
+            return self
+        if self._room is None:
+            raise RuntimeError("an episode of a group is entered with its group: async with await pool.group(…)")
+        self.take_place(await self._room())
         return self
+
+    def take_place(self, one: _Worker) -> None:
+        """Be on a worker, which has room."""
+        self._worker, self._has_place = one, True
+        one.num_episodes += 1
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         """Close the episode. Who was cancelled does not wait for what the user's code still does."""
+        if not self._has_place:
+            return
+        self._has_place = False
         closing = self._pool.start_call(self._close())
         if not isinstance(error, asyncio.CancelledError):
             await asyncio.shield(closing)
@@ -615,18 +695,20 @@ class EpisodeCalls:
             EpisodeError: as `WorkerPool.call`, here and in all methods.
         """
         self._open = True
-        return await self._call("reset", row=row, seed=seed)
+        turn = await self._call("reset", row=row, seed=seed)
+        self.columns = turn.get("columns") or {}
+        return turn
 
     async def step(self, message: Json) -> Message:
         """Return the environment's answer to the model's message: `shapes.Turn` as a map."""
         return await self._call("step", message=message)
 
-    async def score(self) -> dict[str, float | None]:
+    async def score(self) -> Rewards:
         """Return the environment's own rewards by name."""
-        rewards: dict[str, float | None] = (await self._call("score"))["rewards"]
+        rewards: Rewards = (await self._call("score"))["rewards"]
         return rewards
 
-    async def run(self, row: Json, seed: int, answer: Answer) -> dict[str, float | None]:
+    async def run(self, row: Json, seed: int, answer: Answer) -> Rewards:
         """Let the environment drive the episode; return its rewards by name.
 
         Args:
@@ -634,12 +716,14 @@ class EpisodeCalls:
         """
         self._open = True
         samples: set[asyncio.Task[None]] = set()
-        self._worker.answers[self._number], self._worker.samples[self._number] = answer, samples
+        self._worker.answers[self.number], self._worker.samples[self.number] = answer, samples
         try:
-            rewards: dict[str, float | None] = (await self._call("run", row=row, seed=seed))["rewards"]
+            ended = await self._call("run", row=row, seed=seed)
+            self.columns = ended.get("columns") or {}
+            rewards: Rewards = ended["rewards"]
             return rewards
         finally:
-            del self._worker.answers[self._number], self._worker.samples[self._number]
+            del self._worker.answers[self.number], self._worker.samples[self.number]
             # what the user's code has asked for and not awaited must not sample for an episode that is over
             under_way = list(samples)
             for task in under_way:
@@ -647,4 +731,57 @@ class EpisodeCalls:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _call(self, kind: str, **content: Any) -> Message:
-        return await self._pool.call(self._worker, kind, episode=self._number, **content)
+        return await self._pool.call(self._worker, kind, episode=self.number, **content)
+
+
+class GroupCalls:
+    """Episodes on one worker, of environments that score a group together. To be entered by `async with`.
+
+    `async with await pool.group(4, timeout) as group: …` takes all places at once, and closes all episodes at its end;
+    an episode may be closed before, by an `async with` of its own.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, episodes: Sequence[EpisodeCalls], room: Callable[[], Awaitable[_Worker]]
+    ) -> None:
+        self._pool, self._room = pool, room
+        self.episodes = list(episodes)
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __iter__(self) -> Iterator[EpisodeCalls]:
+        return iter(self.episodes)
+
+    def __getitem__(self, index: int) -> EpisodeCalls:
+        return self.episodes[index]
+
+    async def __aenter__(self) -> Self:
+        """Take a place for each episode on one worker: a group that is never entered holds none.
+
+        Raises:
+            EpisodeError: as `WorkerPool.episode`.
+        """
+        self._worker = await self._room()
+        for episode in self.episodes:
+            episode.take_place(self._worker)
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        """Close the episodes."""
+        closing = [self._pool.start_call(episode.__aexit__(kind, error, trace)) for episode in self.episodes]
+        if closing and not isinstance(error, asyncio.CancelledError):
+            await asyncio.shield(asyncio.gather(*closing, return_exceptions=True))
+
+    async def score(self, episodes: Sequence[EpisodeCalls] | None = None) -> list[Rewards]:
+        """Return the rewards by name of each episode, from the environment's `score_group`.
+
+        Args:
+            episodes: those that have ended and not failed; all by default.
+
+        Raises:
+            EpisodeError: as `WorkerPool.call`.
+        """
+        numbers = [episode.number for episode in (self.episodes if episodes is None else episodes)]
+        rewards: list[Rewards] = (await self._pool.call(self._worker, "score_group", episodes=numbers))["rewards"]
+        return rewards

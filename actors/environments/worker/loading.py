@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ADAPTERS = Path(__file__).resolve().parent.parent / "adapters"
+"""Folder of the adapters, each a file with the name of the package that it imports."""
+
 
 class LoadError(ValueError):
     """Error for a path that leads to no object; says what to change."""
@@ -38,8 +41,13 @@ def load(path: str) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise LoadError(f"there is no file {path.resolve()}")
-    _search(path.resolve().parent)
-    spec = importlib.util.spec_from_file_location(_module_name(path.stem), path)
+    name = _module_name(path.stem)
+    if path.resolve().parent == ADAPTERS:
+        # neither its name nor its folder may come before the package
+        name = f"adapter_{path.stem}"
+    else:
+        _search(path.resolve().parent)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # a name that ends with .py has a loader
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

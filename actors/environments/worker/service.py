@@ -6,6 +6,7 @@ long.
 """
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 import os
@@ -22,7 +23,8 @@ import zmq
 import zmq.asyncio
 
 from .loading import load
-from .shapes import Episode, ShapeError, episode_maker, finite, is_driving
+from .shapes import Episode, ShapeError, episode_maker, is_driving
+from .target import columns_of, examples_of, group_rewards, group_scorer, named_rewards
 from .wire import BEAT_SECONDS, PROTOCOL, SILENCE_SECONDS, TEXT_CHARACTERS, Message, pack, unpack
 
 LINGER_MILLISECONDS = 1000
@@ -90,6 +92,8 @@ class _Line:
     def __init__(self, number: int) -> None:
         self.number = number
         self.calls: asyncio.Queue[Message] = asyncio.Queue()
+        self.lock = asyncio.Lock()
+        """Held by a call that runs: of this episode, or of a group that it belongs to."""
         self.thread = _Thread(f"episode-{number}")
         self.task: asyncio.Task[None] | None = None
         self.under_way = ""
@@ -99,6 +103,11 @@ class _Line:
         self.episode: Episode | None = None
         self.driver: Any = None
         """The user's object that drives this episode."""
+
+    @property
+    def environment(self) -> Any:
+        """The user's object; None if no episode has begun, or if a function drives."""
+        return self.driver if self.episode is None else self.episode.environment
 
     def add(self, call: Message) -> None:
         """Append a call. A `close` cancels a `run` under way: nobody waits for it any more."""
@@ -122,6 +131,7 @@ class Service:
         self._target: Any = None
         self._options: dict[str, Any] = {}
         self._make: Callable[..., Awaitable[Episode]] | None = None
+        self._score_group: Callable[..., Any] | None = None
         self._lines: dict[int, _Line] = {}
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._requests = itertools.count()
@@ -178,15 +188,18 @@ class Service:
 
     async def _serve(self, line: _Line) -> None:
         """Run the calls of an episode, in their order, up to its `close`. No cancellation by the user ends this."""
-        while not (line.is_over and line.calls.empty()):
+        call: Message | None = None
+        while call or not (line.is_over and line.calls.empty()):
             try:
-                call = await line.calls.get()
+                call = call or await line.calls.get()
+                await line.lock.acquire()
             except asyncio.CancelledError:
                 _uncancel()
                 continue
             line.under_way = call["kind"]
             await self._answer(call, line)
-            line.under_way = ""
+            line.under_way, call = "", None
+            line.lock.release()
             _uncancel()
         line.thread.end()
 
@@ -218,19 +231,43 @@ class Service:
         driving = is_driving(self._target)
         if not driving:
             self._make = episode_maker(self._target, self._options)
-        return {"shape": "driving" if driving else "stepped"}
+        self._score_group = group_scorer(self._target)
+        answer = {"shape": "driving" if driving else "stepped", "group_scores": self._score_group is not None}
+        examples = await examples_of(self._target, self._options, self._loader.run)
+        return answer if examples is None else answer | {"examples": examples}
 
     async def _on_reset(self, call: Message, line: _Line) -> Message:
         if self._make is None:
             raise ShapeError("a reset, but no environment that is stepped has been loaded")
         line.episode = await self._make(line.thread.run, call["row"])
-        return asdict(await line.episode.reset(call["row"], call["seed"]))
+        turn = await line.episode.reset(call["row"], call["seed"])
+        turn.columns = await line.thread.run(columns_of, line.environment)
+        return asdict(turn)
 
     async def _on_step(self, call: Message, line: _Line) -> Message:
         return asdict(await _episode(line).step(call["message"]))
 
     async def _on_score(self, call: Message, line: _Line) -> Message:
         return {"rewards": await _episode(line).score()}
+
+    async def _on_score_group(self, call: Message) -> Message:
+        """Score episodes together, once no call of theirs is under way; meanwhile none begins."""
+        numbers = call["episodes"]
+        if self._score_group is None:
+            raise ShapeError("a score_group, but the environment that has been loaded has no score_group(environments)")
+        lines = [self._lines.get(number) or _Line(number) for number in numbers]
+        async with contextlib.AsyncExitStack() as locks:
+            # in one order for all groups, so that no two wait for each other
+            for line in sorted(set(lines), key=lambda line: line.number):
+                await locks.enter_async_context(line.lock)
+            environments = [_environment(line) for line in lines]
+            thread = _Thread("group")
+            try:
+                results = await thread.run(self._score_group, environments)
+            finally:
+                thread.end()
+        name = f"{getattr(self._target, '__name__', 'environment')}_group"
+        return {"rewards": group_rewards(results, len(numbers), name)}
 
     async def _on_close(self, call: Message, line: _Line) -> Message:
         if line.episode is not None:
@@ -250,11 +287,9 @@ class Service:
         elif not inspect.isfunction(target):
             target = target.run
         result = await target(call["row"] | {"seed": call["seed"]}, Policy(call["episode"], self._ask))
-        if result is None or isinstance(result, dict):
-            rewards = result or {}
-        else:
-            rewards = {getattr(self._target, "__name__", "run"): result}
-        return {"rewards": {name: finite(value, f"the reward {name!r}") for name, value in rewards.items()}}
+        rewards = named_rewards(result, getattr(self._target, "__name__", "run"))
+        columns = {} if line.driver is None else await line.thread.run(columns_of, line.driver)
+        return {"rewards": rewards, "columns": columns}
 
     async def _ask(self, request: Message) -> Message:
         """Send a request for a sample, and return its answer."""
@@ -283,6 +318,13 @@ def _episode(line: _Line) -> Episode:
     if line.episode is None:
         raise LookupError(f"there is no episode {line.number} here")
     return line.episode
+
+
+def _environment(line: _Line) -> Any:
+    """Return the user's object of an episode; raise if there is none."""
+    if line.environment is None:
+        raise LookupError(f"there is no episode {line.number} here, or it has not begun")
+    return line.environment
 
 
 def _uncancel() -> None:

@@ -50,6 +50,8 @@ class Turn:
     """Text of each tool call that failed."""
     tools: list[Json] = field(default_factory=list)
     """Descriptions of the tools, in the answer to a reset."""
+    columns: Json = field(default_factory=dict)
+    """Further columns of the example for reward functions, in the answer to a reset."""
 
 
 class Episode(ABC):
@@ -62,6 +64,11 @@ class Episode(ABC):
 
     def __init__(self, environment: Any, run: Run) -> None:
         self._environment, self._run = environment, run
+
+    @property
+    def environment(self) -> Any:
+        """The user's object."""
+        return self._environment
 
     @abstractmethod
     async def reset(self, row: Json, seed: int) -> Turn:
@@ -87,7 +94,7 @@ class Stepped(Episode):
     async def reset(self, row: Json, seed: int) -> Turn:
         """Call `reset` with the row's columns, and with `seed` where it takes one."""
         reset = self._environment.reset
-        observation = await self._run(reset, **_accepted(reset, row | {"seed": seed}))
+        observation = await self._run(reset, **accepted(reset, row | {"seed": seed}))
         if isinstance(observation, tuple):
             observation = observation[0]
         return Turn(_messages(observation, "user"))
@@ -170,7 +177,7 @@ class Tools(Episode):
         """Call `reset` with the row's columns, if there is one; name the tools."""
         observation = None
         if reset := getattr(self._environment, "reset", None):
-            observation = await self._run(reset, **_accepted(reset, row))
+            observation = await self._run(reset, **accepted(reset, row))
         tools = [described(tool, name) for name, tool in self._tools.items()]
         return Turn([] if observation is None else _messages(observation, "user"), tools=tools)
 
@@ -280,7 +287,7 @@ def _plain_info(info: Any) -> Json:
     return {str(k): v for k, v in kept if isinstance(v, (bool, int, float)) or (isinstance(v, str) and len(v) < 200)}
 
 
-def _accepted(function: Callable[..., Any], values: Json) -> Json:
+def accepted(function: Callable[..., Any], values: Json) -> Json:
     """Return the values that a function has parameters for; all of them if it takes any."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

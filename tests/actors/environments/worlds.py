@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import datetime
 import multiprocessing
 import os
 import sqlite3
@@ -401,3 +402,116 @@ class BadClose(Bad):
     def close(self) -> None:
         """Fail."""
         raise ValueError("stays open")
+
+
+class Quiz:
+    """Has examples of its own, columns for reward functions, and rewards by rank in the group."""
+
+    @staticmethod
+    def examples(split: str, size: int = 3) -> int | None:
+        """Endless for training."""
+        return None if split == "train" else size
+
+    def __init__(self, size: int = 3) -> None:
+        self.size, self.answered = size, ""
+
+    def reset(self, index: int, split: str, way: str = "") -> str:
+        """Ask."""
+        self.columns: Any = {"answer": str(index), "task": split, "parts": [1, {"a": None}], "size": self.size}
+        if way == "date":
+            self.columns["answer"] = datetime.date(2026, 1, 1)
+        if way == "number":
+            self.columns[7] = 1
+        if way == "width":
+            self.columns = 7
+        return f"Question {index} of {split}"
+
+    def step(self, answer: str) -> tuple[None, float, bool]:
+        """Remember the answer, or end the process."""
+        self.answered = answer
+        if answer == "die":
+            os._exit(7)
+        return None, 0.0, True
+
+    @classmethod
+    async def score_group(cls, environments: "list[Quiz]") -> "list[Any]":
+        """Return a map, a number, or nothing: as the answers say."""
+        texts = [one.answered for one in environments]
+        if "raise" in texts:
+            raise ValueError("no ranks")
+        if "few" in texts:
+            return []
+        if "nan" in texts:
+            return [float("nan")] * len(texts)
+        ranks = [sorted(texts).index(text) for text in texts]
+        kinds = [{"rank": float(rank), "pid": os.getpid()} for rank in ranks]
+        return [
+            None if text == "none" else rank if text == "9" else kind
+            for text, rank, kind in zip(texts, ranks, kinds, strict=True)
+        ]
+
+
+class Chosen:
+    """Drives; its columns are there at the end. Scored in groups, by a function that is not async."""
+
+    async def run(self, example: dict[str, Any], policy: object) -> float:
+        """Take the place of a model."""
+        self.columns = {"index": example["index"]}
+        return 1.0
+
+    @staticmethod
+    def score_group(environments: "list[Chosen]") -> list[float]:
+        """Return each one's share."""
+        return [one.columns["index"] / len(environments) for one in environments]
+
+
+class NoCount(Guess):
+    """Does not know its examples."""
+
+    @staticmethod
+    def examples(split: str) -> Any:
+        """Return no count."""
+        return "many"
+
+
+class NoStatic(Guess):
+    """Counts examples of an object, which nobody has yet."""
+
+    def examples(self, split: str) -> int:
+        """Return a count."""
+        return 1
+
+
+def made_guess() -> Guess:
+    """Make one; the module has no examples, for its `examples` is something else."""
+    return Guess()
+
+
+def counted_guess() -> Guess:
+    """Make one."""
+    return Guess()
+
+
+counted_guess.examples = lambda split: 5 if split == "train" else 0  # type: ignore[attr-defined]
+
+
+def examples() -> None:
+    """No function of a split."""
+    raise AssertionError
+
+
+async def scored_drive(example: dict[str, str], policy: object) -> float:
+    """Has a score for groups, but no objects."""
+    return 1.0
+
+
+scored_drive.score_group = list  # type: ignore[attr-defined]
+
+
+class WaitsInGroup(Waits):
+    """Waits; scores whether any was found in the middle of a step."""
+
+    @staticmethod
+    def score_group(environments: "list[WaitsInGroup]") -> list[float]:
+        """Return 1 for each that is at rest."""
+        return [float(not one.is_inside) for one in environments]
