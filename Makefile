@@ -36,11 +36,11 @@ rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
 # An environment of its own, with vLLM for CPUs: 3.7 GB; and programs of the distribution, where that is allowed.
-system-deps: .venv-system/stamp
+system-deps: .venv-system/stamp .venv-environments/stamp
 	tests/system/install.sh
 
 # With real systems of others; where CI=true a missing one fails, else it is said.
-test-system: .venv-system/stamp
+test-system: .venv-system/stamp .venv-environments/stamp
 	.venv-system/bin/python -m pytest -m system -rs
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
@@ -89,6 +89,12 @@ bench: .venv/dev.stamp
 	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
 	touch $@
 
+# Packages of environments, for the workers of tests alone.
+.venv-environments/stamp: tests/system/environments/requirements.txt
+	$(PYTHON) -m venv .venv-environments
+	.venv-environments/bin/pip install --quiet $(PIP_ARGS) -r tests/system/environments/requirements.txt
+	touch $@
+
 # What a machine with torch, transformers and peft has, and the wheels that are brought along.
 .venv-bare/stamp: constraints.txt benchmarks/gpu_wheels.txt
 	$(PYTHON) -m venv .venv-bare
@@ -103,4 +109,4 @@ bench: .venv/dev.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-312 .venv-bare .venv-system outputs build site *.egg-info
+	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-system outputs build site *.egg-info

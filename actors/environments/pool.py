@@ -44,8 +44,11 @@ CLOSE_SECONDS = 10.0
 """Longest wait for killed workers at the end."""
 GRACE_SECONDS = 1.0
 """Time for an answer that has come, but that this process has not read yet because it was held up itself."""
-FOR_THE_INTERPRETER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-"""Variables for the worker alone. The first is as -P, which Python before 3.11 does not know."""
+FOR_THE_INTERPRETER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}
+"""Variables for the worker alone. The first is as -P, which Python before 3.11 does not know.
+
+The last gives sets one order in all workers: examples that are made of sets would otherwise differ within a group.
+"""
 READ_BYTES = 1 << 16
 CAUSES: dict[str, Cause] = {
     "load": "env_load",

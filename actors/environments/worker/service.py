@@ -23,8 +23,8 @@ import zmq
 import zmq.asyncio
 
 from .loading import load
-from .shapes import Episode, ShapeError, episode_maker, is_driving
-from .target import columns_of, examples_of, group_rewards, group_scorer, named_rewards
+from .shapes import Episode, ShapeError, episode_maker, is_driving, named_rewards
+from .target import columns_of, examples_of, group_rewards, group_scorer
 from .wire import BEAT_SECONDS, PROTOCOL, SILENCE_SECONDS, TEXT_CHARACTERS, Message, pack, unpack
 
 LINGER_MILLISECONDS = 1000
@@ -287,7 +287,7 @@ class Service:
         elif not inspect.isfunction(target):
             target = target.run
         result = await target(call["row"] | {"seed": call["seed"]}, Policy(call["episode"], self._ask))
-        rewards = named_rewards(result, getattr(self._target, "__name__", "run"))
+        rewards = {} if result is None else named_rewards(result, getattr(self._target, "__name__", "run"))
         columns = {} if line.driver is None else await line.thread.run(columns_of, line.driver)
         return {"rewards": rewards, "columns": columns}
 

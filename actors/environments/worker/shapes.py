@@ -107,7 +107,7 @@ class Stepped(Episode):
         return _turn(await self._run(step, message if whole else message.get("content") or ""))
 
     async def score(self) -> dict[str, float | None]:
-        """Return the result of `get_reward`, under the name of the class, if there is one."""
+        """Return the result of `get_reward`, a number under the name of the class, if there is one."""
         return await _get_reward(self._environment, self._run)
 
 
@@ -192,7 +192,7 @@ class Tools(Episode):
         )
 
     async def score(self) -> dict[str, float | None]:
-        """Return the result of `get_reward`, under the name of the class, if there is one."""
+        """Return the result of `get_reward`, a number under the name of the class, if there is one."""
         return await _get_reward(self._environment, self._run)
 
 
@@ -310,7 +310,17 @@ def _action(space: Any, text: str) -> Any:
 async def _get_reward(environment: Any, run: Run) -> dict[str, float | None]:
     if not hasattr(environment, "get_reward"):
         return {}
-    return {type(environment).__name__: finite(await run(environment.get_reward))}
+    return named_rewards(await run(environment.get_reward), type(environment).__name__)
+
+
+def named_rewards(result: Any, name: str) -> dict[str, float | None]:
+    """Return rewards by name: those of a dictionary, or a number (None: it can't say) under a given name.
+
+    Raises:
+        ShapeError: one is not finite.
+    """
+    rewards = result if isinstance(result, dict) else {name: result}
+    return {key: finite(value, f"the reward {key!r}") for key, value in rewards.items()}
 
 
 def finite(reward: Any, what: str = "the reward") -> float | None:

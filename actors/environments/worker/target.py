@@ -5,7 +5,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from .shapes import ShapeError, accepted, finite, is_driving
+from .shapes import ShapeError, accepted, is_driving, named_rewards
 from .tools import Json
 from .wire import pack
 
@@ -70,19 +70,7 @@ def group_rewards(results: Any, count: int, name: str) -> list[Rewards]:
     if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != count:
         many = f"{len(results)} results" if isinstance(results, (list, tuple)) else type(results).__name__
         raise ShapeError(f"score_group returned {many}, but must return a list with one result for each of {count}")
-    return [named_rewards(one, name) for one in results]
-
-
-def named_rewards(result: Any, name: str) -> Rewards:
-    """Return rewards by name: those of a dictionary, a number under a given name, or none.
-
-    Raises:
-        ShapeError: one is not finite.
-    """
-    if result is None:
-        return {}
-    rewards = result if isinstance(result, dict) else {name: result}
-    return {key: finite(value, f"the reward {key!r}") for key, value in rewards.items()}
+    return [{} if one is None else named_rewards(one, name) for one in results]
 
 
 def columns_of(environment: Any) -> Json:

@@ -140,7 +140,7 @@ async def test_a_reward_that_is_no_finite_number_is_a_failure(tmp_path: Path) ->
     """One of them would spoil the advantages of its whole group."""
     async with WorkerPool(spec("Ways")) as pool, await pool.episode(WAIT) as episode:
         await episode.reset({"way": "-inf"}, 0)
-        with pytest.raises(EpisodeError, match="the reward is -inf") as failure:
+        with pytest.raises(EpisodeError, match="the reward 'Ways' is -inf") as failure:
             await episode.score()
         assert failure.value.cause == "env_score"
     driver = spec("Driver", options={"mark": str(tmp_path / "mark")})
@@ -239,3 +239,25 @@ def test_a_pool_without_places_is_refused(name: str) -> None:
     """No episode could ever begin."""
     with pytest.raises(ValueError, match=f"{name} is 0, but must be at least 1"):
         EnvironmentSpec("none", f"{WORLDS}:Guess", **{name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("plain")
+async def test_sets_have_the_same_order_in_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise members of a group would play different examples. Processes of the user are as without a worker."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    (tmp_path / "env.py").write_text(
+        "import os\n"
+        "class Env:\n"
+        "    def reset(self):\n"
+        "        return f'{hash(str(self.__class__))} {os.environ.get(\"PYTHONHASHSEED\")}'\n"
+        "    def step(self, answer):\n"
+        "        return None, 1, True\n"
+    )
+    seen = set()
+    async with WorkerPool(EnvironmentSpec("sets", f"{tmp_path}/env.py:Env", workers=2)) as pool:
+        await until(lambda: pool.num_ready == 2)
+        async with await pool.episode(WAIT) as first, await pool.episode(WAIT) as second:
+            for episode in (first, second):
+                seen.add((await episode.reset({}, 0))["messages"][0]["content"])
+    assert len(seen) == 1
+    assert seen.pop().endswith(" None")
