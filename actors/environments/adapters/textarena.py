@@ -82,7 +82,7 @@ class Env:
             except SyntaxError as error:
                 version = ".".join(map(str, sys.version_info[:2]))
                 raise ValueError(
-                    f"{self._game} can't be read by Python {version} ({error}); it needs Python 3.12 or later"
+                    f"{self._game} can't be read by Python {version} ({error}); some games need Python 3.12"
                 ) from error
             self._base = self._env
             while isinstance(self._base, Wrapper):
@@ -91,6 +91,9 @@ class Env:
                 self._env.reset(num_players=self._num_players, seed=game_seed)
             except AssertionError as error:
                 raise ValueError(f"{self._game}: {error}; set num_players, and opponent if they are several") from error
+            # some games overlook the number
+            if (players := self._base.state.num_players) != self._num_players:
+                raise ValueError(f"{self._game} has {players} players; set num_players to {players}, and opponent")
             if self._num_players > 1 and not any(map(_listed, self._base.state.observations.values())):
                 raise ValueError(
                     f"{self._game} lists no legal moves, so that no opponent can be played here; choose a game that "

@@ -26,6 +26,8 @@ Run = Callable[..., Awaitable[Any]]
 """Coroutine function that runs a function with arguments: async ones on the event loop, others in a thread."""
 NOT_TOOLS = ("reset", "get_reward", "close")
 """Public methods of TRL's class that are no tools."""
+OF_THE_CLASS = ("examples", "score_group")
+"""Further names that are no tools, where they belong to the class and not to its objects."""
 NUMBER = re.compile(r"(?<![\d.])-?\d{1,18}(?!\.?\d)")
 """A whole number: neither a part of a decimal fraction, nor of more digits than an action has."""
 
@@ -171,7 +173,8 @@ class Tools(Episode):
 
     def __init__(self, environment: Any, run: Run, functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
         super().__init__(environment, run)
-        self._tools = public_methods(environment, NOT_TOOLS) if functions is None else functions
+        kept = [name for name in OF_THE_CLASS if _is_of_the_class(environment, name)]
+        self._tools = public_methods(environment, [*NOT_TOOLS, *kept]) if functions is None else functions
 
     async def reset(self, row: Json, seed: int) -> Turn:
         """Call `reset` with the row's columns, if there is one; name the tools."""
@@ -227,6 +230,11 @@ def episode_maker(target: Any, options: Json) -> Callable[[Run, Json], Awaitable
         return _form_of(environment)(environment, run)
 
     return made
+
+
+def _is_of_the_class(environment: Any, name: str) -> bool:
+    """Return whether a method is static, or of the class."""
+    return isinstance(inspect.getattr_static(type(environment), name, None), (staticmethod, classmethod))
 
 
 def _takes(function: Any, name: str) -> bool:

@@ -28,12 +28,9 @@ async def examples_of(target: Any, options: Json, run: Run) -> dict[str, int | N
     Raises:
         ShapeError: `examples` needs an object, or returns no count.
     """
-    examples = _attribute(target, "examples")
+    examples = _of(target, "examples", "split")
     if examples is None and inspect.isfunction(target):
-        examples = getattr(sys.modules.get(target.__module__), "examples", None)
-        # a module may well use this name for something else
-        if not inspect.isfunction(examples) or [*inspect.signature(examples).parameters][:1] != ["split"]:
-            return None
+        examples = _of(sys.modules.get(target.__module__), "examples", "split")
     if examples is None:
         return None
     named = accepted(examples, options)
@@ -48,9 +45,9 @@ def group_scorer(target: Any) -> Callable[..., Any] | None:
     """Return the target's `score_group(environments)`; None if it has none.
 
     Raises:
-        ShapeError: it needs an object, or episodes of this target have no objects to score.
+        ShapeError: the function needs an object, or episodes of this target have no objects to score.
     """
-    scorer = _attribute(target, "score_group")
+    scorer = _of(target, "score_group", "environments")
     if scorer is not None and is_driving(target) and not inspect.isclass(target):
         raise ShapeError("score_group needs an object of each episode; let a class with run(example, policy) drive")
     return scorer
@@ -94,10 +91,21 @@ def columns_of(environment: Any) -> Json:
     return dict(columns)
 
 
-def _attribute(target: Any, name: str) -> Callable[..., Any] | None:
-    """Return a function of the target that needs no object of it."""
+def _of(target: Any, name: str, first: str) -> Callable[..., Any] | None:
+    """Return a function of the target, if its first parameter has the right name; raise if it needs an object."""
     function: Callable[..., Any] | None = getattr(target, name, None)
-    # of a class, not of an object
+    parameters = _parameters(function)
     if inspect.isclass(target) and inspect.isfunction(inspect.getattr_static(target, name, None)):
-        raise ShapeError(f"{target.__name__}.{name} needs an object; make it a @staticmethod or a @classmethod")
-    return function if callable(function) else None
+        # of an object; a tool may well have this name
+        if parameters[1:2] == [first]:
+            raise ShapeError(f"{target.__name__}.{name} needs an object; make it a @staticmethod or a @classmethod")
+        return None
+    return function if parameters[:1] == [first] else None
+
+
+def _parameters(function: Any) -> list[str]:
+    """Return the names of a function's parameters; none of what is no function."""
+    try:
+        return [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        return []

@@ -35,6 +35,7 @@ async def answered(group: GroupCalls, *texts: str) -> None:
         ("Guess", {}, None),
         ("drive", {}, None),
         ("TOOLS", {}, None),
+        ("Shelf", {}, None),
     ],
 )
 async def test_an_environment_says_how_many_examples_it_has(
@@ -127,6 +128,19 @@ async def test_a_group_is_scored_together_on_one_worker() -> None:
             assert first["pid"] == second["pid"]
             assert [one["rank"] for one in await group.score([group[1], group[0]])] == [0.0, 1.0]
             assert await other.reset(ROW, 0)
+
+
+async def test_a_function_of_the_class_is_no_tool_and_a_method_of_its_name_is() -> None:
+    """And `get_reward` may name several rewards."""
+    async with WorkerPool(spec("Shelf")) as pool, await pool.group(2, WAIT) as group:
+        for episode in group:
+            opening = await episode.reset({}, 0)
+            assert [tool["function"]["name"] for tool in opening["tools"]] == ["examples"]
+        call = {"id": "1", "function": {"name": "examples", "arguments": '{"topic": "moss"}'}}
+        turn = await group[1].step(says("", tool_calls=[call]))
+        assert turn["messages"][0]["content"] == "an example of moss"
+        assert await group[1].score() == {"read": 1.0, "liked": None}
+        assert await group.score() == [{"read": 0.0}, {"read": 1.0}]
 
 
 async def test_environments_that_drive_are_scored_as_a_group() -> None:

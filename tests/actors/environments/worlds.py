@@ -505,7 +505,7 @@ async def scored_drive(example: dict[str, str], policy: object) -> float:
     return 1.0
 
 
-scored_drive.score_group = list  # type: ignore[attr-defined]
+scored_drive.score_group = lambda environments: [1.0] * len(environments)  # type: ignore[attr-defined]
 
 
 class WaitsInGroup(Waits):
@@ -515,3 +515,31 @@ class WaitsInGroup(Waits):
     def score_group(environments: "list[WaitsInGroup]") -> list[float]:
         """Return 1 for each that is at rest."""
         return [float(not one.is_inside) for one in environments]
+
+
+class Shelf:
+    """TRL's form, with a tool that has the name of another function of ours."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def examples(self, topic: str) -> str:
+        """Find examples.
+
+        Args:
+            topic: What they are of
+        """
+        self.read.append(topic)
+        return f"an example of {topic}"
+
+    def reset(self, **row: object) -> None:
+        """Begin."""
+
+    @staticmethod
+    def score_group(environments: "list[Shelf]") -> list[dict[str, int]]:
+        """Count."""
+        return [{"read": len(one.read)} for one in environments]
+
+    def get_reward(self) -> dict[str, float | None]:
+        """Return rewards by name."""
+        return {"read": float(len(self.read)), "liked": None}

@@ -115,6 +115,7 @@ async def test_a_fixed_opponent_plays_the_listed_moves(game: str, player: int, o
     [
         ({"game": "Riddles-v0"}, "textarena has no game 'Riddles-v0'"),
         ({"game": "TicTacToe-v0"}, "number of players has to be 2, received 1; set num_players, and opponent"),
+        ({"game": "QuantumTicTacToe-v0"}, "QuantumTicTacToe-v0 has 2 players; set num_players to 2, and opponent"),
         ({"game": "TicTacToe-v0", "num_players": 2}, "opponent is ''; who plays the other players"),
         ({"game": "TicTacToe-v0", "num_players": 2, "opponent": "first", "player": 2}, "player is 2, but must be from"),
         ({"game": "ConnectFour-v0", "num_players": 2, "opponent": "first"}, "ConnectFour-v0 lists no legal moves"),
