@@ -1,0 +1,296 @@
+"""Environments of verifiers 0.1 to 0.3, by id: `actors/environments/adapters/verifiers_v0.py:Env`.
+
+The environment drives: verifiers plays the rollout, and each of its model calls becomes a `policy.sample`. Its dataset
+gives the examples, its rubric the rewards. verifiers 0.4 has another interface, and another adapter.
+"""
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import json
+import math
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import verifiers as vf
+from verifiers import types
+from verifiers.clients import OpenAIChatCompletionsClient
+
+Json = dict[str, Any]
+Rewards = dict[str, float | None]
+
+MODEL = "policy"
+"""Name of the model in requests; there is only one."""
+OWN_SAMPLING_KEYS = ("stop", "max_tokens", "max_completion_tokens")
+"""Keys of an environment's `sampling_args` that are kept; the run's configuration says the rest."""
+
+
+class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]
+    """Client of verifiers whose model is the policy of one episode."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy)
+        self._policy = policy
+        self.failure: Exception | None = None
+        """First sample that failed for another reason than a limit of the trajectory."""
+
+    async def get_native_response(
+        self, prompt: list[Json], model: str, sampling_args: Json, tools: list[Json] | None = None, **_: Any
+    ) -> Json:
+        """Return the policy's next message."""
+        options: Json = {}
+        if tools:
+            options["tools"] = tools
+        if stop := sampling_args.get("stop"):
+            options["stop"] = stop
+        if limit := sampling_args.get("max_completion_tokens") or sampling_args.get("max_tokens"):
+            options["max_tokens"] = limit
+        try:
+            message: Json = await self._policy.sample(prompt, **options)
+        except Exception as error:
+            if str(error).startswith("TrajectoryOverError"):
+                # verifiers ends such a rollout as truncated, and scores it
+                raise vf.OverlongPromptError(str(error)) from error
+            self.failure = self.failure or error
+            raise
+        return message
+
+    async def raise_from_native_response(self, response: Json) -> None:
+        """Take every message: an empty one is a bad answer of the model, which the rubric scores."""
+
+    async def from_native_response(self, response: Json) -> Any:
+        """Return verifiers' form of a message."""
+        calls = [
+            types.ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+            for call in response.get("tool_calls") or []
+        ]
+        message = types.ResponseMessage(
+            content=response.get("content") or "",
+            reasoning_content=response.get("reasoning_content"),
+            tool_calls=calls or None,
+            finish_reason="tool_calls" if calls else "stop",
+            is_truncated=False,
+        )
+        return types.Response(id="", created=0, model=MODEL, message=message)
+
+
+class Loaded:
+    """Environment of this process.
+
+    Args:
+        environment: what `load_environment` returned.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.rubrics = list(_rubrics(environment.rubric, set()))
+        for rubric in self.rubrics:
+            rubric.funcs = [_watched(function) for function in rubric.funcs]
+        self.has_group_functions = any(
+            rubric._is_group_func(function)  # noqa: SLF001 - the only place that knows the rule
+            for rubric in self.rubrics
+            for function in rubric.funcs
+        )
+
+    def dataset(self, split: str) -> Any:
+        """Return the rows of a split; None if there are none. Without rows to evaluate on, those to train on."""
+        environment = self.environment
+        is_training_only = environment.eval_dataset is None and environment.eval_dataset_source is None
+        if split == "eval" and not is_training_only:
+            return environment.get_eval_dataset()
+        if environment.dataset is None and environment.dataset_source is None:
+            return None
+        return environment.get_dataset()
+
+    def row(self, index: int, split: str) -> Json:
+        """Return an example as the input of a rollout."""
+        row = dict(self.dataset(split)[index])
+        if hasattr(types, "flatten_task_input") and isinstance(task := row.get("task"), str) and not _is_object(task):
+            # from 0.1.14 on a task is an object, and the name of one an error
+            del row["task"]
+        return row
+
+
+_loaded: Loaded | None = None
+_loading = threading.Lock()
+_failures: contextvars.ContextVar[list[tuple[str, Exception]] | None] = contextvars.ContextVar(
+    "failures", default=None
+)
+"""Functions of a rubric that raised during the present scoring. Without this verifiers counts them as 0."""
+
+
+class Env:
+    """One episode of an environment of verifiers.
+
+    Rewards: the rubric's weighted sum under the environment's id, and each function of the rubric under its own name.
+
+    Args:
+        id: environment, as in `verifiers.load_environment`; its package is installed, or is found in `path`.
+        args: arguments of its `load_environment`.
+        path: folder to search for the environment's module.
+    """
+
+    def __init__(self, id: str, args: Json | None = None, path: str = "") -> None:  # noqa: A002 - verifiers' word
+        self._id, self._loaded = id, _load(id, args, path)
+        self._is_clean = False
+        self.state: Any = None
+        self.columns: Json = {}
+
+    @staticmethod
+    def examples(split: str, id: str, args: Json | None = None, path: str = "") -> int:  # noqa: A002 - as above
+        """Return the number of rows of a split."""
+        loaded = _load(id, args, path)
+        if not loaded.has_group_functions:
+            # without it, the episodes of a group need not be on one worker
+            Env.score_group = None  # type: ignore[assignment, method-assign]
+        dataset = loaded.dataset(split)
+        return 0 if dataset is None else len(dataset)
+
+    async def run(self, example: Json, policy: Any) -> Rewards:
+        """Play a row of the dataset; return the rewards, or none where they need the whole group."""
+        loaded, client = self._loaded, PolicyClient(policy)
+        row = loaded.row(example["index"], example.get("split", "train"))
+        self.columns = _columns(row)
+        own = {key: value for key, value in loaded.environment.sampling_args.items() if key in OWN_SAMPLING_KEYS}
+        self.state = state = await loaded.environment.rollout(row, client, MODEL, own)
+        if client.failure is not None:
+            raise client.failure
+        if (error := state.get("error")) is not None:
+            raise RuntimeError(f"the rollout failed: {_words(error)}") from error
+        if state.get("timed_out"):
+            raise TimeoutError("the rollout passed the environment's own limit, timeout_seconds; raise it in args")
+        if not loaded.environment.score_rollouts or loaded.has_group_functions:
+            return {}
+        await _scored(loaded.environment.rubric.score_rollout(state))
+        return self._rewards()
+
+    @staticmethod
+    async def score_group(environments: "list[Env]") -> list[Rewards | None]:
+        """Return the rewards of a group, if the rubric has functions that need the whole group."""
+        loaded = environments[0]._loaded
+        if not loaded.environment.score_rollouts or not loaded.has_group_functions:
+            return [None] * len(environments)
+        await _scored(loaded.environment.rubric.score_group([one.state for one in environments]))
+        return [one._rewards() for one in environments]
+
+    async def close(self) -> None:
+        """Run the rubric's clean-up, which from 0.1.14 on follows the scores."""
+        cleanup = getattr(self._loaded.environment.rubric, "cleanup", None)
+        if cleanup is not None and self.state is not None and not self._is_clean:
+            self._is_clean = True
+            await cleanup(self.state)
+
+    def _rewards(self) -> Rewards:
+        metrics = {
+            str(name): float(value) if math.isfinite(value) else None
+            for name, value in (self.state.get("metrics") or {}).items()
+            if isinstance(value, (int, float))
+        }
+        # the total is what is trained on: no metric of the same name may stand in its place
+        return {**metrics, self._id: self.state["reward"]}
+
+
+def _load(id: str, args: Json | None, path: str) -> Loaded:  # noqa: A002 - verifiers' word
+    """Return this process's environment; load it the first time."""
+    global _loaded
+    with _loading:
+        if _loaded is None:
+            if path:
+                folder = Path(path).expanduser().resolve()
+                if not folder.is_dir():
+                    raise ValueError(f"path: {folder} is no folder; it must hold the environment's module")
+                sys.path.insert(0, str(folder))
+            with _signals_left_alone():
+                _loaded = Loaded(vf.load_environment(id, **(args or {})))
+        return _loaded
+
+
+@contextlib.contextmanager
+def _signals_left_alone() -> Iterator[None]:
+    """Let verifiers set no handlers of signals: only the main thread may, and a worker's signals are the worker's."""
+    set_handler = signal.signal
+    signal.signal = lambda number, handler: signal.getsignal(number)
+    try:
+        yield
+    finally:
+        signal.signal = set_handler
+
+
+def _rubrics(rubric: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield a rubric, and those that it combines: its own attributes, or rubrics of environments among them."""
+    if id(rubric) in seen:
+        return
+    seen.add(id(rubric))
+    yield rubric
+    for value in list(vars(rubric).values()):
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        for part in parts:
+            inner = part.rubric if isinstance(part, vf.Environment) else part
+            if isinstance(inner, vf.Rubric):
+                yield from _rubrics(inner, seen)
+
+
+def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a rubric that notes its exceptions. Its signature stays: verifiers calls by its names."""
+
+    @functools.wraps(function)
+    async def watched(*arguments: Any, **named: Any) -> Any:
+        try:
+            result = function(*arguments, **named)
+            result = await result if inspect.isawaitable(result) else result
+            return result if isinstance(result, (list, tuple)) else float(result)
+        except Exception as error:
+            if (failures := _failures.get()) is not None:
+                failures.append((getattr(function, "__name__", repr(function)), error))
+            raise
+
+    return watched
+
+
+async def _scored(scoring: Awaitable[None]) -> None:
+    """Wait for the scores.
+
+    Raises:
+        RuntimeError: a function of the rubric raised.
+    """
+    failures: list[tuple[str, Exception]] = []
+    token = _failures.set(failures)
+    try:
+        # in this task, whose context holds the list; tasks within get a copy with the same list
+        await scoring
+    finally:
+        _failures.reset(token)
+    for name, error in failures:
+        words = f"the rubric's function {name} raised {type(error).__name__}: {error}"
+        raise RuntimeError(words) from error
+
+
+def _columns(row: Json) -> Json:
+    """Return a row's columns for reward functions: all that JSON can hold, but not the prompt."""
+    columns = {}
+    for name, value in row.items():
+        with contextlib.suppress(TypeError, ValueError):
+            json.dumps(value)
+            columns[name] = value
+    return {name: value for name, value in columns.items() if name != "prompt"}
+
+
+def _is_object(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return isinstance(json.loads(text), dict)
+    return False
+
+
+def _words(error: BaseException) -> str:
+    """Return an error with its causes: verifiers' own say little."""
+    chain: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        chain.append(f"{type(link).__name__}: {link}" if str(link) else type(link).__name__)
+        link = link.__cause__
+    return ", caused by ".join(chain)
