@@ -1,0 +1,52 @@
+"""An environment of verifiers 0.1 to 0.3, as their users write them; loaded by id from this folder."""
+
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    if a == 13:
+        raise vf.InfraError("the sandbox is gone")
+    return a + b
+
+
+def right(completion: list[Any], answer: str) -> float:
+    """Reward the right answer; fail at one that says boom."""
+    text = str(completion[-1]["content"])
+    if "boom" in text:
+        raise KeyError("no such key")
+    return float(text == answer)
+
+
+async def length(completion: list[Any]) -> int:
+    """Count letters, for reports."""
+    return len(str(completion[-1]["content"]))
+
+
+def longest(completions: list[list[Any]]) -> list[float]:
+    """Reward the longest answer of a group."""
+    lengths = [len(str(completion[-1]["content"])) for completion in completions]
+    if 1 in lengths:
+        raise KeyError("too short")
+    return [float(one == max(lengths)) for one in lengths]
+
+
+def load_environment(kind: str = "tools") -> vf.Environment:
+    """Return the environment of a kind."""
+    # `task` as a plain text is what versions from 0.1.14 on refuse
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "task": "sums"} for n in range(3)]
+    data = {"dataset": Dataset.from_list(rows), "eval_dataset": Dataset.from_list(rows[:1])}
+    if kind == "group":
+        return vf.SingleTurnEnv(**data, rubric=vf.Rubric(funcs=[longest, length], weights=[2.0, 0.0]))
+    rubric = vf.Rubric(funcs=[right, length], weights=[0.5, 0.0])
+    return vf.ToolEnv(
+        **data, tools=[add], rubric=rubric, max_turns=6, system_prompt="Add.", stop_errors=[vf.InfraError]
+    )
