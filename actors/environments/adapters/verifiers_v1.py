@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import sys
 import threading
 import uuid
@@ -353,6 +354,8 @@ def _played(split: str, id: str, taskset: Json, evaluation: Json, environment: J
             if not folder.is_dir():
                 raise ValueError(f"path: {folder} is no folder; it must hold the taskset's module")
             sys.path.insert(0, str(folder))
+            # servers of tools are processes that import the module again
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         if key not in by_split:
             named = taskset | (evaluation if split == "eval" else {}) | {"id": id}
             by_split[key] = Played({**environment, "taskset": named, **_roles(id, environment)})
