@@ -119,10 +119,6 @@ class Session:
         return result
 
 
-_places: dict[int, asyncio.Semaphore] = {}
-"""Places on the server for this process, by their number."""
-
-
 class Env:
     """One episode on an OpenEnv server.
 
@@ -144,7 +140,6 @@ class Env:
         training_split: name of the examples to train on, for the task API and for resets.
         evaluation_split: name of the examples to evaluate on.
         unrewarded: reward of an episode without any reward.
-        sessions: most sessions of each worker at a time; 0 for any number.
         capacity_seconds: longest wait for a place on a server whose sessions are all taken.
         headers_from: HTTP headers by name, each from an environment variable: `{"Authorization": "HF_BEARER"}`.
     """
@@ -162,7 +157,6 @@ class Env:
         training_split: str = "train",
         evaluation_split: str = "test",
         unrewarded: float | None = None,
-        sessions: int = 0,
         capacity_seconds: float = 600.0,
         headers_from: dict[str, str] | None = None,
     ) -> None:
@@ -172,7 +166,7 @@ class Env:
         self._name, self._action, self._uses_tools, self._template = name, action, tools, observation
         self._system, self._reset, self._unrewarded = system, reset or {}, unrewarded
         self._splits = {"train": training_split, "eval": evaluation_split}
-        self._sessions, self._capacity_seconds = sessions, capacity_seconds
+        self._capacity_seconds = capacity_seconds
         self._total: float | None = None
 
     @staticmethod
@@ -202,8 +196,6 @@ class Env:
     async def run(self, example: Json, policy: Any) -> Rewards:
         """Play an episode; return its reward."""
         async with contextlib.AsyncExitStack() as stack:
-            if self._sessions:
-                await stack.enter_async_context(_places.setdefault(self._sessions, asyncio.Semaphore(self._sessions)))
             client = await stack.enter_async_context(
                 aiohttp.ClientSession(headers=self._headers, timeout=aiohttp.ClientTimeout(total=None, connect=60))
             )
@@ -234,7 +226,9 @@ class Env:
             try:
                 socket = await client.ws_connect(f"{self._url}/ws", max_msg_size=MESSAGE_BYTES, heartbeat=20)
             except aiohttp.ClientError as error:
-                raise ConnectionError(f"no WebSocket at {self._url}/ws: {error}; start the server, or correct url") from error
+                raise ConnectionError(
+                    f"no WebSocket at {self._url}/ws: {error}; start the server, or correct url"
+                ) from error
             session = Session(socket)
             try:
                 first = await session.ask("reset", data)
@@ -243,7 +237,7 @@ class Env:
                 if loop.time() > deadline:
                     raise TimeoutError(
                         f"no place on {self._url} for {self._capacity_seconds:g} s: {error.words}; raise the server's "
-                        "max_concurrent_envs, or lower episodes, workers or sessions"
+                        "max_concurrent_envs, or lower episodes or workers"
                     ) from error
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -302,7 +296,8 @@ class Env:
 
     def _shown(self, answer: Json) -> str:
         """Return an observation as the text for the model."""
-        fields: Json = {k: v for k, v in (answer.get("observation") or {}).items() if k != "metadata"}
+        whole: Json = answer.get("observation") or {}
+        fields: Json = {key: value for key, value in whole.items() if key != "metadata"} or whole
         if self._template:
             try:
                 return self._template.format_map(fields)
@@ -375,21 +370,22 @@ def _tool_text(observation: Json) -> str:
     if error := observation.get("error"):
         return json.dumps({"error": error.get("message", error) if isinstance(error, dict) else error})
     result = observation.get("result", {key: value for key, value in observation.items() if key != "metadata"})
-    if isinstance(result, dict) and isinstance(result.get("content"), list):
-        # MCP's result: blocks
-        return "\n".join(str(block.get("text", block)) if isinstance(block, dict) else str(block) for block in result["content"])
+    if isinstance(result, dict) and isinstance(blocks := result.get("content"), list):
+        # MCP's form
+        return "\n".join(str(block.get("text", block)) if isinstance(block, dict) else str(block) for block in blocks)
     return result if isinstance(result, str) else json.dumps(result)
 
 
 def _opened(prompt: str | list[Json], system: str, text: str) -> list[Json]:
     """Return the first messages: the example's prompt, and the first observation behind it."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else list(prompt)
-    if system:
-        messages.insert(0, {"role": "system", "content": system})
-    last = messages[-1] if messages else {}
-    if last.get("role") == "user" and isinstance(last["content"], str):
+    messages: list[Json] = [{"role": "system", "content": system}] if system else []
+    if isinstance(prompt, str):
+        messages += [{"role": "user", "content": prompt}] if prompt else []
+    else:
+        messages += prompt
+    if messages and messages[-1].get("role") == "user" and isinstance(before := messages[-1].get("content"), str):
         # most chat templates know no two messages of the user in a row
-        return [*messages[:-1], last | {"content": f"{last['content']}\n\n{text}"}]
+        return [*messages[:-1], messages[-1] | {"content": f"{before}\n\n{text}"}]
     return [*messages, {"role": "user", "content": text}]
 
 

@@ -92,7 +92,8 @@ class Loaded:
         for rubric in self.rubrics:
             rubric.funcs = [_watched(function) for function in rubric.funcs]
         self.has_group_functions = any(
-            rubric._is_group_func(function)  # noqa: SLF001 - the only place that knows the rule
+            # the only place that knows the rule
+            rubric._is_group_func(function)
             for rubric in self.rubrics
             for function in rubric.funcs
         )
@@ -118,9 +119,7 @@ class Loaded:
 
 _loaded: Loaded | None = None
 _loading = threading.Lock()
-_failures: contextvars.ContextVar[list[tuple[str, Exception]] | None] = contextvars.ContextVar(
-    "failures", default=None
-)
+_failures: contextvars.ContextVar[list[tuple[str, Exception]] | None] = contextvars.ContextVar("failures", default=None)
 """Functions of a rubric that raised during the present scoring. Without this verifiers counts them as 0."""
 
 
@@ -214,7 +213,7 @@ def _load(id: str, args: Json | None, path: str) -> Loaded:  # noqa: A002 - veri
 def _signals_left_alone() -> Iterator[None]:
     """Let verifiers set no handlers of signals: only the main thread may, and a worker's signals are the worker's."""
     set_handler = signal.signal
-    signal.signal = lambda number, handler: signal.getsignal(number)
+    signal.signal = lambda number, handler: signal.getsignal(number)  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -252,7 +252,7 @@ class Env:
         taskset: further keys of the taskset.
         evaluation: keys of the taskset that differ for examples to evaluate on, `{"split": "test"}` say; without any,
             these are the same tasks.
-        environment: further keys of the environment (`env.*` in verifiers), such as roles: `{"agent": {"max_turns": 4}}`.
+        environment: further keys of the environment (`env.*` in verifiers): `{"agent": {"max_turns": 4}}` for a role.
         path: folder to search for modules.
     """
 
@@ -289,7 +289,8 @@ class Env:
             if not endpoint.url:
                 await endpoint.start()
             await played.serve()
-        task = played.tasks[example["index"]]
+        # in a thread: an endless taskset makes all tasks up to this one
+        task = await asyncio.to_thread(played.tasks.__getitem__, example["index"])
         self.columns = task.data.model_dump(mode="json", exclude={"prompt", "system_prompt"}, exclude_defaults=True)
         session, traces = Session(policy), []
 
@@ -324,6 +325,9 @@ class Env:
             told = [f"{error.type}: {error.message}" for error in errors]
             stops = [str(trace.stop_condition) for trace in episode.traces]
             raise RuntimeError(f"the episode failed: {'; '.join(told) or 'it stopped by ' + ', '.join(stops)}")
+        if late := [str(trace.stop_condition) for trace in episode.traces if trace.is_timeout]:
+            # waits for an engine count in these limits, so that this is no act of the model
+            raise TimeoutError(f"{late[0]}: a limit of the taskset passed; raise environment.<role>.timeout")
         trained = [trace for trace in episode.traces if trace.agent.trainable]
         if len(trained) != 1:
             raise ValueError(

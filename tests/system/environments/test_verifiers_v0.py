@@ -61,9 +61,7 @@ async def test_a_group_rubric_scores_all_episodes_together(version: str) -> None
     async with world(version, "group") as pool:
         async with await pool.group(3, WAIT) as group:
             texts = ["long answer", "short", "long answer"]
-            ended = await asyncio.gather(
-                *(played(one, [text]) for one, text in zip(group, texts, strict=True))
-            )
+            ended = await asyncio.gather(*(played(one, [text]) for one, text in zip(group, texts, strict=True)))
             assert [one.rewards for one in ended] == [{}] * 3
             rewards = await group.score()
             assert [(one[ID], one["longest"], one["length"]) for one in rewards] == [
