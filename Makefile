@@ -4,6 +4,8 @@ PIP_ARGS ?=
 SEED ?= 0
 N ?= 200
 BIN := .venv/bin
+# Packages of environments that exclude each other, each with an interpreter of its own, for tests.
+ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,12 +37,13 @@ check-312: .venv-312/stamp
 rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
-# An environment of its own, with vLLM for CPUs: 3.7 GB; and programs of the distribution, where that is allowed.
-system-deps: .venv-system/stamp .venv-environments/stamp
+# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; and programs of the
+# distribution, where that is allowed.
+system-deps: .venv-system/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh
 
 # With real systems of others; where CI=true a missing one fails, else it is said.
-test-system: .venv-system/stamp .venv-environments/stamp
+test-system: .venv-system/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	.venv-system/bin/python -m pytest -m system -rs
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
@@ -95,6 +98,11 @@ bench: .venv/dev.stamp
 	.venv-environments/bin/pip install --quiet $(PIP_ARGS) -r tests/system/environments/requirements.txt
 	touch $@
 
+$(ENVIRONMENTS:%=.venv-%/stamp): .venv-%/stamp: tests/system/environments/requirements-%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet $(PIP_ARGS) --no-deps -r $<
+	touch $@
+
 # What a machine with torch, transformers and peft has, and the wheels that are brought along.
 .venv-bare/stamp: constraints.txt benchmarks/gpu_wheels.txt
 	$(PYTHON) -m venv .venv-bare
@@ -109,4 +117,4 @@ bench: .venv/dev.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-system outputs build site *.egg-info
+	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-system $(ENVIRONMENTS:%=.venv-%) outputs build site *.egg-info
