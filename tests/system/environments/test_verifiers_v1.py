@@ -72,8 +72,8 @@ async def test_a_harness_of_the_users_own_may_ask_for_streams() -> None:
     """With its own limits; the second request continues the first, token by token."""
     name, harness = "verifiers-v1-worlds", {"agent": {"harness": {"id": "verifiers-v1-streaming"}}}
     python = python_of("verifiers-v1")
-    async with workers("verifiers_v1", python, id=name, path=str(HERE), environment=harness) as pool:
-        async with await pool.episode(WAIT) as episode:
-            trajectory = await played(episode, ["5!", "1"])
-            assert (trajectory.rewards[name], trajectory.tree.num_turns, trajectory.tree.num_branches) == (0.5, 2, 0)
-            assert [message["content"] for message in trajectory.messages[1:]] == ["5", "Again.", "1"]
+    pool = workers("verifiers_v1", python, id=name, path=str(HERE), environment=harness)
+    async with pool, await pool.episode(WAIT) as episode:
+        trajectory = await played(episode, ["5!", "1"])
+        assert (trajectory.rewards[name], trajectory.tree.num_turns, trajectory.tree.num_branches) == (0.5, 2, 0)
+        assert [message["content"] for message in trajectory.messages[1:]] == ["5", "Again.", "1"]
