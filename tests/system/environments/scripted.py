@@ -2,18 +2,16 @@
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from actors.environments import adapters
 from actors.environments.pool import EnvironmentSpec, EpisodeCalls, Limits, WorkerPool
 from actors.rollout.episode import Trajectory, play
 from actors.trajectories.recorder import TurnLimits, TurnRequest
 from tests.actors.trajectories.families import Chat
 from tests.actors.trajectories.writer import Writer
+from tests.system.environments.playing import ADAPTERS, ROOT
 from tests.system.tools import missing
 
-ROOT = Path(__file__).parents[3]
 WAIT = 240.0
 """Imports of these packages take up to a minute on a busy machine."""
 
@@ -28,9 +26,10 @@ def python_of(name: str) -> str:
 
 def workers(adapter: str, python: str, episodes: int = 32, **options: Any) -> WorkerPool:
     """A worker with an adapter."""
-    path = Path(adapters.__file__).parent / f"{adapter}.py"
     limits = Limits(WAIT, WAIT, WAIT, WAIT, WAIT, WAIT)
-    return WorkerPool(EnvironmentSpec("real", f"{path}:Env", options, python, episodes=episodes, limits=limits))
+    return WorkerPool(
+        EnvironmentSpec("real", f"{ADAPTERS / adapter}.py:Env", options, python, episodes=episodes, limits=limits)
+    )
 
 
 def call(name: str, **arguments: Any) -> str:
