@@ -165,27 +165,20 @@ class Env:
         self._url, self._headers = _http_url(url), _headers(headers_from)
         self._name, self._action, self._uses_tools, self._template = name, action, tools, observation
         self._system, self._reset, self._unrewarded = system, reset or {}, unrewarded
-        self._splits = {"train": training_split, "eval": evaluation_split}
+        self._tasks, self._splits = tasks, {"train": training_split, "eval": evaluation_split}
         self._capacity_seconds = capacity_seconds
         self._total: float | None = None
 
     @staticmethod
-    async def examples(
-        split: str,
-        url: str,
-        tasks: str = "",
-        training_split: str = "train",
-        evaluation_split: str = "test",
-        headers_from: dict[str, str] | None = None,
-    ) -> int | None:
+    async def examples(split: str, **options: Any) -> int | None:
         """Return the number of tasks of the server; None if it has no task API: any number is an example."""
-        if not tasks:
+        env = Env(**options)
+        if not env._tasks:
             return None
-        name = evaluation_split if split == "eval" else training_split
-        async with aiohttp.ClientSession(headers=_headers(headers_from)) as client:
-            where = f"{_http_url(url)}/{tasks}/num_tasks"
+        where = f"{env._url}/{env._tasks}/num_tasks"
+        async with aiohttp.ClientSession(headers=env._headers) as client:
             try:
-                async with client.post(where, json={"split": name}) as response:
+                async with client.post(where, json={"split": env._splits[split]}) as response:
                     text = await response.text()
             except aiohttp.ClientError as error:
                 raise ConnectionError(f"no answer from {where}: {error}; start the server, or correct url") from error

@@ -174,18 +174,12 @@ class Env:
         self.columns: Json = {}
 
     @staticmethod
-    async def examples(
-        split: str,
-        url: str,
-        environment: str = "",
-        training_split: str = "",
-        evaluation_split: str = "",
-        key_from: str = "",
-    ) -> int:
+    async def examples(split: str, **options: Any) -> int:
         """Return the number of tasks of a split."""
-        async with aiohttp.ClientSession(headers=_headers(key_from)) as client:
-            server = Server(client, url.rstrip("/"), environment)
-            if not (name := await server.split(split, evaluation_split if split == "eval" else training_split)):
+        env = Env(**options)
+        async with aiohttp.ClientSession(headers=env._headers) as client:
+            server = Server(client, env._url, env._environment)
+            if not (name := await server.split(split, env._splits[split])):
                 return 0
             return int((await server.ask("POST", f"{await server.named()}/num_tasks", {"split": name}))["num_tasks"])
 

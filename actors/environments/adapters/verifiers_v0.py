@@ -141,9 +141,9 @@ class Env:
         self.columns: Json = {}
 
     @staticmethod
-    def examples(split: str, id: str, args: Json | None = None, path: str = "") -> int:  # noqa: A002 - as above
+    def examples(split: str, **options: Any) -> int:
         """Return the number of rows of a split."""
-        loaded = _load(id, args, path)
+        loaded = Env(**options)._loaded
         if not loaded.has_group_functions:
             # without it, the episodes of a group need not be on one worker
             Env.score_group = None  # type: ignore[assignment, method-assign]

@@ -269,16 +269,9 @@ class Env:
         self.columns: Json = {}
 
     @staticmethod
-    def examples(
-        split: str,
-        id: str,  # noqa: A002 - as above
-        taskset: Json | None = None,
-        evaluation: Json | None = None,
-        environment: Json | None = None,
-        path: str = "",
-    ) -> int | None:
+    def examples(split: str, **options: Any) -> int | None:
         """Return the number of tasks; None if they have no end."""
-        tasks = _played(split, id, taskset or {}, evaluation or {}, environment or {}, path).tasks
+        tasks = _played(split, *Env(**options)._options).tasks
         return None if tasks.is_endless else len(tasks)
 
     async def run(self, example: Json, policy: Any) -> Rewards:

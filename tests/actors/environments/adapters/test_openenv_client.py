@@ -208,6 +208,8 @@ async def test_what_a_user_writes_wrongly_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("NO_SUCH", raising=False)
     with pytest.raises(ValueError, match="headers_from: the environment variable NO_SUCH is not set"):
         Env("http://h", headers_from={"Authorization": "NO_SUCH"})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sesions'"):
+        await Env.examples("train", url="http://h", sesions=3)
     async with served(lambda kind, data: seen({"n": 1, "m": 2})) as url:
         with pytest.raises(ValueError, match="observation: KeyError: 'k'; the fields of this observation are: n, m"):
             await Env(url, observation="{k}").run({}, Said())

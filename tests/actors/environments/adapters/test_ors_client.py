@@ -160,8 +160,10 @@ async def test_what_a_user_writes_wrongly_is_told(monkeypatch: pytest.MonkeyPatc
         Env("http://h", key_from="NO_SUCH")
     with pytest.raises(ValueError, match="the row has neither task_spec nor index"):
         await played(Double(), Said(CALL), {"question": "Why?"})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'enviroment'"):
+        await Env.examples("train", url="http://h", enviroment="sums")
     with pytest.raises(ConnectionError, match="start the server, or correct url"):
-        await Env.examples("train", "http://127.0.0.1:9")
+        await Env.examples("train", url="http://127.0.0.1:9")
     async with (double := Double()).server as server:
-        assert await Env.examples("eval", str(server.make_url(""))) == 4
+        assert await Env.examples("eval", url=str(server.make_url(""))) == 4
         assert double.asked("sums/num_tasks") == [{"split": "val"}]
