@@ -48,7 +48,7 @@ async def test_a_text_becomes_an_action_until_the_environment_is_done() -> None:
                 with pytest.raises(EpisodeError, match="answered EXECUTION_ERROR: 'no such key'"):
                     await played(episode, ["boom"], limits=SIX)
             async with await pool.episode(WAIT) as episode:
-                with pytest.raises(EpisodeError, match="IndexError: list index out of range"):
+                with pytest.raises(EpisodeError, match="run: SampleError: IndexError: list index out of range"):
                     await played(episode, [], limits=SIX)
 
 

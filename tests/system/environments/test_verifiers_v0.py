@@ -50,7 +50,7 @@ async def test_tools_are_played_scored_and_never_fail_as_zero(version: str) -> N
             )
             assert (limited.stop, limited.tree.num_turns, limited.rewards[ID]) == ("max_turns", 2, 0.0)
         async with await pool.episode(WAIT) as episode:
-            with pytest.raises(EpisodeError, match="IndexError: list index out of range"):
+            with pytest.raises(EpisodeError, match="run: SampleError: IndexError: list index out of range"):
                 # the engine's failure keeps its own name, and is not the environment's
                 await played(episode, [])
 
