@@ -97,6 +97,21 @@ class Loaded:
             for rubric in self.rubrics
             for function in rubric.funcs
         )
+        own = [rubric for rubric in self.rubrics if not type(rubric).score_rollout.__module__.startswith("verifiers.")]
+        self.has_reward = bool(own) or any(weight for rubric in self.rubrics for weight in rubric.weights)
+        """False if all weights are 0: the reward is meant to come from elsewhere, a judge say."""
+        self._has_empty_rubric = any(
+            not rubric.funcs and type(rubric).score_rollout is vf.Rubric.score_rollout for rubric in self.rubrics
+        )
+
+    def scoring(self, states: list[Any]) -> Awaitable[None]:
+        """Return the scoring of a group, or of one rollout where the rubric needs no group."""
+        rubric = self.environment.rubric
+        if self.has_group_functions or self._has_empty_rubric:
+            # an empty rubric refuses a rollout, but takes a group of one
+            return rubric.score_group(states)  # type: ignore[no-any-return]
+        [state] = states
+        return rubric.score_rollout(state)  # type: ignore[no-any-return]
 
     def dataset(self, split: str) -> Any:
         """Return the rows of a split; None if there are none. Without rows to evaluate on, those to train on."""
@@ -126,7 +141,8 @@ _failures: contextvars.ContextVar[list[tuple[str, Exception]] | None] = contextv
 class Env:
     """One episode of an environment of verifiers.
 
-    Rewards: the rubric's weighted sum under the environment's id, and each function of the rubric under its own name.
+    Rewards: the rubric's weighted sum under the environment's id, unless all weights are 0, and each function of the
+    rubric under its own name.
 
     Args:
         id: environment, as in `verifiers.load_environment`; its package is installed, or is found in `path`.
@@ -165,7 +181,7 @@ class Env:
             raise TimeoutError("the rollout passed the environment's own limit, timeout_seconds; raise it in args")
         if not loaded.environment.score_rollouts or loaded.has_group_functions:
             return {}
-        await _scored(loaded.environment.rubric.score_rollout(state))
+        await _scored(loaded.scoring([state]))
         return self._rewards()
 
     @staticmethod
@@ -174,7 +190,7 @@ class Env:
         loaded = environments[0]._loaded
         if not loaded.environment.score_rollouts or not loaded.has_group_functions:
             return [None] * len(environments)
-        await _scored(loaded.environment.rubric.score_group([one.state for one in environments]))
+        await _scored(loaded.scoring([one.state for one in environments]))
         return [one._rewards() for one in environments]
 
     async def close(self) -> None:
@@ -191,7 +207,7 @@ class Env:
             if isinstance(value, (int, float))
         }
         # the total is what is trained on: no metric of the same name may stand in its place
-        return {**metrics, self._id: self.state["reward"]}
+        return metrics | ({self._id: self.state["reward"]} if self._loaded.has_reward else {})
 
 
 def _load(id: str, args: Json | None, path: str) -> Loaded:  # noqa: A002 - verifiers' word

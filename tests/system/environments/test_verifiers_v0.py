@@ -78,6 +78,26 @@ async def test_a_group_rubric_scores_all_episodes_together(version: str) -> None
 
 
 @versions
+async def test_a_game_in_plain_text_is_played_to_its_own_end(version: str) -> None:
+    """The environment's last word belongs to the conversation that it scores, and costs no turn of the model."""
+    async with world(version, "guess") as pool:
+        for texts, reward in ((["5", "8"], 0.5), (["5", "6", "7", "9"], 0.0)):
+            async with await pool.episode(WAIT) as episode:
+                trajectory = await played(episode, texts, index=1)
+                assert (trajectory.rewards[ID], trajectory.tree.num_turns) == (reward, len(texts))
+                assert (trajectory.stop, trajectory.tree.num_branches) == ("done", 0)
+                assert episode.columns["info"] == {"target": 8}
+        assert pool.examples == {"train": 2, "eval": 2}, "without rows for evaluation, those for training"
+
+
+@versions
+async def test_an_empty_rubric_has_no_reward(version: str) -> None:
+    """It is meant to come from elsewhere; a total of 0 would be a reward."""
+    async with world(version, "unrewarded") as pool, await pool.episode(WAIT) as episode:
+        assert (await played(episode, ["1"])).rewards == {"num_turns": 1.0}
+
+
+@versions
 async def test_an_environment_of_the_registry_is_played_by_its_id(version: str) -> None:
     """Its own metrics are further columns beside its total."""
     name = "sophistry-bench-sprint"

@@ -39,6 +39,29 @@ def longest(completions: list[list[Any]]) -> list[float]:
     return [float(one == max(lengths)) for one in lengths]
 
 
+class Guess(vf.MultiTurnEnv):
+    """A game in plain text, as most are: hints, a last word, and an end of its own."""
+
+    async def env_response(self, messages: list[Any], state: dict[str, Any], **more: Any) -> list[dict[str, str]]:
+        """Compare the guess."""
+        guess, target = int(messages[-1]["content"]), state["info"]["target"]
+        state["guesses"] = state.get("guesses", 0) + 1
+        if guess == target:
+            state["final_env_response"] = [{"role": "user", "content": "Right."}]
+            return state["final_env_response"]
+        return [{"role": "user", "content": "Higher." if guess < target else "Lower."}]
+
+    @vf.stop
+    async def has_given_up(self, state: dict[str, Any]) -> bool:
+        """End after three hints, and the answer to the last."""
+        return state.get("guesses", 0) >= 3
+
+
+def quick(state: dict[str, Any], **more: Any) -> float:
+    """Reward few guesses."""
+    return 1 / state["guesses"] if state.get("final_env_response") else 0.0
+
+
 def load_environment(kind: str = "tools") -> vf.Environment:
     """Return the environment of a kind."""
     # `task` as a plain text is what versions from 0.1.14 on refuse
@@ -46,6 +69,11 @@ def load_environment(kind: str = "tools") -> vf.Environment:
     data = {"dataset": Dataset.from_list(rows), "eval_dataset": Dataset.from_list(rows[:1])}
     if kind == "group":
         return vf.SingleTurnEnv(**data, rubric=vf.Rubric(funcs=[longest, length], weights=[2.0, 0.0]))
+    if kind == "unrewarded":
+        return vf.SingleTurnEnv(**data, rubric=vf.Rubric())
+    if kind == "guess":
+        games = [{"question": "Guess a number from 1 to 9.", "info": {"target": n}} for n in (3, 8)]
+        return Guess(dataset=Dataset.from_list(games), rubric=vf.Rubric(funcs=[quick]))
     rubric = vf.Rubric(funcs=[right, length], weights=[0.5, 0.0])
     return vf.ToolEnv(
         **data, tools=[add], rubric=rubric, max_turns=6, system_prompt="Add.", stop_errors=[vf.InfraError]
