@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.machine import finish, microseconds, table
 from bus import codec
-from schemas.messages import RolloutGroup
+from schemas.messages import RolloutGroup, single_turn
 
 TOKENS = 1024
 GROUP_SIZES = (1, 16)
@@ -41,14 +41,23 @@ class ListGroup(BaseModel):
     prompt: str
     columns: dict[str, Any]
     completions: list[str]
-    finish_reasons: list[str]
+    transcripts: list[str]
+    stop_conditions: list[str]
+    failures: list[str]
     prompt_ids: list[int]
-    completion_offsets: list[int]
+    prompt_offsets: list[int]
+    sample_offsets: list[int]
+    sample_completions: list[int]
+    sample_prompts: list[int]
     token_ids: list[int]
     loss_mask: list[int]
     logprobs: list[float]
     segments: list[list[int]]
     segment_temperatures: list[float]
+    counts: list[list[int]]
+    environment_reward_names: list[str]
+    environment_rewards_EG: list[list[float]]
+    turn_rewards: list[list[float]]
 
 
 def make_group(num_completions: int, tokens: int = TOKENS) -> RolloutGroup:
@@ -67,13 +76,15 @@ def make_group(num_completions: int, tokens: int = TOKENS) -> RolloutGroup:
         prompt="Natalia sold clips to 48 of her friends in April, and then half as many in May. How many altogether?",
         columns={"answer": "72"},
         completions=["She sold 48 + 24 = 72 clips altogether."] * num_completions,
-        finish_reasons=["stop"] * num_completions,
-        prompt_ids=rng.integers(0, 50_000, 64).astype(np.int32),
-        completion_offsets=np.append(starts, num_tokens),
+        stop_conditions=["stop"] * num_completions,
         token_ids=rng.integers(0, 50_000, num_tokens).astype(np.int32),
         loss_mask=np.ones(num_tokens, np.uint8),
         logprobs=-rng.random(num_tokens).astype(np.float32),
-        segments=np.stack([starts, np.ones_like(starts), np.full_like(starts, 7)], axis=1),
+        **single_turn(
+            rng.integers(0, 50_000, 64).astype(np.int32),
+            np.append(starts, num_tokens),
+            np.stack([starts, np.ones_like(starts), np.full_like(starts, 7)], axis=1),
+        ),
         segment_temperatures=np.ones(num_completions, np.float32),
     )
 

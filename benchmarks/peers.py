@@ -41,6 +41,7 @@ from schemas.messages import (
     Ticket,
     TrainerDirective,
     TrainerHeartbeat,
+    single_turn,
 )
 
 Hold = tuple[int, int]
@@ -313,9 +314,9 @@ class LonePacker:
         group = self._template
         policy = self.engine.policy
         assert policy is not None
-        if (policy.lineage, policy.version) != tuple(group.segments[0, 1:]):
+        if (policy.lineage, policy.version) != tuple(group.segments[0, 1:3]):
             segments = group.segments.copy()
-            segments[:, 1:] = policy.lineage, policy.version
+            segments[:, 1:3] = policy.lineage, policy.version
             group = self._template = group.model_copy(update={"segments": segments})
         stamped = {"ordinal": ticket.ordinal, "attempt": ticket.attempt, "purpose": ticket.purpose}
         named = {"sender": sender, "scorer": scorer, "example_key": ticket.example_key}
@@ -344,13 +345,15 @@ def template(config: RunConfig, run: str) -> ScoredGroup:
         prompt="Natalia sold clips to 48 of her friends in April, and then half as many in May. How many altogether?",
         columns={"answer": "72"},
         completions=["She sold 48 / 2 = 24 clips in May, so 48 + 24 = 72 clips altogether. " * (tokens // 24)] * size,
-        finish_reasons=["stop"] * size,
-        prompt_ids=rng.integers(0, 50_000, 64).astype(np.int32),
-        completion_offsets=np.append(starts, size * tokens),
+        stop_conditions=["stop"] * size,
         token_ids=rng.integers(0, 50_000, size * tokens).astype(np.int32),
         loss_mask=np.ones(size * tokens, np.uint8),
         logprobs=-rng.random(size * tokens).astype(np.float32),
-        segments=np.stack([starts, np.zeros_like(starts), np.zeros_like(starts)], axis=1),
+        **single_turn(
+            rng.integers(0, 50_000, 64).astype(np.int32),
+            np.append(starts, size * tokens),
+            np.stack([starts, np.zeros_like(starts), np.zeros_like(starts)], axis=1),
+        ),
         segment_temperatures=np.ones(size, np.float32),
         scorer="",
         reward_names=["exact_match"],

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from actors.algorithms.batches import build_batches
 from schemas.config import RunConfig
-from schemas.messages import ScoredGroup, StepBatch, drop_fields
+from schemas.messages import ScoredGroup, StepBatch, drop_fields, single_turn
 
 Lengths = Sequence[tuple[int, Sequence[int]]]
 """Tokens of each group: of its prompt, and of its completions."""
@@ -187,13 +187,13 @@ def scored_group(
         prompt="",
         columns={},
         completions=[""] * group_size,
-        finish_reasons=["stop"] * group_size,
-        prompt_ids=np.asarray(prompt_ids, np.int32),
-        completion_offsets=offsets,
+        stop_conditions=["stop"] * group_size,
         token_ids=np.concatenate(completions).astype(np.int32),
         loss_mask=np.ones(offsets[-1], np.uint8),
         logprobs=np.concatenate(logprobs).astype(np.float32),
-        segments=np.array([[start, 1, 0] for start in offsets[:-1].tolist()]),
+        **single_turn(
+            np.asarray(prompt_ids, np.int32), offsets, np.array([[start, 1, 0] for start in offsets[:-1].tolist()])
+        ),
         segment_temperatures=np.ones(group_size, np.float32),
         scorer="reward-0",
         reward_names=["none"],

@@ -160,8 +160,9 @@ def _course(values: NDArray[np.int64]) -> tuple[int, int, bool]:
     return values.item(0), values.item(-1), bool((values[1:] > values[:-1]).all())
 
 
-# Array types of the messages: dtype and axes, e.g. Offsets_G has G + 1 values. Segments_S has the columns of
-# `RolloutGroup.segments`, Holds_H and Holds_K pairs (ordinal, attempt), Drops_D pairs (ordinal, index of the reason).
+# Array types of the messages: dtype and axes, e.g. Offsets_B has B + 1 values. Segments_S, Counts_G and Float64_R
+# have the columns of `RolloutGroup.segments`, `counts` and `turn_rewards`, Holds_H and Holds_K pairs (ordinal,
+# attempt), Drops_D pairs (ordinal, index of the reason).
 Int32_P = Annotated[NDArray[np.int32], ArraySpec("<i4", ("P",))]
 Int32_N = Annotated[NDArray[np.int32], ArraySpec("<i4", ("N",))]
 UInt8_N = Annotated[NDArray[np.uint8], ArraySpec("|u1", ("N",))]
@@ -170,8 +171,11 @@ Float32_A = Annotated[NDArray[np.float32], ArraySpec("<f4", ("A",))]
 Float32_G = Annotated[NDArray[np.float32], ArraySpec("<f4", ("G",))]
 Float64_G = Annotated[NDArray[np.float64], ArraySpec("<f8", ("G",))]
 Float64_FG = Annotated[NDArray[np.float64], ArraySpec("<f8", ("F", "G"))]
-Offsets_G = Annotated[NDArray[np.int64], ArraySpec("<i8", ("G+1",))]
-Segments_S = Annotated[NDArray[np.int64], ArraySpec("<i8", ("S", "3"))]
+Float64_EG = Annotated[NDArray[np.float64], ArraySpec("<f8", ("E", "G"))]
+Float64_R = Annotated[NDArray[np.float64], ArraySpec("<f8", ("R", "3"))]
+Counts_G = Annotated[NDArray[np.int64], ArraySpec("<i8", ("G", "3"))]
+Offsets_Q = Annotated[NDArray[np.int64], ArraySpec("<i8", ("Q+1",))]
+Segments_S = Annotated[NDArray[np.int64], ArraySpec("<i8", ("S", "5"))]
 Float32_S = Annotated[NDArray[np.float32], ArraySpec("<f4", ("S",))]
 Float32_B = Annotated[NDArray[np.float32], ArraySpec("<f4", ("B",))]
 Float64_B = Annotated[NDArray[np.float64], ArraySpec("<f8", ("B",))]

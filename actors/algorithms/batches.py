@@ -58,20 +58,25 @@ def build_batches(
         num_ranks: ranks of the gang.
         sequence_len: greatest number of tokens in a micro-batch.
         num_minibatches: parts of the step with an optimizer update each, see `split`.
-        filter_zero_advantages: remove tokens with advantage 0 from the loss, and completions with no other loss token
-            from the batches (prime-rl, `orchestrator/train_sink.py`).
+        filter_zero_advantages: remove tokens with advantage 0 from the loss, and samples with no other loss token from
+            the batches (prime-rl, `orchestrator/train_sink.py`).
         weights: environment label → factors of policy loss and distillation. None or a missing label: 1 and 0.
         header: the remaining fields of StepBatch, equal on all ranks (run, term, incarnation, step, …).
     """
     arena = _TokenArena(groups, filter_zero_advantages, weights or {})
     # split first, then remove: which completions have advantage 0 must not move the others to another minibatch
-    parts = [part[arena.trained[part]] for part in split([group.num_completions for group in groups], num_minibatches)]
+    whole = [arena.samples_of(part) for part in split([group.num_completions for group in groups], num_minibatches)]
+    parts = [part[arena.trained[part]] for part in whole]
     # with the whole prompt: members of a group may be packed apart, and then each row holds the prompt
     lengths = arena.prompt_lengths + arena.lengths
     nothing: list[list[MicroBatch]] = [[[]] for _ in range(num_ranks)]  # ranks run in lockstep: a dummy on each
     packed = [pack(lengths[part].tolist(), sequence_len, num_ranks) if part.size else nothing for part in parts]
     ranks = [
-        [part[micro_batch] for part, dealt in zip(parts, packed, strict=True) for micro_batch in dealt[rank]]
+        [
+            arena.by_prompt(part[micro_batch])
+            for part, dealt in zip(parts, packed, strict=True)
+            for micro_batch in dealt[rank]
+        ]
         for rank in range(num_ranks)
     ]
     return [
@@ -82,7 +87,7 @@ def build_batches(
             minibatch_offsets=_offsets([len(dealt[rank]) for dealt in packed]),
             loss_tokens=np.array([arena.loss_tokens[part][arena.rl[part] > 0].sum() for part in parts], np.int64),
             ref_kl_tokens=np.array([arena.loss_tokens[part][arena.ref_kl[part] > 0].sum() for part in parts], np.int64),
-            num_completions=np.array([part.size for part in parts], np.int64),
+            num_completions=np.array([np.unique(arena.completions[part]).size for part in parts], np.int64),
             ordinals=np.array([group.ordinal for group in groups], np.int64),
             micro_batch_offsets=_offsets([len(micro_batch) for micro_batch in micro_batches]),
             **arena.take(_joined(micro_batches, np.int64)),
@@ -114,7 +119,7 @@ def split(sizes: Sequence[int], num_parts: int) -> list[Ints]:
 
 
 class _TokenArena:
-    """Samples of a step: arrays per sample (a completion with its prompt), and arrays per token of the pool.
+    """Samples of a step: arrays per sample (a completion, or one of its branches), and arrays per token of the pool.
 
     Two completions of 3 and 2 tokens with one prompt of 4 tokens: places 0–3 hold the prompt, once for both samples,
     places 4–6 and 7–8 the completions.
@@ -123,29 +128,32 @@ class _TokenArena:
     def __init__(
         self, groups: Sequence[ScoredGroup], filter_zero_advantages: bool, weights: Mapping[str, tuple[float, float]]
     ) -> None:
-        sizes = [group.num_completions for group in groups]
-        prompts = np.array([group.prompt_ids.size for group in groups], np.int64)
-        # one value per segment of a completion (a run of tokens by the same policy), repeated over its tokens
+        sizes = [group.sample_prompts.size for group in groups]
+        prompts = _joined((np.diff(group.prompt_offsets) for group in groups), np.int64)
+        # one value per segment of a sample (a run of tokens by the same policy), repeated over its tokens
         segments = _joined((np.diff(g.segments[:, 0], append=g.token_ids.size) for g in groups), np.int64)
         versions = np.repeat(_joined((g.segments[:, SEGMENT_VERSION] for g in groups), np.int64), segments)
         temperatures = np.repeat(_joined((g.segment_temperatures for g in groups), np.float32), segments)
-        self.lengths: Ints = _joined((group.lengths_G for group in groups), np.int64)
-        self.prompt_lengths: Ints = np.repeat(prompts, sizes)
+        self.lengths: Ints = _joined((np.diff(group.sample_offsets) for group in groups), np.int64)
+        self.completions = _numbered([(g.sample_completions, g.num_completions) for g in groups])
+        self._prompts = _numbered([(g.sample_prompts, g.prompt_offsets.size - 1) for g in groups])
+        self.prompt_lengths: Ints = prompts[self._prompts]
         self._starts = _offsets(self.lengths)[:-1]
-        self._prompt_starts = np.repeat(_offsets(prompts)[:-1], sizes)
+        self._prompt_starts = _offsets(prompts)[:-1][self._prompts]
         self._num_prompt_tokens = int(prompts.sum())
         pairs = np.array([weights.get(group.environment, (1.0, 0.0)) for group in groups], np.float32).reshape(-1, 2)
         self.rl, self.ref_kl = np.repeat(pairs, sizes, axis=0).T
-        self._rewards = _joined((group.rewards_G for group in groups), np.float64)
+        self._rewards = _joined((group.rewards_G[group.sample_completions] for group in groups), np.float64)
         self._ordinals = np.repeat(np.array([group.ordinal for group in groups], np.int64), sizes)
         loss_mask = _joined((group.loss_mask for group in groups), np.uint8)
         advantages = _joined((group.advantages_N for group in groups), np.float32)
         left = np.where(advantages == 0, np.uint8(0), loss_mask) if filter_zero_advantages else loss_mask
-        # reduceat would give an empty completion the next one's value, but no completion is empty
+        # reduceat would give an empty sample the next one's value, but no sample is empty
         self.loss_tokens: Ints = np.add.reduceat(left, self._starts, dtype=np.int64)
         lost: Ints = np.add.reduceat(loss_mask, self._starts, dtype=np.int64) - self.loss_tokens
-        # a completion masked out whole by other filters stays: only zero advantages remove a completion
+        # a sample masked out whole by other filters stays: only zero advantages remove a sample
         self.trained = (self.loss_tokens > 0) | (lost == 0)
+        self._shares = _shares(self.loss_tokens, self.trained, self.completions)
         self._token_ids = _joined([*(g.prompt_ids for g in groups), *(g.token_ids for g in groups)], np.int32)
         self._per_token = {
             "loss_mask": self._behind_prompts(0, left),
@@ -154,6 +162,15 @@ class _TokenArena:
             "temperatures": self._behind_prompts(1.0, temperatures),
             "versions": self._behind_prompts(0, versions.astype(np.int32)),
         }
+
+    def samples_of(self, completions: Ints) -> Ints:
+        """Return the samples of completions with consecutive numbers."""
+        first, end = np.searchsorted(self.completions, [completions[0], completions[-1] + 1])
+        return np.arange(first, end)
+
+    def by_prompt(self, samples: Ints) -> Ints:
+        """Return samples in the order of their prompts, so that those with the same prompt are neighbours."""
+        return samples[np.argsort(self._prompts[samples], kind="stable")]
 
     def _behind_prompts(self, fill: float, values: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([np.full(self._num_prompt_tokens, fill, values.dtype), values])
@@ -170,12 +187,31 @@ class _TokenArena:
             "sample_offsets": _offsets(lengths.sum(axis=1)),
             "prompt_lengths": lengths[:, 0].copy(),
             "sample_ordinals": self._ordinals[samples],
-            "completions": samples,
+            "completions": self.completions[samples],
+            "sample_prompts": self._prompts[samples],
+            "sample_shares": self._shares[samples],
             "rewards": self._rewards[samples],
             "rl_weights": self.rl[samples],
             "ref_kl_weights": self.ref_kl[samples],
             "token_ids": self._token_ids[places],
         } | {name: values[places] for name, values in self._per_token.items()}
+
+
+def _numbered(parts: Sequence[tuple[Ints, int]]) -> Ints:
+    """Join indices within groups to indices within the step; each part has its indices and the number of the group's.
+
+    ([0, 1], 2) and ([0, 0], 1) become [0, 1, 2, 2].
+    """
+    firsts = _offsets([number for _, number in parts])
+    return _joined((indices + first for (indices, _), first in zip(parts, firsts, strict=False)), np.int64)
+
+
+def _shares(loss_tokens: Ints, trained: NDArray[np.bool_], completions: Ints) -> NDArray[np.float32]:
+    """Return the share of each sample in the loss tokens of its completion; equal shares where there is none."""
+    num_completions = int(completions[-1]) + 1 if completions.size else 0
+    tokens = np.bincount(completions, loss_tokens * trained, num_completions)[completions]
+    samples = np.bincount(completions, trained, num_completions)[completions]
+    return np.where(tokens > 0, loss_tokens / np.maximum(tokens, 1), 1 / np.maximum(samples, 1)).astype(np.float32)
 
 
 def _joined(parts: Iterable[NDArray[Any]], dtype: type) -> NDArray[Any]:

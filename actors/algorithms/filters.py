@@ -11,7 +11,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.algorithms.advantages.group import ran_out
 from schemas.config.actors import PackerConfig, RewardConfig
 from schemas.config.filters import GibberishFilterConfig, RepetitionFilterConfig
 from schemas.messages import RolloutGroup
@@ -56,12 +55,12 @@ def filter_completions(group: RolloutGroup, config: RewardConfig, vocab_size: in
         Completions found by each filter, name → (G,) bool (`truncated` is always measured), and the completions to
         mask, (G,) bool.
     """
-    found = {"truncated": ran_out(group)}
+    found = {"truncated": group.truncated_G}
     masked_G = found["truncated"] & config.mask_truncated_completions
     # ids and logprobs of the tokens sampled by the policy: tool output must not interrupt a repetition across turns
-    sampled = []
+    sampled, sampled_N = [], group.sampled_N
     for start, end in pairwise(group.completion_offsets.tolist()):
-        sampled_T = group.loss_mask[start:end] > 0
+        sampled_T = sampled_N[start:end]
         sampled.append((group.token_ids[start:end][sampled_T], group.logprobs[start:end][sampled_T]))
     for one in config.filters:
         found_G = np.array(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.algorithms.advantages import GroupRewards, StepRewards, group_advantages, token_advantages, without_ended
-from actors.algorithms.advantages.group import Floats, Ints, ran_out
+from actors.algorithms.advantages.group import Floats, Ints
 from actors.algorithms.advantages.shaping import combine_rewards, shape, shape_functions
 from actors.algorithms.filters import filter_completions, mask_completions
 from schemas.config.actors import RewardConfig
@@ -134,7 +134,7 @@ def _advantages(
         advantages_G = group_advantages(rewards, config.advantage, custom)
         return without_ended(group, advantages_G, config), np.zeros(0)
     offsets = group.completion_offsets
-    zeroed_G = ran_out(group) if config.mask_no_eos_with_zero else None
+    zeroed_G = group.truncated_G if config.mask_no_eos_with_zero else None
     # the mask as sampled: GAE places rewards on the tokens that the policy wrote, whatever the filters say
     advantages_N = token_advantages(rewards.rewards_G, offsets, group.loss_mask, config.advantage, steps, zeroed_G)
     # metrics and packing order want a single number: the mean over all tokens. reduceat would give an empty completion

@@ -366,6 +366,7 @@ class TorchLearner:
             loss_mask_T=micro.loss_mask_T,
             completion_of_T=micro.completion_of_T,
             num_completions=micro.num_completions,
+            shares_B=micro.shares_B,
             # denominators count all ranks, so that shares add up to the loss of the step, however it was packed
             loss_tokens=token_normaliser(
                 batch.loss_tokens, minibatch, self._config.trainer.loss.compat.loss_normalizer

@@ -27,11 +27,14 @@ class MicroBatch:
     versions_T: Tensor
     """Version of each token's sampling policy, (T,)."""
     completion_of_T: Tensor
-    """Index of each token's completion within the row, (T,)."""
+    """Index of each token's sample within the row, (T,)."""
     rl_weights_T: Tensor
     ref_kl_weights_T: Tensor
     """Weights of the environments for each token, (T,); 0 outside the loss mask."""
     num_completions: int
+    """Number of samples of the row."""
+    shares_B: Tensor | None
+    """Share of each sample in its completion, (B,); None: 1, each sample is a whole completion."""
     wanted_K: Tensor
     """Indices in T of the tokens in the loss mask. Only these tokens need logprobs."""
 
@@ -66,9 +69,9 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         array = np.repeat(getattr(batch, name)[first:last], np.diff(offsets) - prompts)
         return torch.from_numpy(array * (batch.loss_mask[start:end][in_completion] > 0)).to(device)
 
-    ordinals = batch.sample_ordinals[first:last].tolist()
+    shares_B = batch.sample_shares[first:last]
     return MicroBatch(
-        row=pack_row(batch.token_ids[start:end], offsets, prompts, ordinals, device),
+        row=pack_row(batch.token_ids[start:end], offsets, prompts, batch.sample_prompts[first:last].tolist(), device),
         token_ids_T=of_completions("token_ids").long(),
         temperatures_T=of_completions("temperatures"),
         inference_logprobs_T=of_completions("logprobs"),
@@ -81,6 +84,8 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         rl_weights_T=of_samples("rl_weights"),
         ref_kl_weights_T=of_samples("ref_kl_weights"),
         num_completions=last - first,
+        # None where it changes nothing, so that nothing is computed
+        shares_B=None if (shares_B == 1).all() else torch.from_numpy(shares_B.copy()).to(device),
     )
 
 
@@ -110,4 +115,5 @@ def dummy_micro_batch(device: torch.device, num_samples: int = 1, sample_len: in
         rl_weights_T=nothing_T,
         ref_kl_weights_T=nothing_T,
         num_completions=num_samples,
+        shares_B=None,
     )

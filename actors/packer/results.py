@@ -30,9 +30,7 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "advantage_std": float(advantages.std()),
         "completion_tokens_mean": float(lengths.mean()),
         "completion_tokens_max": float(lengths.max()),
-        "truncated_fraction": float(
-            np.mean([reason == "length" for group in groups for reason in group.finish_reasons])
-        ),
+        "truncated_fraction": float(np.mean(np.concatenate([group.truncated_G for group in groups]))),
         "lag_mean": float(np.mean(lags)),
         "lag_max": float(max(lags)),
         "num_completions": float(rewards.size),

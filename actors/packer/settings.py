@@ -52,7 +52,7 @@ def facts_of(group: ScoredGroup, digest: str, rejected: str = "") -> GroupFacts:
         rejected: name of the filter that rejects the group; empty: none.
     """
     # of every segment: weights may have changed between two tokens
-    pairs = {(lineage, version) for _, lineage, version in group.segments.tolist()}
+    pairs = group.policies
     return GroupFacts(
         ordinal=group.ordinal,
         attempt=group.attempt,
@@ -60,7 +60,7 @@ def facts_of(group: ScoredGroup, digest: str, rejected: str = "") -> GroupFacts:
         num_completions=group.num_completions,
         oldest_version=min(version for _, version in pairs),
         policies=frozenset(PolicyVersion(lineage=a, version=b) for a, b in pairs),
-        longest_sample=group.prompt_ids.size + max(group.lengths_G.tolist()),
+        longest_sample=group.longest_sample,
         digest=digest,
         rejected_as=rejected,
     )

@@ -51,15 +51,20 @@ class NamedReward:
     def arguments(self, group: RolloutGroup) -> dict[str, Any]:
         """Return keyword arguments as TRL passes them: lists with an item per completion.
 
-        Completions of chat prompts are lists of messages. The sampled group's own arguments replace `kwargs` of the
-        same name, and `kwargs` replace columns of the data.
+        Completions of chat prompts are lists of messages; with an environment, all messages behind the prompt. The
+        sampled group's own arguments replace `kwargs` of the same name, and `kwargs` replace columns of the data.
         """
         as_chat, size = not isinstance(group.prompt, str), group.num_completions
         arguments: dict[str, Any] = {name: [value] * size for name, value in group.columns.items()} | self.kwargs
-        arguments["prompts"] = [group.prompt] * size
-        arguments["completions"] = [
-            [{"role": "assistant", "content": text}] if as_chat else text for text in group.completions
-        ]
+        if group.transcripts:
+            transcripts = [group.transcript(g) for g in range(size)]
+            arguments["prompts"] = [prompt for prompt, _ in transcripts]
+            arguments["completions"] = [behind for _, behind in transcripts]
+        else:
+            arguments["prompts"] = [group.prompt] * size
+            arguments["completions"] = [
+                [{"role": "assistant", "content": text}] if as_chat else text for text in group.completions
+            ]
         # built on demand: a Python list takes nine times the memory of the array
         if self.takes_token_ids:
             parts = np.split(group.token_ids, group.completion_offsets[1:-1])
@@ -80,7 +85,7 @@ class StepReward(NamedReward):
 
     def check(self, values: Any, group: RolloutGroup) -> list[StepRewards]:
         """Return the steps of each completion, as (end, reward) pairs. Raises RewardError for invalid ones."""
-        return check_steps(self.name, values, group.lengths_G.tolist())
+        return check_steps(self.name, values, group.num_tokens_G.tolist())
 
 
 class AdvantageFunction(NamedReward):

@@ -10,7 +10,7 @@ from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.held import AttemptError
 from schemas.config import RunConfig
-from schemas.messages import Prompt, Purpose, RolloutGroup, Ticket
+from schemas.messages import Prompt, Purpose, RolloutGroup, Ticket, single_turn
 
 
 class GroupSampler:
@@ -113,13 +113,11 @@ def build_group(
         prompt=example.prompt,
         columns=example.columns,
         completions=[c.text for c in completions],
-        finish_reasons=[c.finish_reason for c in completions],
-        prompt_ids=np.asarray(prompt_ids, np.int32),
-        completion_offsets=offsets,
+        stop_conditions=[c.finish_reason for c in completions],
         token_ids=tokens,
         # every sampled token may be trained; shaping masks tokens later, in the reward actor
         loss_mask=np.ones(tokens.size, np.uint8),
         logprobs=np.concatenate([np.asarray(c.logprobs, np.float32) for c in completions]),
-        segments=np.array(segments, np.int64).reshape(-1, 3),
         segment_temperatures=np.full(len(segments), ticket.sampling.temperature, np.float32),
+        **single_turn(np.asarray(prompt_ids, np.int32), offsets, np.array(segments, np.int64).reshape(-1, 3)),
     )

@@ -100,12 +100,13 @@ class Reporter:
                 "prompt": group.prompt,
                 "columns": group.columns,
                 "completions": group.completions,
-                "finish_reasons": group.finish_reasons,
+                "stop_conditions": group.stop_conditions,
                 "reward": [_plain(value) for value in group.rewards_G.tolist()],
                 "rewards": rewards,
                 "advantages": [round(value, 6) for value in group.advantages_G.tolist()],
-                "versions": sorted({int(version) for version in group.segments[:, 2]}),
-            },
+                "versions": sorted({version for _, version in group.policies}),
+            }
+            | _of_environment(group),
         )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -200,6 +201,21 @@ class Reporter:
             # without a buffer, and in a loop: a nearly full disk writes a part, and fails at the next write
             while rest:
                 rest = rest[file.write(rest) :]
+
+
+def _of_environment(group: ScoredGroup) -> dict[str, Any]:
+    """Return what the line of a group with an environment has besides: conversations, turns, tool calls, errors."""
+    if not group.transcripts:
+        return {}
+    turns, tool_calls, tool_failures = group.counts.T.tolist()
+    return {
+        "messages": [[*prompt, *behind] for prompt, behind in map(group.transcript, range(group.num_completions))],
+        "turns": turns,
+        "tool_calls": tool_calls,
+        "tool_failures": tool_failures,
+        "turn_rewards": group.turn_rewards.tolist(),
+        "failures": group.failures,
+    }
 
 
 def read_lines(path: Path) -> list[Line]:

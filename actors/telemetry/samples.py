@@ -73,7 +73,7 @@ def _group(record: dict[str, Any], num_completions: int) -> str:
     ]
     if not isinstance(record["prompt"], str):
         lines.append(f"  completion  of a chat prompt: reward functions receive {AS_MESSAGES} for each text below")
-    rows = zip(record["completions"], record["reward"], record["advantages"], record["finish_reasons"], strict=True)
+    rows = zip(record["completions"], record["reward"], record["advantages"], record["stop_conditions"], strict=True)
     for text, reward, advantage, reason in list(rows)[:num_completions]:
         shown = "  none" if reward is None else f"{reward:6.3f}"
         lines.append(f"  reward {shown}  advantage {advantage:7.3f}  {reason:6}  {text!r}")

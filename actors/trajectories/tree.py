@@ -17,24 +17,11 @@ verifiers' message graph, and OpenEnv's capture all train a shared turn once.)
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-NO_POLICY = -1
-"""Lineage and version of tokens that no policy has sampled."""
-
-
-class Origin(IntEnum):
-    """Source of a segment's tokens."""
-
-    MODEL = 0
-    """Sampled by a policy."""
-    ENVIRONMENT = 1
-    """From the environment or the caller: messages, tool results, and the template around them."""
-    BOUNDARY = 2
-    """Added to close a turn that was cut off."""
+from schemas.messages import NO_POLICY, Origin
 
 
 @dataclass(frozen=True)
@@ -170,16 +157,20 @@ class TrajectoryTree:
     def samples(self) -> list[Sample]:
         """Return the samples, in the order of their last turns; those in which no token would be trained are left out.
 
-        A turn is on several paths if it was continued several times; it is trained on the first path.
+        A turn is on several paths if it was continued several times; it is trained on the first path. If no token of
+        the tree would be trained, the first path is returned, so that a trajectory with turns has a sample.
         """
         trained: set[int] = set()
-        found = []
+        found: list[Sample] = []
         for leaf in (number for number, node in enumerate(self._nodes) if not node.children):
             path = self._path(leaf)
             new = [number for number in path if number not in trained]
             trained.update(new)
             if any(self._nodes[number].turn.trains for number in new):
                 found.append(self._sample(path, new))
+        if self._nodes and not found:
+            path = self._path(next(number for number, node in enumerate(self._nodes) if not node.children))
+            found.append(self._sample(path, path))
         return found
 
     def _path(self, turn: int) -> list[int]:
@@ -193,7 +184,7 @@ class TrajectoryTree:
 
     def _sample(self, path: Sequence[int], new: Sequence[int]) -> Sample:
         # the new turns are the end of the path: whoever was trained has all its ancestors trained
-        first = path.index(next(number for number in new if self._nodes[number].turn.trains))
+        first = path.index(next((number for number in new if self._nodes[number].turn.trains), path[0]))
         prompt = [
             token
             for number in path[:first]

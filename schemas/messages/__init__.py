@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from schemas.messages.base import Frozen, Message, check_name
+from schemas.messages.batch import DroppedOrdinal, StepBatch, drop_fields
 from schemas.messages.control import (
     ActorPhase,
     AttemptFailure,
@@ -37,18 +38,23 @@ from schemas.messages.control import (
     WeightMember,
     WeightUpdate,
 )
-from schemas.messages.data import (
+from schemas.messages.groups import (
+    NO_POLICY,
     SEGMENT_LINEAGE,
+    SEGMENT_ORIGIN,
     SEGMENT_START,
+    SEGMENT_TURN,
     SEGMENT_VERSION,
-    DroppedOrdinal,
+    TOOL_CALLS,
+    TOOL_FAILURES,
+    TURNS,
+    Origin,
     PolicyVersion,
     Prompt,
     Purpose,
     RolloutGroup,
     ScoredGroup,
-    StepBatch,
-    drop_fields,
+    single_turn,
 )
 
 DATA_KINDS: tuple[type[Message], ...] = (RolloutGroup, ScoredGroup, StepBatch)
@@ -112,9 +118,15 @@ __all__ = [
     "DIRECTIVE_KINDS",
     "HEARTBEAT_KINDS",
     "MESSAGE_TYPES",
+    "NO_POLICY",
     "SEGMENT_LINEAGE",
+    "SEGMENT_ORIGIN",
     "SEGMENT_START",
+    "SEGMENT_TURN",
     "SEGMENT_VERSION",
+    "TOOL_CALLS",
+    "TOOL_FAILURES",
+    "TURNS",
     "ActorPhase",
     "AttemptFailure",
     "CheckpointInfo",
@@ -130,6 +142,7 @@ __all__ = [
     "Message",
     "ObserverDirective",
     "ObserverHeartbeat",
+    "Origin",
     "PolicyVersion",
     "Prompt",
     "Purpose",
@@ -154,4 +167,5 @@ __all__ = [
     "drop_fields",
     "fingerprint",
     "fingerprint_of",
+    "single_turn",
 ]

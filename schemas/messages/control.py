@@ -11,7 +11,7 @@ from pydantic import Field
 from schemas import arrays, limits
 from schemas.config.sampling import SamplingParams
 from schemas.messages.base import Address, Frozen, Listed, Message, Name, Reason, Words
-from schemas.messages.data import PolicyVersion, Purpose
+from schemas.messages.groups import PolicyVersion, Purpose
 
 ActorPhase = Literal["starting", "running", "draining", "done"]
 """Phase of an actor. `draining`: takes no new work and finishes its own; `done`: exits."""

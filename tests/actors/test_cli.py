@@ -135,7 +135,7 @@ def test_samples_take_a_run_by_its_configuration_too(tmp_path: Path, capsys: pyt
     (tmp_path / "run.yaml").write_text(dump_config(config))
     record = {
         "step": 1, "ordinal": 0, "purpose": "train", "environment": "e", "versions": [0], "prompt": "p",
-        "completions": ["a"], "reward": [1.0], "advantages": [0.0], "finish_reasons": ["stop"],
+        "completions": ["a"], "reward": [1.0], "advantages": [0.0], "stop_conditions": ["stop"],
     }  # fmt: skip
     (config.output / "samples.jsonl").write_text(json.dumps(record) + "\n")
     assert main(["samples", str(tmp_path / "run.yaml")]) == 0

@@ -21,6 +21,7 @@ from schemas.messages import (
     RolloutGroup,
     StepBatch,
     drop_fields,
+    single_turn,
 )
 from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
 
@@ -61,7 +62,7 @@ def test_large_arrays_are_sent_without_a_copy() -> None:
     offsets = np.arange(2001)
     group = _long_group(offsets)
     frames = codec.encode(group)
-    assert np.shares_memory(np.frombuffer(frames[2], np.uint8), offsets)
+    assert np.shares_memory(np.frombuffer(frames[3], np.uint8), offsets)
     assert codec.num_bytes(frames) == len(frames[0]) + len(frames[-1]) + sum(
         array.nbytes for array in group.arrays().values()
     )
@@ -86,8 +87,9 @@ def _long_group(offsets: np.ndarray[Any, np.dtype[np.int64]]) -> RolloutGroup:
         **dict(EXAMPLES["rollout_group"])
         | {
             "completions": [""] * num,
-            "finish_reasons": ["stop"] * num,
-            "completion_offsets": offsets,
+            "stop_conditions": ["stop"] * num,
+            **single_turn(np.array([5], np.int32), offsets, np.array([[0, 1, 7]])),
+            "segment_temperatures": np.ones(1, np.float32),
             "token_ids": np.zeros(num, np.int32),
             "loss_mask": np.ones(num, np.uint8),
             "logprobs": np.zeros(num, np.float32),
@@ -144,7 +146,7 @@ def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> Non
         (_with_header("rollout_group", lambda o: o[2].pop("ordinal")), "bad_header"),
         (_with_header("rollout_group", lambda o: o[2].update(colour="red")), "bad_header"),
         (_with_header("rollout_group", lambda o: o[2].update(attempt="many")), "bad_header"),
-        (_with_header("rollout_group", lambda o: o[2].update(finish_reasons=["one"])), "bad_header"),
+        (_with_header("rollout_group", lambda o: o[2].update(stop_conditions=["one"])), "bad_header"),
         (_with_header("rollout_group", lambda o: o[2].update(completions=["one"])), "bad_array"),
         (_with_header("rollout_group", lambda o: o[2].update(completions=[1])), "bad_array"),
         (_with_header("rollout_group", lambda o: o[2].update(completions=[-1, 12])), "bad_array"),

@@ -74,7 +74,7 @@ def _group(ordinal: int, num_tokens: int = 5) -> RolloutGroup:
         **GROUP_FIELDS
         | {
             "ordinal": ordinal,
-            "completion_offsets": np.array([0, 3, num_tokens]),
+            "sample_offsets": np.array([0, 3, num_tokens]),
             "token_ids": np.full(num_tokens, ordinal, np.int32),
             "loss_mask": np.ones(num_tokens, np.uint8),
             "logprobs": np.zeros(num_tokens, np.float32),

@@ -21,7 +21,7 @@ from bus.data import Inbox
 from bus.topology import Addresses
 from schemas import limits
 from schemas.errors import ConfigError, DecodeError, MessageTooLargeError
-from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Frozen, ObserverDirective, RolloutGroup, _values_in
+from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Frozen, ObserverDirective, RolloutGroup, _values_in, single_turn
 from tests.bus.conftest import MakeConfig, connect
 from tests.marks import first_of, long_but
 from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
@@ -246,12 +246,11 @@ def _group(texts: list[str], **fields: Any) -> RolloutGroup:
         **dict(EXAMPLES["rollout_group"])
         | {
             "completions": texts,
-            "finish_reasons": ["stop"] * count,
-            "completion_offsets": np.arange(count + 1),
+            "stop_conditions": ["stop"] * count,
             "token_ids": np.zeros(count, np.int32),
             "loss_mask": np.ones(count, np.uint8),
             "logprobs": np.zeros(count, np.float32),
-            "segments": np.array([[0, 1, 7]]),
+            **single_turn(np.array([5], np.int32), np.arange(count + 1), np.array([[0, 1, 7]])),
             "segment_temperatures": np.ones(1, np.float32),
         }
         | fields
@@ -287,8 +286,8 @@ def test_a_sender_is_told_what_no_receiver_would_take(kind: str, monkeypatch: py
         ({"columns": {"tests": "x" * 20_000}}, r"bytes in its header .*, and 20000 .*columns"),
         ({"completions": ["x" * 50_001, ""]}, r"50001 bytes in one array, and 50000 .*\(texts\).*max_tokens"),
         ({"prompt_ids": np.zeros(12_501, np.int32)}, r"50004 bytes in one array, .*\(prompt_ids\)"),
-        ({"prompt_ids": np.zeros(12_400, np.int32), "segments": np.zeros((2050, 3), np.int64),
-          "segment_temperatures": np.zeros(2050, np.float32)}, r"bytes, and 100000 are the most that travel"),
+        ({"prompt_ids": np.zeros(12_400, np.int32), "segments": np.zeros((1230, 5), np.int64),
+          "segment_temperatures": np.zeros(1230, np.float32)}, r"bytes, and 100000 are the most that travel"),
     ):  # fmt: skip
         message = example.model_copy(update=change)
         with pytest.raises(MessageTooLargeError, match=words):

@@ -14,6 +14,7 @@ from actors.datasets.jsonl import Jsonl
 from actors.ops.preflight import preflight
 from actors.reward.functions import load_rewards
 from schemas.config import RunConfig, check_tree, load_config, warnings
+from schemas.messages import single_turn
 from tests.actors.reward.test_loop import group as sampled_group
 from tests.howto.origins import NUM_ROWS, trees_of, with_recorders
 from tests.howto.pages import CODE, Page, Table, check_key, page, printed_by, value_at
@@ -282,7 +283,8 @@ def test_the_rewards_score_a_group_of_the_data(walk: Walk) -> None:
     group = sampled_group().model_copy(
         update={
             "prompt": example.prompt, "columns": example.columns, "completions": list(said),
-            "completion_offsets": offsets, "token_ids": offsets[:-1].astype(np.int32),
+            "token_ids": offsets[:-1].astype(np.int32),
+            **single_turn(np.array([1], np.int32), offsets, np.array([[0, 1, 0]])),
         }
     )  # fmt: skip
     functions = load_rewards(walk.config.reward.functions)

@@ -19,7 +19,6 @@ from actors.algorithms.advantages.group import (
     Ints,
     check_advantages,
     group_advantages,
-    ran_out,
 )
 from actors.algorithms.advantages.norm import with_adv_norm
 from actors.algorithms.advantages.shaping import combine_rewards, shape_functions
@@ -155,7 +154,7 @@ def without_ended(group: RolloutGroup, advantages_G: Floats, reward: RewardConfi
 
     Source: AReaL 1.0.4, `areal/trainer/ppo/actor.py` (PPOActor), which sets the already normalised reward to 0.
     """
-    return np.where(ran_out(group), 0.0, advantages_G) if reward.mask_no_eos_with_zero else advantages_G
+    return np.where(group.truncated_G, 0.0, advantages_G) if reward.mask_no_eos_with_zero else advantages_G
 
 
 def _groups(

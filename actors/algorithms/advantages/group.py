@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from actors.algorithms.advantages.norm import normalised
 from schemas.config import advantages as configs
-from schemas.messages import RolloutGroup
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,11 +36,6 @@ class GroupRewards:
     def scored_G(self) -> NDArray[np.bool_]:
         """Mask of the completions with a reward, (G,)."""
         return ~np.isnan(self.rewards_G)
-
-
-def ran_out(group: RolloutGroup) -> NDArray[np.bool_]:
-    """Return a mask, (G,), of the completions truncated at `rollout.max_tokens` (finish reason `length`)."""
-    return np.array([reason == "length" for reason in group.finish_reasons], np.bool_)
 
 
 def group_advantages(group: GroupRewards, config: configs.AdvantageConfig, custom: Custom | None = None) -> Floats:

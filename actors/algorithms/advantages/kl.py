@@ -37,13 +37,18 @@ def advantages_with_kl(messages: Sequence[bytes], config: AdvantageConfig, beta:
     With type `mean`, rewards 1 and 0, KLs 2 and 4, beta .25: ½ and −1 have mean −¼, so the advantages are ¾ and −¾.
 
     Args:
-        messages: `kl_message` of every rank, in any order; each completion is in exactly one message.
+        messages: `kl_message` of every rank, in any order; each sample is in exactly one message.
         config: an advantage of rewards alone, of level `group` or `step`.
         beta: factor of the KL.
     """
     # every rank sorts the same rows, so all have the same bits; JSON gives back each float64 unchanged
-    rows = sorted(row for message in messages for row in json.loads(message))
-    assert [row[0] for row in rows] == list(range(len(rows))), "a completion is on no rank, or on two"
+    samples = sorted(row for message in messages for row in json.loads(message))
+    # the KL of a completion with branches is the sum over its samples
+    rows = [
+        (completion, ordinal, reward, sum(row[3] for row in of_one))
+        for (completion, ordinal, reward), of_one in groupby(samples, key=lambda row: tuple(row[:3]))
+    ]
+    assert [row[0] for row in rows] == list(range(len(rows))), "a completion is on no rank"
     groups = []
     for _, members in groupby(rows, key=lambda row: row[1]):  # completions are numbered group by group
         _, _, rewards, kls = zip(*members, strict=True)

@@ -53,7 +53,7 @@ def with_adv_norm(groups: Sequence[ScoredGroup], scored: Sequence[Bools], config
     """
     sizes = [group.token_ids.size for group in groups]
     active = np.concatenate(
-        [(g.loss_mask > 0) & np.repeat(scored_G, g.lengths_G) for g, scored_G in zip(groups, scored, strict=True)]
+        [(g.loss_mask > 0) & np.repeat(scored_G, g.num_tokens_G) for g, scored_G in zip(groups, scored, strict=True)]
     )
     values = np.concatenate([group.advantages_N for group in groups]).astype(np.float64)
     advantages = np.zeros(values.size)

@@ -28,8 +28,8 @@ def share_of_step(inputs: LossInputs, values_T: Tensor, average: Average) -> Ten
         case "micro_batch_tokens":
             return total / inputs.loss_mask_T.sum().clamp(min=1) / max(inputs.num_micro_batches, 1)
         case "completion_means":
-            # a completion counts once, in the micro-batch that holds it whole
-            return (values_T / inputs.num_tokens_T).sum() / step_completions(inputs)
+            # a completion counts once, in the micro-batch that holds it whole, or in shares
+            return inputs.over_completion(values_T).sum() / step_completions(inputs)
         case "completion_sums":
             return total / step_completions(inputs)
         case "max_length":

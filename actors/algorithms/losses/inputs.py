@@ -26,7 +26,7 @@ Average = Literal["step_tokens", "micro_batch_tokens", "completion_means", "comp
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Arrays and normalisers of one micro-batch. Axes: T completion tokens, B completions.
+    """Arrays and normalisers of one micro-batch. Axes: T completion tokens, B samples, each a completion or a branch.
 
     Only `logprobs_T` and `entropy_T` may have a gradient. Tokens outside `loss_mask_T` may hold any finite value: no
     loss and no metric reads them.
@@ -42,13 +42,16 @@ class LossInputs:
     loss_mask_T: Tensor
     """bool; False for tokens not written by the policy (tool output, prompts of later turns)."""
     completion_of_T: Tensor
-    """int64, index of each token's completion: 0 … B−1, never decreasing."""
+    """int64, index of each token's sample: 0 … B−1, never decreasing."""
     num_completions: int
-    """B, completions of this micro-batch."""
+    """B, samples of this micro-batch."""
     loss_tokens: float
     """Loss-mask tokens of the whole step over all ranks, the denominator of `step_tokens`; below 1 counts as 1."""
     step_completions: int = 0
     """Completions of the whole step over all ranks. 0: this micro-batch is the whole step."""
+    shares_B: Tensor | None = None
+    """Share of each sample in the loss tokens of its completion, (B,). A completion with branches is several samples,
+    which may be in different micro-batches; averages of completions count each sample with its share. None: 1."""
     num_micro_batches: int = 1
     """Micro-batches of the whole step over all ranks."""
     max_completion_length: int = 0
@@ -160,13 +163,22 @@ class LossInputs:
 
     @property
     def scored_completions(self) -> Tensor:
-        """Number of completions with a token in the loss mask, a scalar."""
-        return (self._counts_B > 0).sum()
+        """Number of completions with a token in the loss mask, a scalar; a sample counts as its share."""
+        return self.total(self._counts_B > 0)
 
     # a frozen dataclass allows cached properties, and `replace` makes a new object with an empty cache
     @cached_property
     def _counts_B(self) -> Tensor:
         return self.sum_per_completion(self.loss_mask_T.to(self.logprobs_T.dtype))
+
+    def over_completion(self, values_T: Tensor) -> Tensor:
+        """Divide each token's value by the number of loss-mask tokens of its whole completion, (T,) → (T,)."""
+        values_T = values_T / self.num_tokens_T
+        return values_T if self.shares_B is None else values_T * self.per_token(self.shares_B)
+
+    def total(self, values_B: Tensor) -> Tensor:
+        """Sum values over completions, (B,) → a scalar; a sample counts with its share."""
+        return values_B.sum() if self.shares_B is None else (values_B * self.shares_B).sum()
 
     def masked(self, values_T: Tensor, fill: float = 0.0) -> Tensor:
         """Return the values with `fill` outside the loss mask, (T,)."""

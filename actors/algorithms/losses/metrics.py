@@ -81,7 +81,7 @@ def clip_sums(
     if not per_completion:
         return {f"clipped_{side}": (inputs.loss_mask_T & flags_T).sum() for side, flags_T in sides.items()}
     shares = {
-        f"clipped_completions_{side}": ((inputs.loss_mask_T & flags_T) / inputs.num_tokens_T).sum()
+        f"clipped_completions_{side}": inputs.over_completion(inputs.loss_mask_T & flags_T).sum()
         for side, flags_T in sides.items()
     }
     return shares | {"completions": inputs.scored_completions}

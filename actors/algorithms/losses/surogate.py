@@ -49,7 +49,7 @@ def surogate(inputs: LossInputs, config: SurogateLossConfig) -> TokenLoss:
     # both factors are filled before the product: an overflowed ratio of a dropped token would give 0 · inf
     values_T = -coeff_T.masked_fill(~keep_T, 0.0) * inputs.logprobs_T.masked_fill(~keep_T, 0.0)
     if config.ratio_type == "sequence":
-        values_T = values_T / inputs.per_token(inputs.num_tokens_B)
+        values_T = inputs.over_completion(values_T)
     if config.compat.sequence_normalizer == "micro_batches":  # undoes the average over the tokens of the step
         values_T = values_T * (max(inputs.loss_tokens, 1) / max(inputs.num_micro_batches, 1))
     causes = {"low": low_T, "high": high_T, "geo": geo_T, "sequence": sequence_T}

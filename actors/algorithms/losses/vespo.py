@@ -31,7 +31,7 @@ def vespo(inputs: LossInputs, config: VespoLossConfig) -> TokenLoss:
     neg_T = inputs.per_token(_phi(log_w_B, config.k_neg, config.lambda_neg))
     phi_T = torch.where(advantages_T >= 0, pos_T, neg_T)
     values_T = -inputs.masked(phi_T * advantages_T) * inputs.masked(inputs.logprobs_T)
-    sums = {"vespo_weight": inputs.mean_per_completion(phi_T).sum(), "completions": inputs.scored_completions}
+    sums = {"vespo_weight": inputs.total(inputs.mean_per_completion(phi_T)), "completions": inputs.scored_completions}
     return TokenLoss(values_T, "step_tokens", ratio_of(log_ratio_T), sums)
 
 

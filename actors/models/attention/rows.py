@@ -1,7 +1,8 @@
 """Rows of tokens with several samples. No sample sees another; samples with the same prompt share a copy of the prompt.
 
-All completions of a group have the same prompt. The row holds the prompt once, and the tokens of every completion
-attend to it. The last token of a completion predicts nothing, so the row leaves it out:
+Completions of a single turn have the prompt of their group; branches have prompts of their own. The row holds a prompt
+once, and the tokens of every sample with this prompt attend to it. The last token of a completion predicts nothing, so
+the row leaves it out:
 
     prompt ab, completions XY. and Z.    row      a b X Y Z        positions 0 1 2 3 2
                                          sample 0 [0 1 2 3]        sample 1 [0 1 4]
@@ -60,7 +61,7 @@ def pack_row(
     token_ids: NDArray[np.int32],
     sample_offsets: NDArray[np.int64],
     prompt_lengths: NDArray[np.int64],
-    groups: Sequence[int],
+    prompts: Sequence[int],
     device: torch.device,
 ) -> PackedRow:
     """Return the row of a micro-batch.
@@ -69,18 +70,18 @@ def pack_row(
         token_ids: (N,) prompt and completion of each sample, one after the other.
         sample_offsets: (B+1,) start of each sample, and the end of the last.
         prompt_lengths: (B,) tokens of each sample's prompt, at least 1.
-        groups: (B,) group of each sample; neighbouring samples of a group share a prompt.
+        prompts: (B,) number of each sample's prompt; neighbouring samples with one number share the prompt.
         device: device of the tensors.
     """
     row: list[NDArray[np.int32]] = []
     positions, index_of, sources = [], [], []
     end = 0
     prompt_index = np.zeros(0, np.int64)
-    for b, group in enumerate(groups):
+    for b, prompt in enumerate(prompts):
         sample = token_ids[sample_offsets[b] : sample_offsets[b + 1]]
         size = int(prompt_lengths[b])
-        # members of a group are neighbours in a micro-batch, so a look at the sample before suffices
-        if b == 0 or group != groups[b - 1]:
+        # samples with the same prompt are neighbours in a micro-batch, so a look at the sample before suffices
+        if b == 0 or prompt != prompts[b - 1]:
             prompt_index = np.arange(end, end + size)
             row.append(sample[:size])
             positions.append(np.arange(size))

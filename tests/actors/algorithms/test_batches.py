@@ -7,7 +7,7 @@ import pytest
 
 from actors.algorithms.batches import batches_of_step, build_batches, split
 from bus import codec
-from schemas.messages import DroppedOrdinal, ScoredGroup, StepBatch, drop_fields
+from schemas.messages import DroppedOrdinal, ScoredGroup, StepBatch, drop_fields, single_turn
 from tests.schemas.config.test_resume import config
 
 HEADER = {
@@ -45,13 +45,11 @@ def a_group(ordinal: int, lengths: list[int], prompt: int = 2, masked: int = 0) 
         prompt="hello",
         columns={"answer": "x"},
         completions=["text"] * group_size,
-        finish_reasons=["stop"] * group_size,
-        prompt_ids=np.arange(prompt, dtype=np.int32) + 1,
-        completion_offsets=offsets,
+        stop_conditions=["stop"] * group_size,
         token_ids=(1000 * (ordinal + 1) + np.arange(size)).astype(np.int32),
         loss_mask=(np.arange(size) >= masked).astype(np.uint8),
         logprobs=(-(ordinal + 1) - np.arange(size) / 64).astype(np.float32),
-        segments=np.array(rows, np.int64).reshape(-1, 3),
+        **single_turn(np.arange(prompt, dtype=np.int32) + 1, offsets, np.array(rows, np.int64).reshape(-1, 3)),
         segment_temperatures=np.array(temperatures, np.float32),
         scorer="r",
         reward_names=["f"],

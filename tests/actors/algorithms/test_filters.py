@@ -14,7 +14,7 @@ from actors.algorithms.filters import (
 )
 from schemas.config.actors import PackerConfig, RewardConfig
 from schemas.config.filters import GibberishFilterConfig, RepetitionFilterConfig
-from schemas.messages import RolloutGroup
+from schemas.messages import RolloutGroup, single_turn
 
 SURE, UNSURE = -0.001, -1.0
 """Probabilities 0.999 and 0.37."""
@@ -32,11 +32,11 @@ def group(logprobs: list[list[float]], masks: list[list[int]] | None = None, **g
     values: dict[str, Any] = {
         "run": "r", "sender": "rollout-0", "ordinal": 0, "attempt": 1, "purpose": "train", "environment": "words",
         "example_key": "k", "prompt": "p", "columns": {}, "completions": [""] * len(logprobs),
-        "finish_reasons": ["stop"] * len(logprobs), "prompt_ids": np.zeros(1, np.int32), "completion_offsets": offsets,
+        "stop_conditions": ["stop"] * len(logprobs),
         "token_ids": np.arange(200_000, 200_000 + num_tokens, dtype=np.int32),
         "loss_mask": np.concatenate(masks or [[1] * num_tokens]).astype(np.uint8),
         "logprobs": np.concatenate(logprobs).astype(np.float32),
-        "segments": np.array([[start, 1, 0] for start in offsets[:-1]], np.int64),
+        **single_turn(np.zeros(1, np.int32), offsets, np.array([[start, 1, 0] for start in offsets[:-1]], np.int64)),
         "segment_temperatures": np.ones(len(logprobs), np.float32),
     }  # fmt: skip
     return RolloutGroup(**values | given)
@@ -76,7 +76,12 @@ def test_exactly_the_threshold_is_not_sure() -> None:
 
 def test_a_row_goes_on_across_turns_and_not_across_completions() -> None:
     """Three sampled, two of a tool, two sampled: five in a row. The next completion's two do not count on top."""
-    sampled = group([[SURE] * 3 + [UNSURE] * 2 + [SURE] * 2, [SURE] * 2], [[1, 1, 1, 0, 0, 1, 1], [1, 1]])
+    sampled = group(
+        [[SURE] * 3 + [UNSURE] * 2 + [SURE] * 2, [SURE] * 2],
+        [[1, 1, 1, 0, 0, 1, 1], [1, 1]],
+        segments=np.array([[0, 1, 0, 0, 0], [3, -1, -1, 1, 1], [5, 1, 0, 0, 1], [7, 1, 0, 0, 0]]),
+        segment_temperatures=np.ones(4, np.float32),
+    )
     for window, expected in ((5, [True, False]), (6, [False, False])):
         config = reward_config(filters=[{"type": "repetition", "window": window}])
         assert filter_completions(sampled, config, 0)[0]["repetition"].tolist() == expected
@@ -95,7 +100,7 @@ def test_only_an_enforced_filter_masks_what_it_finds(enforce: bool) -> None:
 @pytest.mark.parametrize(("mask_truncated", "masked"), [(False, [False, False]), (True, [False, True])])
 def test_truncated_completions_are_counted_and_masked_when_asked_for(mask_truncated: bool, masked: list[bool]) -> None:
     """Finish reason length; no filter is configured."""
-    sampled = group([[-1.0], [-1.0]], finish_reasons=["stop", "length"])
+    sampled = group([[-1.0], [-1.0]], stop_conditions=["stop", "length"])
     found, masked_G = filter_completions(sampled, reward_config(mask_truncated_completions=mask_truncated), 0)
     assert found["truncated"].tolist() == [False, True]
     assert masked_G.tolist() == masked

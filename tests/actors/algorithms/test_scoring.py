@@ -91,7 +91,7 @@ def test_truncated_completions_leave_the_loss_and_stay_in_the_baseline(
 ) -> None:
     """Completions of 1, 2, … tokens with rewards 0, 1, …: the mean is that of all, cut off or not."""
     reasons = ["length" if g in cut else "stop" for g in range(size)]
-    taken = sampled(*range(1, size + 1), finish_reasons=reasons)
+    taken = sampled(*range(1, size + 1), stop_conditions=reasons)
     found = score(taken, [[float(g) for g in range(size)]], rules(mask_truncated_completions=True))
     assert found.loss_mask_N.tolist() == mask
     assert found.masked_G.tolist() == found.found["truncated"].tolist() == [g in cut for g in range(size)]
@@ -128,7 +128,7 @@ def test_process_supervision_reads_steps_and_no_rewards(steps: list[StepRewards]
 
 def test_reward_of_a_truncated_completion_is_zero_after_the_mean() -> None:
     """Rewards 1 and 3: advantages −1 and 1, then 0 for the second; its tokens stay in the loss."""
-    taken = sampled(1, 2, finish_reasons=["stop", "length"])
+    taken = sampled(1, 2, stop_conditions=["stop", "length"])
     found = score(taken, [[1.0, 3.0]], rules(mask_no_eos_with_zero=True))
     assert found.advantages_G.tolist() == [-1.0, 0.0]
     assert found.loss_mask_N.tolist() == [1, 1, 1]
@@ -159,7 +159,7 @@ def test_custom_function_is_not_needed_for_a_single_reward_or_an_evaluation(
 
 def test_evaluation_is_measured_and_neither_filtered_nor_given_advantages() -> None:
     """The second row has no weight: it is exact_match, which is measured alone."""
-    taken = sampled(1, 1, purpose="eval", finish_reasons=["length", "length"])
+    taken = sampled(1, 1, purpose="eval", stop_conditions=["length", "length"])
     found = score(taken, [[1.0, 2.0], [9.0, 9.0]], rules(mask_truncated_completions=True))
     assert found.shaped_FG.tolist() == [[1.0, 2.0]]
     assert found.rewards_G.tolist() == [1.0, 2.0]
@@ -170,7 +170,7 @@ def test_evaluation_is_measured_and_neither_filtered_nor_given_advantages() -> N
 
 def test_scoring_changes_none_of_its_arguments() -> None:
     """The message's own arrays go on to be sent, and a second call finds the same."""
-    taken = sampled(2, 1, 1, 3, finish_reasons=["stop", "length", "stop", "stop"])
+    taken = sampled(2, 1, 1, 3, stop_conditions=["stop", "length", "stop", "stop"])
     rewards = np.array([[1.0, 4.0, NAN, 2.0]])
     by = rules(advantage={"type": "gae", "discount": 0.5}, mask_truncated_completions=True, none_as_zero=True)
     for array in (rewards, taken.loss_mask, taken.token_ids, taken.completion_offsets):

@@ -10,7 +10,7 @@ import numpy as np
 
 from actors.algorithms.batches import build_batches
 from schemas.config import RunConfig
-from schemas.messages import ScoredGroup, StepBatch, drop_fields
+from schemas.messages import ScoredGroup, StepBatch, drop_fields, single_turn
 
 
 def run_config(model: Path, dtype: str = "float32", lora: dict[str, Any] | None = None, **trainer: Any) -> RunConfig:
@@ -71,6 +71,8 @@ def step_batch(samples: Sequence[Sampled], step: int = 1, micro_batches: int = 1
         prompt_lengths=np.array([len(s.prompt) for s in samples], np.int64),
         sample_ordinals=np.array([s.ordinal for s in samples], np.int64),
         completions=np.arange(len(samples)),
+        sample_prompts=np.array([s.ordinal for s in samples], np.int64),
+        sample_shares=np.ones(len(samples), np.float32),
         rewards=np.array([s.advantage for s in samples], np.float64),
         rl_weights=np.ones(len(samples), np.float32),
         ref_kl_weights=np.zeros(len(samples), np.float32),
@@ -114,13 +116,15 @@ def scored_group(ordinal: int, sizes: Sequence[int] = (3, 8, 5, 6)) -> ScoredGro
         prompt="ab",
         columns={},
         completions=["text"] * group_size,
-        finish_reasons=["stop"] * group_size,
-        prompt_ids=np.r_[1, rng.integers(4, 30, 5)].astype(np.int32),
-        completion_offsets=offsets,
+        stop_conditions=["stop"] * group_size,
         token_ids=rng.integers(4, 30, total).astype(np.int32),
         loss_mask=np.ones(total, np.uint8),
         logprobs=np.full(total, -3.4, np.float32),
-        segments=np.array([[start, 1, 0] for start in offsets[:-1].tolist()]),
+        **single_turn(
+            np.r_[1, rng.integers(4, 30, 5)].astype(np.int32),
+            offsets,
+            np.array([[start, 1, 0] for start in offsets[:-1].tolist()]),
+        ),
         segment_temperatures=np.ones(group_size, np.float32),
         scorer="reward-0",
         reward_names=["made_up"],

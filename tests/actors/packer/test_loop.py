@@ -40,7 +40,7 @@ from tests.ring.harness import (
 
 def test_facts_of_a_group_are_its_oldest_version_and_its_longest_sample():
     """A prompt of 1 token and completions of 1 and 2: longest sample 3; versions 4 and 6: oldest 4."""
-    sampled = group().__dict__ | {"segments": np.array([[0, 1, 6], [1, 1, 4]], np.int64)}
+    sampled = group().__dict__ | {"segments": np.array([[0, 1, 6, 0, 0], [1, 1, 4, 0, 0]], np.int64)}
     scored = ScoredGroup(
         **sampled, scorer="reward-0", reward_names=["f"], rewards_FG=np.zeros((1, 2)), rewards_G=np.zeros(2),
         advantages_G=np.zeros(2, np.float32),

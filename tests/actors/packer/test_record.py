@@ -34,7 +34,7 @@ def scored(rewards: list[float], advantages: list[float], version: int = 0, last
     """The group of completions `a` (1 token) and `bb` (2 tokens) with these rewards."""
     values = np.array([rewards, last or rewards], np.float64)
     return ScoredGroup(
-        **group().__dict__ | {"segments": np.array([[0, 1, version], [1, 1, version]], np.int64)},
+        **group().__dict__ | {"segments": np.array([[0, 1, version, 0, 0], [1, 1, version, 0, 0]])},
         scorer="reward-0", reward_names=["f", "g"], rewards_FG=values, rewards_G=np.array(rewards, np.float64),
         advantages_G=np.array(advantages, np.float32),
     )  # fmt: skip

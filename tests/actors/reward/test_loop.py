@@ -19,7 +19,7 @@ from actors.telemetry.metrics import Metrics
 from schemas import limits
 from schemas.config.data import ShapingConfig
 from schemas.errors import ConfigError
-from schemas.messages import RewardDirective, RolloutGroup
+from schemas.messages import RewardDirective, RolloutGroup, single_turn
 from tests.ring.harness import ring_config, wait_until
 
 
@@ -28,10 +28,10 @@ def group(purpose: str = "train") -> RolloutGroup:
     return RolloutGroup(
         run="r", sender="rollout-0", ordinal=0 if purpose == "train" else -1, attempt=1, purpose=purpose,
         environment="e", example_key="k", prompt="p", columns={"answer": "bb"}, completions=["a", "bb"],
-        finish_reasons=["stop", "stop"], prompt_ids=np.array([1], np.int32),
-        completion_offsets=np.array([0, 1, 3], np.int64), token_ids=np.array([5, 6, 7], np.int32),
+        stop_conditions=["stop", "stop"], token_ids=np.array([5, 6, 7], np.int32),
         loss_mask=np.ones(3, np.uint8), logprobs=np.full(3, -1, np.float32),
-        segments=np.array([[0, 1, 0], [1, 1, 0]], np.int64), segment_temperatures=np.ones(2, np.float32),
+        **single_turn(np.array([1], np.int32), np.array([0, 1, 3]), np.array([[0, 1, 0], [1, 1, 0]])),
+        segment_temperatures=np.ones(2, np.float32),
     )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def test_column_that_would_replace_what_was_sampled_ends_the_actor_in_words(acto
 
 def test_filtered_completions_are_counted_and_masked_and_their_rewards_stay_in_the_baseline(make_actor):
     """The second of rewards 1 and 2 was cut off: its tokens leave the loss, the first one's advantage stays −0.5."""
-    cut = group().model_copy(update={"finish_reasons": ["stop", "length"]})
+    cut = group().model_copy(update={"stop_conditions": ["stop", "length"]})
     for mask, loss_mask in ((False, [1, 1, 1]), (True, [1, 0, 0])):
         actor = make_actor(NamedReward("lengths", 1.0, {}, lengths), mask_truncated_completions=mask)
         scored = scored_by(actor, cut)
@@ -206,7 +206,7 @@ def test_filtered_completions_are_counted_and_masked_and_their_rewards_stay_in_t
 def test_evaluation_groups_are_not_filtered(make_actor):
     """What is measured is measured whole, and counts as no finding."""
     actor = make_actor(NamedReward("lengths", 1.0, {}, lengths), mask_truncated_completions=True)
-    cut = group("eval").model_copy(update={"finish_reasons": ["length", "length"]})
+    cut = group("eval").model_copy(update={"stop_conditions": ["length", "length"]})
     assert scored_by(actor, cut).loss_mask.tolist() == [1, 1, 1]
     assert value(actor, "grpo_reward_filtered_completions_total", filter="truncated") == 0
 
@@ -281,7 +281,7 @@ def test_process_supervision_gives_each_token_its_own_advantage(make_actor):
 def test_mask_no_eos_with_zero_takes_the_reward_and_leaves_the_tokens(make_actor, advantage, expected):
     """1 and 2: the second was cut off. Its reward is in the mean, then it is 0; its tokens stay in the loss."""
     made = make_actor(NamedReward("l", 1.0, {}, lengths), advantage=advantage, mask_no_eos_with_zero=True)
-    cut = group().model_copy(update={"finish_reasons": ["stop", "length"]})
+    cut = group().model_copy(update={"stop_conditions": ["stop", "length"]})
     scored = scored_by(made, cut)
     assert scored.advantages_N.tolist() == expected
     assert scored.loss_mask.tolist() == [1, 1, 1]

@@ -22,7 +22,7 @@ from actors.reward.runner import MAX_STUCK_CALLS, TICK_SECONDS
 from actors.reward.scorer import Scorer
 from schemas.config.data import RewardFunctionConfig
 from schemas.errors import ConfigError
-from schemas.messages import RolloutGroup
+from schemas.messages import RolloutGroup, single_turn
 from tests.actors.reward.conftest import WAIT, Hanging
 from tests.actors.reward.test_loop import group as sampled_group
 from tests.ring.harness import wait_until
@@ -38,7 +38,8 @@ def _group(completions: list[str], prompt: Any = "p", columns: dict[str, Any] | 
     return sampled_group().model_copy(
         update={
             "prompt": prompt, "columns": columns or {}, "completions": completions,
-            "completion_offsets": offsets, "token_ids": np.arange(offsets[-1], dtype=np.int32),
+            "token_ids": np.arange(offsets[-1], dtype=np.int32),
+            **single_turn(np.array([1], np.int32), offsets, np.array([[0, 1, 0]])),
         }
     )  # fmt: skip
 

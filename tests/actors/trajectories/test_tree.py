@@ -94,12 +94,14 @@ def test_a_turn_that_does_not_train_is_seen_and_not_learned() -> None:
     assert sample.logprobs == [-0.04, 0.0, -0.06]
 
 
-def test_a_trajectory_without_a_trained_token_has_no_sample() -> None:
-    """Neither has an empty one."""
+def test_a_trajectory_without_a_trained_token_has_one_sample_outside_the_loss() -> None:
+    """An empty one has none; a second path without a trained token adds none."""
     tree = TrajectoryTree()
     assert tree.samples() == []
     tree.add([1], turn(2, trains=False))
-    assert tree.samples() == []
+    tree.add([3], turn(4, trains=False))
+    [sample] = tree.samples()
+    assert (sample.prompt_ids, sample.token_ids, sample.loss_mask) == ([1], [2], [0])
 
 
 def test_policies_within_a_turn_stay_apart() -> None:
@@ -175,6 +177,6 @@ def test_any_tree_trains_each_sampled_token_once(steps: Steps) -> None:
                 assert set(sample.logprobs[part]) == {0.0}
         pairs = zip(sample.logprobs, sample.loss_mask, strict=True)
         trained.update(logprob for logprob, mask in pairs if mask)
-        assert sample.loss_mask[0] == 1
+        assert sample.loss_mask[0] == 1 or not any(trains for *_, trains in sampled)
     assert trained == Counter(logprob for _, logprobs, trains in sampled for logprob in logprobs if trains)
     assert tree.num_sampled == serial

@@ -42,6 +42,7 @@ from schemas.messages import (
     WeightMember,
     WeightUpdate,
     drop_fields,
+    single_turn,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -80,14 +81,30 @@ GROUP_FIELDS = {
     "prompt": [{"role": "user", "content": "1 + 2 = ?"}],
     "columns": {"answer": "3", "nested": {"weights": [0.5, None, True]}},
     "completions": ["it is", "3 ✓"],
-    "finish_reasons": ["length", "stop"],
-    "prompt_ids": np.array([5, 6, 7, 8], np.int32),
-    "completion_offsets": np.array([0, 3, 5]),
+    "stop_conditions": ["length", "stop"],
     "token_ids": np.array([10, 11, 12, 13, 14], np.int32),
     "loss_mask": np.array([1, 1, 0, 1, 1], np.uint8),
     "logprobs": np.array([-0.5, -0.25, -1.0, 0.0, -2.0], np.float32),
-    "segments": np.array([[0, 1, 7], [2, 1, 8], [3, 1, 7]]),
+    **single_turn(np.array([5, 6, 7, 8], np.int32), np.array([0, 3, 5]), np.array([[0, 1, 7], [2, 1, 8], [3, 1, 7]])),
     "segment_temperatures": np.array([1.0, 1.0, 0.5], np.float32),
+}
+# As above with an environment: the first completion has two samples and a token of the environment, the second failed.
+OF_AN_ENVIRONMENT = {
+    "stop_conditions": ["max_turns", "timeout"],
+    "transcripts": ['[[{"role": "user"}], [{"role": "assistant", "content": "it is"}]]', "[[], []]"],
+    "failures": ["", "env_step: ValueError ✓"],
+    "prompt_ids": np.array([5, 6, 7, 8, 5], np.int32),
+    "prompt_offsets": np.array([0, 4, 5]),
+    "sample_offsets": np.array([0, 2, 3, 5]),
+    "sample_completions": np.array([0, 0, 1]),
+    "sample_prompts": np.array([0, 1, 0]),
+    "segments": np.array([[0, 1, 7, 0, 0], [2, 1, 8, 0, 1], [3, -1, -1, 1, 0], [4, 1, 7, 0, 0]]),
+    "segment_temperatures": np.array([1.0, 1.0, 1.0, 0.5], np.float32),
+    "loss_mask": np.array([1, 1, 1, 0, 1], np.uint8),
+    "counts": np.array([[2, 1, 0], [1, 0, 1]]),
+    "environment_reward_names": ["won"],
+    "environment_rewards_EG": np.array([[0.5, np.nan]]),
+    "turn_rewards": np.array([[0, 1, 0.5]]),
 }
 HEARTBEAT_FIELDS = {
     "run": "r1",
@@ -102,7 +119,7 @@ HOLDS = np.array([[12, 1], [13, 0]])
 _ALL = (
     RolloutGroup(**GROUP_FIELDS),
     ScoredGroup(
-        **GROUP_FIELDS,
+        **GROUP_FIELDS | OF_AN_ENVIRONMENT,
         scorer="reward-0",
         reward_names=["exact", "short"],
         rewards_FG=np.array([[1.0, 0.0], [np.nan, 0.5]]),
@@ -129,6 +146,8 @@ _ALL = (
         prompt_lengths=np.array([2, 1]),
         sample_ordinals=np.array([12, 12]),
         completions=np.array([1, 0]),
+        sample_prompts=np.array([1, 0]),
+        sample_shares=np.array([1.0, 0.75], np.float32),
         rewards=np.array([0.25, np.nan]),
         rl_weights=np.array([1.0, 0.5], np.float32),
         ref_kl_weights=np.array([0.0, 2.0], np.float32),

@@ -11,7 +11,16 @@ import pytest
 from pydantic import ValidationError
 
 from bus import codec
-from schemas.messages import MESSAGE_TYPES, Frozen, RolloutGroup, ScoredGroup, StepBatch, fingerprint, fingerprint_of
+from schemas.messages import (
+    MESSAGE_TYPES,
+    Frozen,
+    RolloutGroup,
+    ScoredGroup,
+    StepBatch,
+    fingerprint,
+    fingerprint_of,
+    single_turn,
+)
 from tests.schemas.messages.examples import EXAMPLES, GOLDEN, GROUP_FIELDS, example_frames, golden_path
 
 KINDS = sorted(MESSAGE_TYPES)
@@ -92,7 +101,7 @@ def test_fingerprint_is_the_same_in_each_process() -> None:
     [
         {"ordinal": str},
         {"extra": int},
-        {"version": 2},
+        {"version": 3},
         {"rewards_G": ScoredGroup.__annotations__["advantages_G"]},
         {"inner": list[_variant(Inner, "Inner", number=float)]},
     ],
@@ -101,11 +110,15 @@ def test_fingerprint_is_the_same_in_each_process() -> None:
 def test_fingerprint_changes_with(annotations: dict[str, Any]) -> None:
     """Any difference in what two builds say to each other shows."""
     changed = _variant(Outer, "Outer", **{k: v for k, v in annotations.items() if k != "version"})
-    changed.version = annotations.get("version", 1)
+    changed.version = annotations.get("version", Outer.version)
     assert fingerprint_of([changed]) != fingerprint_of([_variant(Outer, "Outer")])
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _segments(*starts: int) -> Any:
+    return np.array([[start, 1, 7, 0, 0] for start in starts])
 
 
 def _refusal(message_type: type[Any] = RolloutGroup, **changes: Any) -> str:
@@ -122,17 +135,17 @@ def _refusal(message_type: type[Any] = RolloutGroup, **changes: Any) -> str:
         ({"token_ids": np.arange(5)}, "token_ids: dtype <i8, declared <i4"),
         ({"token_ids": np.zeros((5, 1), np.int32)}, r"token_ids: shape \(5, 1\), declared axes \(N\)"),
         ({"logprobs": np.zeros(4, np.float32)}, r"logprobs: shape \(4,\), declared axes \(N\); N is 5 elsewhere"),
-        ({"segments": np.zeros((3, 2), np.int64)}, r"segments: shape \(3, 2\), declared axes \(S, 3\)"),
+        ({"segments": np.zeros((3, 2), np.int64)}, r"segments: shape \(3, 2\), declared axes \(S, 5\)"),
         ({"segment_temperatures": np.ones(2, np.float32)}, "S is 3 elsewhere"),
-        ({"completion_offsets": np.zeros(0, np.int64)}, r"completion_offsets: shape \(0,\), declared axes \(G\+1\)"),
+        ({"sample_offsets": np.zeros(0, np.int64)}, r"sample_offsets: shape \(0,\), declared axes \(B\+1\)"),
         ({"token_ids": [1, 2, 3, 4, 5]}, "instance of ndarray"),
-        ({"completion_offsets": np.array([0, 3, 4])}, "completion_offsets: .* end at 5, got .0, 3, 4."),
-        ({"completion_offsets": np.array([1, 3, 5])}, "completion_offsets: must start at 0"),
-        ({"completion_offsets": np.array([0, 5, 5])}, "completion_offsets: must .* rise strictly"),
+        ({"sample_offsets": np.array([0, 3, 4])}, "sample_offsets: .* end at 5, got .0, 3, 4."),
+        ({"sample_offsets": np.array([1, 3, 5])}, "sample_offsets: must start at 0"),
+        ({"sample_offsets": np.array([0, 5, 5])}, "sample_offsets: must .* rise strictly"),
         ({"completions": ["one"]}, "one per completion, so 2"),
-        ({"finish_reasons": ["stop"] * 3}, "one per completion, so 2"),
-        ({"segments": np.array([[0, 1, 7], [3, 1, 8], [3, 1, 7]])}, "segments: must .* rise strictly"),
-        ({"segments": np.array([[0, 1, 7], [3, 1, 8], [5, 1, 7]])}, "segments: .* stay below 5"),
+        ({"stop_conditions": ["stop"] * 3}, "one per completion, so 2"),
+        ({"segments": _segments(0, 3, 3)}, "segments: must .* rise strictly"),
+        ({"segments": _segments(0, 3, 5)}, "segments: .* stay below 5"),
         ({"ordinal": "twelve"}, "ordinal"),
         ({"purpose": "test"}, "'train' or 'eval'"),
         ({"colour": "red"}, "colour"),
@@ -145,17 +158,17 @@ def test_rollout_group_refuses(changes: dict[str, Any], words: str) -> None:
 
 def test_group_without_segments_is_refused() -> None:
     """Every token belongs to a segment."""
-    none = {"segments": np.zeros((0, 3), np.int64), "segment_temperatures": np.zeros(0, np.float32)}
+    none = {"segments": np.zeros((0, 5), np.int64), "segment_temperatures": np.zeros(0, np.float32)}
     assert "segments: must start at 0" in _refusal(**none)
 
 
 def test_long_offsets_are_held_to_the_same_rule() -> None:
     """The rule for more than 64 offsets, which numpy checks, is that for few."""
-    fields = dict(
-        GROUP_FIELDS,
+    fields = GROUP_FIELDS | dict(
         completions=["a"] * 100,
-        finish_reasons=["stop"] * 100,
-        completion_offsets=np.arange(101) * 2,
+        stop_conditions=["stop"] * 100,
+        **single_turn(np.array([5], np.int32), np.arange(101) * 2, np.array([[0, 1, 7]])),
+        segment_temperatures=np.ones(1, np.float32),
         token_ids=np.zeros(200, np.int32),
         loss_mask=np.ones(200, np.uint8),
         logprobs=np.zeros(200, np.float32),
@@ -163,7 +176,7 @@ def test_long_offsets_are_held_to_the_same_rule() -> None:
     assert RolloutGroup(**fields).num_completions == 100
     equal_neighbours = np.arange(101) * 2
     equal_neighbours[70] = equal_neighbours[69]
-    assert "rise strictly" in _refusal(**fields | {"completion_offsets": equal_neighbours})
+    assert "rise strictly" in _refusal(**fields | {"sample_offsets": equal_neighbours})
 
 
 @pytest.mark.parametrize(

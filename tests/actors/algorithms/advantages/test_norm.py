@@ -155,7 +155,7 @@ def test_a_norm_over_the_batch_compares_groups_of_one() -> None:
 def test_mask_no_eos_with_zero_comes_between_the_rewards_norm_and_that_of_the_advantages() -> None:
     """Rewards 1 and 5 less their mean: −2 and 2, the latter cut off and so 0; three tokens of −2 and one of 0."""
     group = a_group(0, [3, 1]).model_copy(
-        update={"rewards_G": np.array([1.0, 5.0]), "finish_reasons": ["stop", "length"]}
+        update={"rewards_G": np.array([1.0, 5.0]), "stop_conditions": ["stop", "length"]}
     )
     reward = reward_config(std_level="none").model_copy(
         update={"advantage": config("norm", std_level="none"), "mask_no_eos_with_zero": True}

@@ -1,0 +1,142 @@
+"""Message of a training step: the packed batch of a trainer rank.
+
+Axes: B samples, N tokens, M micro-batches, U minibatches, K groups of a step, D dropped ordinals.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from schemas import arrays
+from schemas.messages.base import Frozen, Listed, Message
+
+
+class DroppedOrdinal(Frozen):
+    """Ordinal that will never be trained, with the counted reason."""
+
+    ordinal: int
+    reason: str
+    """Single word, e.g. `poison`, `stale`, `zero_variance`."""
+
+
+class StepBatch(Message):
+    """Share of one trainer rank in one training step, packed, sent by the packer.
+
+    A sample is a prompt with a completion, or with one of a completion's branches. Micro-batch m has samples
+    `micro_batch_offsets[m]:micro_batch_offsets[m+1]`. Sample b has tokens `sample_offsets[b]:sample_offsets[b+1]`; the
+    first `prompt_lengths[b]` are the prompt. Logprobs, advantages, temperatures and versions of prompt tokens are 0, 0,
+    1 and 0; of an environment's tokens behind the prompt, versions are NO_POLICY.
+
+    A minibatch is the data of one optimizer update. Minibatch u has micro-batches
+    `minibatch_offsets[u]:minibatch_offsets[u+1]`, the same number on every rank. Each completion is in one minibatch,
+    its samples may be on several ranks.
+
+        minibatch_offsets [0, 1, 2]       micro_batch_offsets [0, 2, 3]
+        sample_offsets [0, 5, 9, 16]      prompt_lengths [2, 2, 3]
+
+    are two updates: samples of 5 and 4 tokens in the first, a sample of 7 tokens (4 of them sampled) in the second.
+    """
+
+    kind: ClassVar[str] = "step_batch"
+    version: ClassVar[int] = 2
+
+    term: int
+    """Term of the packer; ranks drop batches of older terms (protocol rule P2)."""
+    incarnation: int
+    """Gang that the batch is for; other gangs drop it (protocol rule P19)."""
+    rank: int
+    num_ranks: int
+    step: int
+    drop_reasons: Listed[str]
+    """Reasons that `drops_D` refers to, each once."""
+    drops_D: arrays.Drops_D
+    """Shape (D, 2). Ordinal and index of the reason, for each ordinal dropped since the previous step; recorded in the
+    checkpoint's witness (protocol rule P20). An array, since a fork may drop more than a header holds."""
+    digests: Listed[str]
+    """sha256 of the stored payload of each group, in the order of `ordinals`."""
+    ordinals: arrays.Int64_K
+    """Shape (K,). All groups of the step, on all ranks."""
+    minibatch_offsets: arrays.Offsets_U
+    """Shape (U + 1,). Starts of the minibatches in the M micro-batches, and M."""
+    loss_tokens: arrays.Int64_U
+    """Shape (U,). Number of tokens of the policy loss per minibatch over all ranks, its denominator."""
+    ref_kl_tokens: arrays.Int64_U
+    """Shape (U,). Number of tokens with distillation (`ref_kl_weights`) per minibatch over all ranks."""
+    num_completions: arrays.Int64_U
+    """Shape (U,). Number of completions per minibatch over all ranks."""
+    micro_batch_offsets: arrays.Offsets_M
+    """Shape (M + 1,). Starts of the micro-batches in the B samples, and B. A dummy micro-batch may be empty."""
+    sample_offsets: arrays.Offsets_B
+    """Shape (B + 1,). Starts of the samples in the N tokens, and N."""
+    prompt_lengths: arrays.Int64_B
+    """Shape (B,). Number of prompt tokens of each sample."""
+    sample_ordinals: arrays.Int64_B
+    """Shape (B,). Ordinal of each sample's group."""
+    completions: arrays.Int64_B
+    """Shape (B,). Index of each sample's completion among all completions of the step, in the order of the groups."""
+    sample_prompts: arrays.Int64_B
+    """Shape (B,). Index of each sample's prompt among all prompts of the step. Samples of a micro-batch with the same
+    prompt are neighbours."""
+    sample_shares: arrays.Float32_B
+    """Shape (B,). Share of each sample in the loss tokens of its completion; 1 for a completion's only sample."""
+    rewards: arrays.Float64_B
+    """Shape (B,). Reward of each sample's completion, NaN: unscorable. Used if a KL enters the reward
+    (`group_reward`)."""
+    rl_weights: arrays.Float32_B
+    """Shape (B,). Factor of the policy loss on each sample's tokens."""
+    ref_kl_weights: arrays.Float32_B
+    """Shape (B,). Factor of distillation on each sample's tokens."""
+    token_ids: arrays.Int32_N
+    """Shape (N,). Token ids of all samples, prompts included."""
+    loss_mask: arrays.UInt8_N
+    """Shape (N,). 1 for tokens in the loss, else 0."""
+    logprobs: arrays.Float32_N
+    """Shape (N,). The engine's logprobs."""
+    advantages: arrays.Float32_N
+    """Shape (N,). Advantage of each token."""
+    temperatures: arrays.Float32_N
+    """Shape (N,). Sampling temperature of each token."""
+    versions: arrays.Int32_N
+    """Shape (N,). Policy version that sampled each token."""
+
+    def check(self) -> None:
+        """Check that minibatches cover the micro-batches, micro-batches the samples and samples the tokens.
+
+        Raises:
+            ValueError: names the field.
+        """
+        arrays.check_offsets("sample_offsets", self.sample_offsets, self.token_ids.size)
+        # offsets of micro-batches may repeat, unlike other offsets: dummy micro-batches are empty
+        bounds = self.micro_batch_offsets
+        if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (np.diff(bounds) < 0).any():
+            raise ValueError("micro_batch_offsets: must start at 0, not fall, and end at the number of samples")
+        arrays.check_offsets("minibatch_offsets", self.minibatch_offsets, self.num_micro_batches)
+        if self.drops_D.size and not 0 <= self.drops_D[:, 1].min() <= self.drops_D[:, 1].max() < len(self.drop_reasons):
+            raise ValueError(f"drops_D: an index beyond the {len(self.drop_reasons)} drop_reasons")
+        if len(self.digests) != self.ordinals.size:
+            raise ValueError(f"digests: one per group, so {self.ordinals.size}, got {len(self.digests)}")
+
+    @property
+    def dropped(self) -> list[DroppedOrdinal]:
+        """Ordinals dropped since the previous step, with their reasons."""
+        return [DroppedOrdinal(ordinal=o, reason=self.drop_reasons[i]) for o, i in self.drops_D.tolist()]
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Number of micro-batches M, the same on every rank."""
+        return int(self.micro_batch_offsets.size - 1)
+
+    @property
+    def num_minibatches(self) -> int:
+        """Number of minibatches U, the same on every rank."""
+        return int(self.minibatch_offsets.size - 1)
+
+
+def drop_fields(dropped: Sequence[DroppedOrdinal]) -> dict[str, Any]:
+    """Return the fields `drop_reasons` and `drops_D` of a StepBatch for these drops."""
+    # sorted: a batch is a pure function of its groups
+    reasons = sorted({drop.reason for drop in dropped})
+    drops = [(drop.ordinal, reasons.index(drop.reason)) for drop in dropped]
+    # reshaped, since an array made of an empty list has one axis
+    return {"drop_reasons": reasons, "drops_D": np.array(drops, np.int64).reshape(-1, 2)}

@@ -1,0 +1,302 @@
+"""Messages of groups: completions of one example as sampled, and with rewards and advantages.
+
+Axes: G completions of a group, B samples, Q prompts, P prompt tokens, N tokens, A advantages of tokens, S segments,
+E rewards of an environment, R rewards of turns, F reward functions.
+"""
+
+import json
+from enum import IntEnum
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas import arrays
+from schemas.messages.base import Frozen, Listed, Message, Name
+
+Purpose = Literal["train", "eval"]
+"""Use of a group: training or evaluation."""
+Prompt = str | Listed[dict[str, Any]]
+"""Prompt of an example: text, or a list of chat messages with `role` and `content`."""
+
+SEGMENT_START, SEGMENT_LINEAGE, SEGMENT_VERSION, SEGMENT_ORIGIN, SEGMENT_TURN = range(5)
+"""Column indices of `RolloutGroup.segments`."""
+TURNS, TOOL_CALLS, TOOL_FAILURES = range(3)
+"""Column indices of `RolloutGroup.counts`."""
+NO_POLICY = -1
+"""Lineage and version of tokens that no policy has sampled."""
+TRUNCATED = frozenset({"length", "max_total_tokens", "context_full", "timeout"})
+"""Stop conditions of completions that ran out of tokens or time."""
+
+
+class Origin(IntEnum):
+    """Source of a segment's tokens."""
+
+    MODEL = 0
+    """Sampled by a policy."""
+    ENVIRONMENT = 1
+    """From the environment or the caller: messages, tool results, and the template around them."""
+    BOUNDARY = 2
+    """Added to close a turn that was cut off."""
+
+
+class PolicyVersion(Frozen):
+    """Identity of a policy's weights, written `lineage.version`.
+
+    Version v is the policy after v training steps. Each start of the trainer is a new lineage: after a restart from
+    step 36, version 41 differs from version 41 of the earlier lineage.
+    """
+
+    lineage: int
+    """Number of the trainer's start: 1, 2, …"""
+    version: int
+    """Number of training steps; 0: the initial model."""
+
+    def __str__(self) -> str:
+        # also the name of the version's directory, by which `bus.run_folder` knows what it may remove
+        return f"{self.lineage}.{self.version}"
+
+
+class RolloutGroup(Message):
+    """Completions of one example as sampled, sent by a rollout actor to a reward actor.
+
+    A completion is one attempt at the example, a trajectory: of a single turn, or of several turns with an environment.
+    A sample is a row of tokens that is trained. A completion has one sample; it has several if its conversation has
+    branches. Each sampled token is in the loss of exactly one sample.
+
+    A sample's tokens consist of segments: tokens in a row sampled by one policy at one temperature, or tokens of the
+    environment. Two completions of a single turn, of 3 and 2 tokens, the first interrupted after its second token by an
+    update from version 7 to 8:
+
+        sample_offsets [0, 3, 5]   sample_completions [0, 1]   sample_prompts [0, 0]   prompt_offsets [0, P]
+        segments [[0, 1, 7, 0, 0], [2, 1, 8, 0, 0], [3, 1, 7, 0, 0]]      (start, lineage, version, origin, turn)
+    """
+
+    kind: ClassVar[str] = "rollout_group"
+    version: ClassVar[int] = 2
+    texts: ClassVar[tuple[str, ...]] = ("prompt", "completions", "transcripts")
+
+    sender: Name
+    """Name of the rollout actor."""
+    ordinal: int
+    attempt: int
+    purpose: Purpose
+    environment: str
+    """Label of the environment."""
+    example_key: str
+    """Digest of environment and prompt."""
+    prompt: Prompt
+    columns: dict[str, Any]
+    """Further columns of the example, for reward functions."""
+    completions: Listed[str]
+    """Texts of the G completions: of each, the model's last answer."""
+    transcripts: Listed[str] = []
+    """Conversation of each completion as JSON: [messages of the prompt, messages behind the prompt]. Empty without an
+    environment: the completion is then the only message."""
+    stop_conditions: Listed[str]
+    """Reason of each completion's end: `stop`, or `length` if cut off at `rollout.max_tokens`; with an environment an
+    element of `actors.trajectories.recorder.Stop`."""
+    failures: Listed[str] = []
+    """Error of each completion whose environment failed, which is unscorable; empty texts for the others. Empty: none
+    failed."""
+    prompt_ids: arrays.Int32_P
+    """Shape (P,). Token ids of the Q prompts, one after the other. Completions of a single turn share one prompt."""
+    prompt_offsets: arrays.Offsets_Q
+    """Shape (Q + 1,). Starts of the prompts in the P tokens, and P."""
+    sample_offsets: arrays.Offsets_B
+    """Shape (B + 1,). Starts of the samples in the N tokens, and N."""
+    sample_completions: arrays.Int64_B
+    """Shape (B,). Completion of each sample; does not fall, and names each completion."""
+    sample_prompts: arrays.Int64_B
+    """Shape (B,). Prompt of each sample."""
+    token_ids: arrays.Int32_N
+    """Shape (N,). Token ids of all samples, one after the other, without prompts."""
+    loss_mask: arrays.UInt8_N
+    """Shape (N,). 1 for tokens in the loss, else 0."""
+    logprobs: arrays.Float32_N
+    """Shape (N,). The engine's logprobs, of the distribution at the token's temperature; 0 for tokens not sampled."""
+    segments: arrays.Segments_S
+    """Shape (S, 5). Start in the N tokens, lineage, version, `Origin` and turn of each segment. Lineage and version are
+    NO_POLICY for tokens not sampled."""
+    segment_temperatures: arrays.Float32_S
+    """Shape (S,). Sampling temperature of each segment; 1 for tokens not sampled."""
+    counts: arrays.Counts_G
+    """Shape (G, 3). Turns, tool calls and failed tool calls of each completion."""
+    environment_reward_names: Listed[str] = []
+    """Names of the E rewards that the environment gives."""
+    environment_rewards_EG: arrays.Float64_EG
+    """Shape (E, G). Rewards by the environment; NaN: none."""
+    turn_rewards: arrays.Float64_R = np.zeros((0, 3))
+    """Shape (R, 3). Completion, turn and reward of each turn that the environment rewarded."""
+
+    def check(self) -> None:
+        """Check that offsets and segments cover all tokens, and that samples, texts and conditions fit together.
+
+        Raises:
+            ValueError: names the field.
+        """
+        num_tokens, num_completions = len(self.token_ids), self.num_completions
+        arrays.check_offsets("sample_offsets", self.sample_offsets, num_tokens)
+        prompts = self.prompt_offsets
+        if prompts[0] != 0 or prompts[-1] != len(self.prompt_ids) or (prompts[1:] < prompts[:-1]).any():
+            raise ValueError(f"prompt_offsets: must start at 0, not fall, and end at {len(self.prompt_ids)}")
+        if not len(self.completions) == len(self.stop_conditions) == num_completions:
+            raise ValueError(f"completions, stop_conditions: one per completion, so {num_completions}")
+        for name in ("transcripts", "failures"):
+            if len(getattr(self, name)) not in (0, num_completions):
+                raise ValueError(f"{name}: one per completion, so {num_completions}, or none")
+        if len(self.environment_reward_names) != len(self.environment_rewards_EG):
+            raise ValueError(f"environment_reward_names: {len(self.environment_rewards_EG)} rewards have names")
+        owners, of_samples = self.sample_completions.tolist(), self.sample_prompts.tolist()
+        if sorted(owners) != owners or set(owners) != set(range(num_completions)):
+            raise ValueError(f"sample_completions: must name each of {num_completions} completions, and not fall")
+        if not 0 <= min(of_samples) <= max(of_samples) < len(prompts) - 1:
+            raise ValueError(f"sample_prompts: there are {len(prompts) - 1} prompts")
+        arrays.check_starts("segments", self.segments[:, SEGMENT_START], num_tokens)
+        places = self.turn_rewards[:, 0]
+        if places.size and not 0 <= places.min() <= places.max() < num_completions:
+            raise ValueError(f"turn_rewards: there are {num_completions} completions")
+        if not self.is_sampled_whole and self.loss_mask[~self.sampled_N].any():
+            raise ValueError("loss_mask: a token that no policy has sampled is in the loss")
+
+    @property
+    def num_completions(self) -> int:
+        """Number of completions, G."""
+        return len(self.counts)
+
+    @property
+    def completion_offsets(self) -> NDArray[np.int64]:
+        """Shape (G + 1,). Starts of the completions in the N tokens, and N."""
+        if len(self.sample_completions) == self.num_completions:
+            return self.sample_offsets
+        firsts = np.searchsorted(self.sample_completions, np.arange(self.num_completions + 1))
+        return self.sample_offsets[firsts]
+
+    @property
+    def num_tokens_G(self) -> NDArray[np.int64]:
+        """Shape (G,). Number of tokens of each completion in all of its samples, those of the environment included."""
+        offsets = self.completion_offsets
+        # not np.diff, which takes ten times as long
+        return offsets[1:] - offsets[:-1]
+
+    @property
+    def lengths_G(self) -> NDArray[np.int64]:
+        """Shape (G,). Number of sampled tokens of each completion."""
+        if self.is_sampled_whole:
+            return self.num_tokens_G
+        # reduceat would give an empty completion the next one's value, but no completion is empty
+        return np.add.reduceat(self.sampled_N, self.completion_offsets[:-1], dtype=np.int64)
+
+    @property
+    def is_sampled_whole(self) -> bool:
+        """True if policies have sampled all of the N tokens."""
+        return not self.segments[:, SEGMENT_ORIGIN].any()
+
+    @property
+    def sampled_N(self) -> NDArray[np.bool_]:
+        """Shape (N,). Mask of the tokens sampled by a policy."""
+        return self.per_token(self.segments[:, SEGMENT_ORIGIN] == Origin.MODEL)
+
+    @property
+    def policies(self) -> set[tuple[int, int]]:
+        """Policies (lineage, version) that sampled the tokens."""
+        sampled = self.segments[self.segments[:, SEGMENT_ORIGIN] == Origin.MODEL]
+        return {(lineage, version) for _, lineage, version, *_ in sampled.tolist()}
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of the oldest sampled token. The lag of the group in step k is k − 1 − oldest_version (P4)."""
+        return min(version for _, version in self.policies)
+
+    @property
+    def truncated_G(self) -> NDArray[np.bool_]:
+        """Shape (G,). Mask of the completions that ran out of tokens or time."""
+        return np.array([condition in TRUNCATED for condition in self.stop_conditions], np.bool_)
+
+    @property
+    def longest_sample(self) -> int:
+        """Number of tokens of the longest sample, prompt included."""
+        prompts = (self.prompt_offsets[1:] - self.prompt_offsets[:-1])[self.sample_prompts]
+        return int((prompts + self.sample_offsets[1:] - self.sample_offsets[:-1]).max())
+
+    def transcript(self, completion: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the messages of a completion's prompt, and those behind the prompt; only with an environment."""
+        prompt, behind = json.loads(self.transcripts[completion])
+        return prompt, behind
+
+    def per_token(self, per_segment: NDArray[Any]) -> NDArray[Any]:
+        """Return per token the value of its segment, (S,) → (N,)."""
+        starts = self.segments[:, SEGMENT_START]
+        return np.repeat(per_segment, np.diff(starts, append=self.token_ids.size))
+
+
+def single_turn(
+    prompt_ids: NDArray[np.int32], offsets: NDArray[np.int64], segments: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    """Return the fields of a `RolloutGroup` that say which token belongs where, for completions of a single turn.
+
+    Args:
+        prompt_ids: prompt of all completions, (P,).
+        offsets: starts of the completions in the N tokens, and N, (G + 1,).
+        segments: start, lineage and version of each segment, (S, 3).
+    """
+    size = len(offsets) - 1
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_offsets": np.array([0, len(prompt_ids)], np.int64),
+        "sample_offsets": offsets,
+        "sample_completions": np.arange(size),
+        "sample_prompts": np.zeros(size, np.int64),
+        "segments": np.pad(segments, ((0, 0), (0, 2))),
+        "counts": np.tile(np.array([1, 0, 0], np.int64), (size, 1)),
+        "environment_rewards_EG": np.zeros((0, size)),
+    }
+
+
+class ScoredGroup(RolloutGroup):
+    """Group with rewards and advantages, sent by a reward actor to the packer."""
+
+    kind: ClassVar[str] = "scored_group"
+    version: ClassVar[int] = 2
+
+    scorer: Name
+    """Name of the reward actor."""
+    reward_names: Listed[str]
+    """Names of the F reward functions."""
+    rewards_FG: arrays.Float64_FG
+    """Shape (F, G). Value per function and completion; NaN: None was returned (not applicable)."""
+    rewards_G: arrays.Float64_G
+    """Shape (G,). Reward: weighted sum over applicable functions, then shaped; NaN: none applied (unscorable)."""
+    advantages_G: arrays.Float32_G
+    """Shape (G,). Advantage of all tokens of a completion, or their mean if `token_advantages` is set. Advantages of
+    level `step` are provisional here: the packer computes them over all groups of a step."""
+    token_advantages: arrays.Float32_A = np.zeros(0, np.float32)
+    """Shape (A,). Advantage per token with A = N if advantages differ within a completion; else empty, A = 0."""
+
+    def check(self) -> None:
+        """Check counts of names and advantages, and that rewards are not infinite and advantages are finite.
+
+        Raises:
+            ValueError: names the field.
+        """
+        super().check()
+        if len(self.reward_names) != self.rewards_FG.shape[0]:
+            raise ValueError(f"reward_names: {len(self.reward_names)} names for {self.rewards_FG.shape[0]} functions")
+        if self.advantages_G.shape[0] != self.num_completions:
+            raise ValueError(f"advantages_G: {self.advantages_G.shape[0]} for {self.num_completions} completions")
+        if self.token_advantages.size not in (0, self.token_ids.size):
+            raise ValueError(f"token_advantages: {self.token_advantages.size} for {self.token_ids.size} tokens")
+        finite = np.isfinite(self.advantages_G).all() and np.isfinite(self.token_advantages).all()
+        # a NaN reward means unscorable and is allowed
+        if np.isinf(self.rewards_G).any() or not finite:
+            raise ValueError("rewards_G, advantages_G: a value is infinite or an advantage is NaN")
+
+    @property
+    def advantages(self) -> NDArray[np.float32]:
+        """Advantages (N,) per token if set, else (G,) per completion."""
+        return self.token_advantages if self.token_advantages.size else self.advantages_G
+
+    @property
+    def advantages_N(self) -> NDArray[np.float32]:
+        """Shape (N,). Advantage of each token."""
+        return self.token_advantages if self.token_advantages.size else np.repeat(self.advantages_G, self.num_tokens_G)
