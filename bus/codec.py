@@ -13,7 +13,7 @@ import itertools
 import re
 import reprlib
 import threading
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import msgpack
@@ -67,12 +67,17 @@ def encode(message: Message) -> list[bytes | memoryview]:
     return frames
 
 
-def decode(frames: Sequence[Frame], header_bytes: int | None = None) -> Message:
+def decode(
+    frames: Sequence[Frame],
+    header_bytes: int | None = None,
+    kinds: Mapping[str, type[Message]] = MESSAGE_TYPES,
+) -> Message:
     """Return the message in received frames.
 
     Args:
         frames: all frames of a message, in order.
         header_bytes: most bytes of frame 0; default: the limit of the data plane.
+        kinds: types of messages by kind; default: those of the bus.
 
     Raises:
         DecodeError: the frames are no valid message. No other exception leaves this function.
@@ -81,7 +86,7 @@ def decode(frames: Sequence[Frame], header_bytes: int | None = None) -> Message:
     size = num_bytes(frames)
     if size > limits.MESSAGE_BYTES:
         raise DecodeError("oversize", f"{size} bytes, at most {limits.MESSAGE_BYTES} are allowed")
-    message_type, header = _open_header(frames, header_bytes or limits.DATA_HEADER_BYTES)
+    message_type, header = _open_header(frames, header_bytes or limits.DATA_HEADER_BYTES, kinds)
     end = 1 + len(message_type.layout.specs)
     # without the frame of texts; any other surplus frame stays in, and is refused by `layout.open`
     arrays = frames[1:end] if message_type.texts and len(frames) == end + 1 else frames[1:]
@@ -271,7 +276,9 @@ def _unpacked(frame: Frame) -> Any:
     return opened
 
 
-def _open_header(frames: Sequence[Frame], header_bytes: int) -> tuple[type[Message], dict[str, Any]]:
+def _open_header(
+    frames: Sequence[Frame], header_bytes: int, kinds: Mapping[str, type[Message]]
+) -> tuple[type[Message], dict[str, Any]]:
     if not 1 <= len(frames) <= limits.FRAMES:
         raise DecodeError("malformed", f"{len(frames)} frames, 1 to {limits.FRAMES} are allowed")
     if len(frames[0]) > header_bytes:
@@ -284,7 +291,7 @@ def _open_header(frames: Sequence[Frame], header_bytes: int) -> tuple[type[Messa
         raise DecodeError("malformed", "frame 0 is not [kind, version, header]")
     kind, version, header = opened
     # a list as the kind has no hash, so asking the table would raise TypeError
-    message_type = MESSAGE_TYPES.get(kind) if isinstance(kind, str) else None
+    message_type = kinds.get(kind) if isinstance(kind, str) else None
     if message_type is None:
         # shortened: a peer decides about the length of the text
         raise DecodeError("unknown_kind", reprlib.repr(kind))

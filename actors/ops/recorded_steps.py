@@ -8,11 +8,11 @@ from typing import Any
 from actors.algorithms.batches import batches_of_step
 from actors.learner.checkpoints import CheckpointFolder
 from actors.ledger import LedgerReader
+from actors.ledger.stored_groups import stored_group
 from actors.telemetry.reporter import read_lines
-from bus import codec
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
-from schemas.messages import ScoredGroup, StepBatch, drop_fields
+from schemas.messages import StepBatch, drop_fields
 
 
 def recorded_line(config: RunConfig, step: int) -> dict[str, Any]:
@@ -83,9 +83,7 @@ class RecordedSteps:
                     raise ConfigError(
                         f"{self._ledger.path}: the group of ordinal {ordinal} is not the one that step {step.step} had"
                     )
-                group = codec.decode(frames)
-                assert isinstance(group, ScoredGroup)
-                groups.append(group)
+                groups.append(stored_group(frames))
             yield batches_of_step(
                 groups,
                 self._config,

@@ -1,8 +1,7 @@
 """Scored groups in memory: a cache of the ledger's payloads, by ordinal."""
 
 from actors.ledger import Machine, Store
-from bus import codec
-from schemas.errors import ProtocolError
+from actors.ledger.stored_groups import stored_group
 from schemas.messages import ScoredGroup
 
 
@@ -28,10 +27,7 @@ class Payloads:
             ProtocolError: the ledger's payload is of another kind.
         """
         if ordinal not in self._by_ordinal:
-            message = codec.decode(self._store.payloads([ordinal])[0])
-            if not isinstance(message, ScoredGroup):
-                raise ProtocolError(f"the ledger's payload of ordinal {ordinal} is a {message.kind}")
-            self._by_ordinal[ordinal] = message
+            self._by_ordinal[ordinal] = stored_group(self._store.payloads([ordinal])[0])
         return self._by_ordinal[ordinal]
 
     def forget_trained(self, machine: Machine, at_least: int) -> None:
