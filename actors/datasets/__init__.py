@@ -8,10 +8,12 @@ Packer and rollout actors build equal datasets from the configuration, so a tick
 from actors.datasets.base import Dataset, Example
 from actors.datasets.generated import Arithmetic, ReverseText
 from actors.datasets.jsonl import Jsonl
-from schemas.config.data import ArithmeticConfig, DatasetConfig, ReverseTextConfig, Split
+from actors.datasets.numbered import Numbered
+from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig, Split
+from schemas.config.environments import EnvironmentConfig, PythonConfig
 
 
-def make_dataset(config: DatasetConfig, split: Split, seed: int, check: bool = True) -> Dataset:
+def make_dataset(config: EnvironmentConfig, split: Split, seed: int, check: bool = True) -> Dataset:
     """Make the dataset of one split of an environment; equal arguments give equal examples in every process.
 
     Args:
@@ -27,7 +29,11 @@ def make_dataset(config: DatasetConfig, split: Split, seed: int, check: bool = T
         return ReverseText(config, split, seed)
     if isinstance(config, ArithmeticConfig):
         return Arithmetic(config, split, seed)
-    return Jsonl(config, split, check)
+    if isinstance(config, JsonlConfig):
+        return Jsonl(config, split, check)
+    if isinstance(config, PythonConfig) and config.rows is not None:
+        return Jsonl(config.as_jsonl(config.rows), split, check, of_environment=True)
+    return Numbered(split, config.num_examples if split == "train" else None)
 
 
 __all__ = ["Dataset", "Example", "make_dataset"]

@@ -17,14 +17,18 @@ class Example:
     """Text, or a list of messages."""
     columns: dict[str, Any]
     """Columns of the row besides the prompt; reward functions receive them."""
+    is_known_by_columns: bool = False
+    """True if columns say which example it is, because an environment makes the prompt."""
 
     def key(self, environment: str) -> str:
         """Return the key of the content: sha256 over the environment's name and the prompt, first 16 hex digits.
 
-        Columns are not part of the key, so a corrected answer does not change an example's key.
+        Columns are not part of the key, so a corrected answer does not change an example's key; unless an environment
+        makes the prompt of them.
         """
+        content = [environment, self.prompt, self.columns] if self.is_known_by_columns else [environment, self.prompt]
         # sort_keys: the order of a message's fields must not matter
-        return hashlib.sha256(json.dumps([environment, self.prompt], sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def why_not_sendable(example: Example) -> str:

@@ -6,10 +6,10 @@ A ticket names an example by its number, so changed or removed rows make another
 from collections.abc import Mapping
 from typing import Any
 
+from actors.datasets import make_dataset
 from actors.datasets.base import Dataset
 from actors.datasets.jsonl import Jsonl
 from schemas.config import RunConfig
-from schemas.config.data import JsonlConfig
 
 Identity = dict[str, Any]
 """`rows` (a number) and `digest` (sha256, hex) of a data file."""
@@ -21,9 +21,9 @@ def data_files(config: RunConfig) -> dict[str, Dataset]:
     Raises:
         ConfigError: a file can't be read or has no rows.
     """
-    files = [one for one in config.environments if isinstance(one, JsonlConfig)]
+    files = [one for one in config.environments if "train" in one.files]
     # unchecked: neither number nor digest needs parsed rows
-    return {one.label: Jsonl(one, "train", check=False) for one in files}
+    return {one.label: make_dataset(one, "train", config.seed, check=False) for one in files}
 
 
 def identities(datasets: Mapping[str, Dataset]) -> dict[str, Identity]:
@@ -47,7 +47,7 @@ def data_changes(before: Mapping[str, Identity], datasets: Mapping[str, Dataset]
         known = before.get(label)
         if known is None or not isinstance(dataset, Jsonl) or dataset.path is None:
             continue
-        rows, what = dataset.num_examples or 0, f"environments[].path: {dataset.path}"
+        rows, what = dataset.num_examples or 0, f"environments[].{dataset.key}: {dataset.path}"
         # the digest over the first rows alone: rows added at the end do not change it
         if rows >= known["rows"] and dataset.digest(known["rows"]) == known["digest"]:
             if rows > known["rows"]:

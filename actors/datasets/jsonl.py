@@ -25,15 +25,18 @@ class Jsonl:
         config: path and columns.
         split: `train` or `eval`.
         check: parse and check every row now.
+        of_environment: the rows are of an environment, which may make prompts of its own.
 
     Raises:
         ConfigError: the file can't be read or has no rows, or (with `check`) a row is not a JSON object with a prompt
             in the prompt column; the message names file and line.
     """
 
-    def __init__(self, config: JsonlConfig, split: Split, check: bool = True) -> None:
-        self._config, self._check = config, check
-        self._key = "path" if split == "train" else "eval_path"
+    def __init__(self, config: JsonlConfig, split: Split, check: bool = True, *, of_environment: bool = False) -> None:
+        self._config, self._check, self._of_environment = config, check, of_environment
+        self.key = "path" if split == "train" else "eval_path"
+        if of_environment:
+            self.key = self.key.replace("path", "rows")
         given = config.path if split == "train" else config.eval_path
         self.path = Path(given) if given else None
         # 8 bytes a row; a list of integers takes 36
@@ -88,24 +91,28 @@ class Jsonl:
                     self._offsets.append(position)
                 position += len(line)
         except OSError as error:
-            raise ConfigError(f"environments[].{self._key}: {path} can't be read: {error.strerror}") from None
+            raise ConfigError(f"environments[].{self.key}: {path} can't be read: {error.strerror}") from None
         if not self._offsets:
-            raise ConfigError(f"environments[].{self._key}: {path} has no rows")
+            raise ConfigError(f"environments[].{self.key}: {path} has no rows")
         # the end of the file, where the last row ends
         self._offsets.append(position)
 
     def _example(self, line: bytes, place: str) -> Example:
-        where, column = f"environments[].{self._key}: {self.path}, {place}", self._config.prompt_column
+        where, column = f"environments[].{self.key}: {self.path}, {place}", self._config.prompt_column
         try:
             row = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{where}: not JSON: {error}") from None
+        if self._of_environment and isinstance(row, dict):
+            row.setdefault(column, "")
         if not isinstance(row, dict) or column not in row:
             found = f"its columns are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
             raise ConfigError(f"{where}: no column {column!r} (prompt_column); {found}")
         value: Any = row.pop(column)
         system = [{"role": "system", "content": self._config.system_prompt}] if self._config.system_prompt else []
         prompt: Prompt
+        if value == "" and self._of_environment:
+            return Example(system or "", row, is_known_by_columns=True)
         if isinstance(value, str):
             # plain text stays text for models without a chat template; a system prompt or `chat` makes it a message
             prompt = [*system, {"role": "user", "content": value}] if system or self._config.chat else value

@@ -15,7 +15,7 @@ from actors.ops.functions import call_findings, function_problems, missing_colum
 from actors.ops.places import folder_problems, key_problems, room_problems
 from actors.ops.requirements import not_installed
 from schemas.config import RunConfig
-from schemas.config.data import JsonlConfig, Split
+from schemas.config.data import Split
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,10 +73,8 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
 def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
     """Yield the data files, each with its key."""
     for environment in config.environments:
-        if isinstance(environment, JsonlConfig):
-            yield "environments[].path", Path(environment.path)
-            if environment.eval_path:
-                yield "environments[].eval_path", Path(environment.eval_path)
+        for key, path in environment.files.values():
+            yield f"environments[].{key}", Path(path)
     if config.trainer.sft is not None:
         yield "trainer.sft.path", Path(config.trainer.sft.path)
 
@@ -132,20 +130,22 @@ def _rows(config: RunConfig, tables: Tables) -> Iterator[str]:
         config: configuration of the run.
         tables: filled with the files read, so that later checks need not read them again.
     """
-    files = [environment for environment in config.environments if isinstance(environment, JsonlConfig)]
-    if not files:
+    with_files = [environment for environment in config.environments if environment.files]
+    if not with_files:
         return
-    from actors.datasets.jsonl import Jsonl  # imported here, since it loads numpy
+    from actors.datasets import make_dataset  # imported here, since it loads numpy
+    from actors.datasets.jsonl import Jsonl
 
-    for environment, split in itertools.product(files, get_args(Split)):
-        file = environment.path if split == "train" else environment.eval_path
-        if file and not Path(file).exists():
+    for environment, split in itertools.product(with_files, get_args(Split)):
+        if split in environment.files and not Path(environment.files[split][1]).exists():
             continue  # reported as a missing file
         try:
-            rows = tables[environment.label, split] = Jsonl(environment, split)
+            rows = make_dataset(environment, split, config.seed)
         except ConfigError as error:
             yield from error.problems
             continue
+        assert isinstance(rows, Jsonl)
+        tables[environment.label, split] = rows
         if rows.num_examples and (split == "train" or config.eval.num_prompts):
             yield from missing_columns(config, split, rows)
 
@@ -155,7 +155,7 @@ def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
     for (_, split), rows in tables.items():
         if not rows.num_examples or (split == "eval" and not config.eval.num_prompts):
             continue
-        key = "environments[].path" if split == "train" else "environments[].eval_path"
+        key = f"environments[].{rows.key}"
         yield from column_findings(config, rows, key)
         yield from prompt_findings(config, rows, key)
         wanted = config.packer.groups_per_step

@@ -1,14 +1,16 @@
-"""One episode: an environment and the model, turn by turn, until one of them ends it. Not part of a group yet.
+"""One episode: an environment and the model, turn by turn, until one of them ends it.
 
 Consumes an example's row and the calls of an environment (`actors.environments.pool.EpisodeCalls`). Emits a
 `Trajectory`: exact tokens, messages, rewards of turns and of the whole, and why it ended. Each wait is a call with a
 limit of its own. No failure becomes a reward: it is raised, and the attempt decides.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.environments.errors import EpisodeError
 from actors.trajectories.bridges import Message
 from actors.trajectories.recorder import Recorder, Stop, TrajectoryOverError
 from actors.trajectories.tree import TrajectoryTree
@@ -45,22 +47,38 @@ class Episode(Protocol):
 
 @dataclass
 class Trajectory:
-    """One attempt at an example."""
+    """One attempt at an example. Filled turn by turn, so that nothing of a turn is lost if a later one fails."""
 
-    tree: TrajectoryTree
-    messages: list[Message]
+    recorder: Recorder
+    messages: list[Message] = field(default_factory=list)
     """The conversation; of an environment that drives, the longest one."""
-    stop: Stop
+    num_prompt: int = 0
+    """Messages in front of the model's first answer."""
+    stop: Stop = "done"
     turn_rewards: list[tuple[int, float]] = field(default_factory=list)
     """Turn and reward, where the environment gave one."""
     rewards: Rewards = field(default_factory=dict)
     """The environment's own, by name."""
-    num_calls: int = 0
     num_tool_failures: int = 0
-    num_malformed: int = 0
+    failure: str = ""
+    """Why the environment failed; empty if it did not."""
+
+    @property
+    def tree(self) -> TrajectoryTree:
+        """Tokens of all turns."""
+        return self.recorder.tree
 
 
-async def play(episode: Episode, recorder: Recorder, prompt: Prompt, row: Json) -> Trajectory:
+async def play(
+    episode: Episode,
+    recorder: Recorder,
+    prompt: Prompt,
+    row: Json,
+    *,
+    seed: int = 0,
+    seconds: float | None = None,
+    keeps_failed: bool = False,
+) -> Trajectory:
     """Play an episode to its end.
 
     Args:
@@ -68,69 +86,82 @@ async def play(episode: Episode, recorder: Recorder, prompt: Prompt, row: Json) 
         recorder: the model, with the limits.
         prompt: the example's; the environment's first messages follow it.
         row: further columns of the example.
+        seed: of the environment; the same for all attempts at an example.
+        seconds: later the trajectory ends as `timeout`, with the turns that it has; None: never.
+        keeps_failed: return a trajectory with turns whose environment has failed, as `failed`.
 
     Raises:
-        EpisodeError: the environment fails.
+        EpisodeError: the environment fails, or there is no turn at the end.
         BridgeError: the chat template can't render the environment's messages.
     """
+    trajectory = Trajectory(recorder)
+    drive = _driven if episode.is_driving else _stepped
     try:
-        return await (_driven if episode.is_driving else _stepped)(episode, recorder, prompt, row)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await drive(trajectory, episode, prompt, row, seed)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            trajectory.stop = "timeout"
+        if not recorder.tree.num_turns:
+            raise _without_a_turn(trajectory.stop, seconds)
+        if not episode.is_driving:
+            trajectory.rewards = await episode.score()
+    except EpisodeError as error:
+        if not (keeps_failed and recorder.tree.num_turns):
+            raise
+        trajectory.stop, trajectory.failure = "failed", f"{error.cause}: {error}"
     finally:
         # tasks that the environment has left behind change nothing any more
         recorder.close()
+    return trajectory
 
 
-async def _stepped(episode: Episode, recorder: Recorder, prompt: Prompt, row: Json) -> Trajectory:
+def _without_a_turn(stop: Stop, seconds: float | None) -> EpisodeError:
+    if stop == "timeout":
+        return EpisodeError("env_timeout", f"no turn within {seconds:g} s (trajectory_timeout)")
+    return EpisodeError("env_reset", f"the episode ended without a turn of the model ({stop})")
+
+
+async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row: Json, seed: int) -> None:
     """Show the environment each answer until one of both ends."""
+    recorder = trajectory.recorder
     # TRL's environments get the prompt as a column too
-    opening = await episode.reset(row | {"prompt": prompt}, recorder.seed)
+    opening = await episode.reset(row | {"prompt": prompt}, seed)
     tools = opening["tools"] or None
     messages = opened(prompt, [recorder.cut(message) for message in opening["messages"]])
-    turn_rewards: list[tuple[int, float]] = []
-    num_tool_failures = 0
-    stop: Stop | None = None
-    while stop is None:
+    trajectory.messages, trajectory.num_prompt = messages, len(messages)
+    while True:
         try:
             message = await recorder.ask(messages, tools)
         except TrajectoryOverError as over:
-            stop = over.stop
-            break
+            trajectory.stop = over.stop
+            return
         messages.append(message)
         if recorder.cut_off:
             # half a message is no move: a bridge behind it would show the model an answer that it never gave
-            stop = "length"
-            break
+            trajectory.stop = "length"
+            return
         turn = await episode.step(message)
         if turn["reward"] is not None:
-            turn_rewards.append((recorder.tree.num_turns - 1, turn["reward"]))
-        num_tool_failures += len(turn["tool_failures"])
+            trajectory.turn_rewards.append((recorder.tree.num_turns - 1, turn["reward"]))
+        trajectory.num_tool_failures += len(turn["tool_failures"])
         messages += turn["messages"]
-        if turn["done"]:
-            stop = "env_truncated" if turn["truncated"] else "done"
-        elif not turn["messages"]:
-            # nothing new to answer
-            stop = "done"
-    rewards = await episode.score()
-    return Trajectory(
-        recorder.tree,
-        messages,
-        stop,
-        turn_rewards,
-        rewards,
-        recorder.num_calls,
-        num_tool_failures,
-        recorder.num_malformed,
-    )
+        # without messages there is nothing new to answer
+        if turn["done"] or not turn["messages"]:
+            trajectory.stop = "env_truncated" if turn["truncated"] else "done"
+            return
 
 
-async def _driven(episode: Episode, recorder: Recorder, prompt: Prompt, row: Json) -> Trajectory:
+async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row: Json, seed: int) -> None:
     """Let an environment ask for samples until it returns."""
-    longest: list[Message] = []
+    recorder = trajectory.recorder
     over: list[Stop] = []
     is_cut = False
 
     async def answer(messages: list[Message], options: Json) -> Message:
-        nonlocal longest, is_cut
+        nonlocal is_cut
         if unknown := sorted(options.keys() - {"tools", "max_tokens", "stop"}):
             raise ValueError(f"{unknown[0]}: is no option of a sample; tools, max_tokens and stop are")
         stops = options.get("stop") or ()
@@ -141,21 +172,20 @@ async def _driven(episode: Episode, recorder: Recorder, prompt: Prompt, row: Jso
         except TrajectoryOverError as error:
             over.append(error.stop)
             raise
-        if len(messages) >= len(longest):
+        if len(messages) >= len(trajectory.messages):
             # nothing else has run since the turn came
-            longest, is_cut = [*messages, message], recorder.cut_off
+            trajectory.messages, is_cut = [*messages, message], recorder.cut_off
+            roles = [one.get("role") for one in trajectory.messages]
+            trajectory.num_prompt = roles.index("assistant")
         return message
 
-    rewards = await episode.run(row | {"prompt": prompt}, recorder.seed, answer)
-    stop: Stop = over[0] if over else "length" if is_cut else "done"
-    return Trajectory(
-        recorder.tree,
-        longest,
-        stop,
-        rewards=rewards,
-        num_calls=recorder.num_calls,
-        num_malformed=recorder.num_malformed,
-    )
+    try:
+        trajectory.rewards = await episode.run(row | {"prompt": prompt}, seed, answer)
+    except EpisodeError:
+        # an environment that gives up because a limit of ours is reached has not failed; it has given no reward
+        if not over:
+            raise
+    trajectory.stop = over[0] if over else "length" if is_cut else "done"
 
 
 def opened(prompt: Prompt, messages: Sequence[Message]) -> list[Message]:

@@ -16,9 +16,10 @@ from actors.trajectories.bridges import Message
 from actors.trajectories.chat import Chat, assistant_message
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
 
-Stop = Literal["done", "env_truncated", "length", "max_turns", "max_total_tokens", "context_full"]
+Stop = Literal["done", "env_truncated", "length", "max_turns", "max_total_tokens", "context_full", "timeout", "failed"]
 """Why a trajectory ended: the environment was done, or ran out of its own turns; the model's turn was cut off at its
-limit; or a limit of ours was reached before the next turn."""
+limit; a limit of ours was reached before the next turn; the time of a trajectory was over; or the environment failed.
+"""
 
 
 class TrajectoryOverError(Exception):

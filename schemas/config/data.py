@@ -1,6 +1,6 @@
 """Keys of the data: environments, reward functions, evaluation."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,11 @@ class DatasetBase(Section):
     def label(self) -> str:
         """Name of the environment in metrics and errors: `name`, or the type if `name` is empty."""
         return self.name or str(self.__dict__["type"])
+
+    @property
+    def files(self) -> dict[Split, tuple[str, str]]:
+        """Files with rows by split: the key, and the path."""
+        return {}
 
 
 class ReverseTextConfig(DatasetBase):
@@ -81,8 +86,11 @@ class JsonlConfig(DatasetBase):
     chat: bool = False
     """Conversion of text prompts to a user message, so that the model's chat template applies."""
 
-
-DatasetConfig = Annotated[ReverseTextConfig | ArithmeticConfig | JsonlConfig, Field(discriminator="type")]
+    @property
+    def files(self) -> dict[Split, tuple[str, str]]:
+        """Files with rows by split: the key, and the path."""
+        found: dict[Split, tuple[str, str]] = {"train": ("path", self.path)}
+        return found | ({"eval": ("eval_path", self.eval_path)} if self.eval_path else {})
 
 
 class ShapingConfig(Section):

@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from schemas.config.advantages import CustomAdvantageConfig
+from schemas.config.environments import EnvironmentBase, PythonConfig
 from schemas.config.losses import CustomLossConfig
 from schemas.config.moved import with_keys_moved
 from schemas.config.problems import describe
@@ -15,8 +16,6 @@ from schemas.config.resolved import RESOLVED
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
 
-# keys of environments that name files; environments of other types lack both
-_DATASET_PATHS = ("path", "eval_path")
 # NAME or OWNER/NAME on the Hugging Face hub
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
@@ -152,10 +151,15 @@ def _index(node: list[Any], name: str, key: str) -> int:
 def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration with absolute paths, so that actors started in other directories find the same files."""
     environments = []
-    for dataset in config.environments:
-        values = {key: getattr(dataset, key, None) for key in _DATASET_PATHS}
-        files = {key: str(_locate(value, folder)) for key, value in values.items() if value}
-        environments.append(dataset.model_copy(update=files))
+    for one in config.environments:
+        update = {key: str(_locate(value, folder)) for key, value in one.files.values()}
+        if isinstance(one, PythonConfig):
+            update |= {"path": _locate_code(one.path, folder)}
+        if isinstance(one, EnvironmentBase):
+            # a bare name is looked up in PATH
+            update |= {"python": str(_locate(one.python, folder))} if "/" in one.python else {}
+            update |= {"directory": str(_locate(one.directory, folder))} if one.directory else {}
+        environments.append(one.model_copy(update=update))
     tls = {key: getattr(config.inference, key) for key in ("tls_cert", "tls_key")}
     trainer, teacher, sft = config.trainer, config.trainer.teacher, config.trainer.sft
     trained = {

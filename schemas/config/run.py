@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 
 from schemas.config.actors import PackerConfig, RewardConfig, RolloutConfig
 from schemas.config.base import Section
-from schemas.config.data import DatasetConfig, EvalConfig
+from schemas.config.data import EvalConfig
+from schemas.config.environments import EnvironmentConfig
 from schemas.config.inference import InferenceConfig
 from schemas.config.model import ModelConfig
 from schemas.config.resume_classes import Free, Identity
@@ -29,8 +30,8 @@ class RunConfig(Section):
     is an error."""
     model: ModelConfig
     """Policy model: path, precision, adapters."""
-    environments: Identity[list[DatasetConfig]] = Field(min_length=1)
-    """Sources of prompts. Each training prompt is drawn from one of them, in proportion to its `weight`."""
+    environments: Identity[list[EnvironmentConfig]] = Field(min_length=1)
+    """Sources of examples. Each training example is drawn from one of them, in proportion to its `weight`."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling: group size, lengths, temperature."""
     reward: RewardConfig

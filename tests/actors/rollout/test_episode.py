@@ -52,7 +52,7 @@ async def test_tools_are_called_and_failures_counted() -> None:
     texts = [call("add", number=2) + call("add", number=3), call("explode"), "<tool_call>\n{add}\n</tool_call>"]
     trajectory, _ = await played("Counter", texts, {"start": 1}, "Count.")
     assert (trajectory.stop, trajectory.rewards) == ("done", {"Counter": 6.0})
-    assert (trajectory.num_calls, trajectory.num_tool_failures, trajectory.num_malformed) == (3, 1, 1)
+    assert (trajectory.recorder.num_calls, trajectory.num_tool_failures, trajectory.recorder.num_malformed) == (3, 1, 1)
     assert [m["content"] for m in trajectory.messages if m["role"] == "tool"] == ["3", "6", "{'error': 'boom'}"]
 
 

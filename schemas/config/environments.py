@@ -1,0 +1,115 @@
+"""Keys of environments that answer: code of the user, in worker processes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.config.base import FunctionPath, Section
+from schemas.config.data import ArithmeticConfig, DatasetBase, JsonlConfig, ReverseTextConfig, Split
+
+
+class EnvironmentLimitsConfig(Section):
+    """Limits of an environment's workers. A worker that passes a limit is killed and replaced."""
+
+    load: float = Field(120.0, gt=0)
+    """Seconds to import the environment."""
+    reset: float = Field(60.0, gt=0)
+    """Seconds of a reset."""
+    step: float = Field(60.0, gt=0)
+    """Seconds of a step, with all tool calls of a message."""
+    score: float = Field(60.0, gt=0)
+    """Seconds of scoring an episode, or the episodes of a group."""
+    silence: float = Field(30.0, gt=2)
+    """Seconds without a sign of life: the process is stopped, or an async function blocks its event loop."""
+    processes: int = Field(64, ge=1)
+    """Processes of a worker, itself included."""
+
+
+class EnvironmentBase(DatasetBase):
+    """Base of environments with turns: workers, limits of a trajectory, rewards."""
+
+    python: str = ""
+    """Python interpreter of the workers, with packages of its own; it needs pyzmq and msgpack. Empty: that of the
+    actors."""
+    workers: int = Field(1, ge=1)
+    """Worker processes of each rollout actor."""
+    episodes_per_worker: int = Field(32, ge=1)
+    """Episodes that a worker holds at the same time."""
+    directory: str = ""
+    """Working directory of the workers. Empty: that of the rollout actor."""
+    variables: dict[str, str] = {}
+    """Further environment variables of the workers."""
+    max_turns: int = Field(10, ge=1)
+    """Turns of a trajectory: the model's answers (TRL: max_tool_calling_iterations + 1; verifiers: max_turns)."""
+    max_total_tokens: int = Field(0, ge=0)
+    """Sampled tokens of all turns of a trajectory; each turn has at most `rollout.max_tokens`. 0: any number that
+    `packer.sequence_len` holds."""
+    max_message_tokens: int = Field(0, ge=0)
+    """Tokens of a message from the environment; a longer one loses its middle. 0: any number."""
+    trajectory_timeout: float | None = Field(None, gt=0)
+    """Seconds of a trajectory. Later it ends as truncated, with the turns that it has, and its group goes on. Empty:
+    three quarters of `rollout.group_timeout`."""
+    train_cut_turns: bool = True
+    """Loss on a turn that was cut off at `rollout.max_tokens`. Such a turn ends the trajectory in any case."""
+    on_failure: Literal["retry", "unscorable"] = "retry"
+    """Reaction to a failing environment, in training. `retry`: the attempt fails and the group is sampled again.
+    `unscorable`: the trajectory has no reward and no advantage, and the group goes on; a trajectory that fails before
+    its first turn is retried. A failure is never a reward."""
+    rewards: dict[str, float] = {}
+    """Weights of the environment's own rewards, by name; `turns` is the sum of the rewards of turns. Empty: weight 1
+    for all. If given, names that are not listed are measured only."""
+    limits: EnvironmentLimitsConfig = EnvironmentLimitsConfig()
+    """Limits of the workers."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template, such as `enable_thinking`."""
+
+
+class PythonConfig(EnvironmentBase):
+    """Environment in Python of one's own: a class, a list of tools, or a coroutine (docs/reference/environments.md)."""
+
+    type: Literal["python"] = "python"
+    path: FunctionPath
+    """Class, function or list of tools, `package.module:Name` or `file.py:Name`, looked up like `rows`."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the class or function."""
+    rows: str | None = None
+    """JSON Lines file with one training example per row: a prompt, which may be absent, and columns for `reset`. A
+    relative path is looked up next to the configuration file first, then in the current directory. Empty: examples are
+    numbers and seeds."""
+    eval_rows: str | None = None
+    """File with held-out examples, for evaluation. Empty: with `rows` no evaluation, else other numbers and seeds."""
+    prompt_column: str = "prompt"
+    """Column of the prompt in `rows`."""
+    system_prompt: str | None = None
+    """System message in front of each prompt. Empty: none."""
+    num_examples: int | None = Field(None, ge=1)
+    """Number of training examples without `rows`. Empty: as many as the environment says, else without end."""
+
+    @property
+    def files(self) -> dict[Split, tuple[str, str]]:
+        """Files with rows by split: the key, and the path."""
+        found: dict[Split, tuple[str, str]] = {"train": ("rows", self.rows)} if self.rows else {}
+        return found | ({"eval": ("eval_rows", self.eval_rows)} if self.eval_rows else {})
+
+    def as_jsonl(self, rows: str) -> JsonlConfig:
+        """Return the configuration of the files with rows."""
+        return JsonlConfig(
+            path=rows,
+            eval_path=self.eval_rows,
+            prompt_column=self.prompt_column,
+            system_prompt=self.system_prompt,
+            chat=True,
+        )
+
+    @model_validator(mode="after")
+    def _one_source_of_examples(self) -> "PythonConfig":
+        if self.rows is not None and self.num_examples is not None:
+            raise ValueError("num_examples: rows has the examples; set only one of the two")
+        if self.rows is None and self.eval_rows is not None:
+            raise ValueError("eval_rows: set rows too")
+        return self
+
+
+EnvironmentConfig = Annotated[
+    ReverseTextConfig | ArithmeticConfig | JsonlConfig | PythonConfig, Field(discriminator="type")
+]
