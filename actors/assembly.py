@@ -16,6 +16,7 @@ from actors.process.output_dir import take
 from actors.telemetry.metrics import Metrics
 from bus.run_folder import weights_directory, weights_folder
 from schemas.config import RunConfig
+from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.services import is_wildcard
 from schemas.errors import ConfigError
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from actors.reward.loop import RewardActor
     from actors.rollout.loop import RolloutActor
     from actors.trainer.loop import TrainerActor
+    from actors.trajectories.chat import Chat
     from bus.weights import WeightPublisher, WeightReceiver
 
 
@@ -48,8 +50,10 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     from actors.engines.http.client import CompletionClient
     from actors.models.tokenizer import Tokenizer
     from actors.rollout.engine_choice import EngineChoice
-    from actors.rollout.group import GroupSampler
+    from actors.rollout.environments import EnvironmentPlayer
+    from actors.rollout.group import GroupSampler, longest_sample
     from actors.rollout.loop import RolloutActor
+    from schemas.config.environments import EnvironmentBase
     from schemas.messages import Purpose
 
     purposes: tuple[Purpose, ...] = ("train", "eval")
@@ -63,10 +67,25 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
 
     def client() -> CompletionClient:
         slots = config.rollout.max_concurrent_groups
+        if any(isinstance(one, EnvironmentBase) for one in config.environments):
+            # each trajectory asks by itself
+            slots *= max(config.rollout.group_size, config.eval.completions_per_prompt)
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
-    sampler = GroupSampler(config, name, datasets, encode, EngineChoice(config, metrics, client))
-    return RolloutActor(config, name, metrics, sampler)
+    engines, player = EngineChoice(config, metrics, client), None
+    if labels := {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}:
+        chats = {label: make_chat(config, one.chat_template_kwargs) for label, one in labels.items()}
+        player = EnvironmentPlayer(config, chats, engines, metrics, longest_sample(config)[1])
+    return RolloutActor(config, name, metrics, GroupSampler(config, name, datasets, encode, engines, player))
+
+
+def make_chat(config: RunConfig, template_kwargs: dict[str, Any]) -> "Chat":
+    """Make the language in which environments talk with the model."""
+    if isinstance(config.inference.engine, FakeEngineConfig):
+        return fake.chat(config.inference.engine.vocab_size)
+    from actors.trajectories.model_chat import chat_of
+
+    return chat_of(config.model, template_kwargs)
 
 
 def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RewardActor":

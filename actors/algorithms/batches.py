@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.algorithms.advantages import with_step_advantages
+from actors.algorithms.advantages.shaping import environment_weights
 from actors.algorithms.packing import MicroBatch, pack
 from schemas.config import RunConfig
 from schemas.messages import SEGMENT_VERSION, ScoredGroup, StepBatch
@@ -31,7 +32,7 @@ def batches_of_step(payloads: Sequence[ScoredGroup], config: RunConfig, **header
     if reference is not None and reference.place != "loss":
         reward = reward.model_copy(update={"adv_norm": None})
     return build_batches(
-        with_step_advantages(payloads, reward),
+        with_step_advantages(payloads, reward, environment_weights(config.environments)),
         config.trainer.num_ranks,
         config.packer.sequence_len,
         config.trainer.num_minibatches,

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from actors.algorithms.advantages import GroupRewards, StepRewards, group_advantages, token_advantages, without_ended
 from actors.algorithms.advantages.group import Floats, Ints
-from actors.algorithms.advantages.shaping import combine_rewards, shape, shape_functions
+from actors.algorithms.advantages.shaping import RewardColumns, combine_rewards, shape, shape_functions
 from actors.algorithms.filters import filter_completions, mask_completions
 from schemas.config.actors import RewardConfig
-from schemas.config.data import ShapingConfig
 from schemas.messages import RolloutGroup
 
 
@@ -27,10 +26,8 @@ class ScoringRules:
     """Settings of scoring, equal for all groups of a run."""
 
     config: RewardConfig
-    weights_F: Floats
-    """Weights of the reward functions, (F,)."""
-    shapings: Sequence[ShapingConfig]
-    """Shaping of each function's values, F of them."""
+    columns: RewardColumns
+    """Weights and shapings of the reward functions and of the rewards of environments."""
     vocab_size: int = 0
     """Size of the policy's vocabulary, for the gibberish filter; 0 without the filter."""
 
@@ -73,7 +70,8 @@ def score_group(
 
     Args:
         group: completions as sampled.
-        rewards_FG: values of the reward functions; NaN for None. Rows after the first F are measured and not rewarded.
+        rewards_FG: values of the reward functions, then of the environment; NaN for None. Rows after these are measured
+            and not rewarded.
         rules: settings of the run.
         steps: steps (end, reward) of each completion, for `process` and `gae`. None: no function of `reward.steps`.
         custom_1S: values of the user's advantage function on `custom_arguments`; None for built-in advantages.
@@ -115,9 +113,12 @@ def custom_arguments(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRule
 
 def _rewards(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRules) -> GroupRewards:
     """Return a reward per completion: each function's values shaped and weighted, then the sum shaped."""
-    shaped_FG = shape_functions(rewards_FG[: rules.weights_F.size], rules.shapings)
-    total_G = combine_rewards(shaped_FG, rules.weights_F, none_as_zero=rules.config.none_as_zero)
-    return GroupRewards(shape(total_G, rules.config.shaping), group.lengths_G, shaped_FG, rules.weights_F)
+    columns = rules.columns.of(group)
+    shaped_FG = shape_functions(rewards_FG[: columns.weights_F.size], columns.shapings)
+    total_G = combine_rewards(shaped_FG, columns.weights_F, none_as_zero=rules.config.none_as_zero)
+    # also with none_as_zero: a failure of the environment is never a reward
+    total_G = np.where(group.failed_G, np.nan, total_G)
+    return GroupRewards(shape(total_G, rules.config.shaping), group.lengths_G, shaped_FG, columns.weights_F)
 
 
 def _advantages(
@@ -137,6 +138,8 @@ def _advantages(
     zeroed_G = group.truncated_G if config.mask_no_eos_with_zero else None
     # the mask as sampled: GAE places rewards on the tokens that the policy wrote, whatever the filters say
     advantages_N = token_advantages(rewards.rewards_G, offsets, group.loss_mask, config.advantage, steps, zeroed_G)
+    if not group.is_sampled_whole:
+        advantages_N = np.where(group.sampled_N, advantages_N, 0.0)
     # metrics and packing order want a single number: the mean over all tokens. reduceat would give an empty completion
     # the next one's value, but no completion is empty
     return np.add.reduceat(advantages_N, offsets[:-1]) / group.lengths_G, advantages_N

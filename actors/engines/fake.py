@@ -22,6 +22,8 @@ from actors.engines.protocol import (
     check_token_ids,
 )
 from actors.engines.text import StopWatch, text_of
+from actors.trajectories.bridges import Bridges, Message
+from actors.trajectories.chat import Chat
 from actors.trajectories.parsing import Parsed
 from bus import threads
 from bus.weights import Weights
@@ -29,7 +31,7 @@ from schemas.config import RunConfig
 from schemas.config.fake_engine import FakeEngineConfig
 from schemas.messages import PolicyVersion, Prompt
 
-EOS = 0
+EOS, END = 0, "<eos>"
 
 
 @dataclass
@@ -173,6 +175,25 @@ class FakeEngine:
         done.finish_reason, done.stop_reason = piece.finish_reason, piece.stop_reason
         if request.on_piece is not None:
             request.on_piece(row.number, piece)
+
+
+def chat(vocab_size: int) -> Chat:
+    """Return a chat in the tokens of the fake engine: role and content of each message, an answer ends with token 0."""
+
+    def encode(text: str) -> list[int]:
+        parts = text.split(END)
+        tokens = [[2 + ord(character) % (vocab_size - 2) for character in part] for part in parts]
+        return [token for part in tokens for token in (*part, EOS)][:-1]
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return "".join(END if token == EOS else chr(97 + token % 26) for token in token_ids)
+
+    def render(messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
+        ends = {"assistant": END}
+        text = "".join(f"{one['role']}: {one['content']}{ends.get(one['role'], '')}\n" for one in messages)
+        return text + ("assistant: " if add_generation_prompt else "")
+
+    return Chat(Bridges(render, encode, [EOS], [EOS]), encode, decode, (END,))
 
 
 def make(config: RunConfig, engine: FakeEngineConfig, name: str, server_index: int) -> FakeEngine:

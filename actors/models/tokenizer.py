@@ -45,17 +45,34 @@ class Tokenizer:
         """
         if isinstance(prompt, str):
             return list(self._raw.encode(prompt).ids)
+        return self.encode_text(self.render(prompt, tools, template_kwargs))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the text that the chat template makes of messages; arguments and errors as for `encode`."""
         options = dict(template_kwargs or {})
         if taken := sorted(options.keys() & inspect.signature(self._with_template.apply_chat_template).parameters):
             raise ValueError(f"{taken[0]}: is set here, and is no variable of the chat template")
         if tools:
             options["tools"] = list(tools)
+        options["add_generation_prompt"] = add_generation_prompt
+        plain = [dict(message) for message in messages]
         try:
-            text = self._rendered(prompt, add_generation_prompt=True, **options)
+            return self._rendered(plain, **options)
         except TypeError:
             # DeepSeek's templates want the arguments of tool calls as text, the others as an object
-            text = self._rendered(_with_written_arguments(prompt), add_generation_prompt=True, **options)
-        return self._as_it_stands(text)
+            return self._rendered(_with_written_arguments(plain), **options)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Special tokens, which no text contains."""
+        return frozenset(i for i, token in self._raw.get_added_tokens_decoder().items() if token.special)
 
     def chat_template(self, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Return the chat template: the one for tools, if the model has two.
@@ -86,7 +103,7 @@ class Tokenizer:
                     f"answer follows, so the answer's start is unknown: {whole[-80:]!r} and {opened[-80:]!r}"
                 )
             following = whole[len(opened) :]
-        ids, ends = self._as_it_stands(following), eos_ids(self._model)
+        ids, ends = self.encode_text(following), eos_ids(self._model)
         # cut behind the first end of sequence, or append one
         length = next((i for i, token in enumerate(ids) if token in ends), len(ids))
         return [*ids[:length], ids[length] if length < len(ids) else min(ends)]
@@ -94,7 +111,8 @@ class Tokenizer:
     def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return str(self._with_template.apply_chat_template(messages, tokenize=False, **options))
 
-    def _as_it_stands(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of a text without special tokens in front; special tokens written out are recognised."""
         return list(self._raw.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: list[int], skip_special: bool = True) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from actors.algorithms.advantages import with_step_advantages
+from actors.algorithms.advantages.shaping import environment_weights
 from actors.algorithms.lag import lag_of
 from actors.ledger import GroupState, Machine, Rewound, Store
 from actors.ledger.replies import heartbeats_by_role
@@ -287,7 +288,9 @@ class RunRecord:
 
     def _record_step(self, heard_at: float, report: StepReport) -> None:
         step = self._machine.steps.composed[report.step]
-        groups = with_step_advantages([self._load(ordinal) for ordinal in step.ordinals], self._config.reward)
+        weights = environment_weights(self._config.environments)
+        payloads = [self._load(ordinal) for ordinal in step.ordinals]
+        groups = with_step_advantages(payloads, self._config.reward, weights)
         # both have advantage_mean and advantage_std: the trainer's win, since only it knows rewards with a reference KL
         values = step_values(step.step, groups) | report.values | {"time": heard_at}
         self._totals.add(self._reporter.report_step(step.step, values, report.weights))

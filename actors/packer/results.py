@@ -35,8 +35,10 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "lag_max": float(max(lags)),
         "num_completions": float(rewards.size),
     }
-    for f, name in enumerate(groups[0].reward_names):
-        scores = np.concatenate([group.rewards_FG[f] for group in groups])
+    # environments have different rewards; each is averaged over the groups that have it
+    for name in dict.fromkeys(name for group in groups for name in group.reward_names):
+        having = [group for group in groups if name in group.reward_names]
+        scores = np.concatenate([group.rewards_FG[group.reward_names.index(name)] for group in having])
         values[REWARD_COLUMN + name] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
     return values
 

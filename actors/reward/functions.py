@@ -20,8 +20,6 @@ from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardC
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 
-UNSHAPED = ShapingConfig()
-
 
 @dataclass(frozen=True)
 class NamedReward:
@@ -31,7 +29,7 @@ class NamedReward:
     weight: float
     kwargs: dict[str, Any]
     function: RewardFunction
-    shaping: ShapingConfig = UNSHAPED
+    shaping: ShapingConfig = ShapingConfig()
 
     @cached_property
     def takes_token_ids(self) -> bool:

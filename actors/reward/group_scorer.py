@@ -7,6 +7,7 @@ import structlog
 from numpy.typing import NDArray
 
 from actors.algorithms.advantages import StepRewards, check_advantages
+from actors.algorithms.advantages.shaping import EnvironmentWeights, RewardColumns
 from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
 from actors.reward.constant_rewards import ConstantRewards
 from actors.reward.errors import RewardError
@@ -35,6 +36,7 @@ class GroupScorer:
         vocab_size: size of the policy's vocabulary, for the gibberish filter; 0 if the filter is not configured.
         steps: function of `reward.steps`; None if not configured.
         custom: function of `reward.advantage`; None for the built-in advantages.
+        environments: weights of the rewards of environments, by label and name.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class GroupScorer:
         vocab_size: int = 0,
         steps: StepReward | None = None,
         custom: AdvantageFunction | None = None,
+        environments: EnvironmentWeights | None = None,
     ) -> None:
         self._name, self._metrics = name, metrics
         # the last row of an evaluation is exact_match, which is measured and not part of the reward
         self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
         weights_F = np.array([one.weight for one in rewards])
-        self._rules = ScoringRules(config, weights_F, [one.shaping for one in rewards], vocab_size)
+        columns = RewardColumns(weights_F, [one.shaping for one in rewards], environments or {})
+        self._rules = ScoringRules(config, columns, vocab_size)
         self._steps, self._custom = steps, custom
         # each group calls its functions at the same time; evaluations call the most
         num_calls = config.max_concurrent_groups * len(self._rewards["eval"])
@@ -80,7 +84,13 @@ class GroupScorer:
         Raises:
             RewardError, ConfigError: as `Scorer.score`.
         """
-        rewards_FG = self._caller.score(self._rewards[group.purpose], group)
+        functions_FG = self._caller.score(self._rewards[group.purpose], group)
+        # between the functions of the run and what an evaluation measures besides
+        place = len(self._rewards["train"])
+        rewards_FG = np.concatenate([functions_FG[:place], group.environment_rewards_EG, functions_FG[place:]])
+        rewards_FG[:, group.failed_G] = np.nan
+        names = [reward.name for reward in self._rewards[group.purpose]]
+        names[place:place] = group.environment_reward_names
         steps: list[StepRewards] | None = None
         # an evaluation has no advantages, and steps serve nothing else
         if self._steps is not None and group.purpose != "eval":
@@ -93,7 +103,7 @@ class GroupScorer:
         return ScoredGroup(
             **group.__dict__ | {"loss_mask": score.loss_mask_N},
             scorer=self._name,
-            reward_names=[reward.name for reward in self._rewards[group.purpose]],
+            reward_names=names,
             rewards_FG=rewards_FG,
             rewards_G=score.rewards_G,
             advantages_G=score.advantages_G,
@@ -128,7 +138,7 @@ class GroupScorer:
             )
         if group.purpose == "eval":
             return
-        names = [reward.name for reward in self._rewards["train"]]
+        names = [*(reward.name for reward in self._rewards["train"]), *group.environment_reward_names]
         for words in self._constant_rewards.note(names, rewards_FG, is_chat=not isinstance(group.prompt, str)):
             log.warning("reward function returns one value", detail=words)
         for value in score.rewards_G[score.scored_G]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from actors.algorithms.advantages.shaping import environment_weights
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, StartOverError
 from actors.reward.errors import RewardError
@@ -77,7 +78,10 @@ class RewardActor:
         custom: AdvantageFunction | None = None,
     ) -> None:
         self._config, self.metrics = config, metrics
-        self._scorer = GroupScorer(config.reward, name, metrics, rewards, exact_match, vocab_size, steps, custom)
+        weights = environment_weights(config.environments)
+        self._scorer = GroupScorer(
+            config.reward, name, metrics, rewards, exact_match, vocab_size, steps, custom, weights
+        )
         self._executor = threads.Workers(config.reward.max_concurrent_groups, "score")
         self._unusable: ConfigError | None = None
         """Configuration error found while scoring; raised by the main loop, which ends the process."""

@@ -59,7 +59,10 @@ class Scorer:
             )
         stand_in = [0.0 if self._on_timeout == "zero" else np.nan] * group.num_completions
         rows = self.call(rewards, group, required=group.purpose == "eval")
-        return np.array([stand_in if row is None else row for row in rows], np.float64)
+        # without functions an empty list would lose the axis G
+        return np.array([stand_in if row is None else row for row in rows], np.float64).reshape(
+            len(rows), len(stand_in)
+        )
 
     def call(self, functions: Sequence[NamedReward], group: RolloutGroup, *, required: bool) -> list[Any]:
         """Call functions on a group and return the checked values of each; None for a late one if `on_timeout` allows.

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -31,8 +32,10 @@ LIVE_CHECK_SECONDS = 0.25
 class Client(Protocol):
     """Interface to the engines; implemented by `actors.engines.http.client.CompletionClient`."""
 
-    async def sample(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
-        """Return all completions of a ticket, sampled by this engine.
+    async def sample(
+        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = ()
+    ) -> list[SampledCompletion]:
+        """Return all completions of a ticket, sampled by this engine; `stop` are texts that end one.
 
         Raises:
             RequestRefusedError: the engine refuses the request itself; another try would fail too.
@@ -43,6 +46,14 @@ class Client(Protocol):
     async def close(self) -> None:
         """Close all connections to engines."""
         ...
+
+
+@dataclass
+class Affinity:
+    """Engine of a trajectory's turns: it has the keys and values of the turns before in its cache."""
+
+    boot_id: str = ""
+    """Boot id of the engine; empty before the first turn."""
 
 
 class EngineChoice:
@@ -85,7 +96,13 @@ class EngineChoice:
         """Return the words on a ticket's current wait, for the error text of a timeout; the words are forgotten."""
         return self._waits.pop(ordinal, "")
 
-    async def ask(self, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
+    async def ask(
+        self,
+        ticket: Ticket,
+        prompt_ids: list[int],
+        stop: Sequence[str] = (),
+        affinity: "Affinity | None" = None,
+    ) -> list[SampledCompletion]:
         """Return all completions of a ticket. Retry on another engine after a failure, inside the same attempt.
 
         P11 (a failed completion is tried again in place; then the whole attempt fails): there are
@@ -93,18 +110,24 @@ class EngineChoice:
         the directive no longer names a dead engine. Without this pause a dead engine, which fails at once and has no
         load, would use up the retries of all groups within a second.
 
+        Args:
+            ticket: what to sample; for a turn of a trajectory, the ticket of one completion.
+            prompt_ids: the prompt.
+            stop: texts that end a completion.
+            affinity: of a trajectory, whose turns go to the same engine while it may sample.
+
         Raises:
             AttemptError: the engine refuses the request, or all retries have failed.
         """
         last_error: EngineError | None = None
         shunned: dict[str, float] = {}
         for _ in range(1 + self._retries):
-            engine = await self._choose(ticket, shunned)
+            engine = await self._choose(ticket, shunned, affinity)
             started = time.monotonic()
             self.asked[engine.boot_id] += ticket.num_completions
             self._waits[ticket.ordinal] = f": {engine.name} at {engine.url} has not answered"
             try:
-                completions = await self._answer(engine, ticket, prompt_ids)
+                completions = await self._answer(engine, ticket, prompt_ids, stop)
                 check_answer(engine, ticket, completions)
                 return completions
             except RequestRefusedError as error:
@@ -121,7 +144,9 @@ class EngineChoice:
                 self._metrics.observe("grpo_rollout_request_seconds", seconds)
         raise AttemptError("engine", str(last_error))
 
-    async def _answer(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
+    async def _answer(
+        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str]
+    ) -> list[SampledCompletion]:
         """Return the engine's answer. Wait as long as the engine is alive: a frozen engine keeps connections open.
 
         Raises:
@@ -129,7 +154,7 @@ class EngineChoice:
                 lease, or name another process under the engine's name.
         """
         assert self._client is not None
-        request = asyncio.ensure_future(self._client.sample(engine, ticket, prompt_ids))
+        request = asyncio.ensure_future(self._client.sample(engine, ticket, prompt_ids, stop))
         try:
             while not (await asyncio.wait({request}, timeout=LIVE_CHECK_SECONDS))[0]:
                 if self._presence.is_gone(engine.name, engine.boot_id):
@@ -139,7 +164,7 @@ class EngineChoice:
             # closes the connection of an unanswered request, at which the engine stops sampling for it
             request.cancel()
 
-    async def _choose(self, ticket: Ticket, shunned: Mapping[str, float]) -> EnginePeer:
+    async def _choose(self, ticket: Ticket, shunned: Mapping[str, float], affinity: "Affinity | None") -> EnginePeer:
         """Return the least loaded engine among those allowed to sample this ticket; wait for the first.
 
         P10 (a ticket is sampled only by an engine with version `min_version` or newer). The attempt's timeout ends the
@@ -156,7 +181,12 @@ class EngineChoice:
                 self._metrics.count("grpo_rollout_wait_seconds_total", now - started, cause="engine_choice")
                 # loads in the directive are a second old: without this rollout's own requests all tickets that come
                 # together would go to the same engine
-                return min(fit, key=lambda engine: engine.load + self.asked[engine.boot_id])
+                best = min(fit, key=lambda engine: engine.load + self.asked[engine.boot_id])
+                if affinity is None:
+                    return best
+                chosen = next((engine for engine in fit if engine.boot_id == affinity.boot_id), best)
+                affinity.boot_id = chosen.boot_id
+                return chosen
             await asyncio.sleep(RETRY_SECONDS)
 
 

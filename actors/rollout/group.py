@@ -1,6 +1,8 @@
 """Sampling of a group: example of the ticket, prompt in tokens, completions of an engine, message."""
 
+import contextlib
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import numpy as np
 
@@ -8,7 +10,9 @@ from actors.datasets import Dataset, Example
 from actors.datasets.base import why_not_sendable
 from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
+from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.held import AttemptError
+from actors.rollout.trajectory_group import build_trajectory_group
 from schemas.config import RunConfig
 from schemas.messages import Prompt, Purpose, RolloutGroup, Ticket, single_turn
 
@@ -22,6 +26,7 @@ class GroupSampler:
         datasets: data sets by purpose and label.
         encode: function from a prompt to token ids.
         engines: asker of engines; public, since the actor's loop passes each directive on to the engines.
+        player: player of environments; None if the run has none.
     """
 
     def __init__(
@@ -31,9 +36,27 @@ class GroupSampler:
         datasets: Mapping[tuple[Purpose, str], Dataset],
         encode: Callable[[Prompt], list[int]],
         engines: EngineChoice,
+        player: EnvironmentPlayer | None = None,
     ) -> None:
         self._name, self._datasets, self._encode, self.engines = name, datasets, encode, engines
+        self._player = player
         self._limit_key, self._limit = longest_sample(config)
+
+    async def __aenter__(self) -> Self:
+        """Open connections to engines, and start the workers of environments."""
+        self._stack = contextlib.AsyncExitStack()
+        await self._stack.enter_async_context(self.engines)
+        if self._player is not None:
+            await self._stack.enter_async_context(self._player)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    def note_workers(self) -> None:
+        """Show how many workers of environments are ready."""
+        if self._player is not None:
+            self._player.note_workers()
 
     async def sample(self, run: str, ticket: Ticket) -> RolloutGroup:
         """Return the sampled group of a ticket.
@@ -59,6 +82,9 @@ class GroupSampler:
                 f"{where} can't be sent: {why} (integers have 64 bits; keep what is large in a file and name the file "
                 "in a column)",
             )
+        if self._player is not None and self._player.plays(ticket.environment):
+            trajectories, columns = await self._player.play(ticket, example)
+            return build_trajectory_group(run, self._name, ticket, columns, trajectories)
         prompt_ids = self._encode(example.prompt)
         if len(prompt_ids) + ticket.max_tokens > self._limit:
             raise AttemptError(

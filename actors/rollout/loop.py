@@ -84,7 +84,7 @@ class RolloutActor:
         self._loop = asyncio.get_running_loop()
         # closed last, so that the last heartbeat follows the last group
         with contextlib.closing(self.membership):
-            async with self.engines:
+            async with self._sampler:
                 self._report(starting={"phase": "running", "metrics_url": metrics_url})
                 try:
                     while not self.follow():
@@ -183,6 +183,7 @@ class RolloutActor:
             "failures": failures_to_report(self.held.values()),
         }
         self._metrics.set("grpo_rollout_held_groups", len(self.held))
+        self._sampler.note_workers()
         if starting is not None:
             self.membership.start(**fields, **starting)
             return

@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
+from actors.environments.errors import Cause
+from actors.trajectories.recorder import Stop
 from bus.counts import DROP_REASONS, REFUSALS, EdgeCounts
 from schemas.messages import EngineState
 
@@ -31,7 +33,11 @@ LAG_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 REWARD_BUCKETS = (-1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0, 2.0)
 # label values: each tuple has all values used by the code, so that every series exists from the start
 PURPOSES = ("train", "eval")
-ATTEMPT_FAILURES = ("timeout", "engine", "environment", "prompt_too_long", "too_large", "internal")
+ATTEMPT_FAILURES = (
+    *("timeout", "engine", "environment", "prompt_too_long", "too_large", "internal"),
+    *get_args(Cause),
+)
+WORKER_EVENTS = ("restart", "timeout", "silent", "processes")
 SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "too_large", "internal")
 COMPLETION_FILTERS = ("gibberish", "repetition", "truncated")
 DROPS = ("poison", "stale", "eval_void", "forked", "zero_variance", "too_easy", "too_hard")
@@ -88,6 +94,38 @@ SPECS = (
         "Time of group tasks by cause of waiting.",
         _labels(cause=("engine_choice", "engine_answer", "reward_choice")),
     ),
+    Spec(
+        "grpo_rollout_trajectories_total",
+        "counter",
+        "Trajectories played with an environment, by the reason of their end.",
+        _labels(environment=(), stop=get_args(Stop)),
+    ),
+    Spec("grpo_rollout_turns_total", "counter", "Turns of the model in environments.", _labels(environment=())),
+    Spec(
+        "grpo_rollout_branches_total",
+        "counter",
+        "Turns whose prompt does not continue the turn before, because the history was edited.",
+        _labels(environment=()),
+    ),
+    Spec(
+        "grpo_rollout_tool_calls_total",
+        "counter",
+        "Tool calls of the model: answered, failed in the environment, or malformed.",
+        _labels(environment=(), outcome=("answered", "failed", "malformed")),
+    ),
+    Spec(
+        "grpo_rollout_trajectory_seconds_total",
+        "counter",
+        "Time of trajectories by place: waiting for the model or for the environment.",
+        _labels(environment=(), place=("model", "environment")),
+    ),
+    Spec(
+        "grpo_rollout_worker_events_total",
+        "counter",
+        "Ends of environment workers: restarts, and kills at a time limit, in silence, or for too many processes.",
+        _labels(environment=(), event=WORKER_EVENTS),
+    ),
+    Spec("grpo_rollout_workers_ready", "gauge", "Environment workers that have loaded.", _labels(environment=())),
     Spec(
         "grpo_rollout_request_seconds", "histogram", "Time from request to completions of one group.", (), SLOW_BUCKETS
     ),

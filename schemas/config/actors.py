@@ -56,9 +56,9 @@ class RolloutConfig(SamplingParams):
 class RewardConfig(Section):
     """Scoring: reward functions, shaping, advantages, masks, time limits."""
 
-    functions: Identity[list[RewardFunctionConfig]] = Field(min_length=1)
-    """Reward functions. A completion's reward is their weighted sum; a function that returns None for a completion is
-    left out of its sum."""
+    functions: Identity[list[RewardFunctionConfig]] = []
+    """Reward functions. A completion's reward is their weighted sum, with the rewards of its environment; a function
+    that returns None for a completion is left out of its sum. May be empty if all environments give rewards."""
     shaping: Identity[ShapingConfig] = ShapingConfig()
     """Shaping of the weighted sum of rewards. Has no effect on advantage `gdpo`, which is computed from the rewards of
     each function."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from schemas.config.engines import types_with
+from schemas.config.environments import EnvironmentBase
 from schemas.config.secrets import found_in
 from schemas.config.services import is_loopback, is_wildcard
 
@@ -234,7 +235,25 @@ def _rewards_with_kl_make_advantages(config: "RunConfig") -> Iterator[str]:
         yield "reward.mask_no_eos_with_zero: not with trainer.reference.place group_reward; remove one of the two"
 
 
+def _something_is_rewarded(config: "RunConfig") -> Iterator[str]:
+    without = [one.label for one in config.environments if not isinstance(one, EnvironmentBase)]
+    if without and not config.reward.functions:
+        yield f"reward.functions: is empty, and {without[0]} has no rewards of its own; name a function"
+
+
+def _trajectories_end_before_their_group(config: "RunConfig") -> Iterator[str]:
+    for one in config.environments:
+        timeout = one.trajectory_timeout if isinstance(one, EnvironmentBase) else None
+        if timeout is not None and timeout >= config.rollout.group_timeout:
+            yield (
+                f"environments[].trajectory_timeout: {timeout:g} s of {one.label} are not below rollout.group_timeout "
+                f"{config.rollout.group_timeout:g}; raise the latter"
+            )
+
+
 RULES = (
+    _something_is_rewarded,
+    _trajectories_end_before_their_group,
     _secrets_are_elsewhere,
     _shards_hold_what_they_can,
     _lag_rules_agree,

@@ -214,6 +214,11 @@ class RolloutGroup(Message):
         return np.array([condition in TRUNCATED for condition in self.stop_conditions], np.bool_)
 
     @property
+    def failed_G(self) -> NDArray[np.bool_]:
+        """Shape (G,). Mask of the completions whose environment failed."""
+        return np.array([bool(failure) for failure in self.failures] or [False] * self.num_completions, np.bool_)
+
+    @property
     def longest_sample(self) -> int:
         """Number of tokens of the longest sample, prompt included."""
         prompts = (self.prompt_offsets[1:] - self.prompt_offsets[:-1])[self.sample_prompts]

@@ -21,7 +21,12 @@ from actors.algorithms.advantages.group import (
     group_advantages,
 )
 from actors.algorithms.advantages.norm import with_adv_norm
-from actors.algorithms.advantages.shaping import combine_rewards, shape_functions
+from actors.algorithms.advantages.shaping import (
+    EnvironmentWeights,
+    RewardColumns,
+    combine_rewards,
+    shape_functions,
+)
 from actors.algorithms.advantages.step import step_advantages
 from actors.algorithms.advantages.tokens import StepRewards, gae_of_group, process
 from schemas.config.actors import RewardConfig
@@ -124,19 +129,26 @@ def token_advantages(
     return process(steps, np.diff(offsets), config)
 
 
-def with_step_advantages(groups: Sequence[ScoredGroup], reward: RewardConfig) -> list[ScoredGroup]:
+def with_step_advantages(
+    groups: Sequence[ScoredGroup], reward: RewardConfig, weights: EnvironmentWeights | None = None
+) -> list[ScoredGroup]:
     """Return the groups of a step with step-level advantages and `reward.adv_norm` applied.
 
     The result is a pure function of groups and settings (P18), so a batch can be rebuilt at any time.
+
+    Args:
+        groups: groups of the step.
+        reward: functions and advantage.
+        weights: weights of the rewards of environments, by label and name.
     """
     found = list(groups)
     # advantages of the other levels came with the groups
     if reward.advantage.level == "step":
-        weights_F = np.array([function.weight for function in reward.functions])
         # shaped again from the raw values: a scored group does not carry the shaped ones
+        columns = RewardColumns.of_functions(reward.functions, weights or {})
         rewards = [
-            GroupRewards(g.rewards_G, g.lengths_G, shape_functions(g.rewards_FG, reward.functions), weights_F)
-            for g in groups
+            GroupRewards(g.rewards_G, g.lengths_G, shape_functions(g.rewards_FG, of_one.shapings), of_one.weights_F)
+            for g, of_one in ((g, columns.of(g)) for g in groups)
         ]
         found = [
             group.model_copy(update={"advantages_G": without_ended(group, advantages_G, reward).astype(np.float32)})

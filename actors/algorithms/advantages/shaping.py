@@ -1,13 +1,49 @@
 """Rewards of several functions shaped and combined to one reward per completion. Axes: F functions, G completions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config.data import ShapingConfig
+from schemas.config.data import RewardFunctionConfig, ShapingConfig
+from schemas.config.environments import EnvironmentBase, EnvironmentConfig
+from schemas.messages import RolloutGroup
 
 Floats = NDArray[np.float64]
+
+
+EnvironmentWeights = Mapping[str, Mapping[str, float]]
+"""Weights of the rewards of environments, by label and name. An empty inner map: 1 for each."""
+
+
+@dataclass(frozen=True)
+class RewardColumns:
+    """Weights and shapings of the columns of a group's rewards: those of the functions, then of the environment."""
+
+    weights_F: Floats
+    shapings: Sequence[ShapingConfig]
+    environments: EnvironmentWeights = field(default_factory=dict)
+
+    @classmethod
+    def of_functions(cls, functions: Sequence[RewardFunctionConfig], environments: EnvironmentWeights) -> Self:
+        """Return the columns of configured functions."""
+        return cls(np.array([one.weight for one in functions]), functions, environments)
+
+    def of(self, group: RolloutGroup) -> "RewardColumns":
+        """Return the columns of a group: rewards of its environment have weight 1, or the weights given, else 0."""
+        if not (names := group.environment_reward_names):
+            return self
+        given = self.environments.get(group.environment)
+        weights = [given.get(name, 0.0) if given else 1.0 for name in names]
+        shapings = [*self.shapings, *[ShapingConfig()] * len(names)]
+        return RewardColumns(np.concatenate([self.weights_F, weights]), shapings, self.environments)
+
+
+def environment_weights(environments: Sequence[EnvironmentConfig]) -> EnvironmentWeights:
+    """Return the weights of the rewards of a run's environments."""
+    return {one.label: one.rewards for one in environments if isinstance(one, EnvironmentBase)}
 
 
 def shape(rewards: Floats, config: ShapingConfig) -> Floats:

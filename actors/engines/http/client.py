@@ -1,6 +1,7 @@
 """HTTP client of the completions API: sends token ids, receives token ids, logprobs and policies."""
 
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +54,10 @@ class CompletionClient:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         )
 
-    async def sample(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
-        """Return all completions of a ticket, sampled by one engine.
+    async def sample(
+        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = ()
+    ) -> list[SampledCompletion]:
+        """Return all completions of a ticket, sampled by one engine; `stop` are texts that end one.
 
         Raises:
             EngineError: connection, timeout, HTTP 5xx, an answer without completions, or an answer from another boot of
@@ -71,7 +74,7 @@ class CompletionClient:
             "logprobs": 0,
             "return_token_ids": True,
             **ticket.sampling.model_dump(),
-        }
+        } | ({"stop": list(stop)} if stop else {})
         answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)
         try:
             if answer["boot_id"] != engine.boot_id:

@@ -1,0 +1,229 @@
+"""Trajectories of a ticket: episodes of its environment in worker processes, each played with the run's engines.
+
+Consumes a ticket and an example. Emits the trajectories of the group. Waits for a worker with room, for each answer of
+an engine, and for each call of the environment; every wait has a limit of its own, and all end with three quarters of
+`rollout.group_timeout`, so that a straggler never holds up its group.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, get_args
+
+import structlog
+
+from actors.datasets import Example
+from actors.environments.errors import EpisodeError
+from actors.environments.pool import EpisodeCalls, GroupCalls, WorkerPool
+from actors.environments.specs import spec_of
+from actors.rollout.engine_choice import Affinity, EngineChoice
+from actors.rollout.episode import Trajectory, play
+from actors.rollout.held import AttemptError
+from actors.telemetry.metrics import WORKER_EVENTS, Metrics
+from actors.trajectories.bridges import BridgeError
+from actors.trajectories.chat import Chat
+from actors.trajectories.recorder import Recorder, Stop, TurnAnswer, TurnLimits, TurnRequest
+from schemas.config import RunConfig
+from schemas.config.environments import EnvironmentBase
+from schemas.messages import Ticket
+
+log = structlog.get_logger("rollout")
+
+SHARE_OF_TIMEOUT = 0.75
+"""Share of `rollout.group_timeout` after which trajectories are cut; the rest is for scores, and for a reward actor."""
+
+SERIES = [
+    *(("grpo_rollout_trajectories_total", {"stop": stop}) for stop in get_args(Stop)),
+    *(("grpo_rollout_worker_events_total", {"event": event}) for event in WORKER_EVENTS),
+    ("grpo_rollout_turns_total", {}),
+    ("grpo_rollout_branches_total", {}),
+]
+"""Counters of an environment that exist from the start, with their further labels."""
+
+
+class EnvironmentPlayer:
+    """Player of the run's environments, as an asynchronous context that holds their workers.
+
+    Args:
+        config: configuration of the run.
+        chats: language of the model by label of the environment.
+        engines: asker of engines.
+        metrics: destination of the `grpo_rollout_*` metrics.
+        sequence_len: tokens of the longest sample.
+    """
+
+    def __init__(
+        self, config: RunConfig, chats: Mapping[str, Chat], engines: EngineChoice, metrics: Metrics, sequence_len: int
+    ) -> None:
+        self._configs = {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}
+        self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
+        self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
+        self._pools: dict[str, WorkerPool] = {}
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for label, config in self._configs.items():
+            for words in self._chats[label].bridges.deviations():
+                log.warning("the chat template changes the past", environment=label, detail=words)
+            count = partial(self._count_event, label)
+            self._pools[label] = await self._stack.enter_async_context(WorkerPool(spec_of(config), count))
+            for name, labels in SERIES:
+                # a series that appears later would look like a jump to Prometheus
+                self._metrics.count(name, 0.0, environment=label, **labels)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    def plays(self, label: str) -> bool:
+        """Return whether the examples of this label are played with an environment."""
+        return label in self._configs
+
+    def note_workers(self) -> None:
+        """Show how many workers are ready."""
+        for label, pool in self._pools.items():
+            self._metrics.set("grpo_rollout_workers_ready", pool.num_ready, environment=label)
+
+    async def play(self, ticket: Ticket, example: Example) -> tuple[list[Trajectory], dict[str, Any]]:
+        """Return the trajectories of a ticket, and the columns of the example with those of the environment.
+
+        Raises:
+            AttemptError: the environment or the engines have failed.
+        """
+        deadline = time.monotonic() + self._group_seconds
+        pool = self._pools[ticket.environment]
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                # asked for first: whether there are group scores is known once a worker has loaded the environment
+                first = await pool.episode(self._group_seconds)
+                group: GroupCalls | None = None
+                if pool.has_group_scores:
+                    group = await stack.enter_async_context(await pool.group(ticket.num_completions, _left(deadline)))
+                    entered: Sequence[contextlib.AbstractAsyncContextManager[EpisodeCalls]] = [
+                        contextlib.nullcontext(episode) for episode in group
+                    ]
+                else:
+                    entered = [first, *[_entered(pool, deadline) for _ in range(ticket.num_completions - 1)]]
+                members = [
+                    self._member(ticket, example, member, context, deadline) for member, context in enumerate(entered)
+                ]
+                played = await _all(members)
+                if group is not None:
+                    whole = [(t, e) for (t, _), e in zip(played, group, strict=True) if not t.failure]
+                    scores = await group.score([episode for _, episode in whole]) if whole else []
+                    for (trajectory, _), rewards in zip(whole, scores, strict=True):
+                        trajectory.rewards |= rewards
+        except EpisodeError as error:
+            raise AttemptError(error.cause, f"{error}\n{error.trace}".rstrip()) from error
+        except BridgeError as error:
+            raise AttemptError("environment", f"{ticket.environment}: {error}") from error
+        except ValueError as error:
+            # a group larger than a worker: the words say what to change
+            raise AttemptError("environment", str(error)) from error
+        trajectories = [trajectory for trajectory, _ in played]
+        columns: dict[str, Any] = next((columns for one, columns in played if not one.failure), {})
+        self._measure(ticket.environment, trajectories)
+        return trajectories, example.columns | columns
+
+    async def _member(
+        self,
+        ticket: Ticket,
+        example: Example,
+        member: int,
+        context: contextlib.AbstractAsyncContextManager[EpisodeCalls],
+        deadline: float,
+    ) -> tuple[Trajectory, dict[str, Any]]:
+        """Play one trajectory of a group; return it with the columns that the environment has added."""
+        config = self._configs[ticket.environment]
+        limits = TurnLimits(
+            self._sequence_len,
+            ticket.max_tokens,
+            config.max_turns,
+            config.max_total_tokens,
+            config.max_message_tokens,
+            config.train_cut_turns,
+        )
+        seed, affinity = seed_of(ticket.seed, member), Affinity()
+        model_seconds = 0.0
+
+        async def sample(request: TurnRequest) -> TurnAnswer:
+            nonlocal model_seconds
+            turn = {"num_completions": 1, "max_tokens": request.max_tokens, "seed": request.seed}
+            started = time.monotonic()
+            try:
+                [completion] = await self._engines.ask(
+                    ticket.model_copy(update=turn), request.prompt_ids, request.stop, affinity
+                )
+            finally:
+                model_seconds += time.monotonic() - started
+            return TurnAnswer(
+                completion.token_ids,
+                completion.logprobs,
+                # an engine may name a policy for a position behind the last token
+                [one for one in completion.segments if one[0] < len(completion.token_ids)],
+                completion.finish_reason,
+                ticket.sampling.temperature,
+            )
+
+        recorder = Recorder(self._chats[ticket.environment], sample, limits, seed)
+        async with context as episode:
+            started = time.monotonic()
+            trajectory = await play(
+                episode,
+                recorder,
+                example.prompt,
+                example.columns,
+                seed=seed_of(self._seed, ticket.environment, ticket.purpose, ticket.index),
+                seconds=min(config.trajectory_timeout or self._group_seconds, _left(deadline)),
+                # an evaluation must not contain what was never measured
+                keeps_failed=config.on_failure == "unscorable" and ticket.purpose == "train",
+            )
+            seconds = {"model": model_seconds, "environment": time.monotonic() - started - model_seconds}
+            count = partial(self._metrics.count, environment=ticket.environment)
+            for place, spent in seconds.items():
+                count("grpo_rollout_trajectory_seconds_total", max(0.0, spent), place=place)
+            return trajectory, episode.columns
+
+    def _measure(self, label: str, trajectories: Sequence[Trajectory]) -> None:
+        """Count turns, ends, tool calls and branches."""
+        for one in trajectories:
+            recorder, count = one.recorder, partial(self._metrics.count, environment=label)
+            count("grpo_rollout_trajectories_total", stop=one.stop)
+            count("grpo_rollout_turns_total", recorder.tree.num_turns)
+            count("grpo_rollout_branches_total", recorder.tree.num_branches)
+            count("grpo_rollout_tool_calls_total", recorder.num_calls - one.num_tool_failures, outcome="answered")
+            count("grpo_rollout_tool_calls_total", one.num_tool_failures, outcome="failed")
+            count("grpo_rollout_tool_calls_total", recorder.num_malformed, outcome="malformed")
+
+    def _count_event(self, label: str, event: str) -> None:
+        self._metrics.count("grpo_rollout_worker_events_total", environment=label, event=event)
+
+
+def seed_of(*parts: object) -> int:
+    """Return a seed of 31 bits that follows from the parts alone: the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big") >> 1
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds to a deadline, at least one."""
+    return max(1.0, deadline - time.monotonic())
+
+
+@contextlib.asynccontextmanager
+async def _entered(pool: WorkerPool, deadline: float) -> AsyncIterator[EpisodeCalls]:
+    """Enter an episode once a worker has room."""
+    async with await pool.episode(_left(deadline)) as episode:
+        yield episode
+
+
+async def _all(members: Sequence[Any]) -> list[Any]:
+    """Run all; the first failure cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(member) for member in members]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
