@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actors.algorithms.losses import CustomLoss
     from actors.datasets import Dataset
     from actors.engines.protocol import Engine
+    from actors.environments.pool import Examples
     from actors.inference.loop import InferenceActor
     from actors.learner.protocol import Learner
     from actors.ledger import Store
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from actors.trainer.loop import TrainerActor
     from actors.trajectories.chat import Chat
     from bus.weights import WeightPublisher, WeightReceiver
+    from schemas.config.data import Split
+    from schemas.config.environments import EnvironmentConfig
 
 
 LEDGER_PATIENCE_SECONDS = 5.0
@@ -128,11 +131,14 @@ def make_packer(
     # before anything is written: if the ledger's disk is not mounted, nothing may look like a new run
     check_ledger_is_there(config)
     take(config)
-    train = {e.label: make_dataset(e, "train", config.seed) for e in config.environments}
+    own = {e.label: own_examples(e) for e in config.environments}
+
+    def dataset(e: "EnvironmentConfig", split: "Split") -> "Dataset":
+        return make_dataset(e, split, config.seed, num_examples=own[e.label][split])
+
+    train = {e.label: dataset(e, "train") for e in config.environments}
     # without evaluations no file of an eval split is read
-    held_out = (
-        {e.label: make_dataset(e, "eval", config.seed) for e in config.environments} if config.eval.num_prompts else {}
-    )
+    held_out = {e.label: dataset(e, "eval") for e in config.environments if config.eval.num_prompts}
     weights = [e.weight for e in config.environments if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)
@@ -160,6 +166,33 @@ def make_packer(
         # frees the ledger's lock at once, for the next packer
         store.close()
         raise
+
+
+def own_examples(config: "EnvironmentConfig") -> "Examples":
+    """Return the numbers of examples that an environment has itself; None where it does not say, or need not be asked.
+
+    A worker is started for it, and ended.
+
+    Raises:
+        ConfigError: the environment can't be loaded.
+    """
+    from schemas.config.environments import PackageConfig, PythonConfig
+
+    unknown: Examples = {"train": None, "eval": None}
+    if not isinstance(config, PackageConfig | PythonConfig):
+        return unknown
+    if isinstance(config, PythonConfig) and (config.rows is not None or config.num_examples is not None):
+        return unknown
+    import asyncio
+
+    from actors.environments.errors import EpisodeError
+    from actors.environments.pool import describe
+    from actors.environments.specs import spec_of
+
+    try:
+        return asyncio.run(describe(spec_of(config))) or unknown
+    except EpisodeError as error:
+        raise ConfigError(f"environments[]: {config.label}: {error}\n{error.trace}".rstrip()) from None
 
 
 def make_difficulty_pools(

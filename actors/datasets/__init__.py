@@ -13,7 +13,9 @@ from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig
 from schemas.config.environments import EnvironmentConfig, PythonConfig
 
 
-def make_dataset(config: EnvironmentConfig, split: Split, seed: int, check: bool = True) -> Dataset:
+def make_dataset(
+    config: EnvironmentConfig, split: Split, seed: int, check: bool = True, num_examples: int | None = None
+) -> Dataset:
     """Make the dataset of one split of an environment; equal arguments give equal examples in every process.
 
     Args:
@@ -21,6 +23,7 @@ def make_dataset(config: EnvironmentConfig, split: Split, seed: int, check: bool
         split: `train` or `eval`.
         seed: of the run, for generated examples.
         check: parse and check every row of a file now. False: a row is parsed when the example is read.
+        num_examples: number of examples that the environment has itself; None: without end, or as configured.
 
     Raises:
         ConfigError: the file can't be read, has no rows, or (with `check`) has a faulty row.
@@ -33,7 +36,7 @@ def make_dataset(config: EnvironmentConfig, split: Split, seed: int, check: bool
         return Jsonl(config, split, check)
     if isinstance(config, PythonConfig) and config.rows is not None:
         return Jsonl(config.as_jsonl(config.rows), split, check, of_environment=True)
-    return Numbered(split, config.num_examples if split == "train" else None)
+    return Numbered(split, num_examples or (config.num_examples if split == "train" else None))
 
 
 __all__ = ["Dataset", "Example", "make_dataset"]

@@ -1,16 +1,21 @@
 """What a pool of workers runs, out of the configuration of an environment."""
 
+from pathlib import Path
+
+from actors.environments import adapters
 from actors.environments.pool import EnvironmentSpec, Limits
-from schemas.config.environments import EnvironmentBase, PythonConfig
+from schemas.config.environments import PackageConfig, PythonConfig
+
+ADAPTERS = Path(adapters.__file__).parent
 
 
-def spec_of(config: EnvironmentBase) -> EnvironmentSpec:
+def spec_of(config: PythonConfig | PackageConfig) -> EnvironmentSpec:
     """Return path, options and limits of an environment's workers."""
-    assert isinstance(config, PythonConfig)
     limits = config.limits
+    path = config.path if isinstance(config, PythonConfig) else f"{ADAPTERS / config.type}.py:Env"
     return EnvironmentSpec(
         name=config.label,
-        path=config.path,
+        path=path,
         options=config.options,
         python=config.python,
         workers=config.workers,

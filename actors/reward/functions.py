@@ -20,6 +20,8 @@ from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardC
 from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 
+UNSHAPED = ShapingConfig()
+
 
 @dataclass(frozen=True)
 class NamedReward:
@@ -29,7 +31,7 @@ class NamedReward:
     weight: float
     kwargs: dict[str, Any]
     function: RewardFunction
-    shaping: ShapingConfig = ShapingConfig()
+    shaping: ShapingConfig = UNSHAPED
 
     @cached_property
     def takes_token_ids(self) -> bool:

@@ -59,10 +59,9 @@ class Scorer:
             )
         stand_in = [0.0 if self._on_timeout == "zero" else np.nan] * group.num_completions
         rows = self.call(rewards, group, required=group.purpose == "eval")
+        found = [stand_in if row is None else row for row in rows]
         # without functions an empty list would lose the axis G
-        return np.array([stand_in if row is None else row for row in rows], np.float64).reshape(
-            len(rows), len(stand_in)
-        )
+        return np.array(found, np.float64).reshape(len(rows), group.num_completions)
 
     def call(self, functions: Sequence[NamedReward], group: RolloutGroup, *, required: bool) -> list[Any]:
         """Call functions on a group and return the checked values of each; None for a late one if `on_timeout` allows.

@@ -27,7 +27,7 @@ from actors.trajectories.bridges import BridgeError
 from actors.trajectories.chat import Chat
 from actors.trajectories.recorder import Recorder, Stop, TurnAnswer, TurnLimits, TurnRequest
 from schemas.config import RunConfig
-from schemas.config.environments import EnvironmentBase
+from schemas.config.environments import PackageConfig, PythonConfig
 from schemas.messages import Ticket
 
 log = structlog.get_logger("rollout")
@@ -58,7 +58,7 @@ class EnvironmentPlayer:
     def __init__(
         self, config: RunConfig, chats: Mapping[str, Chat], engines: EngineChoice, metrics: Metrics, sequence_len: int
     ) -> None:
-        self._configs = {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}
+        self._configs = {one.label: one for one in config.environments if isinstance(one, PythonConfig | PackageConfig)}
         self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
         self._pools: dict[str, WorkerPool] = {}

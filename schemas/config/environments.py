@@ -110,6 +110,20 @@ class PythonConfig(EnvironmentBase):
         return self
 
 
+class PackageConfig(EnvironmentBase):
+    """Environments of a package, by an adapter (docs/reference/environments.md)."""
+
+    type: Literal["reasoning_gym", "textarena", "gymnasium"]
+    """Package."""
+    options: dict[str, Any]
+    """Options of the adapter, such as the id of an environment; docs/reference/environments.md has them all."""
+
+    @property
+    def num_examples(self) -> None:
+        """Number of training examples: as many as the package says."""
+        return None
+
+
 EnvironmentConfig = Annotated[
-    ReverseTextConfig | ArithmeticConfig | JsonlConfig | PythonConfig, Field(discriminator="type")
+    ReverseTextConfig | ArithmeticConfig | JsonlConfig | PythonConfig | PackageConfig, Field(discriminator="type")
 ]

@@ -44,7 +44,7 @@ SHORT_LEASE = {"lease": 1.5}
 """`bus` of a test that has to wait for the end of a lease, or for a packer that waits for one after its restart."""
 
 
-def ring_config(folder: Path, transport: str = "ipc", **sections: dict[str, Any]) -> RunConfig:
+def ring_config(folder: Path, transport: str = "ipc", **sections: Any) -> RunConfig:
     """A small fast run; `sections` are merged into it, e.g. `trainer={"max_steps": 20}`."""
     tree: dict[str, Any] = {
         "name": "ring",
@@ -66,7 +66,7 @@ def ring_config(folder: Path, transport: str = "ipc", **sections: dict[str, Any]
         },
     }
     for name, section in sections.items():
-        tree[name] = {**tree.get(name, {}), **section}
+        tree[name] = {**tree.get(name, {}), **section} if isinstance(section, dict) else section
     return check_tree(tree)
 
 
