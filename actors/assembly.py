@@ -86,7 +86,7 @@ def make_chat(config: RunConfig, template_kwargs: dict[str, Any]) -> "Chat":
     """Make the language in which environments talk with the model."""
     if isinstance(config.inference.engine, FakeEngineConfig):
         return fake.chat(config.inference.engine.vocab_size)
-    from actors.trajectories.model_chat import chat_of
+    from actors.rollout.model_chat import chat_of
 
     return chat_of(config.model, template_kwargs)
 

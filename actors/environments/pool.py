@@ -26,10 +26,11 @@ import zmq
 import zmq.asyncio
 
 from actors.environments import worker
-from actors.environments.errors import Cause, EpisodeError
+from actors.environments.errors import EpisodeError
 from actors.environments.output import PrintedLines
 from actors.environments.processes import below, kill_all, kill_left, snapshot
 from actors.environments.worker.wire import BEAT_SECONDS, PROTOCOL, TEXT_CHARACTERS, Message, pack, unpack
+from schemas.messages import EnvironmentFailure
 
 log = structlog.get_logger("environments")
 
@@ -50,7 +51,7 @@ FOR_THE_INTERPRETER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONHA
 The last gives sets one order in all workers: examples that are made of sets would otherwise differ within a group.
 """
 READ_BYTES = 1 << 16
-CAUSES: dict[str, Cause] = {
+CAUSES: dict[str, EnvironmentFailure] = {
     "load": "env_load",
     "reset": "env_reset",
     "step": "env_step",

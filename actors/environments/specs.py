@@ -12,7 +12,7 @@ ADAPTERS = Path(adapters.__file__).parent
 def spec_of(config: PythonConfig | PackageConfig) -> EnvironmentSpec:
     """Return path, options and limits of an environment's workers."""
     limits = config.limits
-    path = config.path if isinstance(config, PythonConfig) else f"{ADAPTERS / config.type}.py:Env"
+    path = config.path if isinstance(config, PythonConfig) else f"{ADAPTERS / config.adapter}.py:Env"
     return EnvironmentSpec(
         name=config.label,
         path=path,

@@ -25,10 +25,10 @@ from actors.rollout.held import AttemptError
 from actors.telemetry.metrics import WORKER_EVENTS, Metrics
 from actors.trajectories.bridges import BridgeError
 from actors.trajectories.chat import Chat
-from actors.trajectories.recorder import Recorder, Stop, TurnAnswer, TurnLimits, TurnRequest
+from actors.trajectories.recorder import Recorder, TurnAnswer, TurnLimits, TurnRequest
 from schemas.config import RunConfig
 from schemas.config.environments import PackageConfig, PythonConfig
-from schemas.messages import Ticket
+from schemas.messages import StopCondition, Ticket
 
 log = structlog.get_logger("rollout")
 
@@ -36,7 +36,7 @@ SHARE_OF_TIMEOUT = 0.75
 """Share of `rollout.group_timeout` after which trajectories are cut; the rest is for scores, and for a reward actor."""
 
 SERIES = [
-    *(("grpo_rollout_trajectories_total", {"stop": stop}) for stop in get_args(Stop)),
+    *(("grpo_rollout_trajectories_total", {"stop": stop}) for stop in get_args(StopCondition)),
     *(("grpo_rollout_worker_events_total", {"event": event}) for event in WORKER_EVENTS),
     ("grpo_rollout_turns_total", {}),
     ("grpo_rollout_branches_total", {}),

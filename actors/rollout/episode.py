@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from actors.environments.errors import EpisodeError
 from actors.trajectories.bridges import Message
-from actors.trajectories.recorder import Recorder, Stop, TrajectoryOverError
+from actors.trajectories.recorder import Recorder, TrajectoryOverError
 from actors.trajectories.tree import TrajectoryTree
-from schemas.messages import Prompt
+from schemas.messages import Prompt, StopCondition
 
 Json = dict[str, Any]
 Rewards = dict[str, float | None]
@@ -54,7 +54,7 @@ class Trajectory:
     """The conversation; of an environment that drives, the longest one."""
     num_prompt: int = 0
     """Messages in front of the model's first answer."""
-    stop: Stop = "done"
+    stop: StopCondition = "done"
     turn_rewards: list[tuple[int, float]] = field(default_factory=list)
     """Turn and reward, where the environment gave one."""
     rewards: Rewards = field(default_factory=dict)
@@ -118,7 +118,7 @@ async def play(
     return trajectory
 
 
-def _without_a_turn(stop: Stop, seconds: float | None) -> EpisodeError:
+def _without_a_turn(stop: StopCondition, seconds: float | None) -> EpisodeError:
     if stop == "timeout":
         return EpisodeError("env_timeout", f"no turn within {seconds:g} s (trajectory_timeout)")
     return EpisodeError("env_reset", f"the episode ended without a turn of the model ({stop})")
@@ -157,7 +157,7 @@ async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row
 async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row: Json, seed: int) -> None:
     """Let an environment ask for samples until it returns."""
     recorder = trajectory.recorder
-    over: list[Stop] = []
+    over: list[StopCondition] = []
     is_cut = False
 
     async def answer(messages: list[Message], options: Json) -> Message:

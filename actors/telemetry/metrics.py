@@ -15,10 +15,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
-from actors.environments.errors import Cause
-from actors.trajectories.recorder import Stop
 from bus.counts import DROP_REASONS, REFUSALS, EdgeCounts
-from schemas.messages import EngineState
+from schemas.messages import EngineState, EnvironmentFailure, StopCondition
 
 Actor = Literal["rollout", "reward", "packer", "trainer", "inference"]
 ACTORS: tuple[Actor, ...] = ("rollout", "reward", "packer", "trainer", "inference")
@@ -35,7 +33,7 @@ REWARD_BUCKETS = (-1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 
 PURPOSES = ("train", "eval")
 ATTEMPT_FAILURES = (
     *("timeout", "engine", "environment", "prompt_too_long", "too_large", "internal"),
-    *get_args(Cause),
+    *get_args(EnvironmentFailure),
 )
 WORKER_EVENTS = ("restart", "timeout", "silent", "processes")
 SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "too_large", "internal")
@@ -98,7 +96,7 @@ SPECS = (
         "grpo_rollout_trajectories_total",
         "counter",
         "Trajectories played with an environment, by the reason of their end.",
-        _labels(environment=(), stop=get_args(Stop)),
+        _labels(environment=(), stop=get_args(StopCondition)),
     ),
     Spec("grpo_rollout_turns_total", "counter", "Turns of the model in environments.", _labels(environment=())),
     Spec(

@@ -10,22 +10,18 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from actors.trajectories.bridges import Message
 from actors.trajectories.chat import Chat, assistant_message
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
-
-Stop = Literal["done", "env_truncated", "length", "max_turns", "max_total_tokens", "context_full", "timeout", "failed"]
-"""Why a trajectory ended: the environment was done, or ran out of its own turns; the model's turn was cut off at its
-limit; a limit of ours was reached before the next turn; the time of a trajectory was over; or the environment failed.
-"""
+from schemas.messages import StopCondition
 
 
 class TrajectoryOverError(Exception):
     """Error at a request that a limit forbids. `stop` names the limit."""
 
-    def __init__(self, stop: Stop, words: str) -> None:
+    def __init__(self, stop: StopCondition, words: str) -> None:
         super().__init__(words)
         self.stop = stop
 

@@ -1,6 +1,6 @@
 """Keys of environments that answer: code of the user, in worker processes."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -63,6 +63,11 @@ class EnvironmentBase(DatasetBase):
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template, such as `enable_thinking`."""
 
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weights of rewards by name; empty: 1 for all."""
+        return self.rewards
+
 
 class PythonConfig(EnvironmentBase):
     """Environment in Python of one's own: a class, a list of tools, or a coroutine (docs/reference/environments.md)."""
@@ -111,10 +116,11 @@ class PythonConfig(EnvironmentBase):
 
 
 class PackageConfig(EnvironmentBase):
-    """Environments of a package, by an adapter (docs/reference/environments.md)."""
+    """Base of the environments of a package, played by an adapter (docs/reference/environments.md)."""
 
-    type: Literal["reasoning_gym", "textarena", "gymnasium"]
-    """Package."""
+    adapter: ClassVar[str]
+    """File of the adapter in actors/environments/adapters."""
+
     options: dict[str, Any]
     """Options of the adapter, such as the id of an environment; docs/reference/environments.md has them all."""
 
@@ -124,6 +130,71 @@ class PackageConfig(EnvironmentBase):
         return None
 
 
+class ReasoningGymConfig(PackageConfig):
+    """Tasks of reasoning-gym: questions with one answer each."""
+
+    adapter: ClassVar[str] = "reasoning_gym"
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+
+
+class TextArenaConfig(PackageConfig):
+    """Games of textarena."""
+
+    adapter: ClassVar[str] = "textarena"
+    type: Literal["textarena"] = "textarena"
+
+
+class GymnasiumConfig(PackageConfig):
+    """Environments of gymnasium with discrete actions."""
+
+    adapter: ClassVar[str] = "gymnasium"
+    type: Literal["gymnasium"] = "gymnasium"
+
+
+class VerifiersConfig(PackageConfig):
+    """Environments of verifiers 0.1 to 0.3, by `load_environment`."""
+
+    adapter: ClassVar[str] = "verifiers_v0"
+    type: Literal["verifiers"] = "verifiers"
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weights of rewards by name: by default that of the rubric alone, and no metric."""
+        return self.rewards or {str(self.options.get("id")): 1.0}
+
+
+class VerifiersV1Config(VerifiersConfig):
+    """Tasksets of verifiers 0.4."""
+
+    adapter: ClassVar[str] = "verifiers_v1"
+    type: Literal["verifiers_v1"] = "verifiers_v1"  # type: ignore[assignment]  # another tag of the union
+
+
+class OpenEnvConfig(PackageConfig):
+    """Environments of an OpenEnv server."""
+
+    adapter: ClassVar[str] = "openenv_client"
+    type: Literal["openenv"] = "openenv"
+
+
+class OrsConfig(PackageConfig):
+    """Environments of a server of the Open Reward Standard."""
+
+    adapter: ClassVar[str] = "ors_client"
+    type: Literal["ors"] = "ors"
+
+
 EnvironmentConfig = Annotated[
-    ReverseTextConfig | ArithmeticConfig | JsonlConfig | PythonConfig | PackageConfig, Field(discriminator="type")
+    ReverseTextConfig
+    | ArithmeticConfig
+    | JsonlConfig
+    | PythonConfig
+    | ReasoningGymConfig
+    | TextArenaConfig
+    | GymnasiumConfig
+    | VerifiersConfig
+    | VerifiersV1Config
+    | OpenEnvConfig
+    | OrsConfig,
+    Field(discriminator="type"),
 ]

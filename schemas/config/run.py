@@ -34,7 +34,7 @@ class RunConfig(Section):
     """Sources of examples. Each training example is drawn from one of them, in proportion to its `weight`."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling: group size, lengths, temperature."""
-    reward: RewardConfig = RewardConfig()
+    reward: RewardConfig
     """Scoring: reward functions and advantages."""
     packer: PackerConfig = PackerConfig()
     """Batches: groups per training step, their order, and how far sampling may run ahead of training."""

@@ -25,6 +25,25 @@ TURNS, TOOL_CALLS, TOOL_FAILURES = range(3)
 """Column indices of `RolloutGroup.counts`."""
 NO_POLICY = -1
 """Lineage and version of tokens that no policy has sampled."""
+StopCondition = Literal[
+    "stop",
+    "length",
+    "done",
+    "env_truncated",
+    "max_turns",
+    "max_total_tokens",
+    "context_full",
+    "timeout",
+    "failed",
+]
+"""Why a completion ended: of a single turn `stop`, or `length` if cut off at `rollout.max_tokens`.
+
+With an environment: `done`, or `env_truncated` if it ran out of turns of its own; `length`, if the last turn was cut
+off; a limit of the trajectory, reached before the next turn; or `failed`, if the environment failed.
+"""
+EnvironmentFailure = Literal["env_load", "env_reset", "env_step", "env_score", "env_timeout", "env_lost"]
+"""Part of an environment that failed: loading the user's code, one of its functions, a function's time limit, or the
+worker process."""
 TRUNCATED = frozenset({"length", "max_total_tokens", "context_full", "timeout"})
 """Stop conditions of completions that ran out of tokens or time."""
 
@@ -94,8 +113,7 @@ class RolloutGroup(Message):
     """Conversation of each completion as JSON: [messages of the prompt, messages behind the prompt]. Empty without an
     environment: the completion is then the only message."""
     stop_conditions: Listed[str]
-    """Reason of each completion's end: `stop`, or `length` if cut off at `rollout.max_tokens`; with an environment an
-    element of `actors.trajectories.recorder.Stop`."""
+    """Reason of each completion's end, a `StopCondition`."""
     failures: Listed[str] = []
     """Error of each completion whose environment failed, which is unscorable; empty texts for the others. Empty: none
     failed."""

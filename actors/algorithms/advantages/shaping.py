@@ -43,7 +43,7 @@ class RewardColumns:
 
 def environment_weights(environments: Sequence[EnvironmentConfig]) -> EnvironmentWeights:
     """Return the weights of the rewards of a run's environments."""
-    return {one.label: one.rewards for one in environments if isinstance(one, EnvironmentBase)}
+    return {one.label: one.reward_weights for one in environments if isinstance(one, EnvironmentBase)}
 
 
 def shape(rewards: Floats, config: ShapingConfig) -> Floats:

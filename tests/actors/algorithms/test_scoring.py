@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from actors.algorithms.advantages import StepRewards
+from actors.algorithms.advantages.shaping import RewardColumns
 from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
 from schemas.config.actors import RewardConfig
 from schemas.config.data import ShapingConfig
@@ -22,7 +23,7 @@ OWN = {"path": "mine:f"}
 def rules(weights: Sequence[float] = (1.0,), shapings: Sequence[ShapingConfig] = (), **reward: Any) -> ScoringRules:
     """Rules of a run with these weights; functions are unshaped unless said otherwise."""
     config: RewardConfig = reward_config(**MEAN | reward)
-    return ScoringRules(config, np.array(weights), shapings or [ShapingConfig()] * len(weights))
+    return ScoringRules(config, RewardColumns(np.array(weights), shapings or [ShapingConfig()] * len(weights)))
 
 
 def sampled(*lengths: int, **given: Any) -> RolloutGroup:

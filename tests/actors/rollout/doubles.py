@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,9 @@ class Client:
         self.failing, self.asked = failing, []
         self.answers: dict[str, list[SampledCompletion]] = {}
 
-    async def sample(self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int]) -> list[SampledCompletion]:
+    async def sample(
+        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Any = ()
+    ) -> list[SampledCompletion]:
         """Two completions of version 3."""
         self.asked.append(engine.name)
         await asyncio.sleep(0)
