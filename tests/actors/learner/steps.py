@@ -102,6 +102,7 @@ def random_samples(seed: int = 0) -> list[Sampled]:
 def scored_group(ordinal: int, sizes: Sequence[int] = (3, 8, 5, 6)) -> ScoredGroup:
     """A group of made-up completions of these lengths, as a reward actor sends it."""
     rng = np.random.default_rng(ordinal)
+    prompt_ids = np.r_[1, rng.integers(4, 30, 5)].astype(np.int32)
     total, group_size = sum(sizes), len(sizes)
     offsets = np.cumsum([0, *sizes])
     advantages = np.array([1.0 if i % 2 else -1.0 for i in range(group_size)])
@@ -121,7 +122,7 @@ def scored_group(ordinal: int, sizes: Sequence[int] = (3, 8, 5, 6)) -> ScoredGro
         loss_mask=np.ones(total, np.uint8),
         logprobs=np.full(total, -3.4, np.float32),
         **single_turn(
-            np.r_[1, rng.integers(4, 30, 5)].astype(np.int32),
+            prompt_ids,
             offsets,
             np.array([[start, 1, 0] for start in offsets[:-1].tolist()]),
         ),
