@@ -103,7 +103,7 @@ def make_reward(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "Re
     path, advantage = config.eval.exact_match, config.reward.advantage
     exact_match = NamedReward("exact_match", 0.0, {}, load_function(path, "eval.exact_match") if path else unmeasured)
     functions = load_rewards(config.reward.functions)
-    steps = load_steps(config.reward.steps) if config.reward.steps else None
+    steps = load_steps(config.reward.steps) if config.reward.steps and config.reward.steps.path else None
     custom = load_advantage(advantage) if isinstance(advantage, CustomAdvantageConfig) else None
     vocab_size = 0
     # only the gibberish filter compares with the vocabulary, and reading the vocabulary loads a tokenizer

@@ -18,7 +18,7 @@ from actors.algorithms.advantages.group import Floats, Ints
 from actors.algorithms.advantages.shaping import RewardColumns, combine_rewards, shape, shape_functions
 from actors.algorithms.filters import filter_completions, mask_completions
 from schemas.config.actors import RewardConfig
-from schemas.messages import RolloutGroup
+from schemas.messages import SEGMENT_ORIGIN, SEGMENT_START, SEGMENT_TURN, Origin, RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,34 @@ def score_group(
     )
 
 
+def turn_steps(group: RolloutGroup) -> list[StepRewards]:
+    """Return the rewards of turns as steps (end, reward) of each completion; `end` is behind the turn's last token.
+
+    A completion with a turn of 3 tokens, 2 tokens of the environment and a turn of 4, both rewarded: ends 3 and 9. The
+    reward of a turn whose tokens are in no sample counts at the end of the turn before; of the first, not at all. A
+    completion whose environment failed has no steps.
+    """
+    starts = group.segments[:, SEGMENT_START]
+    ends = np.append(starts[1:], group.token_ids.size)
+    owners = np.searchsorted(group.completion_offsets, starts, side="right") - 1
+    ends_of: dict[tuple[int, int], int] = {}
+    for owner, turn, origin, end in zip(
+        owners.tolist(),
+        group.segments[:, SEGMENT_TURN].tolist(),
+        group.segments[:, SEGMENT_ORIGIN].tolist(),
+        ends.tolist(),
+        strict=True,
+    ):
+        if origin == Origin.MODEL:
+            ends_of[owner, turn] = end - int(group.completion_offsets[owner])
+    steps: list[list[tuple[int, float]]] = [[] for _ in range(group.num_completions)]
+    for completion, turn, reward in group.turn_rewards.tolist():
+        known = [t for g, t in ends_of if g == completion and t <= turn]
+        if known and not group.failed_G[int(completion)]:
+            steps[int(completion)].append((ends_of[int(completion), max(known)], reward))
+    return list(steps)
+
+
 def custom_arguments(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRules) -> tuple[Floats, Ints] | None:
     """Return rewards and lengths for the user's advantage function, (1, S) each; None if the function is not needed.
 
@@ -115,7 +143,10 @@ def _rewards(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRules) -> Gr
     """Return a reward per completion: each function's values shaped and weighted, then the sum shaped."""
     columns = rules.columns.of(group)
     shaped_FG = shape_functions(rewards_FG[: columns.weights_F.size], columns.shapings)
-    total_G = combine_rewards(shaped_FG, columns.weights_F, none_as_zero=rules.config.none_as_zero)
+    # a figure of the environment that has no weight must not make a reward of 0 where nothing else was measured
+    measured_F = (columns.weights_F == 0) & (np.arange(columns.weights_F.size) >= rules.columns.weights_F.size)
+    counted_FG = np.where(measured_F[:, None], np.nan, shaped_FG)
+    total_G = combine_rewards(counted_FG, columns.weights_F, none_as_zero=rules.config.none_as_zero)
     # also with none_as_zero: a failure of the environment is never a reward
     total_G = np.where(group.failed_G, np.nan, total_G)
     return GroupRewards(shape(total_G, rules.config.shaping), group.lengths_G, shaped_FG, columns.weights_F)

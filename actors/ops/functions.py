@@ -89,7 +89,7 @@ def _configured(config: RunConfig) -> list[tuple[str, RewardFunctionConfig]]:
     """Return all functions of the reward actor, each with its key."""
     found = [(f"reward.functions.{i}.path", function) for i, function in enumerate(config.reward.functions)]
     steps, advantage = config.reward.steps, config.reward.advantage
-    if steps:
+    if steps is not None and steps.path is not None:
         found.append(("reward.steps.path", RewardFunctionConfig(path=steps.path)))
     if isinstance(advantage, CustomAdvantageConfig):
         found.append(("reward.advantage.path", RewardFunctionConfig(path=advantage.path)))

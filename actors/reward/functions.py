@@ -136,6 +136,7 @@ def load_steps(config: StepRewardConfig) -> StepReward:
     """
     if problems := _taken_names("reward.steps.kwargs", config.kwargs):
         raise ConfigError(*problems)
+    assert config.path is not None
     name = config.path.rpartition(":")[2]
     return StepReward(name, 0.0, config.kwargs, load_function(config.path, "reward.steps.path"))
 

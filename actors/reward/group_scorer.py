@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from actors.algorithms.advantages import StepRewards, check_advantages
 from actors.algorithms.advantages.shaping import EnvironmentWeights, RewardColumns
-from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
+from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group, turn_steps
 from actors.reward.constant_rewards import ConstantRewards
 from actors.reward.errors import RewardError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
@@ -51,7 +51,7 @@ class GroupScorer:
         custom: AdvantageFunction | None = None,
         environments: EnvironmentWeights | None = None,
     ) -> None:
-        self._name, self._metrics = name, metrics
+        self._config, self._name, self._metrics = config, name, metrics
         # the last row of an evaluation is exact_match, which is measured and not part of the reward
         self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
         weights_F = np.array([one.weight for one in rewards])
@@ -93,7 +93,9 @@ class GroupScorer:
         names[place:place] = group.environment_reward_names
         steps: list[StepRewards] | None = None
         # an evaluation has no advantages, and steps serve nothing else
-        if self._steps is not None and group.purpose != "eval":
+        if self._config.steps is not None and self._steps is None:
+            steps = turn_steps(group)
+        elif self._steps is not None and group.purpose != "eval":
             (found,) = self._caller.call([self._steps], group, required=False)
             # None: the function was late, so no completion has steps
             steps = found or [[]] * group.num_completions

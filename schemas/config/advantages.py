@@ -152,6 +152,8 @@ class ProcessAdvantageConfig(DeviationConfig):
     """
 
     type: Literal["process"] = "process"
+    discount: float = Field(1.0, ge=0, le=1)
+    """Factor of a step's reward for each step before it; with rewards of turns, the discount along the turns."""
 
     @property
     def level(self) -> Level:

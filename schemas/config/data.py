@@ -124,16 +124,17 @@ class RewardFunctionConfig(ShapingConfig):
 
 
 class StepRewardConfig(Section):
-    """A function `f(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]]]`, sync or async.
+    """Rewards inside completions: of a function, or of the turns of environments.
 
-    The function returns for each completion a list of steps (end, reward). `end` is the position after the step's last
+    The function is `f(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]]]`, sync or
+    async. It returns for each completion a list of steps (end, reward). `end` is the position after the step's last
     token, from 1 to the number of tokens; `reward` is a finite number. Without steps, or with None, the completion is
     unscorable.
     """
 
-    path: FunctionPath
+    path: FunctionPath | None = None
     """Path to the function, `package.module:function` or `path/to/file.py:function`, looked up like
-    `reward.functions[].path`."""
+    `reward.functions[].path`. Empty: each turn that the environment rewarded is a step."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of each call. They take precedence over columns of the same name."""
 

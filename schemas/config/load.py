@@ -169,7 +169,7 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     }
     reward = config.reward
     located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
-    located["steps"] = reward.steps and _with_code(reward.steps, folder)
+    located["steps"] = _with_code(reward.steps, folder) if reward.steps and reward.steps.path else reward.steps
     if isinstance(reward.advantage, CustomAdvantageConfig):
         located["advantage"] = _with_code(reward.advantage, folder)
     exact_match = config.eval.exact_match and _locate_code(config.eval.exact_match, folder)

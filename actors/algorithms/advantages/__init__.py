@@ -126,7 +126,7 @@ def token_advantages(
         raise ValueError(f"{config.type} has an advantage per completion: use compute_advantages")
     if steps is None:
         raise ValueError("process needs steps")
-    return process(steps, np.diff(offsets), config)
+    return process(steps, np.diff(offsets), config, config.discount)
 
 
 def with_step_advantages(

@@ -20,7 +20,9 @@ AREAL_NORM = configs.ZScoreAdvantageConfig(eps=1e-5)
 """z-score of AReaL's reward_norm: unbiased deviation, eps 1e-5."""
 
 
-def process(steps: Sequence[StepRewards], lengths_G: Ints, config: configs.DeviationConfig) -> Floats:
+def process(
+    steps: Sequence[StepRewards], lengths_G: Ints, config: configs.DeviationConfig, discount: float = 1.0
+) -> Floats:
     """Return at each token the sum of normalised rewards of the steps that end there or later, (N,) (DeepSeekMath).
 
     Rewards are z-scores over all steps of the group. Steps [(2, 1), (3, 0)] and [(2, 0), (3, 1)] have z-scores ±1
@@ -30,17 +32,36 @@ def process(steps: Sequence[StepRewards], lengths_G: Ints, config: configs.Devia
         steps: steps of each completion; a completion without steps has advantage 0.
         lengths_G: tokens of each completion.
         config: kind of deviation, and eps.
+        discount: factor of a step's reward for each step before it. With ½, the first steps above have ½ and the
+            second −½ on the tokens of the first step.
     """
     starts = np.cumsum(lengths_G) - lengths_G
     # ends as indices into the group's tokens
     ends = [start + end for start, of_one in zip(starts.tolist(), steps, strict=True) for end, _ in of_one]
     rewards = np.array([reward for of_one in steps for _, reward in of_one], np.float64)
+    if discount != 1.0:
+        return _discounted(steps, zscore(rewards, config), lengths_G, discount)
     rewards_N = np.zeros(int(lengths_G.sum()))
     # `+=` would keep one of two steps with equal ends
     np.add.at(rewards_N, np.array(ends, np.int64) - 1, zscore(rewards, config))
     # sums over the suffixes of each completion
     parts = [rewards_N[start : start + length] for start, length in zip(starts, lengths_G, strict=True)]
     return np.concatenate([np.zeros(0), *(part[::-1].cumsum()[::-1] for part in parts)])
+
+
+def _discounted(steps: Sequence[StepRewards], scores: Floats, lengths_G: Ints, discount: float) -> Floats:
+    """Return at each token the discounted sum of the scores of its own step and of later ones, (N,)."""
+    parts, first = [np.zeros(0)], 0
+    for of_one, length in zip(steps, lengths_G.tolist(), strict=True):
+        mine = sorted(zip((end for end, _ in of_one), scores[first : first + len(of_one)].tolist(), strict=True))
+        first += len(of_one)
+        part, latest = np.zeros(length), 0.0
+        for number in range(len(mine) - 1, -1, -1):  # backwards: a sum needs that of the next step
+            latest = mine[number][1] + discount * latest
+            start = mine[number - 1][0] if number else 0
+            part[start : mine[number][0]] = latest
+        parts.append(part)
+    return np.concatenate(parts)
 
 
 def gae(rewards_T: Floats, discount: float, gae_lambda: float, values_T: Floats | None = None) -> Floats:
