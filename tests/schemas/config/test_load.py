@@ -68,7 +68,7 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"environments": [{"type": "jsonl", "path": "a", "operations": []}]},
          "environments.0.operations: is a key of type arithmetic, not of jsonl"),
         ({"reward__advantage": {"type": "mean", "discount": 1.0}},
-         "reward.advantage.discount: is a key of type gae, not of mean"),
+         "reward.advantage.discount: is a key of type process or gae, not of mean"),
         ({"reward__advantage": {"type": "rlo"}},
          ("reward.advantage.type: 'rlo' is not one of 'mean', 'length_weighted_mean', 'zscore', 'batch_std', 'norm', "
           "'rloo', 'reinforce_pp', 'gdpo', 'max_rl', 'process', 'gae', 'custom', did you mean 'rloo'?")),
