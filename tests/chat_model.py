@@ -1,4 +1,7 @@
-"""A tiny random chat model on disk: tokens are bytes, the chat template is that of Qwen 2.5, with tools."""
+"""A tiny random chat model on disk: tokens are bytes, the chat template is that of Qwen 2.5, with tools.
+
+Heads are as wide as the kernels of vLLM need.
+"""
 
 import json
 from pathlib import Path
@@ -16,12 +19,12 @@ def build_chat_model(folder: Path, family: str = "qwen2_5") -> None:
     ends = [tokenizer.convert_tokens_to_ids(end) for end in FAMILIES[family].ends]
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
+        hidden_size=64,
+        intermediate_size=64,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=32,
         max_position_embeddings=16_384,
         tie_word_embeddings=False,
         eos_token_id=ends[0],

@@ -3,6 +3,7 @@
 The model is random, so nothing is learnt here; what counts is that each package's episodes become steps.
 """
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.ring.harness import check_promise, processes, ring_config
 from tests.system.environments.playing import ROOT, python
 from tests.system.environments.scripted import python_of
 from tests.system.environments.servers import served
+from tests.system.tools import missing
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -124,7 +126,8 @@ class Env:
 
 def test_tools_are_trained_on_real_vllm(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt has the tools, the samples are vLLM's own tokens."""
-    pytest.importorskip("vllm") if not (ROOT / ".venv-system").exists() else __import__("vllm")
+    if importlib.util.find_spec("vllm") is None:
+        missing("make system-deps brings vLLM")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     (tmp_path / "env.py").write_text(TOOLS)
     engine = {
