@@ -32,6 +32,10 @@ def workers(adapter: str, python: str, episodes: int = 32, **options: Any) -> Wo
     )
 
 
+THOUGHT = "<think>\nWell.\n</think>\n\n"
+"""What Qwen3 writes first."""
+
+
 def call(name: str, **arguments: Any) -> str:
     """What Qwen writes to call a tool."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
@@ -43,10 +47,11 @@ async def played(
     index: int = 0,
     split: str = "train",
     limits: TurnLimits | None = None,
+    family: str = "qwen2_5",
     **row: Any,
 ) -> Trajectory:
     """An episode to its end."""
-    writer = Writer(Chat("qwen2_5"), texts)
+    writer = Writer(Chat(family), texts)
     trajectory = await play(episode, writer.recorder(limits), "", {"index": index, "split": split, **row})
     sampled = sum(len(answer.token_ids) for answer in writer.answers)
     trained = sum(sum(sample.loss_mask) for sample in trajectory.tree.samples())

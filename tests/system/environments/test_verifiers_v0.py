@@ -8,7 +8,7 @@ import pytest
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import WorkerPool
 from actors.trajectories.recorder import TurnLimits
-from tests.system.environments.scripted import WAIT, call, played, python_of, workers
+from tests.system.environments.scripted import THOUGHT, WAIT, call, played, python_of, workers
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -28,11 +28,13 @@ async def test_tools_are_played_scored_and_never_fail_as_zero(version: str) -> N
     """One worker, so that its start is paid once: a whole episode, limits, and each way to fail."""
     async with world(version, "tools") as pool:
         async with await pool.episode(WAIT) as episode:
-            trajectory = await played(episode, [call("add", a=2, b=1), "3"], index=2)
+            texts = [THOUGHT + call("add", a=2, b=1), THOUGHT + "3"]
+            trajectory = await played(episode, texts, index=2, family="qwen3")
             assert trajectory.rewards | {ID: 0.5, "right": 1.0, "length": 1.0, "add_calls": 1.0} == trajectory.rewards
             assert (trajectory.stop, trajectory.num_calls, trajectory.tree.num_branches) == ("done", 1, 0)
             assert [m["role"] for m in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant"]
             assert trajectory.messages[3]["content"] == "3"
+            assert trajectory.messages[2]["reasoning_content"] == "Well."
             assert episode.columns["answer"] == "3"
         assert pool.examples == {"train": 3, "eval": 1}
         async with await pool.episode(WAIT) as episode:

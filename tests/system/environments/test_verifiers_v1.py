@@ -8,7 +8,7 @@ import pytest
 
 from actors.environments.errors import EpisodeError
 from actors.trajectories.recorder import TurnLimits
-from tests.system.environments.scripted import WAIT, call, played, python_of, workers
+from tests.system.environments.scripted import THOUGHT, WAIT, call, played, python_of, workers
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -45,11 +45,13 @@ async def test_tools_are_played_scored_and_never_fail_as_zero() -> None:
     name, options = "verifiers-v1-worlds", {"path": str(HERE), "evaluation": {"size": 2}}
     async with workers("verifiers_v1", python_of("verifiers-v1"), id=name, **options) as pool:
         async with await pool.episode(WAIT) as episode:
-            trajectory = await played(episode, [call("sums_add", a=2, b=1), "3"], index=2)
+            texts = [THOUGHT + call("sums_add", a=2, b=1), THOUGHT + "3"]
+            trajectory = await played(episode, texts, index=2, family="qwen3")
             assert trajectory.rewards | {name: 0.5, "right": 1.0, "num_letters": 1.0} == trajectory.rewards
             assert (trajectory.stop, trajectory.num_calls, trajectory.tree.num_branches) == ("done", 1, 0)
             assert [m["role"] for m in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant"]
             assert trajectory.messages[3]["content"] == "3"
+            assert trajectory.messages[2]["reasoning_content"] == "Well."
             assert episode.columns["answer"] == "3"
         assert pool.examples == {"train": 3, "eval": 2}
         async with await pool.episode(WAIT) as episode:
