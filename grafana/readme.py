@@ -7,7 +7,7 @@ from grafana.promql import metrics
 
 HEAD = """# Dashboards
 
-Five pages for Grafana 10.1 or newer. They need a Prometheus that scrapes the run.
+Six pages for Grafana 10.1 or newer. They need a Prometheus that scrapes the run.
 [Operations](../docs/reference/operations.md#grafana) describes the setup of both.
 
 Import `dashboards/*.json` into Grafana, or let Grafana load the files from a folder. Each page has the variables *Data
@@ -15,9 +15,9 @@ source*, *Run*, *Actor* and *Name* (of the process, e.g. `rollout-0`). Panels ab
 *Name*.
 
 `make dashboards` generates the JSON files and this file from Python: `overview.py`, `data_plane.py`, `training.py`,
-`inference.py` and `cost.py` have the pages, `panels.py` has their parts. Tests compare the JSON with the code, each
-metric with [the list of metrics](../docs/reference/metrics.md), and each selector with a run that a real Prometheus
-scrapes. No test loads the pages into a Grafana server.
+`inference.py`, `environments.py` and `cost.py` have the pages, `panels.py` has their parts. Tests compare the JSON with
+the code, each metric with [the list of metrics](../docs/reference/metrics.md), and each selector with a run that a real
+Prometheus scrapes. No test loads the pages into a Grafana server.
 """
 
 

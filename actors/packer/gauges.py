@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.ledger import GroupState, Machine
 from actors.ledger.replies import heartbeats_by_role
-from actors.telemetry.metrics import DROPS, ENGINE_STATES, PURPOSES, STEP_GAUGES, Metrics
+from actors.telemetry.metrics import DROPS, ENGINE_STATES, PURPOSES, STEP_GAUGES, TRAJECTORY_GAUGES, Metrics
 from schemas.config import RunConfig
 from schemas.messages import InferenceHeartbeat
 
@@ -75,6 +75,9 @@ class Gauges:
         for name in STEP_GAUGES:
             if name in values:
                 self._metrics.set(f"grpo_packer_{name}", _number(values[name]))
+        for name in TRAJECTORY_GAUGES:
+            # a step without trajectories has no such columns, and must not show those of an earlier step
+            self._metrics.set(f"grpo_packer_{name}", _number(values.get(name)))
         for name, value in values.items():
             if name.startswith(REWARD_COLUMN):
                 function = name.removeprefix(REWARD_COLUMN)

@@ -8,13 +8,17 @@ import numpy as np
 from actors.algorithms.lag import lag_of
 from actors.packer.gauges import REWARD_COLUMN
 from schemas.messages import ScoredGroup
+from schemas.messages.groups import TOOL_CALLS, TURNS
 
 EvalResults = dict[str, dict[str, float | None]]
 """Results by environment and measure; None: nothing could be scored."""
 
 
 def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Return the packer's values of a step: rewards, advantages (per token, if they are), lengths in tokens, lag."""
+    """Return the packer's values of a step: rewards, advantages (per token, if they are), lengths in tokens, lag.
+
+    A step with trajectories also has those of `trajectory_values`.
+    """
     rewards = np.concatenate([group.rewards_G for group in groups])
     lengths = np.concatenate([group.lengths_G for group in groups])
     advantages = np.concatenate([group.advantages for group in groups]).astype(np.float64)
@@ -40,7 +44,25 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         having = [group for group in groups if name in group.reward_names]
         scores = np.concatenate([group.rewards_FG[group.reward_names.index(name)] for group in having])
         values[REWARD_COLUMN + name] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
-    return values
+    return values | trajectory_values(groups)
+
+
+def trajectory_values(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return means over the trajectories of a step: turns, tool calls, samples, failures; empty if there are none.
+
+    Completions of a single turn do not count. Example: trajectories of 2 and 4 turns, the second with a branch and so
+    with two samples: `turns_mean` 3, `samples_per_completion` 1.5.
+    """
+    played = [group for group in groups if group.transcripts]
+    if not played:
+        return {}
+    counts = np.concatenate([group.counts for group in played])
+    return {
+        "turns_mean": float(counts[:, TURNS].mean()),
+        "tool_calls_mean": float(counts[:, TOOL_CALLS].mean()),
+        "samples_per_completion": sum(len(group.sample_completions) for group in played) / len(counts),
+        "failed_fraction": float(np.concatenate([group.failed_G for group in played]).mean()),
+    }
 
 
 def pass_at(k: int, num_completions: int, num_correct: int) -> float:

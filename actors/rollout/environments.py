@@ -40,6 +40,8 @@ SERIES = [
     *(("grpo_rollout_worker_events_total", {"event": event}) for event in WORKER_EVENTS),
     ("grpo_rollout_turns_total", {}),
     ("grpo_rollout_branches_total", {}),
+    *(("grpo_rollout_tool_calls_total", {"outcome": outcome}) for outcome in ("answered", "failed", "malformed")),
+    *(("grpo_rollout_trajectory_seconds_total", {"place": place}) for place in ("model", "environment")),
 ]
 """Counters of an environment that exist from the start, with their further labels."""
 

@@ -60,6 +60,8 @@ class Trajectory:
     rewards: Rewards = field(default_factory=dict)
     """The environment's own, by name."""
     num_tool_failures: int = 0
+    info: Json = field(default_factory=dict)
+    """Numbers and short texts that the environment told with its turns: of each name the newest."""
     failure: str = ""
     """Why the environment failed; empty if it did not."""
 
@@ -132,6 +134,7 @@ async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row
     tools = opening["tools"] or None
     messages = opened(prompt, [recorder.cut(message) for message in opening["messages"]])
     trajectory.messages, trajectory.num_prompt = messages, len(messages)
+    trajectory.info |= opening.get("info", {})
     while True:
         try:
             message = await recorder.ask(messages, tools)
@@ -147,6 +150,7 @@ async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row
         if turn["reward"] is not None:
             trajectory.turn_rewards.append((recorder.tree.num_turns - 1, turn["reward"]))
         trajectory.num_tool_failures += len(turn["tool_failures"])
+        trajectory.info |= turn.get("info", {})
         messages += turn["messages"]
         # without messages there is nothing new to answer
         if turn["done"] or not turn["messages"]:

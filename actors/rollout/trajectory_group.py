@@ -52,7 +52,8 @@ def build_trajectory_group(
         columns=dict(columns),
         completions=[_last_answer(one) for one in trajectories],
         transcripts=[
-            json.dumps([one.messages[: one.num_prompt], one.messages[one.num_prompt :]]) for one in trajectories
+            json.dumps([one.messages[: one.num_prompt], one.messages[one.num_prompt :], one.info])
+            for one in trajectories
         ],
         stop_conditions=[one.stop for one in trajectories],
         failures=[one.failure for one in trajectories] if any(one.failure for one in trajectories) else [],

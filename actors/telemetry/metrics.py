@@ -51,6 +51,8 @@ STEP_GAUGES = (
     "lag_max",
 )
 """Columns of metrics.jsonl that the packer shows as gauges, for the newest recorded step."""
+TRAJECTORY_GAUGES = ("turns_mean", "tool_calls_mean", "samples_per_completion", "failed_fraction")
+"""Columns of the steps that have trajectories, shown likewise; NaN for the other steps."""
 GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
 
 
@@ -193,6 +195,22 @@ SPECS = (
     Spec("grpo_packer_completion_tokens_mean", "gauge", "Mean length of the newest step's completions."),
     Spec("grpo_packer_truncated_fraction", "gauge", "Share of the newest step's completions cut at max_tokens."),
     Spec("grpo_packer_lag_max", "gauge", "Largest lag of the newest step's groups, in steps."),
+    Spec("grpo_packer_turns_mean", "gauge", "Mean number of turns of the newest step's trajectories; NaN: it has none."),
+    Spec(
+        "grpo_packer_tool_calls_mean",
+        "gauge",
+        "Mean number of tool calls of the newest step's trajectories; NaN: it has none.",
+    ),
+    Spec(
+        "grpo_packer_samples_per_completion",
+        "gauge",
+        "Rows trained per trajectory of the newest step, 1 without branches; NaN: it has no trajectories.",
+    ),
+    Spec(
+        "grpo_packer_failed_fraction",
+        "gauge",
+        "Share of the newest step's trajectories whose environment failed; NaN: it has none.",
+    ),
     Spec(
         "grpo_packer_function_reward_mean",
         "gauge",

@@ -214,6 +214,7 @@ def _of_environment(group: ScoredGroup) -> dict[str, Any]:
         "tool_calls": tool_calls,
         "tool_failures": tool_failures,
         "turn_rewards": group.turn_rewards.tolist(),
+        "info": [_plain_values(group.info(g)) for g in range(group.num_completions)],
         "failures": group.failures,
     }
 
@@ -273,6 +274,11 @@ def replace(path: Path, text: str) -> None:
 
 def _staging(path: Path) -> Path:
     return path.with_name(f".{path.name}")
+
+
+def _plain_values(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment's info as JSON can hold it."""
+    return {name: _plain(value) if isinstance(value, float) else value for name, value in info.items()}
 
 
 def _plain(value: float) -> float | None:

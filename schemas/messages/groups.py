@@ -110,8 +110,8 @@ class RolloutGroup(Message):
     completions: Listed[str]
     """Texts of the G completions: of each, the model's last answer."""
     transcripts: Listed[str] = []
-    """Conversation of each completion as JSON: [messages of the prompt, messages behind the prompt]. Empty without an
-    environment: the completion is then the only message."""
+    """Conversation of each completion as JSON: [messages of the prompt, messages behind the prompt, the environment's
+    info]. Empty without an environment: the completion is then the only message."""
     stop_conditions: Listed[str]
     """Reason of each completion's end, a `StopCondition`."""
     failures: Listed[str] = []
@@ -244,8 +244,14 @@ class RolloutGroup(Message):
 
     def transcript(self, completion: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the messages of a completion's prompt, and those behind the prompt; only with an environment."""
-        prompt, behind = json.loads(self.transcripts[completion])
+        prompt, behind, *_ = json.loads(self.transcripts[completion])
         return prompt, behind
+
+    def info(self, completion: int) -> dict[str, Any]:
+        """Return numbers and short texts that the environment told of a completion; only with an environment."""
+        # a group stored by an earlier build has none
+        _, _, *info = json.loads(self.transcripts[completion])
+        return dict(info[0]) if info else {}
 
     def per_token(self, per_segment: NDArray[Any]) -> NDArray[Any]:
         """Return per token the value of its segment, (S,) → (N,)."""
