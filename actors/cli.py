@@ -114,10 +114,13 @@ def _parser() -> argparse.ArgumentParser:
         seen = add(name, _watch, text, config=False)
         seen.add_argument("run", type=Path, metavar="RUN", help="a run's output_dir, or its run.yaml")
         _add_overrides(seen)
-    samples = add("samples", _samples, "Show sampled completions with rewards.", config=False)
+    samples = add("samples", _samples, "Show sampled completions or conversations with rewards.", config=False)
     samples.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     samples.add_argument("--step", type=int, help="only this step (default: the last one)")
     samples.add_argument("--num", type=int, default=4, help="completions shown per group (default: 4)")
+    samples.add_argument(
+        "--width", type=int, default=400, help="characters shown of each message of a conversation (default: 400)"
+    )
     rewind = add("rewind", _print, "Make a stopped run continue from an older checkpoint.", config=False)
     rewind.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
     rewind.add_argument("--step", type=int, required=True, help="step of the checkpoint")
@@ -271,7 +274,7 @@ def _samples(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"
         )
-    print(show_samples(path, arguments.step, arguments.num))
+    print(show_samples(path, arguments.step, arguments.num, arguments.width))
     return 0
 
 

@@ -100,7 +100,7 @@ def _configured(config: RunConfig) -> list[tuple[str, RewardFunctionConfig]]:
 def _in_file(file: Path, name: str) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_bytes(), str(file))
-        names = _bound(tree)
+        names = bound_names(tree)
     except OSError as error:
         yield f"{file} can't be read: {error.strerror}"
     except (SyntaxError, ValueError) as error:
@@ -115,7 +115,7 @@ def _in_file(file: Path, name: str) -> Iterator[str]:
             yield f"{file} has no function {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
 
 
-def _bound(tree: ast.Module) -> set[str]:
+def bound_names(tree: ast.Module) -> set[str]:
     """Return all names bound in a module: by def, class, assignment, import; includes `*` for a star import."""
     found, rest = set[str](), list[ast.AST]([tree])
     while rest:

@@ -1,7 +1,8 @@
 """Checks of everything named in a configuration, before the start: files, functions, packages, programs, data.
 
 Needs no GPU, model or network. `places` checks folders, room and keys, `requirements` packages and programs,
-`functions` the functions of the user, `fit` whether model, data and functions go together.
+`functions` the functions of the user, `environments` environments with turns, `fit` whether model, data and functions
+go together.
 """
 
 import itertools
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from actors.ops.device_plan import actors_of, plan_here
+from actors.ops.environments import environment_problems, missing_of_workers, template_findings
 from actors.ops.fit import Finding, cache_findings, column_findings, model_findings, prompt_findings
 from actors.ops.functions import call_findings, function_problems, missing_columns
 from actors.ops.places import folder_problems, key_problems, room_problems
@@ -42,12 +44,12 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         ConfigError: with all problems found, each as `path.to.key: what is wrong, what is allowed`.
     """
     files = [(key, path) for key, path in _data_files(config) if not path.exists()]
-    packages = list(not_installed(config))
-    looks = (_model, folder_problems, key_problems, function_problems, _supervised)
+    packages, workers = list(not_installed(config)), list(missing_of_workers(config))
+    looks = (_model, folder_problems, key_problems, function_problems, environment_problems, _supervised)
     tables: Tables = {}
     problems = [problem for look in looks for problem in look(config)] + list(_rows(config, tables))
     # these checks read the same files again, so they run only if the files are sound
-    found = [] if problems else [*model_findings(config), *_fit(config, tables)]
+    found = [] if problems else [*model_findings(config), *template_findings(config), *_fit(config, tables)]
     machine = list(_devices(config))
     # this machine must have the GPUs only if the run starts here
     if starts:
@@ -60,10 +62,12 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
     if starts:
         problems += room
         problems += [f"{key}: there is no file {path}" for key, path in files]
+        problems += [f"{key}: {words}" for key, words in workers]
         problems += [f"{key}: needs {name}, which is not installed; install {extra}" for key, name, extra in packages]
     if problems:
         raise ConfigError(*problems)
     missing = [f"{key}: {path} is not here; `actors up` needs it" for key, path in files]
+    missing += [f"{key}: {words}; `actors up` needs it on this machine" for key, words in workers]
     missing += [
         f"{key}: {name} is not installed here; a run needs it, install {extra}" for key, name, extra in packages
     ]

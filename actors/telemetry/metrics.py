@@ -195,7 +195,9 @@ SPECS = (
     Spec("grpo_packer_completion_tokens_mean", "gauge", "Mean length of the newest step's completions."),
     Spec("grpo_packer_truncated_fraction", "gauge", "Share of the newest step's completions cut at max_tokens."),
     Spec("grpo_packer_lag_max", "gauge", "Largest lag of the newest step's groups, in steps."),
-    Spec("grpo_packer_turns_mean", "gauge", "Mean number of turns of the newest step's trajectories; NaN: it has none."),
+    Spec(
+        "grpo_packer_turns_mean", "gauge", "Mean number of turns of the newest step's trajectories; NaN: it has none."
+    ),
     Spec(
         "grpo_packer_tool_calls_mean",
         "gauge",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from actors.telemetry.conversations import MESSAGE_CHARACTERS, conversation_lines
 from actors.telemetry.reporter import OLDER_SAMPLES, lines_from_the_end, record_of
 
 STEP = re.compile(rb'\{"step": (\d+),')
@@ -18,8 +19,8 @@ AS_MESSAGES = "[{'role': 'assistant', 'content': TEXT}]"
 """Form in which reward functions receive completions of chat prompts, as in TRL."""
 
 
-def show_samples(path: Path, step: int | None, num_completions: int) -> str:
-    """Show the groups of a step, each with some completions and their rewards.
+def show_samples(path: Path, step: int | None, num_completions: int, characters: int = MESSAGE_CHARACTERS) -> str:
+    """Show the groups of a step, each with some completions and their rewards, or with some conversations.
 
     Files are read from the end, as far as needed, and only lines of this step are kept in memory.
 
@@ -27,6 +28,7 @@ def show_samples(path: Path, step: int | None, num_completions: int) -> str:
         path: samples.jsonl; the older file is expected next to it.
         step: the step; None: the last one.
         num_completions: completions shown per group.
+        characters: most characters shown of a message of a conversation.
     """
     # the newest lines may be of an evaluation of an earlier version, so the last step is the largest among some
     newest = (number for number, _ in itertools.islice(_lines(path), FAR_LINES))
@@ -49,7 +51,7 @@ def show_samples(path: Path, step: int | None, num_completions: int) -> str:
             if steps
             else "none"
         )
-    return "\n\n".join(_group(record, num_completions) for record in reversed(found))
+    return "\n\n".join(_group(record, num_completions, characters) for record in reversed(found))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -62,19 +64,28 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield int(match[1]), raw
 
 
-def _group(record: dict[str, Any], num_completions: int) -> str:
+def _group(record: dict[str, Any], num_completions: int, characters: int) -> str:
+    heading = (
+        f"step {record['step']}  {record['purpose']} ordinal {record['ordinal']}  {record['environment']}  "
+        f"versions {record['versions']}"
+    )
+    # only groups of an environment have conversations
+    lines = (
+        conversation_lines(record, num_completions, characters)
+        if "messages" in record
+        else _completion_lines(record, num_completions)
+    )
+    return "\n".join([heading, *lines])
+
+
+def _completion_lines(record: dict[str, Any], num_completions: int) -> list[str]:
+    """Return the lines for a group of single turns: the prompt, then a line for each completion."""
     prompt = record["prompt"] if isinstance(record["prompt"], str) else json.dumps(record["prompt"], ensure_ascii=False)
-    lines = [
-        (
-            f"step {record['step']}  {record['purpose']} ordinal {record['ordinal']}  {record['environment']}  "
-            f"versions {record['versions']}"
-        ),
-        f"  prompt      {prompt!r}",
-    ]
+    lines = [f"  prompt      {prompt!r}"]
     if not isinstance(record["prompt"], str):
         lines.append(f"  completion  of a chat prompt: reward functions receive {AS_MESSAGES} for each text below")
     rows = zip(record["completions"], record["reward"], record["advantages"], record["stop_conditions"], strict=True)
     for text, reward, advantage, reason in list(rows)[:num_completions]:
         shown = "  none" if reward is None else f"{reward:6.3f}"
         lines.append(f"  reward {shown}  advantage {advantage:7.3f}  {reason:6}  {text!r}")
-    return "\n".join(lines)
+    return lines

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from schemas import limits
 from schemas.config.advantages import GaeAdvantageConfig, NormAdvantageConfig, ProcessAdvantageConfig
 from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig
+from schemas.config.environments import EnvironmentBase, ReasoningGymConfig
 from schemas.config.run import RunConfig
 from schemas.config.sampling import SamplingParams
 from schemas.config.services import is_loopback
@@ -137,6 +138,23 @@ def _larger_than_travels(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _turns_do_not_fit(config: RunConfig) -> Iterator[str]:
+    """Warn of trajectories whose turns alone, without a word of the environment, may be longer than a sample."""
+    tokens, length = config.rollout.max_tokens, config.packer.sequence_len
+    for one in config.environments:
+        # a task of reasoning_gym has one turn, whatever the limit
+        if not isinstance(one, EnvironmentBase) or isinstance(one, ReasoningGymConfig):
+            continue
+        if one.max_total_tokens or one.max_turns * tokens < length:
+            continue
+        yield (
+            f"environments[].max_turns: {one.max_turns} turns of {one.label} with rollout.max_tokens {tokens} each may "
+            f"be {one.max_turns * tokens} tokens, and packer.sequence_len holds {length} with the environment's "
+            "messages; longer trajectories end as context_full. Set environments[].max_total_tokens, or raise "
+            "packer.sequence_len"
+        )
+
+
 ADVICE = (
     _larger_than_travels,
     _arrival_drops_the_slow,
@@ -147,6 +165,7 @@ ADVICE = (
     _dropout_is_a_mismatch,
     _nothing_held_out,
     _warms_up_for_ever,
+    _turns_do_not_fit,
     _nothing_is_weighed,
     _anybody_may_sample,
     _reached_by_nobody,

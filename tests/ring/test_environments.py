@@ -34,13 +34,15 @@ def test_rewards_of_turns_and_of_the_end_are_trained(tmp_path: Path) -> None:
         run.start(*ALL).wait()
     lines = read_lines(config.output / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 9))
-    assert all(line["reward/turns_taken"] == 3.0 for line in lines)
+    assert all(line["reward/turns_taken"] == line["turns_mean"] == 3.0 for line in lines)
+    assert all(line["samples_per_completion"] == 1.0 and line["failed_fraction"] == 0.0 for line in lines)
     assert all(abs(line["reward_mean"] - line["reward/turns"] - 3.0) < 1e-9 for line in lines)
     records = read_lines(config.output / "samples.jsonl")
     for record in records:
         assert record["turns"] == [3, 3, 3, 3] or record["purpose"] == "eval"
         assert set(record["stop_conditions"]) == {"done"}
         assert record["columns"]["asked"] in range(7)
+        assert record["info"] == [{"turn": 3}] * len(record["turns"])
         for messages, completion in zip(record["messages"], record["completions"], strict=True):
             roles = [message["role"] for message in messages]
             assert roles == ["user", "assistant", "user", "assistant", "user", "assistant", "user"]

@@ -16,12 +16,17 @@ class Letters:
         self.turns = 0
         return f"Write letters {seed % 7}."
 
-    def step(self, answer: str) -> tuple[str, float, bool]:
+    def step(self, answer: str) -> tuple[str, float, bool, dict[str, int]]:
         """Count."""
         if self.turns == self._fails_at:
             raise ValueError("the board is broken")
         self.turns += 1
-        return "More.", sum(letter < "m" for letter in answer) / max(1, len(answer)), self.turns == 3
+        return (
+            "More.",
+            sum(letter < "m" for letter in answer) / max(1, len(answer)),
+            self.turns == 3,
+            {"turn": self.turns},
+        )
 
     def get_reward(self) -> dict[str, float]:
         """Say how many turns there were."""
@@ -35,7 +40,7 @@ class DiesOnce(Letters):
         super().__init__()
         self._told = Path(folder) / "died"
 
-    def step(self, answer: str) -> tuple[str, float, bool]:
+    def step(self, answer: str) -> tuple[str, float, bool, dict[str, int]]:
         """Die once."""
         if not self._told.exists():
             self._told.touch()

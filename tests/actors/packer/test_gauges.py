@@ -9,10 +9,10 @@ from actors.ledger import Machine, Store
 from actors.packer.gauges import engine_states
 from actors.packer.record import RunRecord
 from actors.packer.settings import settings_of
-from actors.telemetry.metrics import ENGINE_STATES, Metrics
+from actors.telemetry.metrics import ENGINE_STATES, TRAJECTORY_GAUGES, Metrics
 from actors.telemetry.reporter import Reporter
 from schemas.messages import InferenceHeartbeat, Manifest, PolicyVersion, UpdateFailure
-from tests.actors.packer.test_record import Told, scored, trainer
+from tests.actors.packer.test_record import Told, scored, trainer, trajectories
 from tests.ring.harness import ring, ring_config, summary_of
 
 
@@ -39,6 +39,22 @@ def test_gauges_show_the_newest_recorded_step(told):
     assert value(told, "truncated_fraction") == 0.0
     assert value(told, "function_reward_mean", function="f") == 1.0
     assert (value(told, "lag_budget_steps"), value(told, "max_steps")) == (1.0, 3.0)
+
+
+def test_gauges_of_trajectories_are_of_the_newest_step_or_no_number(told):
+    """A step without trajectories shows no number, and not those of an earlier step."""
+    told.groups[1] = trajectories()
+
+    def shown():
+        return [value(told, name) for name in TRAJECTORY_GAUGES]
+
+    assert all(map(math.isnan, shown()))
+    told.train(1)
+    told.turn()
+    assert shown() == [3.0, 0.5, 1.5, 0.5]
+    told.train(2)
+    told.turn()
+    assert all(map(math.isnan, shown()))
 
 
 def test_restarted_packer_shows_the_newest_step_and_evaluation_that_it_finds(told, tmp_path):

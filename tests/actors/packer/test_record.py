@@ -19,7 +19,7 @@ from actors.packer.settings import settings_of
 from actors.process.output_dir import take
 from actors.telemetry import retrying_writer
 from actors.telemetry import writer as writer_module
-from actors.telemetry.metrics import Metrics
+from actors.telemetry.metrics import TRAJECTORY_GAUGES, Metrics
 from actors.telemetry.reporter import Reporter
 from schemas.errors import RunFailedError
 from schemas.messages import InferenceHeartbeat, PolicyVersion, ScoredGroup, StepReport, TrainerHeartbeat
@@ -53,6 +53,27 @@ def test_step_values_are_those_of_its_completions():
     assert (values["lag_mean"], values["lag_max"]) == (0.5, 1.0)
     assert values["num_completions"] == 4.0
     assert values["reward/f"] == values["reward/g"] == 2 / 3
+
+
+def trajectories(**changes):
+    """Trajectories of 2 and 4 turns; the second has a branch, and so two samples, and its environment failed."""
+    fields = {
+        "transcripts": ["[[], [], {}]"] * 2,
+        "counts": np.array([[2, 1, 0], [4, 0, 1]]),
+        "failures": ["", "env_step: the board is broken"],
+        "sample_offsets": np.array([0, 1, 2, 3]),
+        "sample_completions": np.array([0, 1, 1]),
+        "sample_prompts": np.array([0, 0, 0]),
+    }
+    return scored([1.0, NAN], [1, 0]).model_copy(update=fields | changes)
+
+
+def test_a_step_with_trajectories_has_their_means():
+    """Completions of single turns do not count; without trajectories there is none of the columns."""
+    values = step_values(3, [scored([0.0, 1.0], [-1, 1]), trajectories(), trajectories(failures=[])])
+    assert (values["turns_mean"], values["tool_calls_mean"]) == (3.0, 0.5)
+    assert (values["samples_per_completion"], values["failed_fraction"]) == (1.5, 0.25)
+    assert not step_values(3, [scored([0.0, 1.0], [-1, 1])]).keys() & set(TRAJECTORY_GAUGES)
 
 
 def test_advantages_of_tokens_are_counted_by_token():
