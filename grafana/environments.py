@@ -3,6 +3,7 @@
 from grafana.panels import MATCH, Dashboard, Row, plot, rate
 
 TRAJECTORIES = rate("grpo_rollout_trajectories_total", "run, environment")
+SECONDS = rate("grpo_rollout_trajectory_seconds_total", "run, environment, place")
 TURNS = rate("grpo_rollout_turns_total", "run, environment")
 ENVIRONMENTS = Dashboard(
     "grpo-environments",
@@ -86,8 +87,7 @@ ENVIRONMENTS = Dashboard(
                     "environment; if it is the larger part, raise environments[].workers.",
                     "s",
                     (
-                        f"{rate('grpo_rollout_trajectory_seconds_total', 'run, environment, place')} "
-                        f"/ on(run, environment) group_left() {TRAJECTORIES}",
+                        f"{SECONDS} / on(run, environment) group_left() {TRAJECTORIES}",
                         "{{run}} {{environment}} {{place}}",
                     ),
                     stacked=True,

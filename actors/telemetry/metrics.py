@@ -195,23 +195,21 @@ SPECS = (
     Spec("grpo_packer_completion_tokens_mean", "gauge", "Mean length of the newest step's completions."),
     Spec("grpo_packer_truncated_fraction", "gauge", "Share of the newest step's completions cut at max_tokens."),
     Spec("grpo_packer_lag_max", "gauge", "Largest lag of the newest step's groups, in steps."),
-    Spec(
-        "grpo_packer_turns_mean", "gauge", "Mean number of turns of the newest step's trajectories; NaN: it has none."
-    ),
+    Spec("grpo_packer_turns_mean", "gauge", "Mean number of turns of the newest step's trajectories; NaN: none."),
     Spec(
         "grpo_packer_tool_calls_mean",
         "gauge",
-        "Mean number of tool calls of the newest step's trajectories; NaN: it has none.",
+        "Mean number of tool calls of the newest step's trajectories; NaN: none.",
     ),
     Spec(
         "grpo_packer_samples_per_completion",
         "gauge",
-        "Rows trained per trajectory of the newest step, 1 without branches; NaN: it has no trajectories.",
+        "Rows trained per trajectory of the newest step, 1 without branches; NaN: none.",
     ),
     Spec(
         "grpo_packer_failed_fraction",
         "gauge",
-        "Share of the newest step's trajectories whose environment failed; NaN: it has none.",
+        "Share of the newest step's trajectories whose environment failed; NaN: none.",
     ),
     Spec(
         "grpo_packer_function_reward_mean",

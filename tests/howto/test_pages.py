@@ -11,6 +11,7 @@ import yaml
 from actors.algorithms.losses.metrics import DENOMINATORS, NON_LINEAR
 from actors.cli import main
 from actors.packer.record import step_values
+from actors.telemetry.metrics import TRAJECTORY_GAUGES
 from actors.telemetry.totals import COLUMNS
 from schemas.config import check_tree
 from tests.actors.learner.steps import random_samples, run_config, scored_group, step_batch
@@ -136,7 +137,7 @@ def columns(model_folder: ModelFolder, tmp_path_factory: pytest.TempPathFactory)
 
     config = run_config(model_folder())
     measured = TorchLearner(config).step(step_batch(random_samples()))
-    return {*measured, *step_values(1, [scored_group(0)]), *DENOMINATORS, *NON_LINEAR, *COLUMNS}
+    return {*measured, *step_values(1, [scored_group(0)]), *TRAJECTORY_GAUGES, *DENOMINATORS, *NON_LINEAR, *COLUMNS}
 
 
 def test_every_figure_that_a_page_names_is_in_metrics_jsonl(found: Page, columns: set[str]) -> None:

@@ -21,12 +21,8 @@ class Letters:
         if self.turns == self._fails_at:
             raise ValueError("the board is broken")
         self.turns += 1
-        return (
-            "More.",
-            sum(letter < "m" for letter in answer) / max(1, len(answer)),
-            self.turns == 3,
-            {"turn": self.turns},
-        )
+        reward = sum(letter < "m" for letter in answer) / max(1, len(answer))
+        return "More.", reward, self.turns == 3, {"turn": self.turns}
 
     def get_reward(self) -> dict[str, float]:
         """Say how many turns there were."""

@@ -41,10 +41,23 @@ from pathlib import Path
 
 def score(prompts, completions, gate, **columns):
     """Of some prompts it can't say anything while the file `gate` is there."""
-    if Path(gate).exists() and sum(map(ord, prompts[0])) % 2:
+    if Path(gate).exists() and sum(map(ord, str(prompts[0]))) % 2:
         raise RuntimeError("the judge is out of order")
-    return [len(set(text)) / 10 for text in completions]
+    return [len(set(str(text))) / 10 for text in completions]
 '''
+WORLD = '''
+class Letters:
+    """Two turns."""
+
+    def reset(self, seed, **row):
+        self.turns = 0
+        return "abcd"[seed % 4]
+
+    def step(self, answer):
+        self.turns += 1
+        return "c", len(set(answer)) / 10, self.turns == 2
+'''
+TEMPLATE = "{% for one in messages %}{{ one.content }}<eos>{% endfor %}{% if add_generation_prompt %}={% endif %}"
 
 
 def seconds_of(duration: str) -> float:
@@ -127,12 +140,18 @@ def prometheus(folder: Path, targets: Path) -> Iterator[Prometheus]:
 
 
 def run_config(folder: Path) -> RunConfig:
-    """A run without end whose trainer has more to do than its engine."""
+    """A run without end whose trainer has more to do than its engine; one group in four is of an environment."""
     build(folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     (folder / "own.py").write_text(REWARD, encoding="utf-8")
+    (folder / "world.py").write_text(WORLD, encoding="utf-8")
     return ring_config(
         folder,
         model={"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
+        environments=[
+            {"type": "reverse_text", "weight": 3.0},
+            {"type": "python", "name": "letters", "path": f"{folder / 'world.py'}:Letters", "weight": 1.0},
+        ],
         rollout={"group_size": 4, "max_tokens": 8, "max_concurrent_groups": 8},
         reward={"functions": [{"path": f"{folder / 'own.py'}:score", "kwargs": {"gate": str(folder / "gate")}}]},
         packer={"groups_per_step": 4, "max_async_level": 2},
