@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from actors.ops.device_plan import actors_of, plan_here
-from actors.ops.environments import environment_problems, missing_of_workers, template_findings
+from actors.ops.environments import environment_problems, environments_of, missing_of_workers, template_findings
 from actors.ops.fit import Finding, cache_findings, column_findings, model_findings, prompt_findings
 from actors.ops.functions import call_findings, function_problems, missing_columns
 from actors.ops.places import folder_problems, key_problems, room_problems
 from actors.ops.requirements import not_installed
 from schemas.config import RunConfig
 from schemas.config.data import Split
+from schemas.config.environments import EnvironmentBase
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,8 +49,12 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
     looks = (_model, folder_problems, key_problems, function_problems, environment_problems, _supervised)
     tables: Tables = {}
     problems = [problem for look in looks for problem in look(config)] + list(_rows(config, tables))
+    found: list[Finding] = []
     # these checks read the same files again, so they run only if the files are sound
-    found = [] if problems else [*model_findings(config), *template_findings(config), *_fit(config, tables)]
+    if not problems:
+        found += model_findings(config)
+        # without a chat template prompts of messages can't be judged
+        found += list(template_findings(config)) or _fit(config, tables)
     machine = list(_devices(config))
     # this machine must have the GPUs only if the run starts here
     if starts:
@@ -150,13 +155,17 @@ def _rows(config: RunConfig, tables: Tables) -> Iterator[str]:
             continue
         assert isinstance(rows, Jsonl)
         tables[environment.label, split] = rows
+        # an environment may add columns, which are known once it is played
+        if isinstance(environment, EnvironmentBase):
+            continue
         if rows.num_examples and (split == "train" or config.eval.num_prompts):
             yield from missing_columns(config, split, rows)
 
 
 def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
     """Check prompts and columns of each file against the model and the functions."""
-    for (_, split), rows in tables.items():
+    played = {environment.label for environment in environments_of(config)}
+    for (label, split), rows in tables.items():
         if not rows.num_examples or (split == "eval" and not config.eval.num_prompts):
             continue
         key = f"environments[].{rows.key}"
@@ -169,4 +178,5 @@ def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
                 "some",
                 fatal=False,
             )
-        yield from call_findings(config, split, rows.columns)
+        if label not in played:
+            yield from call_findings(config, split, rows.columns)

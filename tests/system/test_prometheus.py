@@ -46,10 +46,17 @@ def score(prompts, completions, gate, **columns):
     return [len(set(str(text))) / 10 for text in completions]
 '''
 WORLD = '''
+from pathlib import Path
+
 class Letters:
-    """Two turns."""
+    """Two turns. It is broken while the file `gate` is there."""
+
+    def __init__(self, gate):
+        self.gate = Path(gate)
 
     def reset(self, seed, **row):
+        if self.gate.exists():
+            raise RuntimeError("the board is broken")
         self.turns = 0
         return "abcd"[seed % 4]
 
@@ -150,7 +157,13 @@ def run_config(folder: Path) -> RunConfig:
         model={"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
         environments=[
             {"type": "reverse_text", "weight": 3.0},
-            {"type": "python", "name": "letters", "path": f"{folder / 'world.py'}:Letters", "weight": 1.0},
+            {
+                "type": "python",
+                "name": "letters",
+                "path": f"{folder / 'world.py'}:Letters",
+                "options": {"gate": str(folder / "broken")},
+                "weight": 1.0,
+            },
         ],
         rollout={"group_size": 4, "max_tokens": 8, "max_concurrent_groups": 8},
         reward={"functions": [{"path": f"{folder / 'own.py'}:score", "kwargs": {"gate": str(folder / "gate")}}]},
@@ -259,10 +272,14 @@ def test_no_alert_is_even_pending_on_a_healthy_run(live):
 
 
 def test_alerts_fire_when_what_they_tell_of_is_done_to_the_run(live):
-    """A reward function that fails, a rollout and a reward actor killed, a trainer stopped, the packer killed."""
+    """A reward function and an environment fail; rollout and reward actor killed, trainer stopped, packer killed."""
     live.gate.touch()
     live.wait_for_alert("GrpoGroupsDropped", reason="poison", run="ring")
     live.gate.unlink()
+    broken = live.gate.with_name("broken")
+    broken.touch()
+    live.wait_for_alert("GrpoEnvironmentFailing", run="ring")
+    broken.unlink()
 
     live.started.processes["rollout-1"].kill()
     live.wait_for_alert("GrpoActorDown", role="rollout")

@@ -105,6 +105,19 @@ def test_a_working_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert problems(run_config(tmp_path, directory=str(tmp_path))) == []
 
 
+def test_columns_of_rows_are_left_to_the_environment_which_may_add_some(tmp_path: Path) -> None:
+    """A function that needs a column, and one that takes only some; the rows themselves are still looked at."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "a", "level": 1}) + "\n")
+    (tmp_path / "own.py").write_text("def score(prompts, completions, answer): ...")
+    functions = [{"path": "characters_in_place"}, {"path": f"{tmp_path}/own.py:score"}]
+    sections = {"reward": {"functions": functions}, "packer": {"sequence_len": 64, "groups_per_step": 1}}
+    assert problems(run_config(tmp_path, sections=sections, rows=str(rows))) == []
+    rows.write_text(json.dumps({"prompt": 3}) + "\n")
+    (problem,) = problems(run_config(tmp_path, sections=sections, rows=str(rows)))
+    assert problem.startswith(f"environments[].rows: {rows}, line 1: the prompt must be text, or a list of messages")
+
+
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path, model_folder: Any) -> None:
     """Environment and model exchange messages; a name on the hub is not looked up."""
     model = Path(model_folder("llama"))
