@@ -172,6 +172,22 @@ class Told:
         return {}
 
 
+async def test_of_each_info_the_newest_value_is_kept() -> None:
+    """Those of the reset too; a step may tell only some."""
+    infos: list[dict[str, Any]] = [{"level": 1, "invalid_moves": 0}, {"invalid_moves": 1}, {}, {"invalid_moves": 2}]
+
+    class Informed(Told):
+        async def reset(self, row: dict[str, Any], seed: int) -> dict[str, Any]:
+            return {**await super().reset(row, seed), "info": infos.pop(0)}
+
+        async def step(self, message: dict[str, Any]) -> dict[str, Any]:
+            more = {"messages": [{"role": "user", "content": "More."}], "done": len(infos) == 1}
+            return {**await super().step(message), **more, "info": infos.pop(0)}
+
+    trajectory = await play(Informed(driving=False), Writer(Chat("qwen2_5"), ["a", "b", "c"]).recorder(), "", {})
+    assert trajectory.info == {"level": 1, "invalid_moves": 2}
+
+
 @pytest.mark.parametrize("driving", [False, True])
 async def test_an_environment_gets_the_prompt_as_a_column(driving: bool) -> None:
     """As TRL's do."""
@@ -202,19 +218,3 @@ async def test_what_reset_says_is_cut_and_the_prompt_is_not() -> None:
     trajectory = await play(Told(driving=False, text="y" * 200), recorder, "p" * 200, {})
     content = trajectory.messages[0]["content"]
     assert content == "p" * 200 + "yyyyy\n[190 tokens left out]\nyyyyy"
-
-
-async def test_of_each_info_the_newest_value_is_kept() -> None:
-    """Those of the reset too; a step may tell only some."""
-    infos: list[dict[str, Any]] = [{"level": 1, "invalid_moves": 0}, {"invalid_moves": 1}, {}, {"invalid_moves": 2}]
-
-    class Informed(Told):
-        async def reset(self, row: dict[str, Any], seed: int) -> dict[str, Any]:
-            return {**await super().reset(row, seed), "info": infos.pop(0)}
-
-        async def step(self, message: dict[str, Any]) -> dict[str, Any]:
-            more = {"messages": [{"role": "user", "content": "More."}], "done": len(infos) == 1}
-            return {**await super().step(message), **more, "info": infos.pop(0)}
-
-    trajectory = await play(Informed(driving=False), Writer(Chat("qwen2_5"), ["a", "b", "c"]).recorder(), "", {})
-    assert trajectory.info == {"level": 1, "invalid_moves": 2}
