@@ -9,8 +9,12 @@ class EpisodeError(RuntimeError):
     Args:
         cause: what failed.
         trace: the user's traceback; empty where there is none.
+        is_bystander: True if the episode has lost its worker through no fault of its own: another one was too late, or
+            the worker ended while this episode had no call under way. Played again elsewhere, it may well succeed.
     """
 
-    def __init__(self, cause: EnvironmentFailure, words: str, trace: str = "") -> None:
+    def __init__(
+        self, cause: EnvironmentFailure, words: str, trace: str = "", *, is_bystander: bool = False
+    ) -> None:
         super().__init__(words)
-        self.cause, self.trace = cause, trace
+        self.cause, self.trace, self.is_bystander = cause, trace, is_bystander

@@ -146,6 +146,8 @@ class _Worker:
         self.hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.reason = ""
         """Why it was killed, or how it ended."""
+        self.has_culprit = False
+        """True once a call has passed its limit: the episodes of all other calls are bystanders."""
 
     def kill(self, reason: str) -> None:
         """Kill the process with everything below it."""
@@ -163,7 +165,8 @@ class _Worker:
         """Fail all calls under way."""
         for future in [*self.calls.values(), self.hello]:
             if not future.done():
-                future.set_exception(EpisodeError("env_lost", f"worker {self.name} {self.reason}"))
+                words = f"worker {self.name} {self.reason}"
+                future.set_exception(EpisodeError("env_lost", words, is_bystander=self.has_culprit))
                 # a hello that nobody waits for any more
                 future.exception()
         self.calls.clear()
@@ -305,7 +308,8 @@ class WorkerPool:
             EpisodeError: the user's code has raised, the call took too long, can't be sent, or the worker is gone.
         """
         if one.identity not in self.workers or one.reason:
-            raise EpisodeError("env_lost", f"worker {one.name} {one.reason}")
+            # whatever has ended it, it was not what this episode does
+            raise EpisodeError("env_lost", f"worker {one.name} {one.reason}", is_bystander=True)
         number = next(self._numbers)
         try:
             data = pack({"kind": kind, "call": number, **content})
@@ -324,6 +328,7 @@ class WorkerPool:
             await self._send(one, data)
             if not await _comes(future, seconds):
                 self._on_event("timeout")
+                one.has_culprit = True
                 one.kill(f"was killed: a {kind} took more than {seconds:g} s")
                 raise EpisodeError(
                     "env_timeout",
@@ -645,6 +650,8 @@ class EpisodeCalls:
         self.columns: Json = {}
         """Further columns of the example for reward functions, after `reset` or `run`."""
         self._open = self._has_place = False
+        self.is_abandoned = False
+        """True once a call was cancelled: the user's function may still run, and further calls stand behind it."""
 
     @property
     def is_driving(self) -> bool:
@@ -672,12 +679,12 @@ class EpisodeCalls:
         one.num_episodes += 1
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        """Close the episode. Who was cancelled does not wait for what the user's code still does."""
+        """Close the episode. Who was cancelled, or has given up a call, does not wait for what the user's code does."""
         if not self._has_place:
             return
         self._has_place = False
         closing = self._pool.start_call(self._close())
-        if not isinstance(error, asyncio.CancelledError):
+        if not self.is_abandoned and not isinstance(error, asyncio.CancelledError):
             await asyncio.shield(closing)
 
     async def _close(self) -> None:
@@ -735,7 +742,11 @@ class EpisodeCalls:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _call(self, kind: str, **content: Any) -> Message:
-        return await self._pool.call(self._worker, kind, episode=self.number, **content)
+        try:
+            return await self._pool.call(self._worker, kind, episode=self.number, **content)
+        except asyncio.CancelledError:
+            self.is_abandoned = True
+            raise
 
 
 class GroupCalls:

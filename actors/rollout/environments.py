@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, get_args
 
@@ -34,6 +34,12 @@ log = structlog.get_logger("rollout")
 
 SHARE_OF_TIMEOUT = 0.75
 """Share of `rollout.group_timeout` after which trajectories are cut; the rest is for scores, and for a reward actor."""
+
+REPLAYS = 3
+"""Times that a trajectory is played again within an attempt, because its worker has ended through no fault of its own.
+
+Three failed attempts make a group poison: one example that hangs must not cost the examples beside it an attempt.
+"""
 
 SERIES = [
     *(("grpo_rollout_trajectories_total", {"stop": stop}) for stop in get_args(StopCondition)),
@@ -109,12 +115,17 @@ class EnvironmentPlayer:
                     ]
                 else:
                     entered = [first, *[_entered(pool, deadline) for _ in range(ticket.num_completions - 1)]]
+                # of a group with scores all episodes are on one worker, and are lost together
+                again = partial(_entered, pool, deadline) if group is None else None
                 members = [
-                    self._member(ticket, example, member, context, deadline) for member, context in enumerate(entered)
+                    self._member(ticket, example, member, context, again, deadline)
+                    for member, context in enumerate(entered)
                 ]
                 played = await _all(members)
                 if group is not None:
-                    whole = [(t, e) for (t, _), e in zip(played, group, strict=True) if not t.failure]
+                    # an episode that still works would hold up the scores of all
+                    pairs = zip(played, group, strict=True)
+                    whole = [(t, e) for (t, _), e in pairs if not t.failure and not e.is_abandoned]
                     scores = await group.score([episode for _, episode in whole]) if whole else []
                     for (trajectory, _), rewards in zip(whole, scores, strict=True):
                         trajectory.rewards |= rewards
@@ -136,9 +147,30 @@ class EnvironmentPlayer:
         example: Example,
         member: int,
         context: contextlib.AbstractAsyncContextManager[EpisodeCalls],
+        again: Callable[[], contextlib.AbstractAsyncContextManager[EpisodeCalls]] | None,
         deadline: float,
     ) -> tuple[Trajectory, dict[str, Any]]:
-        """Play one trajectory of a group; return it with the columns that the environment has added."""
+        """Play one trajectory of a group, from its start again where its worker has ended because of another one."""
+        for replays_left in reversed(range(1 + REPLAYS)):
+            try:
+                return await self._played(ticket, example, member, context, deadline)
+            except EpisodeError as error:
+                is_in_time = time.monotonic() < deadline
+                if not (again is not None and error.is_bystander and replays_left and is_in_time):
+                    raise
+                log.warning("trajectory played again", ordinal=ticket.ordinal, member=member, detail=str(error))
+                context = again()
+        raise AssertionError("the last replay returns or raises")
+
+    async def _played(
+        self,
+        ticket: Ticket,
+        example: Example,
+        member: int,
+        context: contextlib.AbstractAsyncContextManager[EpisodeCalls],
+        deadline: float,
+    ) -> tuple[Trajectory, dict[str, Any]]:
+        """Play one trajectory; return it with the columns that the environment has added."""
         config = self._configs[ticket.environment]
         limits = TurnLimits(
             self._sequence_len,
@@ -182,6 +214,7 @@ class EnvironmentPlayer:
                 seconds=min(config.trajectory_timeout or self._group_seconds, _left(deadline)),
                 # an evaluation must not contain what was never measured
                 keeps_failed=config.on_failure == "unscorable" and ticket.purpose == "train",
+                keeps_late=ticket.purpose == "train",
             )
             seconds = {"model": model_seconds, "environment": time.monotonic() - started - model_seconds}
             count = partial(self._metrics.count, environment=ticket.environment)

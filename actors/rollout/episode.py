@@ -28,6 +28,11 @@ class Episode(Protocol):
         """True if the environment drives: `run` in place of `reset` and `step`."""
         ...
 
+    @property
+    def is_abandoned(self) -> bool:
+        """True once a call was cancelled: the user's function may still run, and further calls stand behind it."""
+        ...
+
     async def reset(self, row: Json, seed: int) -> Json:
         """Begin; return a turn with the first messages, and with the tools."""
         ...
@@ -80,6 +85,7 @@ async def play(
     seed: int = 0,
     seconds: float | None = None,
     keeps_failed: bool = False,
+    keeps_late: bool = True,
 ) -> Trajectory:
     """Play an episode to its end.
 
@@ -91,6 +97,8 @@ async def play(
         seed: of the environment; the same for all attempts at an example.
         seconds: later the trajectory ends as `timeout`, with the turns that it has; None: never.
         keeps_failed: return a trajectory with turns whose environment has failed, as `failed`.
+        keeps_late: return a trajectory with turns whose environment still works at the end of its time, as `timeout`
+            with a failure: it can't be asked for its rewards.
 
     Raises:
         EpisodeError: the environment fails, or there is no turn at the end.
@@ -108,10 +116,19 @@ async def play(
             trajectory.stop = "timeout"
         if not recorder.tree.num_turns:
             raise _without_a_turn(trajectory.stop, seconds)
-        if not episode.is_driving:
+        if episode.is_driving:
+            return trajectory
+        if not episode.is_abandoned:
             trajectory.rewards = await episode.score()
+            return trajectory
+        # a score would stand behind the step, and hold up the group until the step's own limit
+        words = f"no rewards: a step was still running after {seconds:g} s (trajectory_timeout)"
+        if not keeps_late:
+            raise EpisodeError("env_timeout", words)
+        trajectory.failure = f"env_timeout: {words}"
     except EpisodeError as error:
-        if not (keeps_failed and recorder.tree.num_turns):
+        # a bystander has not failed, and may be played again
+        if error.is_bystander or not (keeps_failed and recorder.tree.num_turns):
             raise
         trajectory.stop, trajectory.failure = "failed", f"{error.cause}: {error}"
     finally:
@@ -162,6 +179,7 @@ async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row:
     """Let an environment ask for samples until it returns."""
     recorder = trajectory.recorder
     over: list[StopCondition] = []
+    failed: list[Exception] = []
     is_cut = False
 
     async def answer(messages: list[Message], options: Json) -> Message:
@@ -176,6 +194,12 @@ async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row:
         except TrajectoryOverError as error:
             over.append(error.stop)
             raise
+        except ValueError:
+            # what the user's code has asked for can't be asked, which it may mend
+            raise
+        except Exception as error:
+            failed.append(error)
+            raise
         if len(messages) >= len(trajectory.messages):
             # nothing else has run since the turn came
             trajectory.messages, is_cut = [*messages, message], recorder.cut_off
@@ -187,8 +211,11 @@ async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row:
         trajectory.rewards = await episode.run(row | {"prompt": prompt}, seed, answer)
     except EpisodeError:
         # an environment that gives up because a limit of ours is reached has not failed; it has given no reward
-        if not over:
+        if not over and not failed:
             raise
+    if failed:
+        # whatever the user's code has made of it: a failure of the engines is no failure and no reward of its own
+        raise failed[0]
     trajectory.stop = over[0] if over else "length" if is_cut else "done"
 
 

@@ -1,7 +1,13 @@
 """Environments for runs of the whole ring; workers import this file alone."""
 
+import contextlib
 import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 
 class Letters:
@@ -54,3 +60,117 @@ class FailsHalf(Letters):
         FailsHalf.number += 1
         self._fails_at = 1 if FailsHalf.number % 2 else -1
         return super().reset(seed, **row)
+
+
+class Gated(Letters):
+    """Its second step waits until the file `gate` is gone; `gate`.entered tells that it waits."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self._gate = Path(gate)
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Wait, as a slow tool does."""
+        if self.turns == 1:
+            Path(f"{self._gate}.entered").touch()
+            while self._gate.exists():
+                time.sleep(0.01)
+        return super().step(answer)
+
+
+class Swallows:
+    """Drives, and takes each failure of a sample for an answer without value."""
+
+    async def run(self, example: dict[str, Any], policy: Any) -> float:
+        """Ask twice."""
+        for _ in range(2):
+            try:
+                await policy.sample([{"role": "user", "content": "Go."}])
+            except Exception:
+                return 0.0
+        return 1.0
+
+
+PLACES = ("load", "reset", "step", "score")
+
+
+class Ruined(Letters):
+    """Does harm at each place once in the run; a file in `folder` for each place tells. No reward is ever 0."""
+
+    def __init__(self, folder: str, way: str) -> None:
+        super().__init__()
+        self._folder, self._way = folder, way
+
+    @staticmethod
+    def examples(split: str, folder: str, way: str) -> None:
+        """Know no end. A part of the load."""
+        ruin(folder, "load", way)
+
+    def reset(self, seed: int, **row: object) -> str:
+        """Ask, or do harm."""
+        ruin(self._folder, "reset", self._way)
+        return super().reset(seed, **row)
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Count, or do harm."""
+        if self.turns == 1:
+            ruin(self._folder, "step", self._way)
+        return super().step(answer)
+
+    def get_reward(self) -> dict[str, float]:
+        """Say how many turns there were, or do harm."""
+        ruin(self._folder, "score", self._way)
+        return super().get_reward()
+
+
+def ruin(folder: str, place: str, way: str) -> None:
+    """Do harm at a place once."""
+    with contextlib.suppress(FileExistsError):
+        (Path(folder) / f"{place}.{way}").touch(exist_ok=False)
+        harm(way)
+
+
+def harm(way: str) -> None:
+    """Do harm to this process."""
+    match way:
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            threading.Event().wait()
+        case "sys.exit":
+            sys.exit(7)
+        case "_exit":
+            os._exit(7)
+        case "output":
+            for _ in range(100):
+                sys.stdout.write("x" * 99 + "\n" + "y" * (1_000_000 - 101) + "\n")
+        case "fork bomb":
+            while True:
+                with contextlib.suppress(OSError):
+                    os.fork()
+                # twice as many each time, but not more than a machine can bear until they are seen
+                time.sleep(0.25)
+
+
+class Hangs(Letters):
+    """Hangs in the first step of one example: of an even seed. The others wait for its end, between two calls."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._entered = Path(folder) / "entered"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Hang, if this is the one and the first time."""
+        if self.columns["asked"] == -1 and not self._entered.exists():
+            self._entered.touch()
+            threading.Event().wait()
+        return super().step(answer)
+
+    def reset(self, seed: int, **row: object) -> str:
+        """Know the one by its number."""
+        text = super().reset(seed, **row)
+        if row["index"] == 13:
+            self.columns["asked"] = -1
+        return text

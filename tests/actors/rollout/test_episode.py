@@ -1,7 +1,10 @@
 """Episodes of real worker processes with a model that writes given texts: what a trajectory holds, and why it ends."""
 
+import asyncio
 import contextlib
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +12,13 @@ import pytest
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import EnvironmentSpec, Limits, WorkerPool
 from actors.rollout.episode import Trajectory, opened, play
-from actors.trajectories.recorder import TrajectoryOverError, TurnLimits
+from actors.rollout.held import AttemptError
+from actors.trajectories.recorder import Recorder, TrajectoryOverError, TurnAnswer, TurnLimits, TurnRequest
 from tests.actors.environments.test_pool import WAIT, WORLDS
 from tests.actors.trajectories.families import Chat
-from tests.actors.trajectories.writer import Writer
+from tests.actors.trajectories.writer import Writer, language
 
+RING_WORLDS = Path(__file__).parents[2] / "ring" / "worlds.py"
 LIMITS = Limits(WAIT, WAIT, WAIT, WAIT, WAIT, WAIT)
 
 
@@ -145,7 +150,7 @@ class Told:
     """Episode in this process: remembers its row, and asks once more when it is over."""
 
     def __init__(self, driving: bool, text: str = "Guess.") -> None:
-        self.is_driving, self._text = driving, text
+        self.is_driving, self.is_abandoned, self._text = driving, False, text
         self.row: dict[str, Any] = {}
         self.answer: Any = None
 
@@ -218,3 +223,51 @@ async def test_what_reset_says_is_cut_and_the_prompt_is_not() -> None:
     trajectory = await play(Told(driving=False, text="y" * 200), recorder, "p" * 200, {})
     content = trajectory.messages[0]["content"]
     assert content == "p" * 200 + "yyyyy\n[190 tokens left out]\nyyyyy"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_step_that_goes_on_at_the_end_of_the_time_holds_nothing_up(tmp_path: Path, is_kept: bool) -> None:
+    """Neither a score nor a close is waited for: both would stand behind the step. There is no reward, not 0."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    writer = Writer(Chat("qwen2_5"), ["a", "b"])
+    spec = EnvironmentSpec("gated", f"{RING_WORLDS}:Gated", options={"gate": str(gate)}, limits=LIMITS)
+    async with WorkerPool(spec) as pool:
+        entered = await pool.episode(WAIT)
+        started = time.monotonic()
+        try:
+            async with entered as episode:
+                trajectory = await play(episode, writer.recorder(), "", {}, seconds=2.0, keeps_late=is_kept)
+        except EpisodeError as error:
+            assert (is_kept, error.cause) == (False, "env_timeout")
+            assert "trajectory_timeout" in str(error)
+        else:
+            assert is_kept
+            assert (trajectory.stop, trajectory.rewards, trajectory.tree.num_turns) == ("timeout", {}, 2)
+            assert trajectory.failure.startswith("env_timeout: ")
+        assert time.monotonic() - started < WAIT / 2
+        assert gate.with_name("gate.entered").exists()
+        assert (pool.num_ready, pool.workers[entered._worker.identity].num_episodes) == (1, 1)
+        gate.unlink()
+        async with asyncio.timeout(WAIT):
+            while entered._worker.num_episodes:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_a_failure_of_the_engines_that_the_environment_swallows_is_no_reward() -> None:
+    """It fails the attempt, whatever a coroutine that drives makes of it."""
+    answers = Writer(Chat("qwen2_5"), ["a"])
+
+    async def sample(request: TurnRequest) -> TurnAnswer:
+        if answers.requests:
+            raise AttemptError("engine", "all engines are gone")
+        return await answers.sample(request)
+
+    recorder = Recorder(language(Chat("qwen2_5")), sample, TurnLimits(1000, 9), 7)
+    spec = EnvironmentSpec("swallows", f"{RING_WORLDS}:Swallows", limits=LIMITS)
+    async with WorkerPool(spec) as pool, await pool.episode(WAIT) as episode:
+        with pytest.raises(AttemptError, match="all engines are gone") as failure:
+            await play(episode, recorder, "", {}, keeps_failed=True)
+    assert failure.value.reason == "engine"

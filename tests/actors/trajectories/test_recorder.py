@@ -30,6 +30,13 @@ CALLS = {
     "llama3_1": '{{"name": "move", "parameters": {{"to": {0}}}}}',
     "gptoss": '<|channel|>commentary to=functions.move <|constrain|>json<|message|>{{"to": {0}}}',
     "glm4moe": "\n<think>{0}</think>\n<tool_call>move\n<arg_key>to</arg_key>\n<arg_value>{0}</arg_value>\n</tool_call>",
+    "qwen3_5_think": (
+        "hm {0}\n</think>\n\n<tool_call>\n<function=move>\n<parameter=to>\n{0}\n</parameter>\n</function>\n</tool_call>"
+    ),
+    "deepseekv3": (
+        "hm {0}</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>move\n"
+        '```json\n{{"to": {0}}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
 }
 ENDS = {"gptoss": "<|call|>", "glm4moe": "<|observation|>"}
 

@@ -1,0 +1,65 @@
+"""Groups of environments side by side on one worker, with a double of the engines."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from actors.datasets import Example
+from actors.engines import fake
+from actors.engines.http.client import SampledCompletion
+from actors.rollout.engine_choice import EngineChoice
+from actors.rollout.environments import EnvironmentPlayer
+from actors.rollout.held import AttemptError
+from actors.telemetry.metrics import Metrics
+from tests.actors.rollout.doubles import ticket
+from tests.ring.harness import ring_config
+
+WORLDS = Path(__file__).parents[2] / "ring" / "worlds.py"
+WAIT = 60.0
+
+
+class Engines:
+    """Answers each turn with two tokens; to other tickets than the first once `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def ask(self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None) -> list[Any]:
+        """Two tokens, the last of which ends the turn."""
+        if one.ordinal:
+            await self.go_on.wait()
+        return [SampledCompletion([5, 0], [-1.0, -0.5], [(0, 1, 3)], "stop", "d")]
+
+
+def player(folder: Path, world: str, engines: Engines, **environment: Any) -> EnvironmentPlayer:
+    """A player of an environment of tests/ring/worlds.py, called `letters`."""
+    one = {"type": "python", "name": "letters", "path": f"{WORLDS}:{world}"} | environment
+    config = ring_config(folder, environments=[one], reward={"functions": []}, packer={"sequence_len": 512})
+    return EnvironmentPlayer(config, {"letters": fake.chat(64)}, cast(EngineChoice, engines), Metrics("rollout"), 512)
+
+
+def example(index: int) -> Example:
+    """A numbered example."""
+    return Example("", {"index": index, "split": "train"}, is_known_by_columns=True)
+
+
+@pytest.mark.slow
+async def test_an_example_that_hangs_costs_the_groups_beside_it_no_attempt(tmp_path: Path) -> None:
+    """Their worker is killed with that of the hanging step; they are played again from their start."""
+    engines = Engines()
+    options = {"folder": str(tmp_path)}
+    playing = player(tmp_path, "Hangs", engines, options=options, limits={"step": 2.0})
+    async with playing, asyncio.timeout(WAIT):
+        hanging = asyncio.create_task(playing.play(ticket(0, environment="letters", index=13), example(13)))
+        others = [
+            asyncio.create_task(playing.play(ticket(i, environment="letters", index=i), example(i))) for i in (1, 2, 3)
+        ]
+        with pytest.raises(AttemptError, match="a step took more than 2 s") as failure:
+            await hanging
+        engines.go_on.set()
+        for trajectories, _ in await asyncio.gather(*others):
+            assert [one.rewards for one in trajectories] == [{"turns_taken": 3.0}] * 2
+            assert [one.recorder.tree.num_turns for one in trajectories] == [3, 3]
+    assert failure.value.reason == "env_timeout"
