@@ -1,6 +1,6 @@
-"""Worker processes of an environment: started, watched, killed when they hang, and replaced.
+"""Worker processes of an environment or a reward function: started, watched, killed when they hang, and replaced.
 
-A pool belongs to a rollout actor and lives on its event loop. Calls of episodes go to workers as msgpack over ZeroMQ
+A pool belongs to an actor and lives on one event loop. Calls of episodes go to workers as msgpack over ZeroMQ
 (`worker/wire.py`). Each call has a time limit; a worker that passes one is killed with everything below it, because
 nothing else ends a function that hangs. Its other episodes are then lost, which their attempts report as `env_lost`.
 A call whose caller has been cancelled keeps its limit: its function goes on all the same.
@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import structlog
 import zmq
@@ -35,6 +35,8 @@ from schemas.messages import EnvironmentFailure
 log = structlog.get_logger("environments")
 
 PROGRAM = Path(worker.__file__).parent / "__main__.py"
+SHAPES: dict[str, tuple[str, ...]] = {"environment": ("stepped", "driving"), "reward": ("reward",)}
+"""Answers to a load, by use."""
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 0.5, 30.0
 """Pause before a worker is replaced; doubled each time a worker ends before it has proved itself."""
 PROVED_SECONDS = 60.0
@@ -59,6 +61,7 @@ CAUSES: dict[str, EnvironmentFailure] = {
     "score_group": "env_score",
     "run": "env_step",
     "close": "env_lost",
+    "reward": "env_score",
 }
 
 Json = dict[str, Any]
@@ -79,6 +82,8 @@ class Limits:
     score: float = 60.0
     run: float = 3600.0
     """A whole episode of an environment that drives."""
+    reward: float = 300.0
+    """A call of a reward function."""
     silence: float = 30.0
     """Without a beat: the process is stopped, or an async function blocks its event loop."""
     processes: int = 64
@@ -87,6 +92,10 @@ class Limits:
     def of(self, kind: str) -> float:
         """Return the seconds for a call of this kind."""
         return float(getattr(self, kind.removesuffix("_group"), self.reset))
+
+
+Use = Literal["environment", "reward"]
+"""What the user's object is used as: an environment, or a reward function."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,7 @@ class EnvironmentSpec:
         episodes: most episodes of a worker at the same time.
         directory: working directory; empty for the present one.
         variables: further environment variables.
+        use: what the user's object is used as.
     """
 
     name: str
@@ -113,15 +123,21 @@ class EnvironmentSpec:
     directory: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    use: Use = "environment"
+
+    @property
+    def title(self) -> str:
+        """Name for messages."""
+        return f"reward function {self.name}" if self.use == "reward" else f"environment {self.name}"
 
     def __post_init__(self) -> None:
         """Refuse numbers with which no episode could ever begin."""
         for name in ("workers", "episodes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"environment {self.name}: {name} is {getattr(self, name)}, but must be at least 1")
+                raise ValueError(f"{self.title}: {name} is {getattr(self, name)}, but must be at least 1")
 
 
-class _Worker:
+class Worker:
     """A process, from its start to its end. Never used again after `ended`."""
 
     def __init__(self, name: str) -> None:
@@ -134,7 +150,7 @@ class _Worker:
         """Samples under way, by episode."""
         self.num_episodes = 0
         self.shape = ""
-        """`stepped` or `driving`; empty until the environment has been loaded."""
+        """`stepped`, `driving` or `reward`; empty until the user's object has been loaded."""
         self.loaded_at: float | None = None
         self.has_completed = False
         """True once an episode has been closed."""
@@ -146,7 +162,7 @@ class _Worker:
         self.hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.reason = ""
         """Why it was killed, or how it ended."""
-        self.has_culprit = False
+        self.has_late_call = False
         """True once a call has passed its limit: the episodes of all other calls are bystanders."""
 
     def kill(self, reason: str) -> None:
@@ -166,7 +182,7 @@ class _Worker:
         for future in [*self.calls.values(), self.hello]:
             if not future.done():
                 words = f"worker {self.name} {self.reason}"
-                future.set_exception(EpisodeError("env_lost", words, is_bystander=self.has_culprit))
+                future.set_exception(EpisodeError("env_lost", words, is_bystander=self.has_late_call))
                 # a hello that nobody waits for any more
                 future.exception()
         self.calls.clear()
@@ -182,7 +198,7 @@ class WorkerPool:
 
     def __init__(self, spec: EnvironmentSpec, on_event: Callable[[str], None] = lambda event: None) -> None:
         self.spec, self._on_event = spec, on_event
-        self.workers: dict[bytes, _Worker] = {}
+        self.workers: dict[bytes, Worker] = {}
         """Living workers, by identity."""
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -190,12 +206,17 @@ class WorkerPool:
         self._changed = asyncio.Event()
         self._hopeless: dict[str, str] = {}
         """Reasons why workers can't load the environment, by name."""
-        self._has_loaded, self._unusable, self._last_end = False, "", ""
+        self._has_loaded, self._unusable, self.last_end = False, "", ""
         self.examples: Examples | None = None
         """Number of the environment's own examples by split, once it has been loaded; None if it has none."""
         self.has_group_scores = False
         """True if the environment scores the episodes of a group together, once it has been loaded."""
+        self.takes_token_ids = False
+        """True for a reward function that takes `completion_ids`, once it has been loaded."""
         self._closing = asyncio.Event()
+        self._noun = "reward function" if spec.use == "reward" else "environment"
+        self._labels = {spec.use: spec.name}
+        """What a line of the log is about."""
 
     async def __aenter__(self) -> Self:
         """Start the workers. Returns at once; `episode` waits for the first that has loaded the environment."""
@@ -219,12 +240,12 @@ class WorkerPool:
         self.freed()
         try:
             for one in list(self.workers.values()):
-                one.kill("was ended with its rollout actor")
+                one.kill("was ended with its actor")
             await asyncio.wait(self._keepers, timeout=CLOSE_SECONDS)
         finally:
             # also after a cancellation of this
             for one in list(self.workers.values()):
-                one.reason = one.reason or "was ended with its rollout actor"
+                one.reason = one.reason or "was ended with its actor"
                 one.fail_calls()
             for task in self._tasks - self._calls:
                 task.cancel()
@@ -266,10 +287,10 @@ class WorkerPool:
             ValueError: no worker may have so many episodes.
         """
         if size < 1:
-            raise ValueError(f"environment {self.spec.name}: a group of {size}; it needs at least one episode")
+            raise ValueError(f"{self.spec.title}: a group of {size}; it needs at least one episode")
         if size > self.spec.episodes:
             raise ValueError(
-                f"environment {self.spec.name}: a group of {size} needs as many places on one worker, but episodes "
+                f"{self.spec.title}: a group of {size} needs as many places on one worker, but episodes "
                 f"is {self.spec.episodes}; raise episodes to at least {size}"
             )
         deadline = time.monotonic() + timeout
@@ -277,13 +298,13 @@ class WorkerPool:
         room = partial(self.with_room, deadline, timeout, size)
         return GroupCalls(self, [EpisodeCalls(self, one, next(self._numbers)) for _ in range(size)], room)
 
-    async def with_room(self, deadline: float, timeout: float, size: int = 1) -> _Worker:
+    async def with_room(self, deadline: float, timeout: float, size: int = 1) -> Worker:
         """Return the worker with the fewest episodes, once one has room for `size` more; raise as `episode`."""
         while True:
             if self._unusable:
                 raise EpisodeError("env_load", self._unusable)
             if self._closing.is_set():
-                raise EpisodeError("env_lost", f"environment {self.spec.name}: its workers were ended")
+                raise EpisodeError("env_lost", f"{self.spec.title}: its workers were ended")
             ready = [one for one in self.workers.values() if one.shape and not one.reason]
             free = [one for one in ready if one.num_episodes + size <= self.spec.episodes]
             if free:
@@ -293,15 +314,15 @@ class WorkerPool:
                 await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
             except TimeoutError:
                 busy = sum(one.num_episodes for one in ready)
-                last = f"; the last worker to end {self._last_end}" if self._last_end and not ready else ""
+                last = f"; the last worker to end {self.last_end}" if self.last_end and not ready else ""
                 more = f" for {size} episodes" if size > 1 else ""
                 raise EpisodeError(
                     "env_lost",
-                    f"environment {self.spec.name}: no worker had room{more} for {timeout:g} s: {len(ready)} of "
+                    f"{self.spec.title}: no worker had room{more} for {timeout:g} s: {len(ready)} of "
                     f"{self.spec.workers} are ready, with {busy} episodes; raise workers or episodes{last}",
                 ) from None
 
-    async def call(self, one: _Worker, kind: str, **content: Any) -> Message:
+    async def call(self, one: Worker, kind: str, **content: Any) -> Message:
         """Return the answer to a call. A call that takes too long costs the worker its life.
 
         Raises:
@@ -315,39 +336,39 @@ class WorkerPool:
             data = pack({"kind": kind, "call": number, **content})
         except (TypeError, ValueError, OverflowError) as error:
             # a date in a row, say
-            words = f"environment {self.spec.name}: a {kind} can't be sent: {error}"
+            words = f"{self.spec.title}: a {kind} can't be sent: {error}"
             raise EpisodeError(CAUSES.get(kind, "env_lost"), words) from error
         one.calls[number] = asyncio.get_running_loop().create_future()
         # of its own: the user's function goes on if the caller is cancelled, and so does its limit
         return await asyncio.shield(self.start_call(self._answered(one, kind, number, data)))
 
-    async def _answered(self, one: _Worker, kind: str, number: int, data: bytes) -> Message:
+    async def _answered(self, one: Worker, kind: str, number: int, data: bytes) -> Message:
         """Send a call and return its answer; kill the worker at the limit."""
         future, seconds = one.calls[number], self.spec.limits.of(kind)
         try:
             await self._send(one, data)
             if not await _comes(future, seconds):
                 self._on_event("timeout")
-                one.has_culprit = True
+                one.has_late_call = True
                 one.kill(f"was killed: a {kind} took more than {seconds:g} s")
                 raise EpisodeError(
                     "env_timeout",
-                    f"environment {self.spec.name}: a {kind} took more than {seconds:g} s (limit of {kind}); "
+                    f"{self.spec.title}: a {kind} took more than {seconds:g} s (limit of {kind}); "
                     f"worker {one.name} was killed",
                 )
             answer = future.result()
         finally:
             one.calls.pop(number, None)
         if answer["kind"] == "failed":
-            words = f"environment {self.spec.name}, {kind}: {answer.get('error')}"
-            raise EpisodeError(CAUSES.get(kind, "env_lost"), words, str(answer.get("trace", "")))
+            words = f"{self.spec.title}, {kind}: {answer.get('error')}"
+            raise EpisodeError(CAUSES.get(kind, "env_lost"), words, str(answer.get("trace", "")), answer)
         return answer
 
     def freed(self) -> None:
         """Note that a worker has room again, or that there is one more or less."""
         self._changed.set()
 
-    async def _send(self, one: _Worker, data: bytes) -> None:
+    async def _send(self, one: Worker, data: bytes) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the worker is gone, which fails its calls
             await self._socket.send_multipart([one.identity, data])
 
@@ -357,7 +378,7 @@ class WorkerPool:
         """Run a worker, and its successors."""
         pause, failed_starts = RESTART_SECONDS, 0
         while not self._closing.is_set() and not self._unusable:
-            one = _Worker(name)
+            one = Worker(name)
             self.workers[one.identity] = one
             try:
                 await self._run(one)
@@ -365,7 +386,7 @@ class WorkerPool:
                 one.hopeless = one.reason = f"can't be run: {type(error).__name__}: {error}"
             finally:
                 del self.workers[one.identity]
-                one.reason = self._last_end = one.reason or "ended"
+                one.reason = self.last_end = one.reason or "ended"
                 one.fail_calls()
                 self.freed()
             if self._closing.is_set():
@@ -376,7 +397,7 @@ class WorkerPool:
                 self._hopeless[name] = one.hopeless or times
             pause = RESTART_SECONDS if one.is_proved else min(2 * pause, LONGEST_RESTART_SECONDS)
             self._on_event("restart")
-            log.warning("worker ended", environment=self.spec.name, worker=name, reason=one.reason, pause=pause)
+            log.warning("worker ended", **self._labels, worker=name, reason=one.reason, pause=pause)
             # what has been loaded once is no wrong path, and while another worker still tries it may be right
             if not self._has_loaded and len(self._hopeless) == self.spec.workers:
                 self._give_up(self._hopeless[name])
@@ -384,7 +405,7 @@ class WorkerPool:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), pause)
 
-    async def _run(self, one: _Worker) -> None:
+    async def _run(self, one: Worker) -> None:
         """Start a process, let it load the environment, and wait for its end."""
         arguments = [str(PROGRAM), self._address, one.identity.decode(), str(os.getpid())]
         variables = {**os.environ, **self.spec.variables}
@@ -409,11 +430,11 @@ class WorkerPool:
             await self._until_over(one)
             await asyncio.wait(printing, timeout=1.0)
 
-    async def _until_over(self, one: _Worker) -> None:
+    async def _until_over(self, one: Worker) -> None:
         """Let a new process load the environment, and wait for its end."""
         assert one.process is not None
         if self._closing.is_set():
-            one.kill("was ended with its rollout actor")
+            one.kill("was ended with its actor")
         try:
             loading = self.start(self._load(one))
             code = await one.process.wait()
@@ -421,11 +442,11 @@ class WorkerPool:
             one.reason = one.reason or (f"was killed by signal {-code}" if code < 0 else f"ended with status {code}")
         finally:
             # after a cancellation
-            one.kill("was ended with its rollout actor")
+            one.kill("was ended with its actor")
             if one.process.returncode is not None:
                 kill_left(one.process.pid, one.seen)
 
-    async def _load(self, one: _Worker) -> None:
+    async def _load(self, one: Worker) -> None:
         seconds = self.spec.limits.load
         try:
             if not await _comes(one.hello, seconds):
@@ -435,14 +456,16 @@ class WorkerPool:
             if hello.get("protocol") != PROTOCOL:
                 one.kill(f"speaks version {hello.get('protocol')} of the protocol, not {PROTOCOL}")
                 return
-            answer = await self.call(one, "load", path=self.spec.path, options=self.spec.options)
-            if answer.get("shape") not in ("stepped", "driving"):
+            use, shapes = self.spec.use, SHAPES[self.spec.use]
+            answer = await self.call(one, "load", use=use, path=self.spec.path, options=self.spec.options)
+            if answer.get("shape") not in shapes:
                 one.kill(f"answered a load with the shape {answer.get('shape')!r}")
                 return
             if not _are_counts(examples := answer.get("examples")):
                 one.kill(f"answered a load with the examples {examples!r}")
                 return
             self.examples, self.has_group_scores = examples, answer.get("group_scores") is True
+            self.takes_token_ids = answer.get("completion_ids") is True
             one.shape, one.loaded_at, self._has_loaded = answer["shape"], time.monotonic(), True
             self._hopeless.clear()
             self.freed()
@@ -450,22 +473,22 @@ class WorkerPool:
             if failure.cause == "env_load":
                 # the same file fails everywhere
                 one.hopeless = str(failure)
-            one.kill(f"can't load the environment: {failure}")
+            one.kill(f"can't load the {self._noun}: {failure}")
 
     def _give_up(self, why: str) -> None:
-        self._unusable = f"environment {self.spec.name} can't be used: {why}"
-        log.error("environment unusable", environment=self.spec.name, reason=why)
+        self._unusable = f"{self.spec.title} can't be used: {why}"
+        log.error("workers unusable", **self._labels, reason=why)
         self.freed()
 
-    async def _print(self, one: _Worker, name: str, stream: "_Stream") -> None:
+    async def _print(self, one: Worker, name: str, stream: "_Stream") -> None:
         """Log what a worker prints."""
         stream.close_write_end()
         lines = PrintedLines()
         while data := await stream.reader.read(READ_BYTES):
             for text in lines.add(data):
-                log.info(text, environment=self.spec.name, worker=one.name, stream=name)
+                log.info(text, **self._labels, worker=one.name, stream=name)
         for text in lines.end():
-            log.info(text, environment=self.spec.name, worker=one.name, stream=name)
+            log.info(text, **self._labels, worker=one.name, stream=name)
 
     # --- messages ------------------------------------------------------------------------------------------------
 
@@ -480,7 +503,7 @@ class WorkerPool:
             except Exception as error:  # noqa: BLE001 - nothing that one worker sends may end the messages of all
                 one.kill(f"was killed: it sent what is no message of the protocol: {type(error).__name__}: {error}")
 
-    def _take(self, one: _Worker, message: Message) -> None:
+    def _take(self, one: Worker, message: Message) -> None:
         one.heard = time.monotonic()
         if message["kind"] == "hello":
             if not one.hello.done():
@@ -498,7 +521,7 @@ class WorkerPool:
         elif message["kind"] != "beat":
             raise ValueError(f"kind {message['kind']!r}")
 
-    async def _sample(self, one: _Worker, request: Any, ask: Answer | None, message: Message) -> None:
+    async def _sample(self, one: Worker, request: Any, ask: Answer | None, message: Message) -> None:
         """Answer the request of an environment that drives. A failure reaches the user's code as SampleError."""
         answer: Message = {"kind": "sampled", "request": request}
         try:
@@ -521,7 +544,7 @@ class WorkerPool:
             try:
                 await self._look(may_be_silent=not was_held_up)
             except Exception as error:  # noqa: BLE001 - without this task no limit of a process would hold
-                log.error("workers not watched", environment=self.spec.name, reason=f"{type(error).__name__}: {error}")
+                log.error("workers not watched", **self._labels, reason=f"{type(error).__name__}: {error}")
 
     async def _look(self, may_be_silent: bool) -> None:
         """Send a beat to each worker, and compare it with its limits."""
@@ -565,7 +588,7 @@ class WorkerPool:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) and not isinstance(error, EpisodeError):
             # an EpisodeError is its caller's; without one, nobody is left to hear of it
-            log.error("task failed", environment=self.spec.name, reason=f"{type(error).__name__}: {error}")
+            log.error("task failed", **self._labels, reason=f"{type(error).__name__}: {error}")
 
 
 async def describe(spec: EnvironmentSpec) -> Examples | None:
@@ -643,7 +666,7 @@ class EpisodeCalls:
     """
 
     def __init__(
-        self, pool: WorkerPool, one: _Worker, number: int, room: Callable[[], Awaitable[_Worker]] | None = None
+        self, pool: WorkerPool, one: Worker, number: int, room: Callable[[], Awaitable[Worker]] | None = None
     ) -> None:
         self._pool, self._worker, self._room = pool, one, room
         self.number = number
@@ -673,7 +696,7 @@ class EpisodeCalls:
         self.take_place(await self._room())
         return self
 
-    def take_place(self, one: _Worker) -> None:
+    def take_place(self, one: Worker) -> None:
         """Be on a worker, which has room."""
         self._worker, self._has_place = one, True
         one.num_episodes += 1
@@ -757,7 +780,7 @@ class GroupCalls:
     """
 
     def __init__(
-        self, pool: WorkerPool, episodes: Sequence[EpisodeCalls], room: Callable[[], Awaitable[_Worker]]
+        self, pool: WorkerPool, episodes: Sequence[EpisodeCalls], room: Callable[[], Awaitable[Worker]]
     ) -> None:
         self._pool, self._room = pool, room
         self.episodes = list(episodes)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from actors.algorithms.advantages import StepRewards
 from actors.reward.lookup import ARGUMENTS, RewardFunction, load_function
 from actors.reward.values import check_steps, check_values
+from actors.reward.workers import WorkerFunction, WorkerHost
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import RewardFunctionConfig, ShapingConfig, StepRewardConfig
 from schemas.errors import ConfigError
@@ -36,6 +37,8 @@ class NamedReward:
     @cached_property
     def takes_token_ids(self) -> bool:
         """True if the function accepts `completion_ids`."""
+        if isinstance(self.function, WorkerFunction):
+            return self.function.takes_token_ids
         try:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):
@@ -104,8 +107,12 @@ class AdvantageFunction(NamedReward):
         return values
 
 
-def load_rewards(configs: Sequence[RewardFunctionConfig]) -> list[NamedReward]:
+def load_rewards(configs: Sequence[RewardFunctionConfig], host: WorkerHost | None = None) -> list[NamedReward]:
     """Load the configured reward functions. Names are the last part of each path, with a number where repeated.
+
+    Args:
+        configs: the functions.
+        host: starts the workers of functions with `python`, which it may still be loading at the return.
 
     Raises:
         ConfigError: a function can't be found, or its kwargs have the name of an argument.
@@ -121,24 +128,30 @@ def load_rewards(configs: Sequence[RewardFunctionConfig]) -> list[NamedReward]:
     # repeated names get their position in the configuration, also in the columns of metrics.jsonl
     unique = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
     shapings = [ShapingConfig(bias=config.bias, scale=config.scale, clip=config.clip) for config in configs]
-    functions = [load_function(config.path, f"reward.functions.{i}.path") for i, config in enumerate(configs)]
+    functions = [
+        _load(name, f"reward.functions.{i}.path", config, host)
+        for i, (name, config) in enumerate(zip(unique, configs, strict=True))
+    ]
     return [
         NamedReward(name, config.weight, config.kwargs, function, shaping)
         for name, config, function, shaping in zip(unique, configs, functions, shapings, strict=True)
     ]
 
 
-def load_steps(config: StepRewardConfig) -> StepReward:
+def load_steps(config: StepRewardConfig, host: WorkerHost | None = None) -> StepReward:
     """Load the function of `reward.steps`.
+
+    Args:
+        config: the function.
+        host: as for `load_rewards`.
 
     Raises:
         ConfigError: the function can't be found, or its kwargs have the name of an argument.
     """
     if problems := _taken_names("reward.steps.kwargs", config.kwargs):
         raise ConfigError(*problems)
-    assert config.path is not None
-    name = config.path.rpartition(":")[2]
-    return StepReward(name, 0.0, config.kwargs, load_function(config.path, "reward.steps.path"))
+    name = (config.path or "").rpartition(":")[2]
+    return StepReward(name, 0.0, config.kwargs, _load(name, "reward.steps.path", config, host))
 
 
 def load_advantage(config: CustomAdvantageConfig) -> AdvantageFunction:
@@ -149,6 +162,17 @@ def load_advantage(config: CustomAdvantageConfig) -> AdvantageFunction:
     """
     name = config.path.rpartition(":")[2]
     return AdvantageFunction(name, 0.0, config.kwargs, load_function(config.path, "reward.advantage.path"))
+
+
+def _load(
+    name: str, key: str, config: RewardFunctionConfig | StepRewardConfig, host: WorkerHost | None
+) -> RewardFunction:
+    assert config.path is not None
+    if not config.python:
+        return load_function(config.path, key)
+    if host is None:
+        raise ValueError(f"{key}: a function with python needs a WorkerHost")
+    return host.add(name, config.path, key, config, config.kwargs)
 
 
 def _taken_names(key: str, kwargs: Mapping[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from actors.process.membership import Drain, Membership, StartOverError
 from actors.reward.errors import RewardError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
 from actors.reward.group_scorer import GroupScorer
+from actors.reward.workers import WorkerHost
 from actors.telemetry.metrics import Metrics
 from bus import threads
 from bus.counts import EdgeCounts
@@ -64,6 +65,7 @@ class RewardActor:
         vocab_size: size of the policy's vocabulary, for the gibberish filter; 0 if the filter is not configured.
         steps: function of `reward.steps`; None if not configured.
         custom: function of `reward.advantage`; None for the built-in advantages.
+        host: owner of the workers of functions with `python`, closed with this actor; None without such functions.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class RewardActor:
         vocab_size: int = 0,
         steps: StepReward | None = None,
         custom: AdvantageFunction | None = None,
+        host: WorkerHost | None = None,
     ) -> None:
-        self._config, self.metrics = config, metrics
+        self._config, self.metrics, self._host = config, metrics, host
         weights = environment_weights(config.environments)
         self._scorer = GroupScorer(
             config.reward, name, metrics, rewards, exact_match, vocab_size, steps, custom, weights
@@ -142,6 +145,9 @@ class RewardActor:
             if self._packer is not None:
                 self._packer.close()
             self._packer = None
+        # last, since it waits for killed processes
+        if self._host is not None:
+            self._host.close()
 
     def drain(self) -> None:
         """Take no new groups, and exit once all groups are released or the drain time is over. Thread-safe."""

@@ -1,9 +1,11 @@
 """Runner of user functions: sync functions in threads, async functions on an event loop, with a time limit per group.
 
-User code can't be killed. A sync function that does not return keeps its thread, so there are more threads than calls.
-An async function that blocks the event loop stops all other async functions. If a blocking function has returned at
-other times, only its own call fails, and the others wait for the next process. `FunctionRunner.worn_out` tells when a
-new process should take over. User code may raise anything, SystemExit included.
+Functions in worker processes have a time limit of their own for each call (`actors.reward.workers`).
+
+User code in this process can't be killed. A sync function that does not return keeps its thread, so there are more
+threads than calls. An async function that blocks the event loop stops all other async functions. If a blocking
+function has returned at other times, only its own call fails, and the others wait for the next process.
+`FunctionRunner.worn_out` tells when a new process should take over. User code may raise anything, SystemExit included.
 """
 
 import asyncio
@@ -18,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.reward import functions, values
-from actors.reward.errors import RewardError
+from actors.reward.errors import LateError, RewardError
 from actors.reward.functions import NamedReward
+from actors.reward.workers import WorkerFunction
 from bus.threads import Workers, mark, start
 from schemas.messages import RolloutGroup
 
@@ -87,13 +90,18 @@ class FunctionRunner:
             RewardError: a function raised, or returned invalid values.
         """
         calls = {self.submit(reward, group): i for i, reward in rewards.items()}
-        late = wait(calls, self.timeout).not_done
+        in_workers = {call for call, i in calls.items() if isinstance(rewards[i].function, WorkerFunction)}
+        here = calls.keys() - in_workers
+        late = wait(here, self.timeout).not_done if here else set()
         # calls that only wait for another group's blocking call get the time that it takes
         while late and self._held_up(group, [rewards[calls[call]] for call in late]):
             late = wait(late, TICK_SECONDS).not_done
             if late and self._blocker() is None:
                 # the event loop has only just come to them
                 late = wait(late, self.timeout).not_done
+        if in_workers:
+            # without a limit here: a worker's limit begins when it gets the call, and kills what hangs
+            late |= {call for call in wait(in_workers).done if isinstance(_error(call), LateError)}
         with self._counting:
             self.num_calls += len(calls)
             self.num_late += len(late)
@@ -101,7 +109,7 @@ class FunctionRunner:
         stalled, blocker = self._loop_stalls, self._blocker()
         for call, i in calls.items():
             # cancelling works for calls that wait, on the event loop or for a thread, not for a running thread
-            if call in late and not call.cancel():
+            if call in late and call not in in_workers and not call.cancel():
                 self._stuck[call] = rewards[i].name
                 # called at once if the call has returned meanwhile
                 call.add_done_callback(self._stuck.pop)
@@ -118,6 +126,8 @@ class FunctionRunner:
             RuntimeError: the runner is closed.
         """
         arguments = reward.arguments(group)
+        if isinstance(reward.function, WorkerFunction):
+            return reward.function.submit(arguments, lambda values: reward.check(values, group))
         if reward.is_async:
             call = self._await(reward, group, arguments)
             try:
@@ -229,6 +239,10 @@ def _run(reward: NamedReward, group: RolloutGroup, arguments: dict[str, Any]) ->
     except BaseException as error:
         # SystemExit too: a function that calls sys.exit() fails its own group alone
         raise _raised(reward.name, error) from error
+
+
+def _error(call: "Future[Any]") -> BaseException | None:
+    return None if call.cancelled() else call.exception()
 
 
 def _raised(name: str, error: BaseException) -> RewardError:

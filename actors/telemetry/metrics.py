@@ -36,7 +36,7 @@ ATTEMPT_FAILURES = (
     *get_args(EnvironmentFailure),
 )
 WORKER_EVENTS = ("restart", "timeout", "silent", "processes")
-SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "too_large", "internal")
+SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "reward_lost", "too_large", "internal")
 COMPLETION_FILTERS = ("gibberish", "repetition", "truncated")
 DROPS = ("poison", "stale", "eval_void", "forked", "zero_variance", "too_easy", "too_hard")
 POOLS = ("easy", "hard")

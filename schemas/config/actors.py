@@ -105,7 +105,10 @@ class RewardConfig(Section):
         """Longest time in seconds from the first call of a function on a group until the group is scored or fails."""
         # one after the other: the functions, then `steps`, then the advantage, which reads the rewards
         rounds = 1 + (self.steps is not None) + (self.advantage.type == "custom")
-        return rounds * self.timeout * (1 + self.timeout_retries)
+        # a call of a worker may have to wait for the worker's successor
+        starts = max((one.load_timeout for one in self.functions if one.python), default=0.0)
+        starts += self.steps.load_timeout if self.steps and self.steps.python else 0.0
+        return (rounds * self.timeout + starts) * (1 + self.timeout_retries)
 
     @model_validator(mode="after")
     def _steps_for_who_uses_them(self) -> "RewardConfig":

@@ -104,7 +104,20 @@ class ShapingConfig(Section):
     """Bound of the result: values are clipped to −clip and clip (AReaL: reward_clip, 20). Empty: no clipping."""
 
 
-class RewardFunctionConfig(ShapingConfig):
+class WorkerProcessConfig(Section):
+    """Worker processes of a user's function, apart from the actor's own process and packages."""
+
+    python: str = ""
+    """Python interpreter of the function's worker processes, with packages of its own; it needs pyzmq and msgpack.
+    `same`: the actors' interpreter. Empty: no worker processes, the function runs inside the reward actor."""
+    workers: int = Field(1, ge=1)
+    """Worker processes of each reward actor for this function, with `python`. A worker runs many calls at the same
+    time; more workers help functions that compute in Python itself."""
+    load_timeout: float = Field(120.0, gt=0)
+    """Seconds for a worker to start and to import the function, with `python`."""
+
+
+class RewardFunctionConfig(ShapingConfig, WorkerProcessConfig):
     """A reward function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature).
 
     All arguments are lists with one item per completion. A completion is text; for a chat prompt (a list of messages)
@@ -122,8 +135,14 @@ class RewardFunctionConfig(ShapingConfig):
     kwargs: dict[str, Any] = {}
     """Keyword arguments of each call. They take precedence over columns of the same name."""
 
+    @model_validator(mode="after")
+    def _workers_have_code(self) -> "RewardFunctionConfig":
+        if self.python and ":" not in self.path:
+            raise ValueError(f"python: {self.path} is built in and runs inside the reward actor; remove python")
+        return self
 
-class StepRewardConfig(Section):
+
+class StepRewardConfig(WorkerProcessConfig):
     """Rewards inside completions: of a function, or of the turns of environments.
 
     The function is `f(prompts, completions, completion_ids, **columns) -> list[list[tuple[int, float]]]`, sync or

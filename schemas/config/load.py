@@ -156,8 +156,7 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
         if isinstance(one, PythonConfig):
             update |= {"path": _locate_code(one.path, folder)}
         if isinstance(one, EnvironmentBase):
-            # a bare name is looked up in PATH
-            update |= {"python": str(_locate(one.python, folder))} if "/" in one.python else {}
+            update |= {"python": _locate_python(one.python, folder)}
             update |= {"directory": str(_locate(one.directory, folder))} if one.directory else {}
         environments.append(one.model_copy(update=update))
     tls = {key: getattr(config.inference, key) for key in ("tls_cert", "tls_key")}
@@ -170,6 +169,8 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     reward = config.reward
     located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
     located["steps"] = _with_code(reward.steps, folder) if reward.steps and reward.steps.path else reward.steps
+    located["functions"] = [_with_python(function, folder) for function in located["functions"]]
+    located["steps"] = located["steps"] and _with_python(located["steps"], folder)
     if isinstance(reward.advantage, CustomAdvantageConfig):
         located["advantage"] = _with_code(reward.advantage, folder)
     exact_match = config.eval.exact_match and _locate_code(config.eval.exact_match, folder)
@@ -213,6 +214,15 @@ def _locate_model(path: str, folder: Path) -> str:
 def _locate_code(path: str, folder: Path) -> str:
     file, colon, function = path.rpartition(":")
     return f"{_locate(file, folder)}:{function}" if colon and file.endswith(".py") else path
+
+
+def _locate_python(python: str, folder: Path) -> str:
+    """Return an interpreter's path. A bare name stays: it is looked up in PATH."""
+    return str(_locate(python, folder)) if "/" in python else python
+
+
+def _with_python(section: Any, folder: Path) -> Any:
+    return section.model_copy(update={"python": _locate_python(section.python, folder)})
 
 
 def _with_code(section: Any, folder: Path) -> Any:

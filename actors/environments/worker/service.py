@@ -1,11 +1,12 @@
-"""Service of a worker process: reads calls, plays episodes with the user's code, and answers.
+"""Service of a worker process: reads calls, plays episodes or scores with the user's code, and answers.
 
 Many episodes run at the same time. The calls of one episode follow each other, all in one task and, where the user's
-functions are not async, in one thread. Time limits are the rollout actor's: it kills a worker when a call takes too
-long.
+functions are not async, in one thread. Calls of a reward function run side by side. Time limits are the actor's: it
+kills a worker when a call takes too long.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import itertools
@@ -13,21 +14,28 @@ import os
 import platform
 import sys
 import traceback
+import types
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from .loading import load
+from .rewards import check_function, sendable, takes_token_ids
 from .shapes import Episode, ShapeError, episode_maker, is_driving, named_rewards
 from .target import columns_of, examples_of, group_rewards, group_scorer
 from .wire import BEAT_SECONDS, PROTOCOL, SILENCE_SECONDS, TEXT_CHARACTERS, Message, pack, unpack
 
 LINGER_MILLISECONDS = 1000
+REWARD_THREADS = 256
+"""Most calls of a reward function that is not async at the same time; a thread starts when none is idle."""
+OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), str(Path(concurrent.futures.__file__).parent))
+"""Folders of the code that stands between a call and the user's code in a traceback."""
 FIRST_CALLS = ("reset", "run")
 EPISODE_CALLS = (*FIRST_CALLS, "step", "score", "close")
 
@@ -62,10 +70,10 @@ class Policy:
 
 
 class _Thread:
-    """Thread for functions of the user that are not async; it starts with the first of them."""
+    """Thread, or threads, for functions of the user that are not async; started with the first of them."""
 
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
+    def __init__(self, name: str, count: int = 1) -> None:
+        self._executor = ThreadPoolExecutor(count, name)
 
     async def run(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Run a function of the user: on the event loop if it is async, otherwise in the thread."""
@@ -128,6 +136,7 @@ class Service:
     def __init__(self, socket: zmq.asyncio.Socket) -> None:
         self._socket = socket
         self._loader = _Thread("load")
+        self._rewards = _Thread("reward", REWARD_THREADS)
         self._target: Any = None
         self._options: dict[str, Any] = {}
         self._make: Callable[..., Awaitable[Episode]] | None = None
@@ -228,6 +237,9 @@ class Service:
     async def _on_load(self, call: Message) -> Message:
         self._options = call.get("options") or {}
         self._target = await self._loader.run(load, call["path"])
+        if call.get("use") == "reward":
+            check_function(self._target)
+            return {"shape": "reward", "completion_ids": takes_token_ids(self._target)}
         driving = is_driving(self._target)
         if not driving:
             self._make = episode_maker(self._target, self._options)
@@ -235,6 +247,14 @@ class Service:
         answer = {"shape": "driving" if driving else "stepped", "group_scores": self._score_group is not None}
         examples = await examples_of(self._target, self._options, self._loader.run)
         return answer if examples is None else answer | {"examples": examples}
+
+    async def _on_reward(self, call: Message) -> Message:
+        if self._target is None:
+            raise ShapeError("a reward, but no reward function has been loaded")
+        result = await self._rewards.run(self._target, **call["arguments"])
+        # in the thread as well: a lazy result (a generator) runs the user's code while its values are read
+        answer: Message = await self._rewards.run(sendable, result)
+        return answer
 
     async def _on_reset(self, call: Message, line: _Line) -> Message:
         if self._make is None:
@@ -337,19 +357,40 @@ def _uncancel() -> None:
 
 def _failed(number: Any, error: BaseException) -> bytes:
     """Return the message on a failure, whatever the error's own methods do."""
-    name = type(error).__name__
+    name, place = type(error).__name__, ""
     try:
         words = f"{name}: {error}"[:TEXT_CHARACTERS]
     except BaseException as second:  # noqa: BLE001 - __str__ is the user's as well
         words = f"{name} (its text can't be made: {type(second).__name__})"
     try:
+        frames = _frames_of_user(error)
+        # formatted from the user's first line on; without such a line, whole
+        error = error.with_traceback(frames) if frames else error
         trace = "".join(traceback.format_exception(error))[-TEXT_CHARACTERS:]
+        place = _place(frames)
     except BaseException:  # noqa: BLE001 - as above
         trace = ""
     try:
-        return pack({"kind": "failed", "call": number, "error": words, "trace": trace})
+        return pack({"kind": "failed", "call": number, "error": words, "trace": trace, "place": place})
     except Exception:  # noqa: BLE001 - a call without an answer would hang
         return pack({"kind": "failed", "call": number, "error": "a failure whose text can't be sent", "trace": ""})
+
+
+def _frames_of_user(error: BaseException) -> types.TracebackType | None:
+    """Return the traceback from the first line on that is not of this package."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(OURS):
+        frames = frames.tb_next
+    return frames
+
+
+def _place(frames: types.TracebackType | None) -> str:
+    """Return file and line where an exception was raised: the last line inside the file of the user's first."""
+    lines = traceback.extract_tb(frames)
+    if not lines:
+        return ""
+    file = lines[0].filename
+    return f"{Path(file).name}, line {[line.lineno for line in lines if line.filename == file][-1]}"
 
 
 def _caught(

@@ -378,7 +378,7 @@ async def test_the_context_ends_all_workers_at_once() -> None:
         await asyncio.sleep(0)
         began = time.monotonic()
     assert time.monotonic() - began < WAIT
-    with pytest.raises(EpisodeError, match="was ended with its rollout actor"):
+    with pytest.raises(EpisodeError, match="was ended with its actor"):
         await hanging
     assert all(map(is_gone, pids))
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -236,14 +237,15 @@ async def test_a_step_that_goes_on_at_the_end_of_the_time_holds_nothing_up(tmp_p
     async with WorkerPool(spec) as pool:
         entered = await pool.episode(WAIT)
         started = time.monotonic()
-        try:
-            async with entered as episode:
-                trajectory = await play(episode, writer.recorder(), "", {}, seconds=2.0, keeps_late=is_kept)
-        except EpisodeError as error:
-            assert (is_kept, error.cause) == (False, "env_timeout")
-            assert "trajectory_timeout" in str(error)
+        late = partial(play, recorder=writer.recorder(), prompt="", row={}, seconds=2.0, keeps_late=is_kept)
+        if not is_kept:
+            with pytest.raises(EpisodeError, match="trajectory_timeout") as failure:
+                async with entered as episode:
+                    await late(episode)
+            assert failure.value.cause == "env_timeout"
         else:
-            assert is_kept
+            async with entered as episode:
+                trajectory = await late(episode)
             assert (trajectory.stop, trajectory.rewards, trajectory.tree.num_turns) == ("timeout", {}, 2)
             assert trajectory.failure.startswith("env_timeout: ")
         assert time.monotonic() - started < WAIT / 2
