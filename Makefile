@@ -9,13 +9,17 @@ ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart quickstart-lora check check-312 test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench clean
+.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
 
 quickstart-lora: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED) --config examples/quickstart/lora.yaml --output outputs/quickstart-lora
+
+# A game of several turns and a task with a tool, one after the other.
+quickstart-turns: .venv/run.stamp
+	$(BIN)/python examples/quickstart/turns.py --seed $(SEED)
 
 # Lint, types and the fast tests: two minutes on two cores.
 check: lint

@@ -1,6 +1,6 @@
 """What README.md, docs/reference/rewards.md and the examples promise is executed here."""
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -112,17 +112,15 @@ def _names(block: str) -> list[str]:
     return found
 
 
-def _quickstart(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> list[str]:
-    """The commands that the quickstart gives with these arguments; nothing is trained, the report is left out."""
-    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "examples/quickstart/quickstart.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _quickstart(monkeypatch: pytest.MonkeyPatch, *arguments: object, script: str = "quickstart") -> list[str]:
+    """The commands that a quickstart gives with these arguments; nothing is trained, the report is left out."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples/quickstart"))
+    module = importlib.import_module(script)
     given: list[str] = []
-    monkeypatch.setattr(module, "_run", lambda *command: given.append(" ".join(map(str, command))))
+    common = importlib.import_module("common")
+    monkeypatch.setattr(common, "run", lambda *command: given.append(" ".join(map(str, command))))
     monkeypatch.setattr(module, "report", lambda output: None)
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, arguments)])
     module.main()
     return given
 

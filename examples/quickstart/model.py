@@ -40,18 +40,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model() -> Qwen3ForCausalLM:
-    """Return a model with about 0.8 M random parameters."""
+def make_model(num_tokens: int = len(VOCABULARY), max_tokens: int = 64) -> Qwen3ForCausalLM:
+    """Return a model with about 0.8 M random parameters.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        max_tokens: longest sequence.
+    """
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=len(VOCABULARY),
+            vocab_size=num_tokens,
             hidden_size=128,
             intermediate_size=384,
             num_hidden_layers=4,
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=32,
-            max_position_embeddings=64,
+            max_position_embeddings=max_tokens,
             tie_word_embeddings=True,
             pad_token_id=PAD,
             bos_token_id=BOS,

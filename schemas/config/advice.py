@@ -76,8 +76,13 @@ def _warms_up_for_ever(config: RunConfig) -> Iterator[str]:
 
 
 def _nothing_is_weighed(config: RunConfig) -> Iterator[str]:
-    if all(function.weight == 0 for function in config.reward.functions) and config.reward.advantage.type != "custom":
-        yield "reward.functions[].weight: all are 0, so every reward is 0 and nothing is learned"
+    if config.reward.advantage.type == "custom" or any(function.weight for function in config.reward.functions):
+        return
+    # rewards of an environment count too: all with weight 1, if no weights are given
+    weights = [one.reward_weights for one in config.environments if isinstance(one, EnvironmentBase)]
+    if not any(any(found.values()) or not found for found in weights):
+        keys = "reward.functions[].weight" + (", environments[].rewards" if weights else "")
+        yield f"{keys}: all are 0, so every reward is 0 and nothing is learned"
 
 
 def _dropout_is_a_mismatch(config: RunConfig) -> Iterator[str]:

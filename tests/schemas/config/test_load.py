@@ -409,6 +409,13 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
             {"reward__functions": [{"path": "exact_match", "weight": 0.0}]},
             ("reward.functions[].weight", "nothing is learned"),
         ),
+        (
+            {
+                "environments": [{"type": "python", "path": "game.py:Game", "rewards": {"turns": 0.0}}],
+                "reward__functions": [],
+            },
+            ("reward.functions[].weight, environments[].rewards", "nothing is learned"),
+        ),
         ({"inference__host": "0.0.0.0"}, ("inference.host", "set inference.api_key_env")),
         ({"environments": [{"type": "jsonl", "path": "a"}]}, ("environments[].eval_path", "jsonl")),
         (
@@ -425,10 +432,13 @@ def test_allowed_but_doubtful_settings_are_warned_of(changes: dict[str, Any], ke
 
 
 def test_usual_settings_are_not_warned_of() -> None:
-    """The defaults, LoRA, evaluation off and a bus on loopback give no warning."""
+    """The defaults, LoRA, evaluation off, rewards of an environment alone and a bus on loopback give no warning."""
     assert warnings(check_tree(_tree())) == []
     no_eval = _tree(environments=[{"type": "jsonl", "path": "a"}], eval__num_prompts=0, model__lora={})
     assert warnings(check_tree(no_eval)) == []
+    for rewards in ({}, {"turns": 1.0, "guesses": 0.0}):
+        game = {"type": "python", "path": "game.py:Game", "rewards": rewards}
+        assert warnings(check_tree(_tree(environments=[game], reward__functions=[]))) == []
     assert warnings(check_tree(_tree(bus__control="tcp://127.0.0.1:5000"))) == []
 
 

@@ -1,0 +1,183 @@
+"""Start models of the quickstart with turns: a tiny Qwen3, warmed up on conversations of imperfect players.
+
+A player plays the real environment with mistakes on purpose: often enough that the model fails at least half of the
+time, and seldom enough that it sees how the game is played. From there reinforcement learning has rewards to learn
+from, and room to improve.
+"""
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from calculator import Calculator
+from find_number import FindNumber
+from model import PAD, make_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from actors.environments.worker.tools import described
+
+Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
+"""Messages, and the tools that the model may call."""
+
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+SPECIAL = ["<pad>", "<bos>", "<|end|>", *ROLES]
+WRITTEN = ["<tool_call>", "</tool_call>"]
+"""Tokens that the model writes as parts of a text, as Qwen's models do."""
+END, ASSISTANT = SPECIAL.index("<|end|>"), SPECIAL.index("<|assistant|>")
+NUM_TOKENS = 400
+MAX_TOKENS = 128
+BATCH = 64
+LEARNING_RATE = 2e-3
+FIRST_INDEX = 10**9
+"""First example of the warm-up: far behind those of the run."""
+
+
+def play_find_number(rng: random.Random, index: int) -> Conversation:
+    """Guess the lowest number that is left, and every third time any number that is left."""
+    game = FindNumber()
+    messages = [{"role": "user", "content": game.reset(index)}]
+    for _ in range(5):
+        guess = str(game.low if rng.random() < 0.65 else rng.randint(game.low, game.high))
+        answer, _, is_done = game.step(guess)
+        messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": answer}]
+        if is_done:
+            break
+    return messages[:-1], None
+
+
+def play_calculator(rng: random.Random, index: int) -> Conversation:
+    """Call the tool and copy, with slips; every third time answer without the tool."""
+    task = Calculator()
+    question = task.reset(index, "train")
+    tools = [described(task.multiply)]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    if rng.random() < 0.35:
+        return [*messages, {"role": "assistant", "content": str(rng.randint(10_000, 999_999))}], tools
+    a, b = (_slipped(number, rng) for number in re.findall(r"\d+", question))
+    result = str(task.multiply(int(a), int(b)))
+    call = {"type": "function", "function": {"name": "multiply", "arguments": {"a": int(a), "b": int(b)}}}
+    messages += [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "multiply", "content": result},
+        {"role": "assistant", "content": _slipped(result, rng)},
+    ]
+    return messages, tools
+
+
+def _slipped(number: str, rng: random.Random) -> str:
+    """Return a number in which each digit may be wrong."""
+    return "".join(rng.choice("123456789") if rng.random() < 0.025 else digit for digit in number)
+
+
+class Task(NamedTuple):
+    """Warm-up of a task."""
+
+    play: Callable[[random.Random, int], Conversation]
+    num_steps: int
+    splits_numbers: bool
+    """Whether each digit is a token: numbers that are copied have too many values for a token each."""
+
+
+TASKS = {
+    "find_number": Task(play_find_number, num_steps=150, splits_numbers=False),
+    "calculator": Task(play_calculator, num_steps=200, splits_numbers=True),
+}
+
+
+def make_tokenizer(conversations: list[Conversation], *, splits_numbers: bool) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes and of frequent pieces of these conversations; numbers whole, or as single digits."""
+    raw = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=splits_numbers)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_TOKENS - len(WRITTEN),
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator(map(_rendered, conversations), trainer)
+    raw.add_tokens(WRITTEN)
+    return _with_template(raw)
+
+
+def _with_template(raw: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<|end|>",
+        chat_template=Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8"),
+    )
+
+
+def _rendered(conversation: Conversation, tokenizer: PreTrainedTokenizerFast | None = None) -> str:
+    messages, tools = conversation
+    tokenizer = tokenizer or _with_template(Tokenizer(models.BPE()))
+    return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+
+
+def warm_up(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, play: Callable[[], Conversation], num_steps: int
+) -> float:
+    """Train on what players say, one conversation per row; return the last loss in nats per token."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=num_steps, pct_start=0.1)
+    loss = torch.zeros(())
+    for _ in range(num_steps):
+        rows = [tokenizer.encode(_rendered(play(), tokenizer), add_special_tokens=False) for _ in range(BATCH)]
+        width = max(len(row) for row in rows)
+        ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+        # padding stands behind a row, where no token of the row sees it
+        log_p = functional.log_softmax(model(input_ids=ids[:, :-1]).logits, -1)
+        mask = _said_by_the_player(ids)[:, 1:]
+        loss = -log_p.gather(2, ids[:, 1:, None])[..., 0][mask].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return float(loss)
+
+
+def _said_by_the_player(ids: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the tokens behind each `<|assistant|>`, up to the end of its message."""
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    for b, row in enumerate(ids.tolist()):
+        is_inside = False
+        for t, token in enumerate(row):
+            mask[b, t] = is_inside
+            is_inside = token == ASSISTANT or (is_inside and token != END)
+    return mask
+
+
+def build(folder: Path, task: str, seed: int) -> float:
+    """Write model and tokenizer to a folder; return the loss at the end of the warm-up."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    play, num_steps, splits_numbers = TASKS[task]
+    # numbers that no run and no other seed draws from
+    indices = iter(range(FIRST_INDEX * (1 + seed), FIRST_INDEX * (2 + seed)))
+    tokenizer = make_tokenizer([play(rng, next(indices)) for _ in range(500)], splits_numbers=splits_numbers)
+    model = make_model(len(tokenizer), MAX_TOKENS)
+    loss = warm_up(model, tokenizer, lambda: play(rng, next(indices)), num_steps)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return loss
+
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Make a model of the quickstart with turns.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--task", choices=sorted(TASKS), required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    reached = build(arguments.folder, arguments.task, arguments.seed)
+    print(f"warmed up to a loss of {reached:.2f} nats per token")
