@@ -1,6 +1,7 @@
 """From a sampled group to a scored one: the user's functions, then `score_group`, then figures for logs and metrics."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import structlog
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from actors.algorithms.advantages import StepRewards, check_advantages
 from actors.algorithms.advantages.shaping import EnvironmentWeights, RewardColumns
 from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group, turn_steps
+from actors.reward.builtin import exact_match, unmeasured
 from actors.reward.constant_rewards import ConstantRewards
 from actors.reward.errors import RewardError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
@@ -32,7 +34,7 @@ class GroupScorer:
         name: name of the reward actor.
         metrics: destination of the `grpo_reward_*` metrics.
         rewards: functions whose weighted sum is the reward.
-        exact_match: function measured on groups of evaluations, in addition.
+        match: function measured on groups of evaluations, in addition.
         vocab_size: size of the policy's vocabulary, for the gibberish filter; 0 if the filter is not configured.
         steps: function of `reward.steps`; None if not configured.
         custom: function of `reward.advantage`; None for the built-in advantages.
@@ -45,7 +47,7 @@ class GroupScorer:
         name: str,
         metrics: Metrics,
         rewards: list[NamedReward],
-        exact_match: NamedReward,
+        match: NamedReward,
         vocab_size: int = 0,
         steps: StepReward | None = None,
         custom: AdvantageFunction | None = None,
@@ -53,7 +55,7 @@ class GroupScorer:
     ) -> None:
         self._config, self._name, self._metrics = config, name, metrics
         # the last row of an evaluation is exact_match, which is measured and not part of the reward
-        self._rewards = {"train": rewards, "eval": [*rewards, exact_match]}
+        self._rewards = {"train": rewards, "eval": [*rewards, match]}
         weights_F = np.array([one.weight for one in rewards])
         columns = RewardColumns(weights_F, [one.shaping for one in rewards], environments or {})
         self._rules = ScoringRules(config, columns, vocab_size)
@@ -84,12 +86,13 @@ class GroupScorer:
         Raises:
             RewardError, ConfigError: as `Scorer.score`.
         """
-        functions_FG = self._caller.score(self._rewards[group.purpose], group)
+        rewards = self._rewards_of(group)
+        functions_FG = self._caller.score(rewards, group)
         # between the functions of the run and what an evaluation measures besides
         place = len(self._rewards["train"])
         rewards_FG = np.concatenate([functions_FG[:place], group.environment_rewards_EG, functions_FG[place:]])
         rewards_FG[:, group.failed_G] = np.nan
-        names = [reward.name for reward in self._rewards[group.purpose]]
+        names = [reward.name for reward in rewards]
         names[place:place] = group.environment_reward_names
         steps: list[StepRewards] | None = None
         # an evaluation has no advantages, and steps serve nothing else
@@ -111,6 +114,14 @@ class GroupScorer:
             advantages_G=score.advantages_G,
             token_advantages=score.token_advantages_N,
         )
+
+    def _rewards_of(self, group: RolloutGroup) -> list[NamedReward]:
+        """Return the functions for a group. An environment need not have the column that the built-in match reads."""
+        rewards = self._rewards[group.purpose]
+        is_played = bool(group.transcripts) and group.purpose == "eval"
+        if is_played and rewards[-1].function is exact_match and "answer" not in group.columns:
+            return [*rewards[:-1], replace(rewards[-1], function=unmeasured)]
+        return rewards
 
     def _call_custom(self, group: RolloutGroup, rewards_FG: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """Return the values of the user's advantage function; None if it is not configured or not needed."""

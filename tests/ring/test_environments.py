@@ -49,6 +49,8 @@ def test_rewards_of_turns_and_of_the_end_are_trained(tmp_path: Path) -> None:
             assert messages[-2]["content"] == completion
         # the same question for the whole group
         assert len({messages[0]["content"] for messages in record["messages"]}) == 1
+    # evaluations too, whose default `eval.exact_match` reads a column that this environment does not have
+    assert "eval" in {record["purpose"] for record in records}
     summary = json.loads((config.output / "summary.json").read_text())
     assert summary["ledger"]["trained_twice"] == 0 if "ledger" in summary else True
 

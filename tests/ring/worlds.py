@@ -3,9 +3,11 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +110,25 @@ class Ruined(Letters):
 
     def reset(self, seed: int, **row: object) -> str:
         """Ask, or do harm."""
-        ruin(self._folder, "reset", self._way)
+        # at examples of their own: a group that fails three times is poison
+        self._harmless = [place for place in PLACES if row["index"] != PLACES.index(place)]
+        self._ruin("reset")
         return super().reset(seed, **row)
 
     def step(self, answer: str) -> tuple[str, float, bool]:
         """Count, or do harm."""
         if self.turns == 1:
-            ruin(self._folder, "step", self._way)
+            self._ruin("step")
         return super().step(answer)
 
     def get_reward(self) -> dict[str, float]:
         """Say how many turns there were, or do harm."""
-        ruin(self._folder, "score", self._way)
+        self._ruin("score")
         return super().get_reward()
+
+    def _ruin(self, place: str) -> None:
+        if place not in self._harmless:
+            ruin(self._folder, place, self._way)
 
 
 def ruin(folder: str, place: str, way: str) -> None:
@@ -174,3 +182,28 @@ class Hangs(Letters):
         if row["index"] == 13:
             self.columns["asked"] = -1
         return text
+
+
+class CountedAtGate(Letters):
+    """Waits behind its first turn until the file `gate` is gone; a file in `folder` for each object has its turns."""
+
+    def __init__(self, gate: str, folder: str) -> None:
+        super().__init__()
+        self._gate, self._count = Path(gate), Path(folder) / uuid.uuid4().hex
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Count."""
+        found = super().step(answer)
+        self._count.write_text(str(self.turns))
+        while self._gate.exists():
+            time.sleep(0.01)
+        return found
+
+
+class GatedWithChild(Gated):
+    """Has started a process of its own, in a session of its own."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__(gate)
+        if Path(gate).exists():
+            self._child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
