@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -198,12 +197,3 @@ class CountedAtGate(Letters):
         while self._gate.exists():
             time.sleep(0.01)
         return found
-
-
-class GatedWithChild(Gated):
-    """Has started a process of its own, in a session of its own."""
-
-    def __init__(self, gate: str) -> None:
-        super().__init__(gate)
-        if Path(gate).exists():
-            self._child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])

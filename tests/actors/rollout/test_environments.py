@@ -34,10 +34,12 @@ class Engines:
 
 
 def player(folder: Path, world: str, engines: Engines, **environment: Any) -> EnvironmentPlayer:
-    """A player of an environment of tests/ring/worlds.py, called `letters`."""
+    """A player of an environment of tests/ring/worlds.py, called `letters`, and of another one, `fast`."""
     one = {"type": "python", "name": "letters", "path": f"{WORLDS}:{world}"} | environment
-    config = ring_config(folder, environments=[one], reward={"functions": []}, packer={"sequence_len": 512})
-    return EnvironmentPlayer(config, {"letters": fake.chat(64)}, cast(EngineChoice, engines), Metrics("rollout"), 512)
+    fast = {"type": "python", "name": "fast", "path": f"{WORLDS}:Letters"}
+    config = ring_config(folder, environments=[one, fast], reward={"functions": []}, packer={"sequence_len": 512})
+    chats = {label: fake.chat(64) for label in ("letters", "fast")}
+    return EnvironmentPlayer(config, chats, cast(EngineChoice, engines), Metrics("rollout"), 512)
 
 
 def example(index: int) -> Example:
@@ -63,3 +65,22 @@ async def test_an_example_that_hangs_costs_the_groups_beside_it_no_attempt(tmp_p
             assert [one.rewards for one in trajectories] == [{"turns_taken": 3.0}] * 2
             assert [one.recorder.tree.num_turns for one in trajectories] == [3, 3]
     assert failure.value.reason == "env_timeout"
+
+
+@pytest.mark.slow
+async def test_a_slow_environment_does_not_slow_a_fast_one(tmp_path: Path) -> None:
+    """Ten groups of the fast one are played while all steps of the slow one wait."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    playing = player(tmp_path, "Gated", Engines(), options={"gate": str(gate)})
+    async with playing, asyncio.timeout(WAIT):
+        slow = asyncio.create_task(playing.play(ticket(0, environment="letters"), example(0)))
+        while not gate.with_name("gate.entered").exists():
+            await asyncio.sleep(0.01)
+        for _ in range(10):
+            trajectories, _ = await playing.play(ticket(0, environment="fast"), example(0))
+            assert [one.stop for one in trajectories] == ["done", "done"]
+        assert not slow.done()
+        gate.unlink()
+        trajectories, _ = await slow
+        assert [one.stop for one in trajectories] == ["done", "done"]
