@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from actors.rollout.episode import Trajectory
+from actors.rollout.held import AttemptError
 from schemas.messages import RolloutGroup, Ticket
 
 TURNS_REWARD = "turns"
@@ -20,6 +21,9 @@ def build_trajectory_group(
     """Return the message of trajectories, each with at least one turn.
 
     Offsets and segments count tokens over all samples, joined; equal prompts are kept once.
+
+    Raises:
+        AttemptError: a reward has the name of the sum of the turns' rewards, beside which it would count twice.
     """
     samples = [(g, sample) for g, one in enumerate(trajectories) for sample in one.tree.samples()]
     prompts: dict[bytes, int] = {}
@@ -38,6 +42,12 @@ def build_trajectory_group(
     names = list(dict.fromkeys(name for one in trajectories for name in one.rewards))
     rewards = [[_number(one.rewards.get(name)) for one in trajectories] for name in names]
     if any(one.turn_rewards for one in trajectories):
+        if TURNS_REWARD in names:
+            raise AttemptError(
+                "env_score",
+                f"environment {ticket.environment}: a reward is called {TURNS_REWARD!r}, as is the sum of the rewards "
+                "of turns; rename it",
+            )
         names.append(TURNS_REWARD)
         rewards.append([sum(r for _, r in one.turn_rewards) if one.turn_rewards else math.nan for one in trajectories])
     return RolloutGroup(

@@ -17,6 +17,9 @@ from actors.trajectories.chat import Chat, assistant_message
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
 from schemas.messages import StopCondition
 
+LONGEST_TOKEN = 256
+"""Characters of the longest token that any tokenizer may have; blanks are the longest, with 128 or fewer."""
+
 
 class TrajectoryOverError(Exception):
     """Error at a request that a limit forbids. `stop` names the limit."""
@@ -207,16 +210,27 @@ class Recorder:
             roles = [message.get("role") for message in messages]
             own = roles.index("assistant") if "assistant" in roles else len(roles)
             shown = [*messages[:own], *(self.cut(message) for message in messages[own:])]
+            self._check_length(shown)
             return self.chat.bridges.first(shown, tools), 0
         if before.cut_off:
             # half a message is no move: a bridge behind it would show the model an answer that it never gave
             raise TrajectoryOverError("length", "the turn to be continued was cut off at its limit of tokens")
         new = [self.cut(message) for message in messages[before.num_messages :]]
+        self._check_length(new)
         bridge = self.chat.bridges.next(before.last_id, new, before.message.get("tool_calls", ()), tools)
         return (
             [*self.tree.ids(before.number), *bridge.boundary_ids, *bridge.environment_ids],
             len(bridge.boundary_ids),
         )
+
+    def _check_length(self, messages: Sequence[Message]) -> None:
+        """Refuse texts that can't fit in any tokens: to encode them would hold all other trajectories up."""
+        contents = [content for one in messages if isinstance(content := one.get("content"), str)]
+        if (size := sum(map(len, contents))) > LONGEST_TOKEN * self.limits.sequence_len:
+            raise TrajectoryOverError(
+                "context_full",
+                f"{size} characters of messages leave no room in {self.limits.sequence_len} tokens (sequence_len)",
+            )
 
     def _longest(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> _Turn | None:
         """Return the turn whose whole conversation the messages begin with; the newest of the longest."""

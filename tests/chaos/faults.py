@@ -9,7 +9,7 @@ from typing import Literal
 from actors.process.fault_points import POINTS
 from tests.chaos.threads import THREADS, kind_of, thread_at
 
-Kind = Literal["SIGKILL", "SIGSTOP", "partition", "full disk", "exception", "foreign run"]
+Kind = Literal["SIGKILL", "SIGSTOP", "partition", "full disk", "exception", "foreign run", "environment worker"]
 ROUND = 12
 """Faults between two SIGKILLs of `actors up`, with which its count of restarts and its pauses begin anew."""
 MOST_PER_ROUND = 2

@@ -6,10 +6,12 @@ from typing import Any
 
 from bus.keys import make as make_keys
 from schemas.config import RunConfig
+from schemas.config.load import check_tree
 from tests.chaos.faults import Fault, exceptions
-from tests.chaos.stage import NOBODY, Plan
+from tests.chaos.stage import HARM, NOBODY, Plan
 from tests.ports import free_port, free_ports
 from tests.ring.harness import ring_config
+from tests.ring.test_environments import WORLDS
 
 NEVER = 1_000_000
 """Steps; the driver stops the run when its faults are done."""
@@ -38,6 +40,9 @@ RAISED_IN_SHARDS = exceptions(["trainer-0", "trainer-1"], ("trainer.ranks",))
 CUTS = tuple(
     Fault("partition", name) for name in ("packer-0", "rollout-0", "reward-0", "inference-0", "trainer-0", "trainer-1")
 )
+HARMED = tuple(
+    Fault("environment worker", "rollout-0", way) for way in ("SIGKILL", "SIGSTOP", "hang", "sys.exit", "_exit")
+)
 STRANGERS = tuple(Fault("foreign run", name) for name in ("packer-0", "reward-0", "trainer-0"))
 
 
@@ -52,6 +57,23 @@ def fake(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any])
         "up": {"max_restarts": 20, "torch_threads": {"trainer": 1, "inference": 1}},
     }
     return ring_config(folder, **{name: tree.get(name, {}) | sections.get(name, {}) for name in {**tree, **sections}})
+
+
+def played(folder: Path, control: str) -> RunConfig:
+    """Two workers of an environment that does what harm the stage arms."""
+    armed = folder / HARM
+    armed.mkdir(exist_ok=True)
+    environment = {
+        "type": "python",
+        "name": "letters",
+        "path": f"{WORLDS}:Armed",
+        "options": {"folder": str(armed)},
+        "workers": 2,
+        # longer than a busy machine needs, shorter than the stage's patience
+        "limits": {"load": 30.0, "reset": 4.0, "step": 4.0, "score": 4.0, "silence": 6.0},
+    }
+    tree = fake(folder, control, packer={"sequence_len": 512}).model_dump(exclude_unset=True)
+    return check_tree(tree | {"environments": [environment], "reward": {"functions": []}})
 
 
 def two_ranks(folder: Path, control: str) -> RunConfig:
@@ -128,8 +150,9 @@ def real(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any])
 PLANS = {
     plan.name: (share, plan)
     for share, plan in (
-        (42, Plan("fake, 1 rank", fake, others=FULL)),
-        (34, Plan("fake, 2 ranks", two_ranks, 2, RAISED_IN_RANKS, others_per_round=2)),
+        (38, Plan("fake, 1 rank", fake, others=FULL)),
+        (30, Plan("fake, 2 ranks", two_ranks, 2, RAISED_IN_RANKS, others_per_round=2)),
+        (8, Plan("environments", played, others=HARMED, others_per_round=6, least_reward=3.0)),
         (28, Plan("threads", fake, others=RAISED, others_per_round=11)),
         (19, Plan("keys", encrypted, others=RAISED_WITH_KEYS, others_per_round=11)),
         (7, Plan("pool", pooled, others=RAISED_IN_POOL, others_per_round=11)),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from actors.ops.up.child import plan
 from actors.process.fault_points import LOOPS
+from actors.telemetry.reporter import read_lines
 from bus.topology import Addresses
 from schemas.config import RunConfig, dump_config
 from tests.actors.engines.sglang.stub import serving
@@ -38,6 +39,8 @@ FULL_SECONDS = 3.0
 TOKEN_SECONDS = 0.01
 """Of a stub of a server, as of the fake engine."""
 NOBODY = "nobody"
+HARM = "harm"
+"""Folder in which the harm to a worker of an environment is armed."""
 LAST_STEPS = 3
 """Trained undisturbed at the end, so that the last checkpoint testifies to all faults."""
 
@@ -54,6 +57,8 @@ class Plan:
     networked: bool = False
     never_passed: tuple[str, ...] = ("inference.receiving",)
     """Points that no process of this run comes by: without the rendezvous channel nobody is in a broadcast."""
+    least_reward: float | None = None
+    """Least reward that is honest; a lower one is a failure that became a reward."""
 
 
 @dataclass
@@ -211,6 +216,8 @@ class Stage:
             self._raise(outcome)
         elif fault.kind == "foreign run":
             self._give_ports_away(outcome)
+        elif fault.kind == "environment worker":
+            self._harm_worker(outcome)
         elif fault.kind == "SIGSTOP":
             self._stop(outcome)
         else:
@@ -314,6 +321,20 @@ class Stage:
         what = f"{actor} drops what another run has sent it"
         self._watch.wait(lambda: self._watch.num_foreign(actor), what, RECOVERY_SECONDS)
 
+    def _harm_worker(self, outcome: Outcome) -> None:
+        """In the middle of a step: a worker is lost or stands still, and its rollout actor goes on."""
+        fault, folder = outcome.fault, self._folder / HARM
+        pid = self._wait_for_pid(fault.actor)
+        (folder / "hit").unlink(missing_ok=True)
+        staged = folder / ".armed"
+        staged.write_text(fault.point, encoding="utf-8")
+        staged.rename(folder / "armed")
+        self._watch.wait((folder / "hit").exists, f"a step of an environment takes {fault}", HIT_SECONDS)
+        began = time.time()
+        self._recovered(outcome, self._watch.mark(fault.actor), began, anew=False)
+        if self._watch.pid(fault.actor) != pid:
+            outcome.problem = "its process has ended, and should have gone on"
+
     def _recovered(self, outcome: Outcome, mark: Mark, began: float, *, anew: bool) -> None:
         """Wait until the actor works again, and note how long that took."""
         actor, watch = outcome.fault.actor, self._watch
@@ -362,10 +383,19 @@ class Stage:
         groups = self._config.packer.groups_per_step
         if len(said.trained) != said.steps * groups or said.steps < self._last:
             self._result.problems.append(f"{said.steps} steps have {len(said.trained)} groups of {groups} each")
+        if low := self._unearned():
+            self._result.problems.append(f"rewards that no environment gave: {low}; see {self._folder}")
         if said.dropped:
             self._result.problems.append(f"dropped: {dict(self._result.dropped)}; see {self._folder}")
         if self._result.problems:
             self._keep()
+
+    def _unearned(self) -> list[float]:
+        """Return the rewards below the least that an honest trajectory earns."""
+        if (least := self._plan.least_reward) is None:
+            return []
+        records = read_lines(self._config.output / "samples.jsonl")
+        return [reward for record in records for reward in record["reward"] if reward is not None and reward < least]
 
     def _keep(self) -> None:
         """A disk of memory goes with the run; what explains a problem does not."""

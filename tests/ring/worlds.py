@@ -197,3 +197,46 @@ class CountedAtGate(Letters):
         while self._gate.exists():
             time.sleep(0.01)
         return found
+
+
+class Armed(Letters):
+    """Does the harm that the file `armed` in `folder` names, once; the file is then called `hit`."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Count, or do harm."""
+        with contextlib.suppress(FileNotFoundError):
+            # one worker alone can rename it
+            (self._folder / "armed").rename(self._folder / "hit")
+            harm((self._folder / "hit").read_text())
+        return super().step(answer)
+
+
+class Odd(Letters):
+    """Adds columns or rewards that can't travel, or names that are taken."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self._way = way
+
+    def reset(self, seed: int, **row: object) -> str:
+        """Add columns."""
+        text = super().reset(seed, **row)
+        if self._way == "columns":
+            self.columns = {f"c{number}": number for number in range(100_000)}
+        if self._way == "prompts":
+            self.columns = {"prompts": 1}
+        return "x" * 9_000_000 if self._way == "huge" else text
+
+    def get_reward(self) -> dict[Any, float]:
+        """Name the rewards."""
+        rewards: dict[str, dict[Any, float]] = {
+            "number": {1: 1.0},
+            "turns": {"turns": 1.0},
+            "large": {"a": 1.7e308, "b": 1.7e308},
+            "many": {f"r{number}": 1.0 for number in range(10_000)},
+        }
+        return rewards.get(self._way, {"turns_taken": 3.0})

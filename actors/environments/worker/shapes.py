@@ -325,9 +325,12 @@ def named_rewards(result: Any, name: str) -> dict[str, float | None]:
     """Return rewards by name: those of a dictionary, or a number (None: it can't say) under a given name.
 
     Raises:
-        ShapeError: one is not finite.
+        ShapeError: one is not finite, or a name is no text.
     """
     rewards = result if isinstance(result, dict) else {name: result}
+    for key in rewards:
+        if not isinstance(key, str):
+            raise ShapeError(f"the name of a reward is {key!r}, but must be a text")
     return {key: finite(value, f"the reward {key!r}") for key, value in rewards.items()}
 
 

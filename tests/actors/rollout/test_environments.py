@@ -1,6 +1,8 @@
 """Groups of environments side by side on one worker, with a double of the engines."""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +14,9 @@ from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.held import AttemptError
+from actors.rollout.trajectory_group import build_trajectory_group
 from actors.telemetry.metrics import Metrics
+from actors.trajectories.bridges import Bridges
 from tests.actors.rollout.doubles import ticket
 from tests.ring.harness import ring_config
 
@@ -84,3 +88,37 @@ async def test_a_slow_environment_does_not_slow_a_fast_one(tmp_path: Path) -> No
         gate.unlink()
         trajectories, _ = await slow
         assert [one.stop for one in trajectories] == ["done", "done"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "reason", "words"),
+    [
+        ("number", "env_score", "the name of a reward is 1, but must be a text"),
+        ("turns", "env_score", "a reward is called 'turns', as is the sum of the rewards of turns; rename it"),
+        ("huge", "env_reset", "the episode ended without a turn of the model"),
+    ],
+)
+async def test_what_can_not_be_trained_is_told_in_words(tmp_path: Path, way: str, reason: str, words: str) -> None:
+    """Names that are none or are taken, and nine million characters, which are never made into tokens."""
+    encoded: list[int] = []
+    chat = fake.chat(64)
+    playing = player(tmp_path, "Odd", Engines(), options={"way": way})
+    counted = replace(chat, bridges=Bridges(chat.bridges._render, noting(chat.encode, encoded), [0], [0]))
+    playing._chats = {"letters": counted, "fast": counted}
+    one = ticket(0, environment="letters")
+    async with playing, asyncio.timeout(WAIT):
+        with pytest.raises(AttemptError, match=words) as failure:
+            build_trajectory_group("run", "rollout-0", one, {}, (await playing.play(one, example(0)))[0])
+    assert failure.value.reason == reason
+    assert max(encoded, default=0) < 1_000_000
+
+
+def noting(encode: Callable[[str], list[int]], sizes: list[int]) -> Callable[[str], list[int]]:
+    """The same function; the sizes of its texts are noted."""
+
+    def noted(text: str) -> list[int]:
+        sizes.append(len(text))
+        return encode(text)
+
+    return noted
