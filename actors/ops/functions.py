@@ -1,14 +1,16 @@
 """Checks of the functions that a configuration names, against their files and against the columns of the data.
 
 User code is never run here, since only the reward actor may import it: a function in a file is looked up in the file's
-syntax tree, a function of an installed package is not checked.
+syntax tree, a function of an installed package is not checked. Of a function with an interpreter of its own only file
+and interpreter are looked up, since its syntax may be that of another Python.
 """
 
 import ast
 import difflib
 import inspect
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,14 +48,29 @@ def function_problems(config: RunConfig) -> Iterator[str]:
             if missing := sorted(needed - function.kwargs.keys()):
                 yield f"{key.removesuffix('.path')}.kwargs: {function.path} needs {', '.join(missing)}"
         elif place.endswith(".py"):
-            yield from (f"{key}: {problem}" for problem in _in_file(Path(place), name))
+            if function.other_python:
+                found: Iterable[str] = () if Path(place).is_file() else [f"there is no file {place}"]
+            else:
+                found = _in_file(Path(place), name, beside_ours=not function.python)
+            yield from (f"{key}: {problem}" for problem in found)
         elif not re.fullmatch(r"\w+(\.\w+)*:\w+", function.path):
             yield f"{key}: {function.path!r} must be a built-in name, package.module:function or file.py:function"
+        if function.other_python and shutil.which(function.other_python) is None:
+            python = key.removesuffix("path") + "python"
+            yield f"{python}: there is no program {function.python}; name a Python interpreter, or same"
     loss = config.trainer.loss
     if isinstance(loss, CustomLossConfig):
         file, _, name = loss.path.rpartition(":")
         found = _in_file(Path(file), name) if file.endswith(".py") else ()
         yield from (f"trainer.loss.path: {problem}" for problem in found)
+
+
+def worker_notes(config: RunConfig) -> Iterator[Finding]:
+    """Tell which functions are checked at the start only, by their workers."""
+    for key, function in _configured(config):
+        if function.other_python:
+            words = f"{function.path} is loaded by {function.python} at the start, and not checked before"
+            yield Finding(f"{key}: {words}", fatal=False)
 
 
 def call_findings(config: RunConfig, split: Split, columns: set[str]) -> Iterator[Finding]:
@@ -63,7 +80,7 @@ def call_findings(config: RunConfig, split: Split, columns: set[str]) -> Iterato
         if not key.startswith(("reward.functions", EXACT_MATCH)) or (split == "train" and key == EXACT_MATCH):
             continue
         place, _, name = function.path.rpartition(":")
-        if place.endswith(".py"):
+        if place.endswith(".py") and not function.other_python:
             definition = definition_of(ast.parse(Path(place).read_bytes()), name)
             yield from signature_findings(definition, name, columns, set(function.kwargs), f"{key}: {place}")
 
@@ -90,14 +107,15 @@ def _configured(config: RunConfig) -> list[tuple[str, RewardFunctionConfig]]:
     found = [(f"reward.functions.{i}.path", function) for i, function in enumerate(config.reward.functions)]
     steps, advantage = config.reward.steps, config.reward.advantage
     if steps is not None and steps.path is not None:
-        found.append(("reward.steps.path", RewardFunctionConfig(path=steps.path)))
+        found.append(("reward.steps.path", RewardFunctionConfig(path=steps.path, python=steps.python)))
     if isinstance(advantage, CustomAdvantageConfig):
         found.append(("reward.advantage.path", RewardFunctionConfig(path=advantage.path)))
     exact_match = config.eval.exact_match
     return [*found, *([(EXACT_MATCH, RewardFunctionConfig(path=exact_match))] if exact_match else [])]
 
 
-def _in_file(file: Path, name: str) -> Iterator[str]:
+def _in_file(file: Path, name: str, *, beside_ours: bool = True) -> Iterator[str]:
+    """Yield what is wrong with a function in a file; `beside_ours`: its process has our packages too."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
         names = bound_names(tree)
@@ -106,7 +124,8 @@ def _in_file(file: Path, name: str) -> Iterator[str]:
     except (SyntaxError, ValueError) as error:
         yield f"{file} is not Python: {error}"
     else:
-        yield from hidden_imports(file)
+        if beside_ours:
+            yield from hidden_imports(file)
         if isinstance(definition_of(tree, name), NO_FUNCTIONS):
             yield f"{file}: {name} is not a function"
         # a star import may bind any name

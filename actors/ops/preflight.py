@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from actors.ops.device_plan import actors_of, plan_here
 from actors.ops.environments import environment_problems, environments_of, missing_of_workers, template_findings
 from actors.ops.fit import Finding, cache_findings, column_findings, model_findings, prompt_findings
-from actors.ops.functions import call_findings, function_problems, missing_columns
+from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
 from actors.ops.places import folder_problems, key_problems, room_problems
 from actors.ops.requirements import not_installed
 from schemas.config import RunConfig
@@ -55,6 +55,7 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         found += model_findings(config)
         # without a chat template prompts of messages can't be judged
         found += list(template_findings(config)) or _fit(config, tables)
+    found += worker_notes(config)
     machine = list(_devices(config))
     # this machine must have the GPUs only if the run starts here
     if starts:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from actors.environments.errors import EpisodeError
@@ -30,8 +30,6 @@ from bus.threads import start
 from schemas.config.data import WorkerProcessConfig
 from schemas.errors import ConfigError
 
-SAME = "same"
-"""Value of `python` for the actors' own interpreter."""
 PLACES = 1 << 20
 """Calls that a worker may have at the same time: any number. A call that takes all places is alone."""
 SILENT_SECONDS = 2 * BEAT_SECONDS
@@ -231,9 +229,8 @@ class WorkerHost:
             ) from None
         # silence for as long as a call may take: a function in C may keep the interpreter to itself
         limits = Limits(load=config.load_timeout, reward=self._timeout, silence=max(Limits.silence, 2 * self._timeout))
-        python = "" if config.python == SAME else config.python
-        spec = EnvironmentSpec(name, path, python=python, workers=config.workers, episodes=PLACES, limits=limits)
-        pool = WorkerPool(replace(spec, use="reward"))
+        spec = EnvironmentSpec(name, path, {}, config.other_python, config.workers, PLACES, limits=limits, use="reward")
+        pool = WorkerPool(spec)
         if self._thread is None:
             self._start()
         self.submit(pool.__aenter__()).result()

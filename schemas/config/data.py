@@ -116,6 +116,11 @@ class WorkerProcessConfig(Section):
     load_timeout: float = Field(120.0, gt=0)
     """Seconds for a worker to start and to import the function, with `python`."""
 
+    @property
+    def other_python(self) -> str:
+        """Interpreter of the workers, if it is not the actors' own; else empty."""
+        return "" if self.python == "same" else self.python
+
 
 class RewardFunctionConfig(ShapingConfig, WorkerProcessConfig):
     """A reward function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature).

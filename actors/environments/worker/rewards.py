@@ -1,5 +1,6 @@
 """Reward functions in a worker: what they accept, and their values in a form that can be sent."""
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -33,8 +34,6 @@ def takes_token_ids(function: Callable[..., Any]) -> bool:
 
 def sendable(values: Any) -> dict[str, Any]:
     """Return the answer to a call: `values`, or `type` for what is no list of values. The actor checks both."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
     # texts, maps and sets are iterable too, but are never a value per completion
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
         return {"type": type(values).__name__}
@@ -46,12 +45,12 @@ def _plain(item: Any) -> Any:
     if item is None or isinstance(item, (bool, str)):
         return item
     if hasattr(item, "tolist"):
-        inner = item = item.tolist()
-        # a tensor with a single number is a number, whatever its dimensions
-        while isinstance(inner, list) and len(inner) == 1:
-            inner = inner[0]
-        if not isinstance(inner, list):
-            item = inner
+        plain = item.tolist()
+        if isinstance(plain, list):
+            # a tensor with a single number is a number for torch, whatever its dimensions
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                return float(item)
+        item = plain
     if isinstance(item, int):
         # beyond 64 bits a message has no integers
         return int(item) if -(2**63) <= item < 2**63 else float(item)
