@@ -136,3 +136,19 @@ async def ending_the_loop(prompts, completions, **_):
 def different_letters(prompts, completions, **columns):
     """How many different letters there are, of twelve: much for a policy that is unsure, little for a ruined one."""
     return [len(set(text)) / 12 for text in completions]
+
+
+def troubled(prompts, completions, folder, **_):
+    """As `checksum`; one call hangs, one ends the process, and all together print more than 10 MB."""
+    call = len([*Path(folder).glob("call_*")])
+    Path(folder, f"call_{call}_{time.monotonic_ns()}").touch()
+    print("x" * 1_000_000, flush=True)
+    # the death comes first: it would end the call that hangs
+    for way, first in (("died", 3), ("hung", 8)):
+        if call >= first:
+            with contextlib.suppress(FileExistsError):
+                Path(folder, way).touch(exist_ok=False)
+                if way == "died":
+                    os._exit(9)
+                time.sleep(3600.0)
+    return checksum(prompts, completions, modulus=5)

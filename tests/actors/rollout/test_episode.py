@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
