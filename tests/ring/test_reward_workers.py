@@ -17,8 +17,8 @@ def test_a_worker_that_hangs_dies_and_prints_costs_no_step_and_invents_no_reward
     config = ring_config(tmp_path, reward={"functions": [function], "timeout": 6.0, "on_timeout": "none"})
     with ring(config) as run:
         run.start(*ALL).wait()
-        failed = run["reward-0"].value("grpo_reward_failures_total", reason="reward_lost")
-        late = run["reward-0"].value("grpo_reward_timeouts_total", outcome="retried")
+        failed = run["reward"].value("grpo_reward_failures_total", reason="reward_lost")
+        late = run["reward"].value("grpo_reward_timeouts_total", outcome="retried")
     assert (tmp_path / "hung").exists()
     assert (tmp_path / "died").exists()
     # the only call on a worker that dies fails its attempt; among others it is called again

@@ -348,3 +348,17 @@ def test_a_folder_of_the_runs_name_that_is_not_its_own_is_refused_before_it_star
     (problem,) = _problems(tmp_path)
     assert problem == folder.problem()
     assert "so it is not this run's; set another weights.directory" in problem
+
+
+def test_a_function_with_another_interpreter_is_looked_for_and_not_read(tmp_path: Path) -> None:
+    """Its syntax may be that of another Python. The worker checks the rest, which a note says."""
+    (tmp_path / "newer.py").write_text("this is no syntax of ours\n")
+    sections = {"functions": [{"path": f"{tmp_path}/newer.py:f", "python": "python3"}]}
+    config = check_tree(ring_config(tmp_path).model_dump() | {"reward": sections})
+    notes = [note for note in preflight(config) if "newer.py" in note]
+    assert len(notes) == 1
+    assert "is loaded by python3 at the start, and not checked before" in notes[0]
+    bad = {"functions": [{"path": f"{tmp_path}/none.py:f", "python": "/no/such/python"}]}
+    problems = _problems(tmp_path, reward=bad)
+    assert f"reward.functions.0.path: there is no file {tmp_path}/none.py" in problems
+    assert any(problem.startswith("reward.functions.0.python: there is no program") for problem in problems)
