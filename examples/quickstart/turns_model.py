@@ -38,11 +38,11 @@ FIRST_INDEX = 10**9
 
 
 def play_find_number(rng: random.Random, index: int) -> Conversation:
-    """Guess the lowest number that is left, and every third time any number that is left."""
+    """Guess the lowest number that is left, and now and then any number that is left."""
     game = FindNumber()
     messages = [{"role": "user", "content": game.reset(index)}]
-    for _ in range(5):
-        guess = str(game.low if rng.random() < 0.65 else rng.randint(game.low, game.high))
+    for _ in range(6):
+        guess = str(game.low if rng.random() < 0.85 else rng.randint(game.low, game.high))
         answer, _, is_done = game.step(guess)
         messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": answer}]
         if is_done:
