@@ -41,7 +41,7 @@ def test_the_pages_are_there() -> None:
     """The list that the navigation has."""
     assert NAMES == [
         "areal", "custom-loss", "debugging", "environment", "ms-swift", "prime-rl", "several-machines", "surogate",
-        "trl", "vllm",
+        "trl", "turns", "vllm",
     ]  # fmt: skip
 
 
