@@ -411,7 +411,7 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
         ),
         (
             {
-                "environments": [{"type": "python", "path": "game.py:Game", "rewards": {"turns": 0.0}}],
+                "environments": [{"type": "python", "path": "game.py:Game", "max_turns": 3, "rewards": {"turns": 0.0}}],
                 "reward__functions": [],
             },
             ("reward.functions[].weight, environments[].rewards", "nothing is learned"),
@@ -437,7 +437,7 @@ def test_usual_settings_are_not_warned_of() -> None:
     no_eval = _tree(environments=[{"type": "jsonl", "path": "a"}], eval__num_prompts=0, model__lora={})
     assert warnings(check_tree(no_eval)) == []
     for rewards in ({}, {"turns": 1.0, "guesses": 0.0}):
-        game = {"type": "python", "path": "game.py:Game", "rewards": rewards}
+        game = {"type": "python", "path": "game.py:Game", "max_turns": 3, "rewards": rewards}
         assert warnings(check_tree(_tree(environments=[game], reward__functions=[]))) == []
     assert warnings(check_tree(_tree(bus__control="tcp://127.0.0.1:5000"))) == []
 
