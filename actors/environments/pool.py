@@ -100,7 +100,7 @@ Use = Literal["environment", "reward"]
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What to run, and how.
+    """Code that workers run, their number and their limits.
 
     Args:
         name: for messages, logs and metrics.

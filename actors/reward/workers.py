@@ -171,7 +171,8 @@ class WorkerFunction:
         try:
             if not is_alone:
                 # or a call that needs a worker of its own would never see one without calls
-                await self._nobody_waits_alone.wait()
+                async with asyncio.timeout(self._wait_seconds):
+                    await self._nobody_waits_alone.wait()
                 return await self._room(size)
             self._num_waiting_alone += 1
             self._nobody_waits_alone.clear()
@@ -181,7 +182,7 @@ class WorkerFunction:
                 self._num_waiting_alone -= 1
                 if not self._num_waiting_alone:
                     self._nobody_waits_alone.set()
-        except EpisodeError as error:
+        except (EpisodeError, TimeoutError) as error:
             last = f"; the last one {self._pool.last_end}" if self._pool.last_end else ""
             words = f"{self._name}: no worker was ready for {self._wait_seconds:g} s (load_timeout + reward.timeout)"
             raise RewardError("reward_lost", words + last) from error
@@ -290,7 +291,8 @@ class WorkerHost:
                 await asyncio.gather(*ending, return_exceptions=True)
 
         self._thread = start("reward-workers", lambda: asyncio.run(main()))
-        is_running.wait()
+        if not is_running.wait(CLOSE_SECONDS):
+            raise ConfigError(f"the event loop of reward workers did not start within {CLOSE_SECONDS:g} s; start again")
 
 
 def _raised(name: str, said: Mapping[str, Any]) -> RewardError:

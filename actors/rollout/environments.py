@@ -109,7 +109,7 @@ class EnvironmentPlayer:
                 first = await pool.episode(self._group_seconds)
                 group: GroupCalls | None = None
                 if pool.has_group_scores:
-                    group = await stack.enter_async_context(await pool.group(ticket.num_completions, _left(deadline)))
+                    group = await stack.enter_async_context(await _group(pool, ticket.num_completions, deadline))
                     entered: Sequence[contextlib.AbstractAsyncContextManager[EpisodeCalls]] = [
                         contextlib.nullcontext(episode) for episode in group
                     ]
@@ -133,9 +133,6 @@ class EnvironmentPlayer:
             raise AttemptError(error.cause, f"{error}\n{error.trace}".rstrip()) from error
         except BridgeError as error:
             raise AttemptError("environment", f"{ticket.environment}: {error}") from error
-        except ValueError as error:
-            # a group larger than a worker: the words say what to change
-            raise AttemptError("environment", str(error)) from error
         trajectories = [trajectory for trajectory, _ in played]
         columns: dict[str, Any] = next((columns for one, columns in played if not one.failure), {})
         self._measure(ticket.environment, trajectories)
@@ -245,6 +242,15 @@ def seed_of(*parts: object) -> int:
 def _left(deadline: float) -> float:
     """Return the seconds to a deadline, at least one."""
     return max(1.0, deadline - time.monotonic())
+
+
+async def _group(pool: WorkerPool, size: int, deadline: float) -> GroupCalls:
+    """Return episodes on one worker, once it has room for all."""
+    try:
+        return await pool.group(size, _left(deadline))
+    except ValueError as error:
+        # larger than a worker: the words say what to change
+        raise AttemptError("environment", str(error)) from error
 
 
 @contextlib.asynccontextmanager

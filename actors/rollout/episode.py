@@ -116,16 +116,17 @@ async def play(
             trajectory.stop = "timeout"
         if not recorder.tree.num_turns:
             raise _without_a_turn(trajectory.stop, seconds)
-        if episode.is_driving:
-            return trajectory
-        if not episode.is_abandoned:
+        # a score would stand behind a step that still runs, and hold up the group until the step's own limit; an
+        # environment that drives gives its rewards at its end alone
+        is_late = trajectory.stop == "timeout" and (episode.is_driving or episode.is_abandoned)
+        if is_late:
+            what = "the environment" if episode.is_driving else "a step"
+            words = f"no rewards: {what} was still running after {seconds:g} s (trajectory_timeout)"
+            if not keeps_late:
+                raise EpisodeError("env_timeout", words)
+            trajectory.failure = f"env_timeout: {words}"
+        elif not episode.is_driving:
             trajectory.rewards = await episode.score()
-            return trajectory
-        # a score would stand behind the step, and hold up the group until the step's own limit
-        words = f"no rewards: a step was still running after {seconds:g} s (trajectory_timeout)"
-        if not keeps_late:
-            raise EpisodeError("env_timeout", words)
-        trajectory.failure = f"env_timeout: {words}"
     except EpisodeError as error:
         # a bystander has not failed, and may be played again
         if error.is_bystander or not (keeps_failed and recorder.tree.num_turns):

@@ -12,7 +12,7 @@ from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.held import AttemptError
-from actors.rollout.trajectory_group import build_trajectory_group
+from actors.rollout.trajectory_group import build_trajectory_group, head_of
 from schemas.config import RunConfig
 from schemas.messages import Prompt, Purpose, RolloutGroup, Ticket, single_turn
 
@@ -129,13 +129,7 @@ def build_group(
     ]
     tokens = np.concatenate([np.asarray(c.token_ids, np.int32) for c in completions])
     return RolloutGroup(
-        run=run,
-        sender=sender,
-        ordinal=ticket.ordinal,
-        attempt=ticket.attempt,
-        purpose=ticket.purpose,
-        environment=ticket.environment,
-        example_key=ticket.example_key,
+        **head_of(run, sender, ticket),
         prompt=example.prompt,
         columns=example.columns,
         completions=[c.text for c in completions],

@@ -6,13 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actors.rollout.episode import Trajectory
 from actors.rollout.held import AttemptError
+from actors.trajectories.tree import Sample
 from schemas.messages import RolloutGroup, Ticket
 
 TURNS_REWARD = "turns"
 """Name of the sum of the rewards of a trajectory's turns."""
+
+
+def head_of(run: str, sender: str, ticket: Ticket) -> dict[str, Any]:
+    """Return the fields of a group that its ticket decides."""
+    return {
+        "run": run,
+        "sender": sender,
+        "ordinal": ticket.ordinal,
+        "attempt": ticket.attempt,
+        "purpose": ticket.purpose,
+        "environment": ticket.environment,
+        "example_key": ticket.example_key,
+    }
 
 
 def build_trajectory_group(
@@ -20,44 +35,18 @@ def build_trajectory_group(
 ) -> RolloutGroup:
     """Return the message of trajectories, each with at least one turn.
 
-    Offsets and segments count tokens over all samples, joined; equal prompts are kept once.
-
     Raises:
         AttemptError: a reward has the name of the sum of the turns' rewards, beside which it would count twice.
     """
-    samples = [(g, sample) for g, one in enumerate(trajectories) for sample in one.tree.samples()]
-    prompts: dict[bytes, int] = {}
-    prompt_ids: list[np.ndarray[Any, np.dtype[np.int32]]] = []
-    sample_prompts = []
-    for _, sample in samples:
-        ids = np.asarray(sample.prompt_ids, np.int32)
-        number = prompts.setdefault(ids.tobytes(), len(prompts))
-        if number == len(prompt_ids):
-            prompt_ids.append(ids)
-        sample_prompts.append(number)
-    offsets = _offsets([len(sample.token_ids) for _, sample in samples])
-    pairs = list(zip(samples, offsets.tolist(), strict=False))
-    segments = [(start + offset, *rest) for (_, sample), offset in pairs for start, *rest in sample.segments]
-    temperatures = [sample.temperatures[start] for _, sample in samples for start, *_ in sample.segments]
-    names = list(dict.fromkeys(name for one in trajectories for name in one.rewards))
-    rewards = [[_number(one.rewards.get(name)) for one in trajectories] for name in names]
-    if any(one.turn_rewards for one in trajectories):
-        if TURNS_REWARD in names:
-            raise AttemptError(
-                "env_score",
-                f"environment {ticket.environment}: a reward is called {TURNS_REWARD!r}, as is the sum of the rewards "
-                "of turns; rename it",
-            )
-        names.append(TURNS_REWARD)
-        rewards.append([sum(r for _, r in one.turn_rewards) if one.turn_rewards else math.nan for one in trajectories])
+    counts = [
+        (one.tree.num_turns, one.recorder.num_calls, one.num_tool_failures + one.recorder.num_malformed)
+        for one in trajectories
+    ]
+    turn_rewards = [(g, turn, reward) for g, one in enumerate(trajectories) for turn, reward in one.turn_rewards]
+    rewards = _rewards(ticket.environment, trajectories)
     return RolloutGroup(
-        run=run,
-        sender=sender,
-        ordinal=ticket.ordinal,
-        attempt=ticket.attempt,
-        purpose=ticket.purpose,
-        environment=ticket.environment,
-        example_key=ticket.example_key,
+        **head_of(run, sender, ticket),
+        **_tokens([(g, sample) for g, one in enumerate(trajectories) for sample in one.tree.samples()]),
         prompt=trajectories[0].messages[: trajectories[0].num_prompt],
         columns=dict(columns),
         completions=[_last_answer(one) for one in trajectories],
@@ -67,29 +56,56 @@ def build_trajectory_group(
         ],
         stop_conditions=[one.stop for one in trajectories],
         failures=[one.failure for one in trajectories] if any(one.failure for one in trajectories) else [],
-        prompt_ids=np.concatenate(prompt_ids),
-        prompt_offsets=_offsets([ids.size for ids in prompt_ids]),
-        sample_offsets=offsets,
-        sample_completions=np.array([g for g, _ in samples], np.int64),
-        sample_prompts=np.array(sample_prompts, np.int64),
-        token_ids=np.concatenate([np.asarray(sample.token_ids, np.int32) for _, sample in samples]),
-        loss_mask=np.concatenate([np.asarray(sample.loss_mask, np.uint8) for _, sample in samples]),
-        logprobs=np.concatenate([np.asarray(sample.logprobs, np.float32) for _, sample in samples]),
-        segments=np.array(segments, np.int64).reshape(-1, 5),
-        segment_temperatures=np.array(temperatures, np.float32),
-        counts=np.array(
-            [
-                (one.tree.num_turns, one.recorder.num_calls, one.num_tool_failures + one.recorder.num_malformed)
-                for one in trajectories
-            ],
-            np.int64,
-        ),
-        environment_reward_names=names,
-        environment_rewards_EG=np.array(rewards, np.float64).reshape(len(names), len(trajectories)),
-        turn_rewards=np.array(
-            [(g, turn, reward) for g, one in enumerate(trajectories) for turn, reward in one.turn_rewards], np.float64
-        ).reshape(-1, 3),
+        counts=np.array(counts, np.int64),
+        environment_reward_names=list(rewards),
+        environment_rewards_EG=np.array(list(rewards.values()), np.float64).reshape(len(rewards), len(trajectories)),
+        turn_rewards=np.array(turn_rewards, np.float64).reshape(-1, 3),
     )
+
+
+def _tokens(samples: Sequence[tuple[int, Sample]]) -> dict[str, NDArray[Any]]:
+    """Return the fields on tokens, from pairs of completion and sample.
+
+    Offsets and segments count tokens over all samples, joined; equal prompts are kept once.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    sample_prompts = [numbers.setdefault(tuple(sample.prompt_ids), len(numbers)) for _, sample in samples]
+    offsets = _offsets([len(sample.token_ids) for _, sample in samples])
+    pairs = list(zip(samples, offsets.tolist(), strict=False))
+    segments = [(start + offset, *rest) for (_, sample), offset in pairs for start, *rest in sample.segments]
+    temperatures = [sample.temperatures[start] for _, sample in samples for start, *_ in sample.segments]
+
+    def joined(name: str, dtype: type) -> NDArray[Any]:
+        return np.concatenate([np.asarray(getattr(sample, name), dtype) for _, sample in samples])
+
+    return {
+        "prompt_ids": np.concatenate([np.array(prompt, np.int32) for prompt in numbers]),
+        "prompt_offsets": _offsets([len(prompt) for prompt in numbers]),
+        "sample_offsets": offsets,
+        "sample_completions": np.array([g for g, _ in samples], np.int64),
+        "sample_prompts": np.array(sample_prompts, np.int64),
+        "token_ids": joined("token_ids", np.int32),
+        "loss_mask": joined("loss_mask", np.uint8),
+        "logprobs": joined("logprobs", np.float32),
+        "segments": np.array(segments, np.int64).reshape(-1, 5),
+        "segment_temperatures": np.array(temperatures, np.float32),
+    }
+
+
+def _rewards(environment: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """Return the rewards of the environment by name, one for each trajectory; raise as `build_trajectory_group`."""
+    names = dict.fromkeys(name for one in trajectories for name in one.rewards)
+    rewards = {name: [_number(one.rewards.get(name)) for one in trajectories] for name in names}
+    if not any(one.turn_rewards for one in trajectories):
+        return rewards
+    if TURNS_REWARD in rewards:
+        raise AttemptError(
+            "env_score",
+            f"environment {environment}: a reward is called {TURNS_REWARD!r}, as is the sum of the rewards of turns; "
+            "rename it",
+        )
+    sums = [sum(reward for _, reward in one.turn_rewards) if one.turn_rewards else math.nan for one in trajectories]
+    return rewards | {TURNS_REWARD: sums}
 
 
 def _last_answer(trajectory: Trajectory) -> str:
@@ -103,5 +119,5 @@ def _number(reward: float | None) -> float:
     return math.nan if reward is None else reward
 
 
-def _offsets(lengths: Sequence[int]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *lengths], dtype=np.int64)

@@ -230,7 +230,7 @@ class Played:
 
 
 class Process:
-    """What all episodes of this process share."""
+    """State that all episodes of this process share."""
 
     def __init__(self) -> None:
         self.endpoint = Endpoint()

@@ -177,6 +177,28 @@ class Told:
         return {}
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_an_environment_that_drives_on_after_its_time_has_no_reward_and_says_so(is_kept: bool) -> None:
+    """Its turns are there; a failure makes the trajectory unscorable, also where None counts as 0."""
+
+    class Endless(Told):
+        async def run(self, row: dict[str, Any], seed: int, answer: Any) -> dict[str, float | None]:
+            await answer([{"role": "user", "content": "Go."}], {})
+            await asyncio.Event().wait()
+            return {"won": 1.0}
+
+    late = play(
+        Endless(driving=True), Writer(Chat("qwen2_5"), ["a"]).recorder(), "", {}, seconds=2.0, keeps_late=is_kept
+    )
+    if not is_kept:
+        with pytest.raises(EpisodeError, match="the environment was still running after 2 s"):
+            await late
+        return
+    trajectory = await late
+    assert (trajectory.stop, trajectory.rewards, trajectory.tree.num_turns) == ("timeout", {}, 1)
+    assert trajectory.failure.startswith("env_timeout: no rewards: the environment was still running")
+
+
 async def test_of_each_info_the_newest_value_is_kept() -> None:
     """Those of the reset too; a step may tell only some."""
     infos: list[dict[str, Any]] = [{"level": 1, "invalid_moves": 0}, {"invalid_moves": 1}, {}, {"invalid_moves": 2}]
