@@ -138,6 +138,14 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument("action", choices=("new", "rotate", "show"))
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder of bus.keys")
     keys.add_argument("--finish", action="store_true", help="with rotate: revoke the old keys")
+    imported = add("import", _import, "Translate another system's configuration to a run.yaml.", config=False)
+    imported.add_argument("system", choices=("surogate", "prime-rl", "trl", "areal", "ms-swift"))
+    imported.add_argument("files", nargs="+", metavar="FILE", help="configuration files or scripts of that system")
+    imported.add_argument("--world", type=int, metavar="N", help="trainer processes of the origin's run, on all nodes")
+    imported.add_argument("--rows", type=int, metavar="N", help="rows of the training data, for lengths in epochs")
+    imported.add_argument("--data", type=Path, metavar="FILE", help="training data as JSON Lines")
+    imported.add_argument("--reward", metavar="FILE.py:F", help="reward function, for rewards that no file names")
+    imported.add_argument("--from-version", metavar="V", help="version whose defaults hold (default: newest known)")
     add("schema", _print, "Print the JSON Schema of run.yaml, for editors.", config=False)
     return parser
 
@@ -275,6 +283,20 @@ def _samples(arguments: argparse.Namespace) -> int:
             f"{path}: there is no such file; is {arguments.output_dir} a run's output_dir, and has it trained a step?"
         )
     print(show_samples(path, arguments.step, arguments.num, arguments.width))
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from actors.imports.command import import_files, run_yaml
+    from actors.imports.job import Options
+
+    # words such as `actor.optimizer.lr=1e-5` are overrides of the origin's command line, if no file has that name
+    files = [Path(word) for word in arguments.files if "=" not in word or Path(word).exists()]
+    options = Options(arguments.world, arguments.rows, arguments.data, arguments.reward, arguments.from_version)
+    job = import_files(arguments.system, files, [word for word in arguments.files if Path(word) not in files], options)
+    print(run_yaml(job, files), end="")
+    for line in job.report.lines():
+        print(line, file=sys.stderr)
     return 0
 
 

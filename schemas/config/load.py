@@ -16,6 +16,8 @@ from schemas.config.resolved import RESOLVED
 from schemas.config.run import RunConfig
 from schemas.errors import ConfigError
 
+MISSING = "MISSING: "
+"""Start of a text that stands for a value which `actors import` could not know."""
 # NAME or OWNER/NAME on the Hugging Face hub
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
@@ -52,12 +54,22 @@ def check_tree(tree: Any) -> RunConfig:
     """
     if not isinstance(tree, dict):
         raise ConfigError(f"run: must be a map of sections, got {type(tree).__name__}")
+    if missing := _missing(tree):
+        raise ConfigError(*missing)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         # `from None`: pydantic's own text would repeat the problems with class names
         problems = [describe(problem) for problem in error.errors(include_url=False)]
         raise ConfigError(*[line for problem in problems for line in problem.splitlines()]) from None
+
+
+def _missing(node: Any, path: str = "") -> list[str]:
+    """Return a line for each value that an import left open."""
+    if isinstance(node, str) and node.startswith(MISSING):
+        return [f"{path}: is missing: {node.removeprefix(MISSING)}"]
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [line for key, value in items for line in _missing(value, f"{path}.{key}" if path else str(key))]
 
 
 class _Loader(yaml.SafeLoader):
@@ -82,20 +94,34 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-# YAML 1.1 wants a dot in a float: PyYAML alone reads the learning rate 1e-6 as text
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """YAML writer whose texts are read back by `_Loader`: text such as "1e-5" is quoted."""
 
 
-def _parse(text: str) -> Any:
+for _class in (_Loader, _Dumper):
+    # YAML 1.1 wants a dot in a float: PyYAML alone reads the learning rate 1e-6 as text
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
+
+
+def parse(text: str) -> Any:
+    """Return the value of a YAML text; 1e-5 is a number."""
     return yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
+
+
+def dump(value: Any) -> str:
+    """Return a value as YAML on one line, which `parse` reads back."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _read(path: Path) -> Any:
     try:
         # an empty file is an empty map, so that the error names the keys that are required
-        return _parse(path.read_text(encoding="utf-8")) or {}
+        return parse(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -131,7 +157,7 @@ def _apply(tree: Any, override: str) -> None:
             node[parent] = {}
         node = node[parent]
     try:
-        value = _parse(text)
+        value = parse(text)
     except yaml.YAMLError:
         raise ConfigError(f"{key}: {text!r} is not a YAML value") from None
     if isinstance(node, list):

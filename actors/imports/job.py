@@ -1,0 +1,156 @@
+"""One import: reads keys of the input, writes keys of run.yaml, and reports each key of the input once.
+
+A system's module calls the methods of `Import` in the order of its sections and then `finish`, which refuses the keys
+that nobody asked for. So a key of the input cannot be forgotten.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.imports.report import Entry, Question, Report, Verdict
+from actors.imports.run_file import RunFile
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says besides the files."""
+
+    world: int | None = None
+    """Trainer processes of the origin's run (accelerate: num_processes; torchrun: all ranks)."""
+    rows: int | None = None
+    """Rows of the training data, for run lengths in epochs."""
+    data: Path | None = None
+    """JSON Lines file with the training data."""
+    reward: str | None = None
+    """Reward function, `file.py:function` or `module:function`."""
+    version: str | None = None
+    """Version of the origin whose defaults hold; None: the newest known."""
+
+
+_SAME: Any = object()
+
+
+class Import:
+    """State of one import: given keys, defaults of the origin, the run.yaml and the report."""
+
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], origin: str, options: Options) -> None:
+        """Prepare an import.
+
+        Args:
+            given: values of the input by dotted key, as the files have them.
+            defaults: values of the origin for keys that the files leave out.
+            origin: name and version, for the report.
+            options: command line.
+        """
+        self.given, self.defaults, self.options = dict(given), dict(defaults), options
+        self.run, self.report = RunFile(), Report(origin)
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key: as given, else the origin's default.
+
+        Raises:
+            KeyError: neither exists; the system's table of defaults lacks the key.
+        """
+        return self.given[key] if key in self.given else self.defaults[key]
+
+    def rename(self, key: str, target: str, value: Any = _SAME, text: str = "") -> None:
+        """Write a key's value under its name here. A key that is not given is written with the origin's default.
+
+        Args:
+            key: key of the input.
+            target: key of run.yaml.
+            value: the value here, if it is written in other words (`true` for `enabled`); default: unchanged.
+            text: remark for the report.
+        """
+        self.run.set(target, self.value(key) if value is _SAME else value, self._comment(key, target))
+        if key in self.given:
+            is_same = key.rpartition(".")[2] == target.rpartition(".")[2] and value is _SAME
+            self._add(key, Verdict.TAKEN if is_same else Verdict.RENAMED, (target,), text)
+
+    def convert(self, keys: str | Sequence[str], targets: Mapping[str, Any], formula: str) -> None:
+        """Write values that follow from keys of the input.
+
+        Args:
+            keys: keys that the values follow from. Those that are given get an entry, unless they have one already.
+            targets: values by key of run.yaml.
+            formula: formula with its numbers, such as `groups_per_step = 8 · 4 · 4 ÷ 8 = 16`.
+        """
+        keys = [keys] if isinstance(keys, str) else keys
+        for target, value in targets.items():
+            self.run.set(target, value, formula if len(targets) == 1 else self._comment(keys[0], target))
+        for key in keys:
+            if key in self.given and not self.report.has(key):
+                self._add(key, Verdict.CONVERTED, tuple(targets), formula)
+
+    def refuse(self, key: str, reason: str, instead: str = "") -> None:
+        """Report a given key as without counterpart.
+
+        Args:
+            key: key of the input; a key that is not given is no entry.
+            reason: why there is no counterpart.
+            instead: what the user can do.
+        """
+        if key in self.given:
+            self._add(key, Verdict.REFUSED, (), f"{reason}; {instead}" if instead else reason)
+
+    def refuse_unless(self, key: str, harmless: Any, reason: str, instead: str = "") -> None:
+        """Refuse a given key, unless its value has no effect in the origin either.
+
+        Args:
+            key: key of the input.
+            harmless: the value without effect, or a tuple of such values.
+            reason: why there is no counterpart.
+            instead: what the user can do.
+        """
+        accepted = harmless if isinstance(harmless, tuple) else (harmless,)
+        if key in self.given and self.given[key] in accepted:
+            self.irrelevant(key, "switched off")
+        else:
+            self.refuse(key, reason, instead)
+            # the origin's own default may be without counterpart too
+            if key not in self.given and key in self.defaults and self.defaults[key] not in accepted:
+                self.note(f"{key} is {self.defaults[key]} by default: {reason}")
+
+    def irrelevant(self, key: str, reason: str) -> None:
+        """Report a given key as without influence here."""
+        if key in self.given:
+            self._add(key, Verdict.IRRELEVANT, (), reason)
+
+    def ask(self, target: str, text: str) -> None:
+        """Leave a value open: the file names it, and `actors check` refuses the file.
+
+        Args:
+            target: key of run.yaml.
+            text: what is missing and what gives it, such as `rows of the training data; --rows N`.
+        """
+        self.run.missing(target, text)
+        self.report.questions.append(Question(target, text))
+
+    def note(self, text: str) -> None:
+        """Add a remark that belongs to no key of the input."""
+        if text not in self.report.notes:
+            self.report.notes.append(text)
+
+    def finish(self, known: Sequence[str] = ()) -> None:
+        """Refuse each given key that has no entry yet.
+
+        Args:
+            known: keys of the origin, for the hint of a misspelt one.
+        """
+        for key in self.given:
+            if not self.report.has(key):
+                close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+                hint = f"did you mean {close[0]}?" if close else "remove it, or check the origin's version"
+                self.refuse(key, f"no key of {self.report.origin} that is known here", hint)
+
+    def _add(self, key: str, verdict: Verdict, targets: tuple[str, ...], text: str) -> None:
+        self.report.add(Entry(key, self.given[key], verdict, targets, text))
+
+    def _comment(self, key: str, target: str) -> str:
+        """Return the comment of a value: the key it comes from, or that it is the origin's default."""
+        if key not in self.given:
+            return f"default of {self.report.origin}"
+        return "" if key == target else key
