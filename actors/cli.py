@@ -55,6 +55,10 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line. Overrides may be anywhere; argparse alone rejects overrides after an option."""
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        from actors.ops.completion import complete
+
+        complete(parser)
     arguments, rest = parser.parse_known_args(argv)
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
     # --trainer.max_steps=5 is the habit of other tools, and deserves a hint
@@ -85,6 +89,16 @@ def _parser() -> argparse.ArgumentParser:
             _add_overrides(sub)
         return sub
 
+    new = add("init", _init, "Write a commented run.yaml, from options or from questions.", config=False)
+    new.add_argument("folder", nargs="?", type=Path, default=Path(), help="folder of the files (default: this one)")
+    new.add_argument("--model", metavar="PATH", help="model folder, or name on the Hugging Face hub")
+    new.add_argument("--data", metavar="FILE", help="training data as JSON Lines")
+    new.add_argument("--prompt-column", metavar="NAME", help="column of the prompt (default: by its usual names)")
+    new.add_argument("--reward", metavar="PATH", help="built-in name or FILE.py:FUNCTION, written if it does not exist")
+    new.add_argument("--engine", choices=("vllm", "embedded"), help="engine that samples")
+    new.add_argument("--steps", type=_at_least_1, metavar="N", help="training steps")
+    new.add_argument("--lora", action=argparse.BooleanOptionalAction, help="train adapters instead of all weights")
+    new.add_argument("--example", metavar="NAME", help="copy an example of the package instead, such as quickstart")
     up = add("up", _up, "Start all actors of a run on this machine, and wait until the run ends.")
     up.add_argument("--fork", action="store_true", help=FORK)
     check = add("check", _check, "Check a configuration, without GPU or model; only --memory reads the model's config.")
@@ -146,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     imported.add_argument("--data", type=Path, metavar="FILE", help="training data as JSON Lines")
     imported.add_argument("--reward", metavar="FILE.py:F", help="reward function, for rewards that no file names")
     imported.add_argument("--from-version", metavar="V", help="version whose defaults hold (default: newest known)")
+    completion = add("completion", _print, "Print the script that completes `actors` in a shell.", config=False)
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     add("schema", _print, "Print the JSON Schema of run.yaml, for editors.", config=False)
     return parser
 
@@ -173,7 +189,7 @@ def _output_dir(run: Path) -> Path:
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    overrides = parser.add_argument(
         "overrides",
         nargs="*",
         # without a default argparse requires at least one
@@ -181,6 +197,41 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
         metavar="key=value",
         help="dotted overrides, e.g. trainer.learning_rate=1e-5",
     )
+    overrides.completer = _override_words  # type: ignore[attr-defined]  # read by argcomplete
+
+
+def _override_words(prefix: str, **others: object) -> list[str]:
+    from actors.ops.completion import override_words
+
+    return override_words(prefix, **others)
+
+
+def _at_least_1(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from actors.ops.new_run import Choices, ask, copy_example, with_defaults, write_run
+    from schemas.errors import ConfigError
+
+    folder: Path = arguments.folder
+    if arguments.example is not None:
+        written = copy_example(arguments.example, folder)
+    else:
+        choices = Choices(**{name: getattr(arguments, name) for name in Choices.__dataclass_fields__})
+        try:
+            choices = with_defaults(ask(choices) if sys.stdin.isatty() else choices)
+        except EOFError:
+            raise ConfigError(
+                "the questions ended without an answer; use the options of `actors init --help`"
+            ) from None
+        written = write_run(folder, choices)
+    print("\n".join(f"wrote {path}" for path in written))
+    if arguments.example is None:
+        print(f"next: actors check {folder / 'run.yaml'} && actors up {folder / 'run.yaml'}")
+    return 0
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -320,6 +371,10 @@ def _print(arguments: argparse.Namespace) -> int:
             from actors.ops.keys import keys
 
             text = keys(arguments.action, arguments.folder, arguments.finish)
+        case "completion":
+            from actors.ops.completion import script
+
+            text = script(arguments.shell)
         case "schema":
             from schemas.config.json_schema import json_schema
 
