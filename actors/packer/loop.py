@@ -285,7 +285,7 @@ class PackerActor:
         verdict = self.machine.scored(facts)
         self._metrics.count(
             "grpo_packer_completion_tokens_total",
-            message.token_ids.size,
+            message.num_sampled,
             purpose=message.purpose,
             verdict=verdict.value,
         )

@@ -187,9 +187,9 @@ class RunRecord:
             self._engines_told |= generated > 0
 
     def settled(self, group: ScoredGroup) -> None:
-        """Count the tokens of a settled group, by purpose."""
-        if group.token_ids.size:
-            self._values["tokens"][group.purpose] = self._values["tokens"].get(group.purpose, 0) + group.token_ids.size
+        """Count the sampled tokens of a settled group, by purpose."""
+        if num_sampled := group.num_sampled:
+            self._values["tokens"][group.purpose] = self._values["tokens"].get(group.purpose, 0) + num_sampled
             self._dirty.add("tokens")
 
     def follow(self, finished_evals: Iterable[EvalGroups]) -> None:

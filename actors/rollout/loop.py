@@ -156,7 +156,7 @@ class RolloutActor:
             point("rollout.sampled")
             held.sampled_at = time.monotonic()
             self._metrics.count("grpo_rollout_groups_total", purpose=ticket.purpose)
-            self._metrics.count("grpo_rollout_generated_tokens_total", held.group.token_ids.size)
+            self._metrics.count("grpo_rollout_generated_tokens_total", held.group.num_sampled)
         except TimeoutError:
             waited = self.engines.take_wait(ticket.ordinal)
             held.fail("timeout", f"not sampled within {timeout:g} s (rollout.group_timeout){waited}", self._metrics)

@@ -206,6 +206,11 @@ class RolloutGroup(Message):
         return np.add.reduceat(self.sampled_N, self.completion_offsets[:-1], dtype=np.int64)
 
     @property
+    def num_sampled(self) -> int:
+        """Number of tokens sampled by policies, of all completions."""
+        return int(self.lengths_G.sum())
+
+    @property
     def is_sampled_whole(self) -> bool:
         """True if policies have sampled all of the N tokens."""
         return not self.segments[:, SEGMENT_ORIGIN].any()
