@@ -5,7 +5,7 @@ the tickets of the draws, so a restarted packer continues with the same draws.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +40,23 @@ class Curriculum:
         self._orders: dict[int, tuple[int, NDArray[np.int64]]] = {}
         """Newest epoch and its order of examples, by environment; a cache."""
 
-    def draw(self) -> tuple[int, int]:
+    @property
+    def shares(self) -> list[float]:
+        """Share of each environment in the draws; the sum is 1."""
+        return [weight / sum(self._weights) for weight in self._weights]
+
+    def draw(self, excluded: Collection[int] = ()) -> tuple[int, int]:
         """Draw the example of the next ordinal: (environment, index of the example).
 
-        An environment with all examples set aside gets all of them back. A run that continues on too easy examples
-        shows in its rewards, while a run that stops at night is lost time.
+        Environments in `excluded` are left out, unless all are. An environment with all examples set aside gets all of
+        them back. A run that continues on too easy examples shows in its rewards, while a run that stops at night is
+        lost time.
         """
         # a generator per draw, seeded by the number of draws so far: no generator state has to be committed
         rng = random.Random(f"{self._seed} {sum(self.counts)}")
-        environment = rng.choices(range(len(self._weights)), self._weights)[0] if len(self.counts) > 1 else 0
+        weights = [0.0 if number in excluded else weight for number, weight in enumerate(self._weights)]
+        weights = weights if any(weights) else self._weights
+        environment = rng.choices(range(len(weights)), weights)[0] if len(self.counts) > 1 else 0
         if self.pools is not None and self.pools.is_exhausted(environment):
             self._given_back.append((environment, self.pools.give_back(environment)))
         index = self._next_index(environment)

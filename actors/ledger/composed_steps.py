@@ -1,8 +1,10 @@
 """Composition of steps from settled groups: order (P16), staleness (P17), commit before sending (P18)."""
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
+from actors.algorithms.fair_shares import last_step_of, must_wait
 from actors.algorithms.lag import is_stale
 from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.groups import Groups
@@ -68,7 +70,7 @@ class ComposedSteps:
                 groups.drop(group, "stale")
                 stale.append(group)
         # no step in a round with stale groups: their replacements come first
-        if stale or len(chosen) < self._settings.groups_per_step:
+        if stale or len(chosen) < self._settings.groups_per_step or self._must_wait(number, chosen, groups):
             return None, stale
         dropped = tuple(
             DroppedOrdinal(ordinal=ordinal, reason=groups.rows[ordinal].reason or "poison")
@@ -87,10 +89,17 @@ class ComposedSteps:
 
     def _candidates(self, groups: Groups) -> list[Group]:
         """Return up to groups_per_step settled groups, in the configured order (P16)."""
-        if self._settings.order == "arrival":
-            return list(islice(groups.settled.values(), self._settings.groups_per_step))
         if len(groups.settled) < self._settings.groups_per_step:
             return []
+        if self._settings.allowance:
+            # the oldest first, of equal age in the order of arrival: a group that was overtaken is due earlier
+            settled = enumerate(groups.settled.values())
+            oldest = heapq.nsmallest(
+                self._settings.groups_per_step, settled, lambda item: (item[1].oldest_version, item[0])
+            )
+            return [group for _, group in oldest]
+        if self._settings.order == "arrival":
+            return list(islice(groups.settled.values(), self._settings.groups_per_step))
         # past ordinals that can enter no step any more, once for all later rounds
         while self._next_ordinal < groups.num_issued["train"]:
             group = groups.rows.get(self._next_ordinal)
@@ -108,6 +117,26 @@ class ComposedSteps:
                 chosen.append(group)
             ordinal += 1
         return chosen
+
+    def _must_wait(self, number: int, chosen: Sequence[Group], groups: Groups) -> bool:
+        """Return whether a step must wait for groups that would be stale without it (P16)."""
+        if not self._settings.allowance:
+            return False
+
+        def last_steps(versions: Iterable[int | None]) -> list[int]:
+            limit = self._settings.max_off_policy_steps
+            return [last_step_of(version, limit) for version in versions if version is not None]
+
+        taken = {group.ordinal for group in chosen}
+        rows = (groups.rows[ordinal] for ordinals in groups.under_way.values() for ordinal in ordinals)
+        return must_wait(
+            number,
+            self._settings.groups_per_step,
+            last_steps(group.oldest_version for group in chosen),
+            last_steps(group.oldest_version for group in groups.settled.values() if group.ordinal not in taken),
+            # a group without a holder will be sampled by a newer version
+            last_steps(group.sampled_from for group in rows if group.holder is not None),
+        )
 
     def _note(self, step: Step) -> None:
         self.composed[step.step], self.chains[step.step], self.last = step, step.chain, step.step

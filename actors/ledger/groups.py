@@ -4,6 +4,7 @@
 names the method behind each later state.
 """
 
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable
 from enum import StrEnum
@@ -69,6 +70,10 @@ class Groups:
         """Issued groups without a holder."""
         self.settled: dict[int, Group] = {}
         """Settled train groups not yet in a step, in the order of arrival."""
+        self.under_way: dict[str, list[int]] = {}
+        """Ordinals of the train groups neither settled nor dropped, by environment, ascending."""
+        self.newest_settled: dict[str, int] = {}
+        """Greatest train ordinal with a good copy, by environment."""
         self.open_evals: set[int] = set()
         """Eval groups neither settled nor dropped."""
         self._tally: dict[str, Counter[GroupState]] = {"train": Counter(), "eval": Counter()}
@@ -118,6 +123,9 @@ class Groups:
         for row in sorted(rows, key=lambda row: -1 if row.arrival is None else row.arrival):
             self.rows[row.ordinal] = row
             self._index(row)
+            row.sampled_from = row.min_version
+            if row.arrival is not None:
+                self._note_settled(row)
             if row.holder is not None:
                 # deadlines are not stored: monotonic times of another process mean nothing
                 row.issued_at = now
@@ -155,8 +163,8 @@ class Groups:
 
     # --- attempts ------------------------------------------------------------------------------------------------
 
-    def give(self, group: Group, holder: str, now: float) -> None:
-        """Give a waiting group to a holder and start the next attempt (P9)."""
+    def give(self, group: Group, holder: str, now: float, served: int) -> None:
+        """Give a waiting group to a holder and start the next attempt (P9), while engines serve this version."""
         assert group.state is GroupState.ISSUED
         assert group.holder is None
         if group.attempt:
@@ -164,7 +172,7 @@ class Groups:
         # an older attempt may still be scored; its deadline must not end the new attempt
         self._scoring.stop(group.ordinal)
         self._sampling.start(group.ordinal, now)
-        group.issued_at = now
+        group.issued_at, group.sampled_from = now, served
         self._change(group, holder=holder, attempt=group.attempt + 1, outcome=AttemptOutcome.OPEN)
 
     def take_back(self, ordinal: int, attempt: int, holder: str, now: float) -> None:
@@ -292,6 +300,7 @@ class Groups:
         # a single good group shows that sampling and scoring work
         self.poison_in_a_row = 0
         self._note_end(group, was_poison=False)
+        self._note_settled(group)
         if facts.rejected_as and group.purpose == "train":
             if group.resamples < self._settings.max_resample_times:
                 self.drop(group, facts.rejected_as)
@@ -387,6 +396,11 @@ class Groups:
         if group.purpose == "train":
             self.newest_were_poison.append(was_poison)
 
+    def _note_settled(self, group: Group) -> None:
+        label = group.example.environment
+        if group.purpose == "train":
+            self.newest_settled[label] = max(group.ordinal, self.newest_settled.get(label, 0))
+
     def _note_failure(self, group: Group, what: str) -> None:
         example = group.example
         self.num_failed_attempts += 1
@@ -404,6 +418,9 @@ class Groups:
         # out of the indices by the old values, the exact reverse of `_index`
         self._tally[group.purpose][group.state] -= 1
         self.open_evals.discard(ordinal)
+        if group.state is GroupState.ISSUED and ordinal >= 0:
+            under_way = self.under_way[group.example.environment]
+            del under_way[bisect_left(under_way, ordinal)]
         self.waiting.discard(ordinal)
         self.settled.pop(ordinal, None)
         if group.holder is not None:
@@ -422,6 +439,8 @@ class Groups:
         self._tally[group.purpose][group.state] += 1
         if issued and ordinal < 0:
             self.open_evals.add(ordinal)
+        if issued and ordinal >= 0:
+            insort(self.under_way.setdefault(group.example.environment, []), ordinal)
         if issued and group.holder is None:
             self.waiting.add(ordinal, again=group.attempt > 0)
         if group.state is GroupState.SETTLED and ordinal >= 0:

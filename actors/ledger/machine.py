@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from actors.algorithms.fair_shares import drawable, limits_of, overtaken_of, slow_groups
 from actors.algorithms.lag import min_version, tickets_allowed
 from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.composed_steps import ComposedSteps
@@ -26,7 +27,7 @@ from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
 from actors.ledger.peers import Peers
-from actors.ledger.returned_examples import ReturnedExamples
+from actors.ledger.returned_examples import Draw, ReturnedExamples
 from actors.ledger.rows import (
     AttemptOutcome,
     Changes,
@@ -81,7 +82,7 @@ class Machine:
         run: str,
         term: int,
         now: float,
-        draw: Callable[[], ExampleRef],
+        draw: Draw,
         eval_examples: Sequence[ExampleRef] = (),
         packer_address: str = "",
         still_there: Callable[[ExampleRef], bool] = lambda example: True,
@@ -585,7 +586,8 @@ class Machine:
         rows, s, issued = self.groups.rows, self.settings, self.groups.num_issued["train"]
         dropped = self.groups.num_dropped("train")
         # new train ordinals allowed now (P15: no ordinal is issued too far ahead of the served version)
-        allowed = tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps, s.surplus)
+        beyond = s.surplus + (min(slow_groups(*self._standing()), s.allowance) if s.allowance else 0)
+        allowed = tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps, beyond)
         again = self._listened >= self._reissue_after
         offers = self.groups.waiting.offers(
             again=again, served=served, min_version=lambda ordinal: rows[ordinal].min_version
@@ -598,13 +600,17 @@ class Machine:
             slots, identity = emptiest[0]
             group = self._next_ready(offers, passed_over, alone=identity not in self.groups.held_by)
             if group is None and allowed:
-                group, allowed = self._new_train_group(*self.examples.next()), allowed - 1
+                excluded = self._excluded()
+                # all environments have their share under way: no ticket in this round
+                allowed = 0 if len(excluded) == len(s.shares) > 0 else allowed
+                if allowed:
+                    group, allowed = self._new_train_group(*self.examples.next(excluded)), allowed - 1
             if group is None and not passed_over:
                 break
             if group is None:  # all groups left need a rollout actor that holds nothing, and this one holds some
                 heapq.heappop(emptiest)
                 continue
-            self.groups.give(group, identity, now)
+            self.groups.give(group, identity, now, served)
             left = 0 if group.alone else -slots - 1
             self._ask(identity, left)
             if left:
@@ -637,14 +643,30 @@ class Machine:
 
     def _replace_filtered(self, group: Group, filtered: int) -> None:
         """Issue another example in the place of a dropped group; the number of undropped ordinals stays (P15)."""
-        self._new_train_group(self.examples.draw(), group.ordinal, group.resamples + filtered)
+        self._new_train_group(self.examples.draw(self._excluded()), group.ordinal, group.resamples + filtered)
+
+    def _standing(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the numbers of groups under way and of overtaken groups, by environment."""
+        under_way = self.groups.under_way
+        numbers = {label: len(ordinals) for label, ordinals in under_way.items()}
+        return numbers, overtaken_of(under_way, self.groups.newest_settled)
+
+    def _excluded(self) -> set[str]:
+        """Return the environments with their whole share under way, of which nothing is drawn now (P15)."""
+        s = self.settings
+        if not s.allowance:
+            return set()
+        rollouts = sum(one.phase == "running" for one in self.peers.all(RolloutHeartbeat).values())
+        window = (s.max_async_level + 1) * s.groups_per_step + s.surplus
+        limits = limits_of(s.shares, window, s.allowance, rollouts * s.max_concurrent_groups)
+        return set(s.shares).difference(drawable(limits, *self._standing()))
 
     def _new_train_group(self, example: ExampleRef, origin: int | None = None, resamples: int = 0) -> Group:
         s = self.settings
         ordinal = self.groups.num_issued["train"]
         # each drop so far has moved all later ordinals up by a place
         position = ordinal - self.groups.num_dropped("train")
-        oldest = min_version(position, s.groups_per_step, s.max_async_level, s.surplus)
+        oldest = min_version(position, s.groups_per_step, s.max_async_level, s.surplus + s.allowance)
         seed = self._seed_of(str(ordinal))
         return self.groups.new(example, seed, s.group_size, oldest, origin=origin, resamples=resamples)
 

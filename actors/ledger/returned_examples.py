@@ -1,10 +1,18 @@
 """Examples for the next train ordinals: first the examples given up by a fork, then new examples."""
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 from actors.ledger.rows import Changes, ExampleRef, Group
+
+
+class Draw(Protocol):
+    """Function that draws the next new example, called once per ordinal (P10: an ordinal has one example for ever)."""
+
+    def __call__(self, excluded: Collection[str] = ()) -> ExampleRef:
+        """Return an example, not of the environments in `excluded`."""
+        ...
 
 
 class ReturnedExamples:
@@ -14,14 +22,12 @@ class ReturnedExamples:
     departure would write the whole queue again.
 
     Args:
-        draw: draws the next new example, called once per ordinal (P10: an ordinal has one example for ever).
+        draw: draws the next new example.
         still_there: tells whether an example dropped by a fork can be issued again.
         changes: changes of the round, extended in place.
     """
 
-    def __init__(
-        self, draw: Callable[[], ExampleRef], still_there: Callable[[ExampleRef], bool], changes: Changes
-    ) -> None:
+    def __init__(self, draw: Draw, still_there: Callable[[ExampleRef], bool], changes: Changes) -> None:
         self.draw, self._still_there, self._changes = draw, still_there, changes
         self._examples: deque[tuple[ExampleRef, int]] = deque()
         self._num_taken = 0
@@ -39,10 +45,13 @@ class ReturnedExamples:
         self._examples.extend((group.example, group.ordinal) for group in groups if self._still_there(group.example))
         self._store()
 
-    def next(self) -> tuple[ExampleRef, int | None]:
-        """Return the example of the next train ordinal, and the dropped ordinal of the same example (None: new)."""
+    def next(self, excluded: Collection[str] = ()) -> tuple[ExampleRef, int | None]:
+        """Return the example of the next train ordinal, and the dropped ordinal of the same example (None: new).
+
+        A new example is not of the environments in `excluded`.
+        """
         if not self._examples:
-            return self.draw(), None
+            return self.draw(excluded), None
         self._num_taken += 1
         self._changes.values["num_returned"] = self._num_taken
         example, origin = self._examples.popleft()

@@ -13,6 +13,7 @@ Train ordinals are 0, 1, 2, …; eval ordinals are −1, −2, …, so that an i
 gap.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -117,6 +118,8 @@ class Group:
     # not the ordinal: drops leave gaps, and a step takes groups by their place among the others
     position: int = 0
     """Number of undropped train ordinals issued before this one; determines the step, and so the temperature."""
+    sampled_from: int = 0
+    """Version served when the current attempt was issued, or `min_version` after a restart; not stored."""
     issued_at: float = 0.0
     """Time on the packer's clock at which the current attempt was issued; not stored."""
 
@@ -221,6 +224,12 @@ class Settings:
     weights_timeout: float = 120.0
     surplus: int = 0
     """Groups asked for beyond the need of a step (`surplus_groups`)."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of each environment in the training examples."""
+    allowance: int = 0
+    """Overtaken groups that need no place in the window (`allowance_of`); 0: no fair shares."""
+    max_concurrent_groups: int = 16
+    """Sampling slots of a rollout actor."""
     max_resample_times: int = 0
     """Groups that filters may drop in one place (P15)."""
     max_drop_fraction: float = 1.0

@@ -1,6 +1,6 @@
 """Examples of a run: draws for training, prompts of evaluations, difficulty as measured by rewards."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,14 @@ class Examples:
         """Number of examples drawn from each data set: the state of the curriculum."""
         return list(self._curriculum.counts)
 
-    def draw(self) -> ExampleRef:
-        """Return the example of the next train ordinal."""
-        dataset, index = self._curriculum.draw()
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each data set in the draws, by label."""
+        return dict(zip(self._labels, self._curriculum.shares, strict=True))
+
+    def draw(self, excluded: Collection[str] = ()) -> ExampleRef:
+        """Return the example of the next train ordinal, not of these data sets."""
+        dataset, index = self._curriculum.draw([self._labels.index(label) for label in excluded])
         # the curriculum knows data sets by number, ledger and messages by label
         label = self._labels[dataset]
         for number, num_examples in self._curriculum.take_given_back():

@@ -105,7 +105,7 @@ class PackerActor:
         )
         self._examples = Examples(train, evaluation, curriculum, config.eval.num_prompts, metrics)
         self.machine = Machine(
-            settings_of(config),
+            settings_of(config, self._examples.shares),
             store.run,
             store.term,
             self._control.listened,

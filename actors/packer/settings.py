@@ -1,13 +1,26 @@
 """The part of the configuration, and of a scored group, by which the ledger's machine judges."""
 
+from collections.abc import Mapping
+
+from actors.algorithms.fair_shares import allowance_of
 from actors.algorithms.lag import surplus_groups
 from actors.ledger import GroupFacts, Settings
 from schemas.config import RunConfig
 from schemas.messages import PolicyVersion, ScoredGroup
 
 
-def settings_of(config: RunConfig) -> Settings:
-    """Return the protocol's part of the configuration."""
+def settings_of(config: RunConfig, shares: Mapping[str, float] | None = None) -> Settings:
+    """Return the protocol's part of the configuration.
+
+    Args:
+        config: configuration of the run.
+        shares: share of each environment in the training examples. None: a single environment.
+    """
+    packer = config.packer
+    limits = (packer.groups_per_step, packer.max_async_level, packer.max_off_policy_steps)
+    surplus = surplus_groups(limits[0], packer.oversampling_factor, *limits[1:])
+    # order ordinal takes groups as issued, so that each step waits for its slowest group in any case
+    is_shared = packer.order == "arrival" and shares is not None and len(shares) > 1
     return Settings(
         groups_per_step=config.packer.groups_per_step,
         max_steps=config.trainer.max_steps,
@@ -17,12 +30,10 @@ def settings_of(config: RunConfig) -> Settings:
         order=config.packer.order,
         max_async_level=config.packer.max_async_level,
         max_off_policy_steps=config.packer.max_off_policy_steps,
-        surplus=surplus_groups(
-            config.packer.groups_per_step,
-            config.packer.oversampling_factor,
-            config.packer.max_async_level,
-            config.packer.max_off_policy_steps,
-        ),
+        surplus=surplus,
+        shares=shares if is_shared and shares is not None else {},
+        allowance=allowance_of(*limits, surplus) if is_shared else 0,
+        max_concurrent_groups=config.rollout.max_concurrent_groups,
         max_resample_times=config.packer.max_resample_times,
         max_drop_fraction=config.packer.max_drop_fraction,
         fails_on_reward_error=config.reward.on_error == "fail",

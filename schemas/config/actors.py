@@ -131,7 +131,8 @@ class PackerConfig(Section):
     """Tokens of a packed micro-batch, and the maximum length of a sample (prompt and completion)."""
     order: Identity[Literal["ordinal", "arrival"]] = "ordinal"
     """Order in which steps take groups. `ordinal`: as issued, so that a slow group holds up its step. `arrival`: as
-    scored groups arrive, so that a slow group trains in a later step (protocol rule P16)."""
+    scored groups arrive, so that a slow group trains in a later step (protocol rule P16), and a slow environment leaves
+    a fast one its rate (docs/reference/sampling.md)."""
     max_async_level: Free[int] = Field(1, ge=0)
     """Steps that sampling may run ahead of training (AReaL: max_head_offpolicyness). 0: sampling and training
     alternate, and every token is sampled by the weights that its step starts from."""

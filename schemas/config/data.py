@@ -18,7 +18,8 @@ class DatasetBase(Section):
     """Name in metrics and files, unique within the run: letters, digits, `_`, `.` and `-`. Empty: the type."""
     weight: float | None = Field(None, gt=0)
     """Relative share of the training prompts (prime-rl, Surogate: env_ratios). Set it for all environments or for none.
-    Empty: in proportion to the number of examples; a generated environment counts as much as the largest file."""
+    Empty: in proportion to the number of examples; a generated environment counts as much as the largest file. With
+    `packer.order: arrival` also the share of the sampling slots that the environment may fill."""
     rl_weight: float = Field(1.0, ge=0)
     """Factor of the policy loss on tokens of this environment. 0: these tokens are also left out of the loss's
     denominator (prime-rl)."""

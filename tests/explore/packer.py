@@ -3,7 +3,7 @@
 A round is `hear`, `decide`, `record`, `commit`, `send`; it may end, with the process, after any of them.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -87,7 +87,7 @@ class Draw:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def __call__(self) -> ExampleRef:
+    def __call__(self, excluded: Collection[str] = ()) -> ExampleRef:
         """The next one."""
         number, self.number = self.number, self.number + 1
         return ExampleRef("words", number, f"k{number}")

@@ -10,7 +10,7 @@ told to, so that a test, a random walk or a search decides what happens when and
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar
@@ -328,9 +328,12 @@ class Ring:
         stored = self.store.value("num_issued") or {"train": 0}
         numbers = count(stored["train"])
 
-        def draw() -> ExampleRef:
+        labels = list(self.settings.shares) or ["words"]
+
+        def draw(excluded: Collection[str] = ()) -> ExampleRef:
             number = next(numbers)
-            return ExampleRef("words", number, f"k{number}")
+            left = [label for label in labels if label not in excluded] or labels
+            return ExampleRef(left[number % len(left)], number, f"k{number}")
 
         run, term = str(self.store.run), self.store.term
         return Machine(self.settings, run, term, self.now, draw, self.eval_examples, "ipc://packer")

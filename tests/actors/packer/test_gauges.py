@@ -72,7 +72,7 @@ def test_restarted_packer_shows_the_newest_step_and_evaluation_that_it_finds(tol
 
 def test_totals_of_the_ledger_are_there_before_anybody_scrapes(tmp_path):
     """A counter that came back as 0 and jumped to its total would be a rise of that much."""
-    machine = Machine(settings_of(ring_config(tmp_path, "inproc")), "r", 2, 0.0, draw=lambda: None)
+    machine = Machine(settings_of(ring_config(tmp_path, "inproc")), "r", 2, 0.0, draw=lambda excluded=(): None)
     machine.groups.num_issued["train"], machine.groups.dropped["train"]["poison"] = 40, 3
     metrics, store = Metrics("packer"), Store(":memory:")
     RunRecord(ring_config(tmp_path, "inproc"), store, machine, metrics, Reporter(tmp_path), lambda o: None, None)
@@ -126,7 +126,7 @@ def fail_updates(updates, heartbeat, number):
 
 def test_engines_are_counted_by_state_and_who_is_left_out_as_quarantined(tmp_path):
     """One that is clean and has failed three updates in a row is named no more; another says itself that it is not."""
-    machine = Machine(settings_of(ring_config(tmp_path, "inproc")), "r", 1, 0.0, draw=lambda: None)
+    machine = Machine(settings_of(ring_config(tmp_path, "inproc")), "r", 1, 0.0, draw=lambda excluded=(): None)
     heartbeats = [
         engine("a", "clean", PolicyVersion(lineage=1, version=0)),
         engine("b", "clean"),

@@ -129,7 +129,7 @@ def test_generated_tokens_are_counted_once_over_restarts_of_engine_and_packer(tm
     config, store = ring_config(tmp_path, "inproc"), Store(":memory:")
 
     def record() -> RunRecord:
-        machine = Machine(settings_of(config), store.run, store.term, 0.0, draw=lambda: None)
+        machine = Machine(settings_of(config), store.run, store.term, 0.0, draw=lambda excluded=(): None)
         return RunRecord(config, store, machine, Metrics("packer"), Reporter(config.output), lambda o: None, None)
 
     first = record()
@@ -149,7 +149,7 @@ class Told:
     def __init__(self, folder, store=None):
         config = ring_config(folder, "inproc", trainer={"max_steps": 3}, telemetry={"sample_groups_per_step": 1})
         self.output, self.store = config.output, store or Store(":memory:")
-        self.machine = Machine(settings_of(config), self.store.run, self.store.term, 0.0, draw=lambda: None)
+        self.machine = Machine(settings_of(config), self.store.run, self.store.term, 0.0, draw=lambda excluded=(): None)
         self.machine.steps.composed = {step: Step(step, (step,), (), ("",), "") for step in (1, 2, 3)}
         self.machine.groups.num_issued["train"] = 3
         values = self.store.values()
