@@ -48,7 +48,7 @@ LEDGER_PATIENCE_SECONDS = 5.0
 
 def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RolloutActor":
     """Make the rollout actor, with HTTP client, data sets and tokenizer."""
-    from actors.datasets import make_dataset
+    from actors.datasets import Dataset, make_dataset
     from actors.engines.http.access import api_key, client_tls
     from actors.engines.http.client import CompletionClient
     from actors.models.tokenizer import Tokenizer
@@ -59,10 +59,13 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     from schemas.config.environments import EnvironmentBase
     from schemas.messages import Purpose
 
-    purposes: tuple[Purpose, ...] = ("train", "eval")
     # the packer checks every row; a bad row would fail only its own attempt here
-    each = [(e, p) for e in config.environments for p in purposes]
-    datasets = {(p, e.label): make_dataset(e, p, config.seed, check=False) for e, p in each}
+    datasets: dict[tuple[Purpose, str], Dataset] = {
+        ("train", e.label): make_dataset(e, "train", config.seed, check=False) for e in config.trained
+    }
+    for label, one in config.evaluations.items():
+        split = one.environment.eval_split
+        datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False)
     loads_model = config.inference.engine.loads_model
     # an engine without a model has token ids of its own; the fake engine counts one token per character
     encode = Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
@@ -72,7 +75,8 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
         slots = config.rollout.max_concurrent_groups
         if any(isinstance(one, EnvironmentBase) for one in config.environments):
             # each trajectory asks by itself
-            slots *= max(config.rollout.group_size, config.eval.completions_per_prompt)
+            evaluated = (one.keys.completions_per_prompt for one in config.evaluations.values())
+            slots *= max(config.rollout.group_size, *evaluated)
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
     engines, player = EngineChoice(config, metrics, client), None
@@ -144,10 +148,12 @@ def make_packer(
     def dataset(e: "EnvironmentConfig", split: "Split") -> "Dataset":
         return make_dataset(e, split, config.seed, num_examples=own[e.label][split])
 
-    train = {e.label: dataset(e, "train") for e in config.environments}
+    train = {e.label: dataset(e, "train") for e in config.trained}
     # without evaluations no file of an eval split is read
-    held_out = {e.label: dataset(e, "eval") for e in config.environments if config.eval.num_prompts}
-    weights = [e.weight for e in config.environments if e.weight is not None]
+    held_out = {
+        label: dataset(one.environment, one.environment.eval_split) for label, one in config.evaluations.items()
+    }
+    weights = [e.weight for e in config.trained if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)
     try:

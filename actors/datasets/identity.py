@@ -21,7 +21,7 @@ def data_files(config: RunConfig) -> dict[str, Dataset]:
     Raises:
         ConfigError: a file can't be read or has no rows.
     """
-    files = [one for one in config.environments if "train" in one.files]
+    files = [one for one in config.trained if "train" in one.files]
     # unchecked: neither number nor digest needs parsed rows
     return {one.label: make_dataset(one, "train", config.seed, check=False) for one in files}
 

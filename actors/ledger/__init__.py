@@ -6,11 +6,23 @@ clock, no socket and no file, so that tests and a search over all interleavings 
 
 from actors.ledger.groups import Verdict
 from actors.ledger.machine import Machine
-from actors.ledger.rows import Changes, ExampleRef, Group, GroupFacts, GroupState, RewindOrder, Rewound, Settings, Step
+from actors.ledger.rows import (
+    Changes,
+    EvalRule,
+    ExampleRef,
+    Group,
+    GroupFacts,
+    GroupState,
+    RewindOrder,
+    Rewound,
+    Settings,
+    Step,
+)
 from actors.ledger.store import LedgerReader, Store
 
 __all__ = [
     "Changes",
+    "EvalRule",
     "ExampleRef",
     "Group",
     "GroupFacts",

@@ -3,7 +3,7 @@
 An evaluation samples with exactly one policy, so engines serve that policy until the last ticket has settled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from actors.ledger.groups import Groups
 from actors.ledger.rows import Changes, Settings
@@ -11,11 +11,18 @@ from schemas.messages import PolicyVersion
 
 
 class Evaluations:
-    """Schedule of evaluations; evaluations run one after another, in the order of versions."""
+    """Schedule of evaluations; versions are evaluated one after another, each by all evaluations that are due.
 
-    def __init__(self, settings: Settings, has_examples: bool, groups: Groups, changes: Changes) -> None:
+    Args:
+        settings: rules of the evaluations.
+        labels: names of the evaluations that have examples.
+        groups: table of groups.
+        changes: changes of the round, extended in place.
+    """
+
+    def __init__(self, settings: Settings, labels: Collection[str], groups: Groups, changes: Changes) -> None:
         self._settings, self._groups, self._changes = settings, groups, changes
-        self._enabled = has_examples
+        self._labels = set(labels)
         self.done: list[int] = []
         """Versions with a finished or skipped evaluation, ascending."""
         self.policy: PolicyVersion | None = None
@@ -33,15 +40,14 @@ class Evaluations:
 
     def next_version(self) -> int | None:
         """Return the lowest version still to evaluate; None if no evaluation is left."""
-        if not self._enabled:
-            return None
         s, last = self._settings, self.done[-1] if self.done else -1
-        due = [0] * s.eval_at_start + [s.max_steps] * s.eval_at_end  # a bool times a list: the list or []
-        if s.eval_every_steps:
-            # the next multiple after the last evaluation; max_steps itself is a matter of eval_at_end
-            periodic = (max(last, 0) // s.eval_every_steps + 1) * s.eval_every_steps
-            due += [periodic] * (periodic < s.max_steps)
-        return min((version for version in due if version > last), default=None)
+        due = [s.eval_rule(label).next_after(last, s.max_steps) for label in self._labels]
+        return min((version for version in due if version is not None), default=None)
+
+    def due(self, version: int) -> set[str]:
+        """Return the names of the evaluations of a version."""
+        s = self._settings
+        return {label for label in self._labels if s.eval_rule(label).is_due(version, s.max_steps)}
 
     def begin(self, policy: PolicyVersion) -> None:
         """Start the evaluation of this policy, after the groups were issued."""
@@ -75,6 +81,12 @@ class Evaluations:
         """Discard the running evaluation, since its policy is gone; the version stays due."""
         given_up, self.policy = self.policy, None
         self._drop(lambda policy: policy == given_up)
+
+    def drop_unknown(self) -> None:
+        """Drop the open groups of evaluations that the configuration no longer has: no actor has their examples."""
+        for ordinal in sorted(self.open):
+            if self._groups.rows[ordinal].example.environment not in self._labels:
+                self._groups.drop(self._groups.rows[ordinal], "eval_void")
 
     def _drop(self, is_dead: Callable[[PolicyVersion], bool]) -> None:
         for group in [row for row in self._groups.rows.values() if row.policy and is_dead(row.policy)]:

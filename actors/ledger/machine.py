@@ -96,7 +96,8 @@ class Machine:
         self.gang = Gang(settings.num_ranks, settings.max_steps, self._changes)
         self.engines = Engines(self._changes)
         self.updates = Updates(term, PATIENCE_TIMEOUTS * settings.weights_timeout)
-        self.evaluations = Evaluations(settings, bool(self._eval_examples), self.groups, self._changes)
+        labels = {example.environment for example in self._eval_examples}
+        self.evaluations = Evaluations(settings, labels, self.groups, self._changes)
         self.peers = Peers(settings.lease)
         self.rollout_holds, self.reward_holds = Holds(), Holds()
         self.compacted = CompactedHistory()
@@ -359,6 +360,7 @@ class Machine:
             if g.policy and g.state is GroupState.SETTLED and str(g.policy.version) not in values.get("evals", {})
         }
         self.finished_evals = [version for version in self.evaluations.done if version in unwritten]
+        self.evaluations.drop_unknown()
         self.digests = {ordinal: digests[ordinal] for ordinal in self.groups.settled}
         # holders have a lease to come back with their work: issued again now, it would be done twice
         self._reissue_after = (now if listened is None else listened) + self.settings.lease
@@ -544,9 +546,12 @@ class Machine:
             return
         policy = next((policy for policy in served if policy.version == version), None)
         if policy is not None:
+            due = evaluations.due(version)
             for i, example in enumerate(self._eval_examples):
-                seed = self._seed_of(f"eval {i}")
-                self.groups.new(example, seed, self.settings.eval_completions, policy.version, policy=policy)
+                if example.environment in due:
+                    # the number among all examples: the seeds of an evaluation do not depend on the others
+                    seed, rule = self._seed_of(f"eval {i}"), self.settings.eval_rule(example.environment)
+                    self.groups.new(example, seed, rule.completions, policy.version, policy=policy)
             evaluations.begin(policy)
         elif version < max(self.engines.floor, min((p.version for p in published), default=0)):
             evaluations.skip(version)  # engines (P22) or trainer have passed the version; nothing brings it back

@@ -173,8 +173,10 @@ class _Replies:
 
 def ticket_of(group: Group, settings: Settings) -> Ticket:
     """Return the ticket for the current attempt of a group; evaluations are sampled with other parameters."""
-    sampling = settings.eval_sampling
+    rule = settings.eval_rule(group.example.environment)
+    sampling, max_tokens = rule.sampling, rule.max_tokens or settings.max_tokens
     if group.policy is None:  # of a train group
+        max_tokens = settings.max_tokens
         step, start = step_of(group.position, settings.groups_per_step), settings.sampling.temperature
         temperature = sampling_temperature(step, start, settings.temperature_schedule, settings.max_steps)
         sampling = settings.sampling.model_copy(update={"temperature": temperature})
@@ -188,7 +190,7 @@ def ticket_of(group: Group, settings: Settings) -> Ticket:
         seed=group.seed,
         num_completions=group.num_completions,
         sampling=sampling,
-        max_tokens=settings.max_tokens,
+        max_tokens=max_tokens,
         min_version=group.min_version,
         policy=group.policy,
     )

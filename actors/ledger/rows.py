@@ -204,6 +204,39 @@ class GroupFacts:
 
 
 @dataclass(frozen=True)
+class EvalRule:
+    """When and how the examples of an evaluation are sampled."""
+
+    every_steps: int = 0
+    """Steps between two evaluations; 0: none in between."""
+    at_start: bool = False
+    """Evaluation of version 0."""
+    at_end: bool = False
+    """Evaluation of the last version."""
+    completions: int = 1
+    """Completions of each example."""
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    """Sampling parameters."""
+    max_tokens: int | None = None
+    """Maximum number of new tokens; None: as in training."""
+
+    def is_due(self, version: int, max_steps: int) -> bool:
+        """Return whether a version is evaluated."""
+        if version == max_steps:
+            return self.at_end or (version == 0 and self.at_start)
+        return self.at_start if version == 0 else bool(self.every_steps) and version % self.every_steps == 0
+
+    def next_after(self, last: int, max_steps: int) -> int | None:
+        """Return the lowest version above `last` to evaluate; None: none is left."""
+        due = [0] * self.at_start + [max_steps] * self.at_end  # a bool times a list: the list or []
+        if self.every_steps:
+            # max_steps itself is a matter of at_end
+            periodic = (max(last, 0) // self.every_steps + 1) * self.every_steps
+            due += [periodic] * (periodic < max_steps)
+        return min((version for version in due if version > last), default=None)
+
+
+@dataclass(frozen=True)
 class Settings:
     """Part of the configuration read by the protocol. Times are in seconds.
 
@@ -241,13 +274,15 @@ class Settings:
     temperature_schedule: TemperatureScheduleConfig | None = None
     max_tokens: int = 512
     seed: int = 0
-    eval_every_steps: int = 0
-    eval_at_start: bool = False
-    eval_at_end: bool = False
-    eval_completions: int = 1
-    eval_sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
-    """Sampling parameters of evaluations."""
+    evaluation: EvalRule = EvalRule()
+    """Rule of evaluations without a rule of their own."""
+    eval_rules: Mapping[str, EvalRule] = field(default_factory=dict)
+    """Rules by the name of the evaluation, which is the label of its examples."""
     keep_steps: int = 0
+
+    def eval_rule(self, label: str) -> EvalRule:
+        """Return the rule of an evaluation."""
+        return self.eval_rules.get(label, self.evaluation)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from actors.ops.places import folder_problems, key_problems, room_problems
 from actors.ops.requirements import not_installed
 from schemas.config import RunConfig
 from schemas.config.data import Split
-from schemas.config.environments import EnvironmentBase
+from schemas.config.environments import EnvironmentBase, EnvironmentConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,25 +159,35 @@ def _rows(config: RunConfig, tables: Tables) -> Iterator[str]:
         # an environment may add columns, which are known once it is played
         if isinstance(environment, EnvironmentBase):
             continue
-        if rows.num_examples and (split == "train" or config.eval.num_prompts):
-            yield from missing_columns(config, split, rows)
+        if rows.num_examples and (use := _use_of(config, environment, split)):
+            yield from missing_columns(config, use, rows)
+
+
+def _use_of(config: RunConfig, environment: EnvironmentConfig, split: Split) -> Split | None:
+    """Return what the rows of a file are used for; None: for nothing."""
+    if split == "train" and environment.train:
+        return "train"
+    evaluated = {one.environment.label for one in config.evaluations.values()}
+    return "eval" if split == environment.eval_split and environment.label in evaluated else None
 
 
 def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
     """Check prompts and columns of each file against the model and the functions."""
     played = {environment.label for environment in environments_of(config)}
+    environments = {environment.label: environment for environment in config.environments}
     for (label, split), rows in tables.items():
-        if not rows.num_examples or (split == "eval" and not config.eval.num_prompts):
+        use = _use_of(config, environments[label], split)
+        if not rows.num_examples or use is None:
             continue
         key = f"environments[].{rows.key}"
         yield from column_findings(config, rows, key)
         yield from prompt_findings(config, rows, key)
         wanted = config.packer.groups_per_step
-        if split == "train" and len(config.environments) == 1 and rows.num_examples < wanted:
+        if use == "train" and len(config.trained) == 1 and rows.num_examples < wanted:
             yield Finding(
                 f"packer.groups_per_step: {wanted}, but {rows.path} has {rows.num_examples} rows; each step repeats "
                 "some",
                 fatal=False,
             )
         if label not in played:
-            yield from call_findings(config, split, rows.columns)
+            yield from call_findings(config, use, rows.columns)

@@ -22,7 +22,7 @@ class Examples:
     Args:
         train, evaluation: data sets by label.
         curriculum: draws the next train example; its state is saved with each commit that issues a ticket.
-        num_eval_prompts: greatest number of prompts of an evaluation, per data set.
+        num_eval_prompts: greatest number of prompts of an evaluation, by label.
         metrics: destination of the pools' sizes.
     """
 
@@ -31,7 +31,7 @@ class Examples:
         train: Mapping[str, Dataset],
         evaluation: Mapping[str, Dataset],
         curriculum: Curriculum,
-        num_eval_prompts: int,
+        num_eval_prompts: Mapping[str, int],
         metrics: Metrics,
     ) -> None:
         self.train = train
@@ -70,10 +70,10 @@ class Examples:
         return dataset.example(example.index).key(example.environment) == example.key
 
     def of_evaluation(self) -> list[ExampleRef]:
-        """Return the examples of each evaluation: the first ones of each data set."""
-        asked = self._num_eval_prompts
+        """Return the examples of all evaluations: the first ones of each data set."""
         examples = []
         for label, dataset in self._evaluation.items():
+            asked = self._num_eval_prompts[label]
             # num_examples is None for a generated data set, which has no end
             size = asked if dataset.num_examples is None else min(asked, dataset.num_examples)
             examples += [ExampleRef(label, index, dataset.example(index).key(label)) for index in range(size)]

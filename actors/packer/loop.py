@@ -103,7 +103,8 @@ class PackerActor:
         self._control = ControlServer(
             addresses.control, self.heard, bus=config.bus, on_lost=self._lost, stale_after=config.bus.lease
         )
-        self._examples = Examples(train, evaluation, curriculum, config.eval.num_prompts, metrics)
+        num_prompts = {label: one.keys.num_prompts for label, one in config.evaluations.items()}
+        self._examples = Examples(train, evaluation, curriculum, num_prompts, metrics)
         self.machine = Machine(
             settings_of(config, self._examples.shares),
             store.run,

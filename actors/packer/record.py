@@ -7,7 +7,7 @@ with nothing else left to do waits for its files, for RECORD_PATIENCE_SECONDS.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ STEPS_PER_ROUND = 50
 MAX_PENDING_SAMPLES = 100
 """Largest number of groups waiting for samples.jsonl; older ones are dropped unwritten."""
 EVAL_SAMPLES = 3
-"""Number of groups of an evaluation written to samples.jsonl."""
+"""Number of groups of each evaluation of a version written to samples.jsonl."""
 BEST_EFFORT = ("samples.jsonl", "metrics_targets.json", "progress.json")
 """Files for which a run does not wait at its end."""
 EvalGroups = tuple[int, list[ScoredGroup]]
@@ -201,7 +201,9 @@ class RunRecord:
             RunFailedError: all is done but the record, and its files can't be written.
         """
         num_samples = EVAL_SAMPLES if self._config.telemetry.sample_groups_per_step else 0
-        self._evals.extend((version, evaluate(groups), groups[:num_samples]) for version, groups in finished_evals)
+        self._evals.extend(
+            (version, evaluate(groups), _first_of_each(groups, num_samples)) for version, groups in finished_evals
+        )
         if self._machine.groups.num_issued["train"] and "first_ticket" not in self._values["times"]:
             self._stamp("first_ticket", self.clock.now())
         gang = self._machine.gang
@@ -386,16 +388,19 @@ class RunRecord:
         } | self._progress.values(time.monotonic())
 
     def _first_and_last_eval(self) -> dict[str, dict[str, dict[str, float | None]]]:
-        """Return exact match and mean reward by environment, by version: the first evaluation and the newest."""
+        """Return exact match and mean reward by evaluation, by version: of each evaluation the first and the newest."""
         evals = self._values["evals"]
-        shown = sorted({min(map(int, evals)), max(map(int, evals))}) if evals else []
-        return {
-            str(version): {
-                label: {name: values.get(name) for name in ("exact_match", "mean_reward")}
-                for label, values in evals[str(version)].items()
-            }
-            for version in shown
-        }
+        versions: dict[str, list[int]] = {}
+        for version in sorted(map(int, evals)):
+            for label in evals[str(version)]:
+                versions.setdefault(label, []).append(version)
+        shown: dict[str, dict[str, dict[str, float | None]]] = {}
+        for label, found in versions.items():
+            for version in {found[0], found[-1]}:
+                values = evals[str(version)][label]
+                picked = {name: values.get(name) for name in ("exact_match", "mean_reward")}
+                shown.setdefault(str(version), {})[label] = picked
+        return {version: shown[version] for version in sorted(shown, key=int)}
 
     def _show(self) -> None:
         """Update the gauges, progress.json and metrics_targets.json."""
@@ -416,6 +421,16 @@ class RunRecord:
         """Store a time, and how long the run had run by then: without the time in which no packer was there."""
         self._values["times"][what], self._values["ran"][what] = at, at - self._running_since
         self._dirty |= {"times", "ran"}
+
+
+def _first_of_each(groups: Iterable[ScoredGroup], number: int) -> list[ScoredGroup]:
+    """Return the first groups of each evaluation."""
+    taken: Counter[str] = Counter()
+    found = []
+    for group in groups:
+        taken[group.environment] += 1
+        found += [group] * (taken[group.environment] <= number)
+    return found
 
 
 def missing_actors(machine: Machine) -> list[str]:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from actors.algorithms.fair_shares import allowance_of
 from actors.algorithms.lag import surplus_groups
-from actors.ledger import GroupFacts, Settings
+from actors.ledger import EvalRule, GroupFacts, Settings
 from schemas.config import RunConfig
+from schemas.config.data import EvalConfig
 from schemas.messages import PolicyVersion, ScoredGroup
 
 
@@ -45,12 +46,20 @@ def settings_of(config: RunConfig, shares: Mapping[str, float] | None = None) ->
         temperature_schedule=config.rollout.temperature_schedule,
         max_tokens=config.rollout.max_tokens,
         seed=config.seed,
-        eval_every_steps=config.eval.every_steps,
-        eval_at_start=config.eval.at_start,
-        eval_at_end=config.eval.at_end,
-        eval_completions=config.eval.completions_per_prompt,
-        eval_sampling=config.eval.sampling,
+        evaluation=_rule_of(config.eval),
+        eval_rules={label: _rule_of(one.keys) for label, one in config.evaluations.items()},
         keep_steps=config.ledger.keep_steps,
+    )
+
+
+def _rule_of(keys: EvalConfig) -> EvalRule:
+    return EvalRule(
+        every_steps=keys.every_steps,
+        at_start=keys.at_start,
+        at_end=keys.at_end,
+        completions=keys.completions_per_prompt,
+        sampling=keys.sampling,
+        max_tokens=keys.max_tokens,
     )
 
 

@@ -82,6 +82,12 @@ class RewardActor:
     ) -> None:
         self._config, self.metrics, self._host = config, metrics, host
         weights = environment_weights(config.environments)
+        # groups of a source of evaluations carry the name of the source
+        of_evaluations = {label: one.environment for label, one in config.evaluations.items()}
+        weights = {
+            **weights,
+            **{label: weights[one.label] for label, one in of_evaluations.items() if one.label in weights},
+        }
         self._scorer = GroupScorer(
             config.reward, name, metrics, rewards, exact_match, vocab_size, steps, custom, weights
         )

@@ -66,7 +66,10 @@ class EnvironmentPlayer:
     def __init__(
         self, config: RunConfig, chats: Mapping[str, Chat], engines: EngineChoice, metrics: Metrics, sequence_len: int
     ) -> None:
-        self._configs = {one.label: one for one in config.environments if isinstance(one, PythonConfig | PackageConfig)}
+        sources = {one.label: one for one in config.environments}
+        sources |= {label: one.environment for label, one in config.evaluations.items()}
+        self._configs = {label: one for label, one in sources.items() if isinstance(one, PythonConfig | PackageConfig)}
+        """Environments by label, and by the names of evaluations."""
         self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
         self._pools: dict[str, WorkerPool] = {}
@@ -74,14 +77,19 @@ class EnvironmentPlayer:
 
     async def __aenter__(self) -> Self:
         for label, config in self._configs.items():
+            self._zero(label)
+            if label != config.label:
+                continue
             for words in self._chats[label].bridges.deviations():
                 log.warning("the chat template changes the past", environment=label, detail=words)
             count = partial(self._count_event, label)
             self._pools[label] = await self._stack.enter_async_context(WorkerPool(spec_of(config), count))
-            for name, labels in SERIES:
-                # a series that appears later would look like a jump to Prometheus
-                self._metrics.count(name, 0.0, environment=label, **labels)
         return self
+
+    def _zero(self, label: str) -> None:
+        for name, labels in SERIES:
+            # a series that appears later would look like a jump to Prometheus
+            self._metrics.count(name, 0.0, environment=label, **labels)
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
@@ -102,7 +110,7 @@ class EnvironmentPlayer:
             AttemptError: the environment or the engines have failed.
         """
         deadline = time.monotonic() + self._group_seconds
-        pool = self._pools[ticket.environment]
+        pool = self._pools[self._configs[ticket.environment].label]
         try:
             async with contextlib.AsyncExitStack() as stack:
                 # asked for first: whether there are group scores is known once a worker has loaded the environment
@@ -199,7 +207,7 @@ class EnvironmentPlayer:
                 ticket.sampling.temperature,
             )
 
-        recorder = Recorder(self._chats[ticket.environment], sample, limits, seed)
+        recorder = Recorder(self._chats[config.label], sample, limits, seed)
         async with context as episode:
             started = time.monotonic()
             trajectory = await play(

@@ -93,8 +93,9 @@ def _dropout_is_a_mismatch(config: RunConfig) -> Iterator[str]:
 
 
 def _nothing_held_out(config: RunConfig) -> Iterator[str]:
-    needs_file = [e for e in config.environments if isinstance(e, JsonlConfig) and e.eval_path is None]
-    if config.eval.num_prompts and needs_file:
+    needs_file = [e for e in config.trained if isinstance(e, JsonlConfig) and e.eval_path is None]
+    evaluated = {one.environment.label for one in config.evaluations.values()}
+    if needs_file := [e for e in needs_file if e.label in evaluated]:
         yield (
             f"environments[].eval_path: not set for {needs_file[0].label}, so nothing of it is held out for eval; set "
             "it, or eval.num_prompts: 0 for no evaluation"

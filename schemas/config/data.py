@@ -20,6 +20,9 @@ class DatasetBase(Section):
     """Relative share of the training prompts (prime-rl, Surogate: env_ratios). Set it for all environments or for none.
     Empty: in proportion to the number of examples; a generated environment counts as much as the largest file. With
     `packer.order: arrival` also the share of the sampling slots that the environment may fill."""
+    train: bool = True
+    """Training on this environment. `false`: it is evaluated only, on its held-out examples; of a data file without
+    held-out rows, on all rows. Such environments may be added, changed and removed when a run continues."""
     rl_weight: float = Field(1.0, ge=0)
     """Factor of the policy loss on tokens of this environment. 0: these tokens are also left out of the loss's
     denominator (prime-rl)."""
@@ -36,6 +39,11 @@ class DatasetBase(Section):
     def files(self) -> dict[Split, tuple[str, str]]:
         """Files with rows by split: the key, and the path."""
         return {}
+
+    @property
+    def eval_split(self) -> Split:
+        """Split with the examples of evaluations."""
+        return "train" if not self.train and self.files.keys() == {"train"} else "eval"
 
 
 class ReverseTextConfig(DatasetBase):
@@ -164,6 +172,38 @@ class StepRewardConfig(WorkerProcessConfig):
     """Keyword arguments of each call. They take precedence over columns of the same name."""
 
 
+class EvalSourceConfig(Section):
+    """Evaluation of an environment with keys of its own; empty keys are as in `eval`.
+
+    A source without a name takes the place of the environment's evaluation by the keys of `eval`. A source with a name
+    is a further evaluation, with results of its own under this name.
+    """
+
+    environment: Free[str]
+    """Name of an entry of `environments`, or its type if it has no name."""
+    name: Free[str] = Field("", pattern=r"^[A-Za-z0-9_.-]*$")
+    """Name of the results in metrics and files, unlike those of all environments and other sources. Empty: the
+    environment's."""
+    every_steps: Free[int | None] = Field(None, ge=0)
+    """Steps between two evaluations. 0: only `at_start` and `at_end`."""
+    at_start: Free[bool | None] = None
+    """Evaluation of the initial model."""
+    at_end: Free[bool | None] = None
+    """Evaluation of the final policy."""
+    num_prompts: Free[int | None] = Field(None, ge=0)
+    """Prompts, the first ones of the environment. 0: no evaluation."""
+    completions_per_prompt: Free[int | None] = Field(None, ge=1)
+    """Completions of each prompt."""
+    temperature: Free[float | None] = Field(None, ge=0)
+    """Sampling temperature. 0: greedy."""
+    top_p: Free[float | None] = Field(None, gt=0, le=1)
+    """Nucleus sampling: only the most probable tokens with this total probability. 1: all."""
+    top_k: Free[int | None] = Field(None, ge=0)
+    """Number of most probable tokens to sample from. 0: all."""
+    max_tokens: Free[int | None] = Field(None, ge=1)
+    """Maximum number of new tokens per completion, of each turn with an environment."""
+
+
 class EvalConfig(Section):
     """Evaluation on held-out prompts: before training, every `every_steps` steps, and after training."""
 
@@ -179,11 +219,24 @@ class EvalConfig(Section):
     """Completions of each prompt."""
     temperature: Free[float] = Field(0.0, ge=0)
     """Sampling temperature of evaluations. 0: greedy."""
+    top_p: Free[float] = Field(1.0, gt=0, le=1)
+    """Nucleus sampling: only the most probable tokens with this total probability. 1: all."""
+    top_k: Free[int] = Field(0, ge=0)
+    """Number of most probable tokens to sample from. 0: all."""
+    max_tokens: Free[int | None] = Field(None, ge=1)
+    """Maximum number of new tokens per completion, of each turn with an environment. Empty: `rollout.max_tokens`."""
+    sources: Free[list[EvalSourceConfig]] = []
+    """Evaluations with keys of their own. Each environment without a source is evaluated by the keys above."""
     exact_match: Free[str | None] = Field("exact_match", min_length=1)
     """Reward function whose value 1.0 counts as an exact match, named like `reward.functions[].path`. Empty: not
     measured."""
 
     @property
     def sampling(self) -> SamplingParams:
-        """Sampling parameters of evaluations: the whole distribution, at their own temperature."""
-        return SamplingParams(temperature=self.temperature)
+        """Sampling parameters of evaluations."""
+        return SamplingParams(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+    def of_source(self, source: EvalSourceConfig) -> "EvalConfig":
+        """Return the keys of a source; empty keys are those of this section."""
+        given = {name: value for name, value in source if name in EvalConfig.model_fields and value is not None}
+        return self.model_copy(update=given)

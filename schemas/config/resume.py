@@ -44,8 +44,21 @@ def differences(before: Mapping[str, Any], config: RunConfig) -> list[Difference
     A key missing in the stored tree, new in this release, is no difference. The tree may be of an earlier release: its
     keys are compared in their current places.
     """
-    changed = _changed("", with_keys_moved(before), as_tree(config))
-    return [Difference(key, *values, class_of(key)) for key, values in changed.items()]
+    trees = [_divided(tree) for tree in (with_keys_moved(before), as_tree(config))]
+    (so_far, evaluated_so_far), (now, evaluated_now) = trees
+    found = [Difference(key, *values, class_of(key)) for key, values in _changed("", so_far, now).items()]
+    # groups of training do not depend on environments that are evaluated only
+    if evaluated_so_far != evaluated_now:
+        found.append(Difference("environments[] with train: false", evaluated_so_far, evaluated_now, "free"))
+    return found
+
+
+def _divided(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return a configuration without the environments that are evaluated only, and these environments."""
+    if "environments" not in tree:
+        return dict(tree), []
+    trained = [one for one in tree["environments"] if one.get("train", True)]
+    return {**tree, "environments": trained}, [one for one in tree["environments"] if not one.get("train", True)]
 
 
 def class_of(key: str) -> KeyClass:

@@ -69,6 +69,10 @@ def _samples_fit(config: "RunConfig") -> Iterator[str]:
         # a prompt has one token at least
         if tokens >= length:
             yield f"rollout.max_tokens: {tokens} leaves no room for a prompt in {key} {length}"
+        sources = {f"eval.sources.{i}": one.max_tokens for i, one in enumerate(config.eval.sources)}
+        for section, most in ({"eval": config.eval.max_tokens} | sources).items():
+            if most is not None and most >= length:
+                yield f"{section}.max_tokens: {most} leaves no room for a prompt in {key} {length}"
 
 
 def _every_engine_has_a_server(config: "RunConfig") -> Iterator[str]:
@@ -114,7 +118,9 @@ def _environments_go_together(config: "RunConfig") -> Iterator[str]:
     labels = [environment.label for environment in config.environments]
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"environments: two are called {label!r}; set environments[].name"
-    given = [environment.weight is not None for environment in config.environments]
+    if not config.trained:
+        yield "environments[].train: is false for all; there is nothing to train on"
+    given = [environment.weight is not None for environment in config.trained]
     # a weight is relative; against the sizes of files, the default, it would mean nothing
     if any(given) and not all(given):
         yield "environments[].weight: set it for all environments or for none"
@@ -217,7 +223,7 @@ def _weights_of_losses_that_know_them(config: "RunConfig") -> Iterator[str]:
             f"environments[].rl_weight: {weighted[0]} has weights, which do nothing with trainer.loss custom; remove "
             "rl_weight and ref_kl_weight"
         )
-    if config.environments and not any(one.rl_weight or one.ref_kl_weight for one in config.environments):
+    if config.trained and not any(one.rl_weight or one.ref_kl_weight for one in config.trained):
         yield "environments[].rl_weight: with 0 for all of them, and no ref_kl_weight, nothing is trained"
 
 
@@ -235,8 +241,24 @@ def _rewards_with_kl_make_advantages(config: "RunConfig") -> Iterator[str]:
         yield "reward.mask_no_eos_with_zero: not with trainer.reference.place group_reward; remove one of the two"
 
 
+def _sources_have_environments(config: "RunConfig") -> Iterator[str]:
+    """Require sources of evaluations to name an environment, and results to have different names."""
+    labels = [one.label for one in config.environments]
+    taken = set(labels)
+    replaced: set[str] = set()
+    for number, source in enumerate(config.eval.sources):
+        key = f"eval.sources.{number}"
+        if source.environment not in labels:
+            yield f"{key}.environment: there is no {source.environment!r} in environments, only {', '.join(labels)}"
+        elif not source.name and source.environment in replaced:
+            yield f"{key}.name: {source.environment} has another source without a name; give this one a name"
+        elif source.name in taken:
+            yield f"{key}.name: {source.name!r} is the name of an environment or of another source; set another one"
+        (taken if source.name else replaced).add(source.name or source.environment)
+
+
 def _something_is_rewarded(config: "RunConfig") -> Iterator[str]:
-    without = [one.label for one in config.environments if not isinstance(one, EnvironmentBase)]
+    without = [one.label for one in config.trained if not isinstance(one, EnvironmentBase)]
     if without and not config.reward.functions:
         yield f"reward.functions: is empty, and {without[0]} has no rewards of its own; name a function"
 
@@ -252,6 +274,7 @@ def _trajectories_end_before_their_group(config: "RunConfig") -> Iterator[str]:
 
 
 RULES = (
+    _sources_have_environments,
     _something_is_rewarded,
     _trajectories_end_before_their_group,
     _secrets_are_elsewhere,

@@ -1,5 +1,6 @@
 """Configuration of a run: all sections together."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -15,6 +16,15 @@ from schemas.config.rules import problems_of
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
 from schemas.config.trainer import TrainerConfig
 from schemas.config.up import UpConfig
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Environment to evaluate, and how."""
+
+    environment: EnvironmentConfig
+    keys: EvalConfig
+    """Keys of `eval`, with those of the source in their places."""
 
 
 class RunConfig(Section):
@@ -62,6 +72,22 @@ class RunConfig(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def trained(self) -> list[EnvironmentConfig]:
+        """Environments that are trained on."""
+        return [one for one in self.environments if one.train]
+
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """Evaluations with at least a prompt, by the name of their results."""
+        environments = {one.label: one for one in self.environments}
+        found = {label: Evaluation(one, self.eval) for label, one in environments.items()}
+        for source in self.eval.sources:
+            found[source.name or source.environment] = Evaluation(
+                environments[source.environment], self.eval.of_source(source)
+            )
+        return {label: one for label, one in found.items() if one.keys.num_prompts}
 
     @property
     def output(self) -> Path:

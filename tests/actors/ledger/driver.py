@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from actors.ledger import ExampleRef, Group, GroupFacts, Machine, Settings, Step, Store, Verdict, replies
+from actors.ledger import EvalRule, ExampleRef, Group, GroupFacts, Machine, Settings, Step, Store, Verdict, replies
 from actors.ledger.witness import START, next_chain
 from actors.rollout.presence import Presence
 from bus.fence import Fence
@@ -48,7 +48,9 @@ SETTINGS = {"groups_per_step": 2, "max_steps": 4, "group_size": 2, "sequence_len
 
 def settings(**changes: Any) -> Settings:
     """Steps of two groups, four of them, unless said otherwise."""
-    return Settings(**SETTINGS | changes)
+    rule = {name.removeprefix("eval_"): changes.pop(name) for name in list(changes) if name.startswith("eval_")}
+    rules = {"eval_rules": rule.pop("rules")} if "rules" in rule else {}
+    return Settings(**SETTINGS | {"evaluation": EvalRule(**rule)} | rules | changes)
 
 
 @dataclass
@@ -312,12 +314,17 @@ class Ring:
     """
 
     def __init__(
-        self, settings: Settings, num_evals: int = 0, store: Store | None = None, compact: bool = False
+        self,
+        settings: Settings,
+        num_evals: int = 0,
+        store: Store | None = None,
+        compact: bool = False,
+        eval_labels: Iterable[str] = ("held_out",),
     ) -> None:
         self.settings = settings if compact else replace(settings, keep_steps=sys.maxsize)
         self.now, self.store = 100.0, store or Store(":memory:")
         self.doubles: list[Double] = []
-        self.eval_examples = [ExampleRef("held_out", i, f"e{i}") for i in range(num_evals)]
+        self.eval_examples = [ExampleRef(label, i, f"e{i}") for label in eval_labels for i in range(num_evals)]
         self.lose: Callable[[str, str], bool] = lambda direction, identity: False
         """Whether a "heartbeat", "directive" or "batch" of a peer is lost."""
         self.directives: dict[str, Directive | None] = {}

@@ -21,6 +21,9 @@ class Run(Ring):
 
     def __init__(self, num_evals: int = 2, save_every: int = 2, **changes: object) -> None:
         super().__init__(settings(**changes), num_evals)
+        self._join(save_every)
+
+    def _join(self, save_every: int = 2) -> None:
         self.engine = self.add(Engine("e"))
         self.rollout = self.add(Rollout("a", slots=9))
         self.trainer = self.add(Trainer("t", save_every=save_every, last_step=self.settings.max_steps))

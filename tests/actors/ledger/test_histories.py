@@ -28,13 +28,21 @@ class Walk:
         self.rng = rng = random.Random(seed)
         self.trouble = True
         ranks, level = rng.choice([1, 1, 2]), rng.choice([0, 1, 3])
+        groups, limit = rng.choice([1, 2, 3]), rng.choice([level, 8])
+        order = rng.choice(["ordinal", "arrival", "shared"])
+        shared = {
+            "shares": {"slow": 0.3, "fast": 0.7},
+            "allowance": (limit - level) * groups,
+            "max_concurrent_groups": 4,
+        }
         chosen = settings(
-            groups_per_step=rng.choice([1, 2, 3]),
+            groups_per_step=groups,
             max_steps=rng.choice([3, 6]),
             num_ranks=ranks,
-            order=rng.choice(["ordinal", "arrival"]),
+            order="ordinal" if order == "ordinal" else "arrival",
             max_async_level=level,
-            max_off_policy_steps=rng.choice([level, 8]),
+            max_off_policy_steps=limit,
+            **(shared if order == "shared" else {}),
             max_resample_times=rng.choice([0, 1, 3]),
             group_timeout=20.0,
             reward_timeout=20.0,

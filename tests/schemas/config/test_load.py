@@ -53,7 +53,7 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"trianer": {}}, "trianer: no such key, did you mean 'trainer'?"),
         ({"model__lora": {"rnak": 4}}, "model.lora.rnak: no such key, did you mean 'rank'?"),
         ({"eval__zzz": 1}, ("eval.zzz: no such key, allowed are at_end, at_start, completions_per_prompt, every_steps, "
-                           "exact_match, num_prompts, temperature")),
+                           "exact_match, max_tokens, num_prompts, sources, temperature, top_k, top_p")),
         ({"environments": [{"type": "arithmetic", "max_operant": 5}]},
          "environments.0.max_operant: no such key, did you mean 'max_operand'?"),
         ({"environments": [{"type": "arithmetics"}]},
@@ -88,7 +88,13 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"trainer__learning_rate": False}, "trainer.learning_rate: must be a valid number, got False"),
         ({"up__torch_threads": {"trainer": True}}, "up.torch_threads.trainer: must be a valid integer, got True"),
         ({"learning_rate": 1.0}, "learning_rate: no such key, did you mean 'trainer.learning_rate'?"),
-        ({"temperature": 1.0}, "temperature: no such key, did you mean 'rollout.temperature' or 'eval.temperature'?"),
+        (
+            {"temperature": 1.0},
+            (
+                "temperature: no such key, did you mean 'rollout.temperature' or 'eval.temperature' or "
+                "'eval.sources[].temperature'?"
+            ),
+        ),
         ({"rollout__max_steps": 5}, "rollout.max_steps: no such key, did you mean 'trainer.max_steps'?"),
         ({"environments": []}, "environments: list should have at least 1 item after validation, not 0"),
         ({"environments": [{"type": "jsonl"}]}, "environments.0.path: is required"),
