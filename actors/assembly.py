@@ -76,7 +76,7 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
         if any(isinstance(one, EnvironmentBase) for one in config.environments):
             # each trajectory asks by itself
             evaluated = (one.keys.completions_per_prompt for one in config.evaluations.values())
-            slots *= max(config.rollout.group_size, *evaluated)
+            slots *= max([config.rollout.group_size, *evaluated])
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
     engines, player = EngineChoice(config, metrics, client), None

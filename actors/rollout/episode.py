@@ -141,6 +141,12 @@ async def play(
 def _without_a_turn(stop: StopCondition, seconds: float | None) -> EpisodeError:
     if stop == "timeout":
         return EpisodeError("env_timeout", f"no turn within {seconds:g} s (trajectory_timeout)")
+    if stop == "context_full":
+        return EpisodeError(
+            "env_reset",
+            "its first messages leave no room for a turn in packer.sequence_len; raise that, or cut the messages "
+            "(environments[].max_message_tokens)",
+        )
     return EpisodeError("env_reset", f"the episode ended without a turn of the model ({stop})")
 
 

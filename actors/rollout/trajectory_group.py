@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from actors.rollout.episode import Trajectory
 from actors.rollout.held import AttemptError
 from actors.trajectories.tree import Sample
+from schemas import limits
 from schemas.messages import RolloutGroup, Ticket
 
 TURNS_REWARD = "turns"
@@ -36,7 +37,8 @@ def build_trajectory_group(
     """Return the message of trajectories, each with at least one turn.
 
     Raises:
-        AttemptError: a reward has the name of the sum of the turns' rewards, beside which it would count twice.
+        AttemptError: a reward has the name of the sum of the turns' rewards, beside which it would count twice; or
+            there are more rewards than a message holds.
     """
     counts = [
         (one.tree.num_turns, one.recorder.num_calls, one.num_tool_failures + one.recorder.num_malformed)
@@ -95,6 +97,12 @@ def _tokens(samples: Sequence[tuple[int, Sample]]) -> dict[str, NDArray[Any]]:
 def _rewards(environment: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
     """Return the rewards of the environment by name, one for each trajectory; raise as `build_trajectory_group`."""
     names = dict.fromkeys(name for one in trajectories for name in one.rewards)
+    if len(names) > limits.LIST_ITEMS:
+        raise AttemptError(
+            "env_score",
+            f"environment {environment} gave {len(names)} rewards with different names, and at most "
+            f"{limits.LIST_ITEMS} travel with a group; a reward has the same name in each episode",
+        )
     rewards = {name: [_number(one.rewards.get(name)) for one in trajectories] for name in names}
     if not any(one.turn_rewards for one in trajectories):
         return rewards

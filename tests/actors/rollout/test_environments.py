@@ -96,7 +96,7 @@ async def test_a_slow_environment_does_not_slow_a_fast_one(tmp_path: Path) -> No
     [
         ("number", "env_score", "the name of a reward is 1, but must be a text"),
         ("turns", "env_score", "a reward is called 'turns', as is the sum of the rewards of turns; rename it"),
-        ("huge", "env_reset", "the episode ended without a turn of the model"),
+        ("huge", "env_reset", "first messages leave no room for a turn in packer.sequence_len"),
     ],
 )
 async def test_what_can_not_be_trained_is_told_in_words(tmp_path: Path, way: str, reason: str, words: str) -> None:
