@@ -471,7 +471,7 @@ def convert_filters(job: Import, era: str) -> None:
     if job.run.get("trainer.loss.type") == "ref_kl" or job.run.get("trainer.loss.teacher_tau"):
         has_zero = False
         job.settle(zero, "the loss reads a teacher, not advantages alone")
-    if job.given.get(zero) == has_zero:
+    if job.given.get(zero) == has_zero and not job.report.has(zero):
         job.rename(zero, "packer.filter_zero_advantages")
     else:
         job.run.set("packer.filter_zero_advantages", has_zero, f"default of {job.report.origin}")
