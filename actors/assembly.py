@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bus.weights import WeightPublisher, WeightReceiver
     from schemas.config.data import Split
     from schemas.config.environments import EnvironmentConfig
+    from schemas.config.services import BusConfig
 
 
 LEDGER_PATIENCE_SECONDS = 5.0
@@ -78,7 +79,7 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     engines, player = EngineChoice(config, metrics, client), None
     if labels := {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}:
         chats = {label: make_chat(config, one.chat_template_kwargs) for label, one in labels.items()}
-        player = EnvironmentPlayer(config, chats, engines, metrics, longest_sample(config)[1])
+        player = EnvironmentPlayer(config, name, chats, engines, metrics, longest_sample(config)[1])
     return RolloutActor(config, name, metrics, GroupSampler(config, name, datasets, encode, engines, player))
 
 
@@ -139,7 +140,7 @@ def make_packer(
     # before anything is written: if the ledger's disk is not mounted, nothing may look like a new run
     check_ledger_is_there(config)
     take(config)
-    own = {e.label: own_examples(e) for e in config.environments}
+    own = {e.label: own_examples(e, config.bus, name) for e in config.environments}
 
     def dataset(e: "EnvironmentConfig", split: "Split") -> "Dataset":
         return make_dataset(e, split, config.seed, num_examples=own[e.label][split])
@@ -176,10 +177,10 @@ def make_packer(
         raise
 
 
-def own_examples(config: "EnvironmentConfig") -> "Examples":
+def own_examples(config: "EnvironmentConfig", bus: "BusConfig", owner: str) -> "Examples":
     """Return the numbers of examples that an environment has itself; None where it does not say, or need not be asked.
 
-    A worker is started for it, and ended.
+    A worker is started for it, and ended: on this machine, or by an environment host for the actor `owner`.
 
     Raises:
         ConfigError: the environment can't be loaded.
@@ -198,7 +199,7 @@ def own_examples(config: "EnvironmentConfig") -> "Examples":
     from actors.environments.specs import spec_of
 
     try:
-        return asyncio.run(describe(spec_of(config))) or unknown
+        return asyncio.run(describe(spec_of(config, bus, owner))) or unknown
     except EpisodeError as error:
         raise ConfigError(f"environments[]: {config.label}: {error}\n{error.trace}".rstrip()) from None
 

@@ -57,6 +57,7 @@ class EnvironmentPlayer:
 
     Args:
         config: configuration of the run.
+        name: name of the actor.
         chats: language of the model by label of the environment.
         engines: asker of engines.
         metrics: destination of the `grpo_rollout_*` metrics.
@@ -64,10 +65,17 @@ class EnvironmentPlayer:
     """
 
     def __init__(
-        self, config: RunConfig, chats: Mapping[str, Chat], engines: EngineChoice, metrics: Metrics, sequence_len: int
+        self,
+        config: RunConfig,
+        name: str,
+        chats: Mapping[str, Chat],
+        engines: EngineChoice,
+        metrics: Metrics,
+        sequence_len: int,
     ) -> None:
         self._configs = {one.label: one for one in config.environments if isinstance(one, PythonConfig | PackageConfig)}
         self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
+        self._bus, self._name = config.bus, name
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
         self._pools: dict[str, WorkerPool] = {}
         self._stack = contextlib.AsyncExitStack()
@@ -77,7 +85,9 @@ class EnvironmentPlayer:
             for words in self._chats[label].bridges.deviations():
                 log.warning("the chat template changes the past", environment=label, detail=words)
             count = partial(self._count_event, label)
-            self._pools[label] = await self._stack.enter_async_context(WorkerPool(spec_of(config), count))
+            self._pools[label] = await self._stack.enter_async_context(
+                WorkerPool(spec_of(config, self._bus, self._name), count)
+            )
             for name, labels in SERIES:
                 # a series that appears later would look like a jump to Prometheus
                 self._metrics.count(name, 0.0, environment=label, **labels)
