@@ -231,6 +231,8 @@ class Settings:
     """Sampling parameters of train groups; the schedule changes their temperature."""
     temperature_schedule: TemperatureScheduleConfig | None = None
     max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
     seed: int = 0
     eval_every_steps: int = 0
     eval_at_start: bool = False

@@ -33,6 +33,8 @@ def settings_of(config: RunConfig) -> Settings:
         sampling=config.rollout.sampling,
         temperature_schedule=config.rollout.temperature_schedule,
         max_tokens=config.rollout.max_tokens,
+        stop=tuple(config.rollout.stop),
+        ignore_eos=config.rollout.ignore_eos,
         seed=config.seed,
         eval_every_steps=config.eval.every_steps,
         eval_at_start=config.eval.at_start,
