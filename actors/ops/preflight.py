@@ -171,7 +171,8 @@ def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
             continue
         key = f"environments[].{rows.key}"
         yield from column_findings(config, rows, key)
-        yield from prompt_findings(config, rows, key)
+        environment = next(one for one in config.environments if one.label == label)
+        yield from prompt_findings(config, rows, key, environment)
         wanted = config.packer.groups_per_step
         if split == "train" and len(config.environments) == 1 and rows.num_examples < wanted:
             yield Finding(

@@ -248,3 +248,20 @@ def test_ports_that_are_in_use_are_named_with_the_key_they_follow_from(tmp_path:
         assert words.startswith(f"telemetry.metrics_port: 127.0.0.1:{port} is in use (`actors up` gives its actors ")
         assert f"the ports from {port - 3} on" in words
     assert not [words for words in busy_ports(config) if f":{port} " in words]
+
+
+@pytest.mark.parametrize(("kind", "words"), [("drop", "are left out"), ("truncate_left", "are cut")])
+def test_prompts_above_their_own_limit_are_counted(run: Any, kind: str, words: str) -> None:
+    """A note; an error only if every prompt is left out."""
+    rows = [{"prompt": letters, "answer": "c"} for letters in ("abc", "abcdefgh", "abcdefghi")]
+    config = run(*rows)
+    [one] = config.environments
+
+    def limited(limit: int) -> RunConfig:
+        changed = one.model_copy(update={"max_prompt_tokens": limit, "long_prompts": kind})
+        return config.model_copy(update={"environments": [changed]})
+
+    told = preflight(limited(5), starts=False)
+    assert any("2 of 3 prompts" in note and words in note and "the longest 10" in note for note in told), told
+    found = problems(limited(2))
+    assert [words in problem for problem in found] == ([True] if kind == "drop" else [])
