@@ -45,6 +45,9 @@ def differences(before: Mapping[str, Any], config: RunConfig) -> list[Difference
     keys are compared in their current places.
     """
     changed = _changed("", with_keys_moved(before), as_tree(config))
+    if not config.trainer.max_steps:
+        # trainer.max_epochs, not counted here
+        changed.pop("trainer.max_steps", None)
     return [Difference(key, *values, class_of(key)) for key, values in changed.items()]
 
 
