@@ -239,6 +239,8 @@ class Settings:
     eval_sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     """Sampling parameters of evaluations."""
     keep_steps: int = 0
+    min_checkpoints: int = 2
+    """Number of kept checkpoints from which on older steps are compacted (P21)."""
 
 
 @dataclass

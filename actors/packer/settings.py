@@ -40,6 +40,8 @@ def settings_of(config: RunConfig) -> Settings:
         eval_completions=config.eval.completions_per_prompt,
         eval_sampling=config.eval.sampling,
         keep_steps=config.ledger.keep_steps,
+        # a single checkpoint may turn out to be damaged, and a run that keeps no other accepts that
+        min_checkpoints=min(2, config.trainer.checkpoint.num_resumable),
     )
 
 
