@@ -16,17 +16,19 @@ from actors.ops.fit import Finding, cache_findings, column_findings, model_findi
 from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
 from actors.ops.places import folder_problems, key_problems, room_problems
 from actors.ops.requirements import not_installed
+from actors.process.packages import is_installed
 from schemas.config import RunConfig
-from schemas.config.data import Split
-from schemas.config.environments import EnvironmentBase
+from schemas.config.data import DatasetConfig, Split
+from schemas.config.environments import EnvironmentBase, EnvironmentConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from actors.datasets.jsonl import Jsonl
+    from actors.datasets.table import Preview
 
 MODEL_FILES = ("config.json", "tokenizer.json")
 """Files in a model's directory without which no actor can start."""
-Tables = dict[tuple[str, Split], "Jsonl"]
+Tables = dict[tuple[str, Split], "Jsonl | Preview"]
 """Data files, read once, by environment and split."""
 
 
@@ -85,6 +87,8 @@ def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
     for environment in config.environments:
         for key, path in environment.files.values():
             yield f"environments[].{key}", Path(path)
+        if isinstance(environment, DatasetConfig):
+            yield from ((f"environments[].{key}", Path(path)) for key, path in environment.local_places.values())
     if config.trainer.sft is not None:
         yield "trainer.sft.path", Path(config.trainer.sft.path)
 
@@ -140,27 +144,47 @@ def _rows(config: RunConfig, tables: Tables) -> Iterator[str]:
         config: configuration of the run.
         tables: filled with the files read, so that later checks need not read them again.
     """
-    with_files = [environment for environment in config.environments if environment.files]
-    if not with_files:
-        return
-    from actors.datasets import make_dataset  # imported here, since it loads numpy
-    from actors.datasets.jsonl import Jsonl
-
+    with_files = [one for one in config.environments if one.files or isinstance(one, DatasetConfig)]
     for environment, split in itertools.product(with_files, get_args(Split)):
-        if split in environment.files and not Path(environment.files[split][1]).exists():
-            continue  # reported as a missing file
         try:
-            rows = make_dataset(environment, split, config.seed)
+            rows = _opened(environment, split, config)
         except ConfigError as error:
             yield from error.problems
             continue
-        assert isinstance(rows, Jsonl)
+        if rows is None:
+            continue
         tables[environment.label, split] = rows
         # an environment may add columns, which are known once it is played
         if isinstance(environment, EnvironmentBase):
             continue
         if rows.num_examples and (split == "train" or config.eval.num_prompts):
             yield from missing_columns(config, split, rows)
+
+
+def _opened(environment: EnvironmentConfig, split: Split, config: RunConfig) -> "Jsonl | Preview | None":
+    """Return the rows of a split for checks; None if there are none, or none at hand.
+
+    A `jsonl` file is read as a whole, a `dataset` in part. Nothing is loaded from the hub.
+
+    Raises:
+        ConfigError: a file can't be read, or a row is faulty.
+    """
+    # imported here, since it loads numpy
+    from actors.datasets import make_dataset
+    from actors.datasets.jsonl import Jsonl
+    from actors.datasets.table import Preview
+
+    if isinstance(environment, DatasetConfig):
+        is_local = split in environment.sources and split in environment.local_places
+        missing = is_local and not Path(environment.local_places[split][1]).exists()
+        # without its package no row can be read; both are reported elsewhere
+        lacks = any(not is_installed(name) for _, name in environment.packages)
+        return Preview(environment, split) if is_local and not missing and not lacks else None
+    if split in environment.files and not Path(environment.files[split][1]).exists():
+        return None  # reported as a missing file
+    rows = make_dataset(environment, split, config.seed)
+    assert isinstance(rows, Jsonl)
+    return rows
 
 
 def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
