@@ -28,10 +28,10 @@ def find_commit(path: str, revision: str | None, key: str) -> str:
     """
     if revision and COMMIT.fullmatch(revision):
         return revision
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
 
     with _in_words(path, key):
-        commit = HfApi().dataset_info(path, revision=revision, timeout=30).sha
+        commit = HfApi().dataset_info(path, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT).sha
     if not commit:
         raise ConfigError(f"environments[].{key}: the hub tells no commit of {path}; set revision to a commit")
     return commit
@@ -87,7 +87,9 @@ def _in_words(path: str, key: str) -> Iterator[None]:
         elif any(isinstance(one, ConnectionError) or type(one).__name__ == "ConnectError" for one in chain):
             words = f"the hub ({_endpoint()}) can't be reached"
         else:
-            words = f"can't be loaded: {type(error).__name__}: {str(error).strip() or repr(error)}"
+            # texts of the libraries have several lines
+            reason = " ".join(str(error).split()) or repr(error)
+            words = f"can't be loaded (environments[].config, split): {type(error).__name__}: {reason}"
         raise ConfigError(f"{where}: {words}") from error
 
 

@@ -70,7 +70,7 @@ class Prepared:
                 return FileIdentity(path=str(path), bytes=found.st_size, digest=known["digest"])
             started, digest = time.monotonic(), _digest(path)
         except OSError as error:
-            raise ConfigError(f"environments[].path: {path} can't be read: {error.strerror}") from None
+            raise ConfigError(f"{path} can't be read: {error.strerror}") from None
         if (seconds := time.monotonic() - started) > 1:
             log.info("digest of data computed", path=str(path), bytes=found.st_size, seconds=round(seconds, 1))
         with self.locked("digests.json"):
@@ -120,11 +120,13 @@ class Prepared:
                     make(staging)
                     staging.replace(path)
                 except OSError as error:
-                    staging.unlink(missing_ok=True)
                     raise ConfigError(
                         f"output_dir: {path} can't be written: {error.strerror}; data files are indexed and converted "
                         "there"
                     ) from None
+                finally:
+                    # a name that is gone if all went well
+                    staging.unlink(missing_ok=True)
                 seconds = round(time.monotonic() - started, 1)
                 log.info("data prepared", file=str(path), bytes=path.stat().st_size, seconds=seconds)
         return path
@@ -225,7 +227,7 @@ def _write_lines(path: Path, target: Path) -> None:
                     while chunk := stream.read(CHUNK):
                         written.write(chunk)
             except BROKEN as error:
-                raise ConfigError(f"environments[].path: {path} can't be decompressed: {error}") from None
+                raise ConfigError(f"{path} can't be decompressed: {error}") from None
         else:
             for _, row in rows_of_text(path):
                 written.write(

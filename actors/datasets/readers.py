@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from actors.datasets.texts import pyarrow
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ class ArrowReader:
     """
 
     def __init__(self, path: Path, origin: Path | None = None) -> None:
-        import pyarrow as pa
-
+        pa = pyarrow(path)
         self.path = origin or path
         try:
             source = pa.memory_map(str(path))
@@ -182,7 +182,7 @@ def open_parquet(path: Path) -> Any:
     Raises:
         ConfigError: the file is no parquet file.
     """
-    import pyarrow as pa
+    pa = pyarrow(path)
     import pyarrow.parquet as pq
 
     try:
@@ -193,8 +193,7 @@ def open_parquet(path: Path) -> Any:
 
 def write_arrow(reader: ParquetReader, target: Path) -> None:
     """Write the rows of a parquet file as an Arrow file."""
-    import pyarrow as pa
-
+    pa = pyarrow(target)
     with pa.OSFile(str(target), "wb") as sink, pa.ipc.new_file(sink, reader.schema) as writer:
         for batch in reader.batches():
             writer.write_batch(batch)

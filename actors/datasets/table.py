@@ -1,5 +1,6 @@
 """A data set in files or on the hub: rows by number, with renamed columns, filtered and cut to a limit."""
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -79,11 +80,16 @@ class Source:
         return str(self._prepared.noted("commits.json", self.pin, lambda: find_commit(self.path, revision, key)))
 
     def identity(self) -> TableIdentity:
-        """Return the identity of the files, without the number of rows."""
+        """Return the identity of the files, without the number of rows.
+
+        Raises:
+            ConfigError: a file can't be read.
+        """
         if self.pin:
             return TableIdentity(files=[], commits={self.pin: self.commit})
         files = dict.fromkeys(itertools.chain.from_iterable(files for _, files in self.parts))
-        return TableIdentity(files=[self._prepared.identity(file) for file in files], commits={})
+        with _named(self.key):
+            return TableIdentity(files=[self._prepared.identity(file) for file in files], commits={})
 
     def _files(self, split: str) -> list[Path]:
         if not self.pin:
@@ -141,8 +147,9 @@ class Table:
             ConfigError: the row has no prompt, or can't be parsed.
         """
         reader, number = self._place(index if self._selection is None else int(self._selection[index]))
-        where = f"environments[].{self.source.key}: {reader.path}, row {number + 1}"
-        return to_example(_renamed(reader.row(number), self._config, where), self._prompt_keys, where)
+        with _named(self.source.key):
+            where = f"{reader.path}, row {number + 1}"
+            return to_example(_renamed(reader.row(number), self._config, where), self._prompt_keys, where)
 
     def identity(self) -> TableIdentity:
         """Return the identity of all rows."""
@@ -154,8 +161,9 @@ class Table:
         for part, files in self.source.parts:
             for file in files:
                 if file not in readers:
-                    readers[file] = prepared.reader(file)
-                    _refuse_media(readers[file], self._config, self.source.key)
+                    with _named(self.source.key):
+                        readers[file] = prepared.reader(file)
+                        _refuse_media(readers[file], self._config)
             # the part's rows are counted over its files together
             chosen, first = part.rows(sum(readers[file].num_rows for file in files)), 0
             for file in files:
@@ -193,7 +201,8 @@ class Table:
         function, reported = load_function(path, "environments[].filter"), time.monotonic()
         for index in range(num_rows):
             reader, number = self._place(index)
-            row = _renamed(reader.row(number), self._config, f"{reader.path}, row {number + 1}")
+            with _named(self.source.key):
+                row = _renamed(reader.row(number), self._config, f"{reader.path}, row {number + 1}")
             if _keeps(function, row, f"environments[].filter: {path}, on row {number + 1} of {reader.path}"):
                 yield index
             if time.monotonic() - reported > REPORT_SECONDS:
@@ -221,29 +230,38 @@ class Preview:
         self.num_unsendable, self.first_unsendable = 0, ""
         """Number of rows that can't be sent with a group, and the reason for the first."""
         files = itertools.chain.from_iterable(files for _, files in source.parts)
-        rows = itertools.chain.from_iterable(_first_rows(file, config, source.key) for file in files)
-        keys = _prompt_keys(config)
-        for place, row in itertools.islice(rows, NUM_PREVIEWED):
-            where = f"environments[].{source.key}: {place}"
-            example = to_example(_renamed(row, config, where), keys, where)
-            columns = set(example.columns)
-            self.columns = self.columns & columns if self._examples else columns
-            if why := why_not_sendable(example):
-                self.first_unsendable = self.first_unsendable or f"{place}, {why}"
-                self.num_unsendable += 1
-            self._examples.append(example)
-        self.num_read = len(self._examples)
-        if not self.num_read:
-            raise ConfigError(f"environments[].{source.key}: {source.path} has no rows")
-        # the number of all rows is not known before the files are indexed: at least one more
-        self.num_examples: int | None = self.num_read + (next(rows, None) is not None)
+        rows = itertools.chain.from_iterable(_first_rows(file, config) for file in files)
+        with _named(source.key):
+            for place, row in itertools.islice(rows, NUM_PREVIEWED):
+                example = to_example(_renamed(row, config, place), _prompt_keys(config), place)
+                columns = set(example.columns)
+                self.columns = self.columns & columns if self._examples else columns
+                if why := why_not_sendable(example):
+                    self.first_unsendable = self.first_unsendable or f"{place}, {why}"
+                    self.num_unsendable += 1
+                self._examples.append(example)
+            self.num_read = len(self._examples)
+            if not self.num_read:
+                raise ConfigError(f"{source.path} has no rows")
+            # the number of all rows is not known before the files are indexed: at least one more
+            self.num_examples: int | None = self.num_read + (next(rows, None) is not None)
 
     def example(self, index: int) -> Example:
         """Return example `index` of the rows that were read."""
         return self._examples[index]
 
 
-def _first_rows(file: Path, config: DatasetConfig, key: str) -> Iterator[tuple[str, Any]]:
+@contextlib.contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Name the configuration key in errors about files."""
+    try:
+        yield
+    except ConfigError as error:
+        named = (text if text.startswith("output_dir") else f"environments[].{key}: {text}" for text in error.problems)
+        raise ConfigError(*named) from error.__cause__
+
+
+def _first_rows(file: Path, config: DatasetConfig) -> Iterator[tuple[str, Any]]:
     """Yield place and value of the rows of a file, without an index."""
     match = DATA_SUFFIX.search(file.name)
     assert match is not None
@@ -253,11 +271,11 @@ def _first_rows(file: Path, config: DatasetConfig, key: str) -> Iterator[tuple[s
     if match[1] == "arrow":
         reader = ArrowReader(file)
         rows: Iterator[Any] = map(reader.row, range(reader.num_rows))
-        _refuse_media(reader, config, key)
+        _refuse_media(reader, config)
     else:
         parquet = ParquetReader(file)
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in parquet.batches())
-        _refuse_media(parquet, config, key)
+        _refuse_media(parquet, config)
     yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
@@ -309,7 +327,7 @@ def _code_digest(path: str) -> str:
     return digest_of(file.read_bytes()) if file.is_file() else ""
 
 
-def _refuse_media(reader: Reader, config: DatasetConfig, key: str) -> None:
+def _refuse_media(reader: Reader, config: DatasetConfig) -> None:
     """Refuse columns with images, audio or other files, unless they are left out.
 
     Raises:
@@ -319,8 +337,8 @@ def _refuse_media(reader: Reader, config: DatasetConfig, key: str) -> None:
     if kept:
         advice = ", ".join(f"{name}: null" for name in kept)
         raise ConfigError(
-            f"environments[].{key}: {reader.path} has images, audio or files in column {', '.join(kept)}; models are "
-            f"trained on text alone: leave them out with columns: {{{advice}}}"
+            f"{reader.path} has images, audio or files in column {', '.join(kept)}; models are trained on text alone: "
+            f"leave them out with columns: {{{advice}}}"
         )
 
 

@@ -21,6 +21,19 @@ BROKEN = (OSError, EOFError, lzma.LZMAError, ValueError)
 """Errors of a compressed file that is cut off or damaged."""
 
 
+def pyarrow(path: Path) -> Any:
+    """Return the module pyarrow.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ConfigError(f"{path} needs pyarrow: pip install grpo-actors[data] ({error})") from None
+    return pyarrow
+
+
 def rows_of_text(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield place (`line 3`, `row 3`) and value of each row of a text file.
 
@@ -68,8 +81,7 @@ def open_text(path: Path) -> BinaryIO:
     if suffix == ".xz":
         return cast("BinaryIO", lzma.open(path, "rb"))
     if suffix == ".zst":
-        import pyarrow as pa
-
+        pa = pyarrow(path)
         # the buffer gives lines, which Arrow's stream lacks
         return cast("BinaryIO", io.BufferedReader(pa.input_stream(str(path), compression="zstd"), CHUNK))
     return path.open("rb")
@@ -106,21 +118,15 @@ def _rows_of_list(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
             return
         try:
             value, end = decoder.raw_decode(left)
-            # a number at the end of a chunk may continue in the next one
-            is_whole = end < len(left)
         except ValueError as error:
-            is_whole, value, end, reason = False, None, 0, str(error)
+            # doubled, since a long item is parsed again from its start
+            more = text.read(max(CHUNK, len(left)))
+            if not more:
+                raise _RowError(f"row {number + 1}: not JSON: {error}") from None
+            left += more
         else:
-            reason = "the list has no end"
-        if is_whole:
-            number, left = number + 1, left[end:]
+            number, left = number + 1, left[end:] or text.read(CHUNK)
             yield f"row {number}", value
-            continue
-        # doubled, since a long item is parsed again from its start
-        more = text.read(max(CHUNK, len(left)))
-        if not more:
-            raise _RowError(f"row {number + 1}: not JSON: {reason}")
-        left += more
 
 
 def _rows_of_csv(stream: BinaryIO) -> Iterator[tuple[str, Any]]:

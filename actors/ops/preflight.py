@@ -57,7 +57,7 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         found += model_findings(config)
         # without a chat template prompts of messages can't be judged
         found += list(template_findings(config)) or _fit(config, tables)
-    found += worker_notes(config)
+    found += [*worker_notes(config), *_hub_notes(config)]
     machine = list(_devices(config))
     # this machine must have the GPUs only if the run starts here
     if starts:
@@ -185,6 +185,16 @@ def _opened(environment: EnvironmentConfig, split: Split, config: RunConfig) -> 
     rows = make_dataset(environment, split, config.seed)
     assert isinstance(rows, Jsonl)
     return rows
+
+
+def _hub_notes(config: RunConfig) -> Iterator[Finding]:
+    """Tell which data sets are checked at the start only, since a check needs no network."""
+    for one in config.environments:
+        if isinstance(one, DatasetConfig):
+            for split in one.sources.keys() - one.local_places.keys():
+                key, path, _ = one.sources[split]
+                words = f"{path} is loaded from the hub at the start, and not checked before"
+                yield Finding(f"environments[].{key}: {words}", fatal=False)
 
 
 def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:

@@ -175,8 +175,7 @@ class DatasetConfig(DatasetBase):
         for key, path, _ in self.sources.values():
             if not path.startswith("/"):
                 found.append((f"environments[].{key}", "datasets"))
-            # a folder may have files of any format, and most have tables
-            elif not DATA_SUFFIX.search(path) or path.endswith((".parquet", ".arrow", ".zst")):
+            elif path.endswith((".parquet", ".arrow", ".zst")):
                 found.append((f"environments[].{key}", "pyarrow"))
         return found
 
