@@ -168,10 +168,10 @@ def test_failures_of_the_hub_are_told_in_words(tmp_path: Path, served: Hub) -> N
     )
     expected = [
         "environments[].path: org/none: is not on the hub, or is private",
-        "environments[].path: org/gated: is gated: ask for access on its page, and set the environment variable HF_TOKEN",
+        "org/gated: is gated: ask for access on its page, and set the environment variable HF_TOKEN",
         "environments[].path: org/sums: has no such revision (environments[].revision)",
         "environments[].path: org/sums: has no such revision (environments[].revision)",
-        "environments[].path: org/sums: can't be loaded (environments[].config, split): ValueError: Config name is missing",
+        "org/sums: can't be loaded (environments[].config, split): ValueError: Config name is missing",
         "BuilderConfig 'other' not found. Available: ['main', 'socratic']",
         "Unknown split \"validation\". Should be one of ['train', 'test']",
         "row 1: no column 'problem' (columns.prompt); its columns are question, answer",
