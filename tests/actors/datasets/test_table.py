@@ -132,6 +132,16 @@ def test_every_format_gives_the_examples_of_the_jsonl_file(tmp_path: Path, name:
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / ".prepared").glob("*.*")} == made
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_a_list_in_json_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Wherever a piece ends; the file may be larger than memory."""
+    monkeypatch.setattr("actors.datasets.texts.CHUNK", chunk)
+    rows = [{"prompt": "a, ] \" [", "n": -12.5, "inner": [1, {"x": None}]}, {"prompt": "b"}, {"prompt": "ü" * 99}]
+    (tmp_path / "rows.json").write_text(" \n" + json.dumps(rows, indent=1))
+    found = examples(table(tmp_path / "rows.json"))
+    assert [{"prompt": one.prompt, **one.columns} for one in found] == rows
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_messages_are_messages_in_every_format(tmp_path: Path, name: str) -> None:
     """A table has every field in every row; fields without a value are none of the message's."""
