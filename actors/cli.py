@@ -338,13 +338,12 @@ def _samples(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from actors.imports.command import import_files, run_yaml
+    from actors.imports.command import import_files, run_yaml, sort_words
     from actors.imports.job import Options
 
-    # words such as `actor.optimizer.lr=1e-5` are overrides of the origin's command line, if no file has that name
-    files = [Path(word) for word in arguments.files if "=" not in word or Path(word).exists()]
+    files, words = sort_words(arguments.files)
     options = Options(arguments.world, arguments.rows, arguments.data, arguments.reward, arguments.from_version)
-    job = import_files(arguments.system, files, [word for word in arguments.files if Path(word) not in files], options)
+    job = import_files(arguments.system, files, words, options)
     print(run_yaml(job, files), end="")
     for line in job.report.lines():
         print(line, file=sys.stderr)

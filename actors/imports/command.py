@@ -1,6 +1,7 @@
 """The command `actors import`: files of another system to the text of a run.yaml and a report."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from actors.imports.job import Import, Options
@@ -14,6 +15,23 @@ SYSTEMS = {
     "ms-swift": "actors.imports.ms_swift",
 }
 """Module of each system. A module has `read(files, options) -> Import`, with the report finished."""
+
+
+def sort_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the files and the other words of an origin's command line.
+
+    Words from one that starts with `--` to the next are that word's values, and `key=value` is a word of the command
+    line, if no file has that name. All others are files; `@` in front of a file, as prime-rl has it, is left out.
+    """
+    files: list[Path] = []
+    arguments: list[str] = []
+    for word in words:
+        is_value = bool(arguments) and any(earlier.startswith("--") for earlier in arguments)
+        if word.startswith("--") or is_value or ("=" in word and not Path(word).exists()):
+            arguments.append(word)
+        elif word != "@":
+            files.append(Path(word.removeprefix("@")))
+    return files, arguments
 
 
 def import_files(system: str, files: list[Path], arguments: list[str], options: Options) -> Import:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.imports.keys import pattern
 from actors.imports.report import Entry, Question, Report, Verdict
 from actors.imports.run_file import RunFile
 
@@ -36,17 +37,26 @@ _SAME: Any = object()
 class Import:
     """State of one import: given keys, defaults of the origin, the run.yaml and the report."""
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], origin: str, options: Options) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        origin: str,
+        options: Options,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         """Prepare an import.
 
         Args:
-            given: values of the input by dotted key, as the files have them.
+            given: values of the input by dotted key.
             defaults: values of the origin for keys that the files leave out.
             origin: name and version, for the report.
             options: command line.
+            names: names in the input of keys that `given` has under another name, as keys of older versions.
         """
         self.given, self.defaults, self.options = dict(given), dict(defaults), options
         self.run, self.report = RunFile(), Report(origin)
+        self.names = dict(names or {})
 
     def value(self, key: str) -> Any:
         """Return the value of a key: as given, else the origin's default.
@@ -67,7 +77,7 @@ class Import:
         """
         self.run.set(target, self.value(key) if value is _SAME else value, self._comment(key, target))
         if key in self.given:
-            is_same = key.rpartition(".")[2] == target.rpartition(".")[2] and value is _SAME
+            is_same = self.name(key).rpartition(".")[2] == target.rpartition(".")[2] and value is _SAME
             self._add(key, Verdict.TAKEN if is_same else Verdict.RENAMED, (target,), text)
 
     def convert(self, keys: str | Sequence[str], targets: Mapping[str, Any], formula: str) -> None:
@@ -82,7 +92,7 @@ class Import:
         for target, value in targets.items():
             self.run.set(target, value, formula if len(targets) == 1 else self._comment(keys[0], target))
         for key in keys:
-            if key in self.given and not self.report.has(key):
+            if key in self.given and not self.is_reported(key):
                 self._add(key, Verdict.CONVERTED, tuple(targets), formula)
 
     def refuse(self, key: str, reason: str, instead: str = "") -> None:
@@ -119,6 +129,32 @@ class Import:
         if key in self.given:
             self._add(key, Verdict.IRRELEVANT, (), reason)
 
+    def sweep(self, irrelevant: Mapping[str, str], refused: Mapping[str, str]) -> None:
+        """Report the given keys that have no entry yet and that a table knows.
+
+        Args:
+            irrelevant: reasons by key; `*` stands for one part of a key, `**` for all further parts.
+            refused: reasons by key, with `; what to do instead` where there is something to do.
+        """
+        for rows, report in ((irrelevant, self.irrelevant), (refused, self.refuse)):
+            for name, reason in rows.items():
+                expression = pattern(name)
+                for key in self.given:
+                    if expression.fullmatch(key) and not self.is_reported(key):
+                        report(key, reason)
+
+    def has(self, section: str) -> bool:
+        """Tell whether a key, or any key of a section, is given."""
+        return any(key == section or key.startswith(f"{section}.") for key in self.given)
+
+    def name(self, key: str) -> str:
+        """Return the name of a key in the input."""
+        return self.names.get(key, key)
+
+    def is_reported(self, key: str) -> bool:
+        """Tell whether a key has its entry in the report."""
+        return self.report.has(self.name(key))
+
     def ask(self, target: str, text: str) -> None:
         """Leave a value open: the file names it, and `actors check` refuses the file.
 
@@ -141,16 +177,16 @@ class Import:
             known: keys of the origin, for the hint of a misspelt one.
         """
         for key in self.given:
-            if not self.report.has(key):
+            if not self.is_reported(key):
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
                 hint = f"did you mean {close[0]}?" if close else "remove it, or check the origin's version"
                 self.refuse(key, f"no key of {self.report.origin} that is known here", hint)
 
     def _add(self, key: str, verdict: Verdict, targets: tuple[str, ...], text: str) -> None:
-        self.report.add(Entry(key, self.given[key], verdict, targets, text))
+        self.report.add(Entry(self.name(key), self.given[key], verdict, targets, text))
 
     def _comment(self, key: str, target: str) -> str:
         """Return the comment of a value: the key it comes from, or that it is the origin's default."""
         if key not in self.given:
             return f"default of {self.report.origin}"
-        return "" if key == target else key
+        return "" if self.name(key) == target else self.name(key)
