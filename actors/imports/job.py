@@ -129,6 +129,11 @@ class Import:
         if key in self.given:
             self._add(key, Verdict.IRRELEVANT, (), reason)
 
+    def settle(self, key: str, reason: str) -> None:
+        """Report a given key as without influence here, unless the key has an entry."""
+        if key in self.given and not self.is_reported(key):
+            self._add(key, Verdict.IRRELEVANT, (), reason)
+
     def sweep(self, irrelevant: Mapping[str, str], refused: Mapping[str, str]) -> None:
         """Report the given keys that have no entry yet and that a table knows.
 
@@ -146,6 +151,21 @@ class Import:
     def has(self, section: str) -> bool:
         """Tell whether a key, or any key of a section, is given."""
         return any(key == section or key.startswith(f"{section}.") for key in self.given)
+
+    def section(self, section: str) -> Any:
+        """Return the given values below a key as nested maps and lists; an empty map if there are none."""
+        nested: dict[str, Any] = {}
+        for key in self.keys_below(section):
+            *parents, last = key.removeprefix(f"{section}.").split(".")
+            node = nested
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = self.given[key]
+        return _with_lists(nested)
+
+    def keys_below(self, section: str) -> list[str]:
+        """Return the given keys below a key."""
+        return [key for key in self.given if key.startswith(f"{section}.")]
 
     def name(self, key: str) -> str:
         """Return the name of a key in the input."""
@@ -190,3 +210,12 @@ class Import:
         if key not in self.given:
             return f"default of {self.report.origin}"
         return "" if self.name(key) == target else self.name(key)
+
+
+def _with_lists(node: Any) -> Any:
+    """Return nested maps with a list in the place of each map whose keys count from 0."""
+    if not isinstance(node, dict):
+        return node
+    if node and list(node) == [str(number) for number in range(len(node))]:
+        return [_with_lists(item) for item in node.values()]
+    return {name: _with_lists(item) for name, item in node.items()}

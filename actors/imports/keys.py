@@ -3,6 +3,7 @@
 Items of a list of maps are numbered: `orchestrator.env.0.id`. In a table `*` stands for one part of a key.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -121,6 +122,9 @@ def _fits(value: Any, kind: str) -> bool:
         return True
     if value is None:
         return kind.endswith("?")
+    # no key takes infinity, and arithmetic with it would raise
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
     # true is an integer for Python alone
     return any(
         isinstance(value, _KINDS[one]) and (one == "bool") == isinstance(value, bool)
