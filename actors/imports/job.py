@@ -148,6 +148,11 @@ class Import:
                     if expression.fullmatch(key) and not self.is_reported(key):
                         report(key, reason)
 
+    @property
+    def system(self) -> str:
+        """Name of the origin without its version."""
+        return self.report.origin.partition(" ")[0]
+
     def has(self, section: str) -> bool:
         """Tell whether a key, or any key of a section, is given."""
         return any(key == section or key.startswith(f"{section}.") for key in self.given)

@@ -60,15 +60,17 @@ def convert_batches(job: Import, sources: list[str]) -> int:
         job.settle(size_key, "each source has its own")
     tokens = job.given.get("orchestrator.token_batch_size")
     if tokens is not None and job.given.get(batch_key) is not None:
-        raise ConfigError(f"{batch_key}: set either batch_size or token_batch_size, as prime-rl requires")
+        raise ConfigError(f"{batch_key}: set either batch_size or token_batch_size, as {job.system} requires")
     if tokens is not None:
         job.refuse("orchestrator.token_batch_size", "a step has a number of groups here, not of tokens")
-        job.ask("packer.groups_per_step", f"groups per step; prime-rl fills a step with {tokens} tokens")
+        job.ask("packer.groups_per_step", f"groups per step; {job.system} fills a step with {tokens} tokens")
         return size
     job.settle("orchestrator.token_batch_size", "empty")
     batch = job.value(batch_key) or 128
     if batch % size:
-        raise ConfigError(f"{batch_key}: {batch} is not divisible by {job.name(size_key)} {size}, as prime-rl requires")
+        raise ConfigError(
+            f"{batch_key}: {batch} is not divisible by {job.name(size_key)} {size}, as {job.system} requires"
+        )
     groups = batch // size
     job.convert(batch_key, {"packer.groups_per_step": groups}, f"{batch} completions ÷ {size} = {groups} groups")
     _convert_concurrency(job, batch, size)
@@ -90,10 +92,12 @@ def _convert_concurrency(job: Import, batch: int, size: int) -> None:
         job.settle(newest, "without limit: packer.max_async_level bounds the work")
     elif factor is not None or job.defaults["orchestrator.concurrency.max_inflight"] is None:
         limit = int(batch * (factor or 1))
-        job.run.set(target, ceiling(limit, size), f"⌈{batch} · {factor or 1:g} ÷ {size}⌉, prime-rl's number in flight")
+        job.run.set(
+            target, ceiling(limit, size), f"⌈{batch} · {factor or 1:g} ÷ {size}⌉, {job.system}'s number in flight"
+        )
     else:
         limit = job.defaults["orchestrator.concurrency.max_inflight"]
-        job.run.set(target, ceiling(limit, size), f"⌈{limit} ÷ {size}⌉, prime-rl's largest number in flight")
+        job.run.set(target, ceiling(limit, size), f"⌈{limit} ÷ {size}⌉, {job.system}'s largest number in flight")
     if factor is None:
         job.settle("orchestrator.oversampling_factor", "empty")
     elif factor < 1:
@@ -121,10 +125,10 @@ def convert_lag(job: Import, has_level: bool) -> None:
         for key in given[1:]:
             job.settle(key, "one key here, packer.max_async_level")
     else:
-        text = f"default of {job.report.origin}" if has_level else "prime-rl is one step ahead"
+        text = f"default of {job.report.origin}" if has_level else f"{job.system} is one step ahead"
         job.run.set("packer.max_async_level", level, text)
     if limit < level:
-        text = f"{limit} is below max_async_level; groups of that lag are trained in prime-rl too"
+        text = f"{limit} is below max_async_level; groups of that lag are trained in {job.system} too"
         job.convert("orchestrator.max_off_policy_steps", {"packer.max_off_policy_steps": level}, text)
     else:
         job.rename("orchestrator.max_off_policy_steps", "packer.max_off_policy_steps")
@@ -145,9 +149,9 @@ def convert_lengths(job: Import, sources: list[str], era: str) -> None:
     job.rename(key, "packer.sequence_len")
     for other in ("seq_len", packs, bounds):
         if other != key:
-            job.settle(other, f"{key} {length} is the length that is packed")
+            job.settle(other, f"{job.name(key)} {length} is the length that is packed")
     if job.given.get(bounds, length) != length:
-        job.note(f"{bounds} {job.given[bounds]} differs from {key} {length}, which is packed")
+        job.note(f"{job.name(bounds)} {job.given[bounds]} differs from {job.name(key)} {length}, which is packed")
     longest = min(length, job.given.get("inference.vllm.max_model_len") or length)
     name = f"{SAMPLING}.max_completion_tokens"
     refusal = "all environments have one limit here"
@@ -175,7 +179,7 @@ def convert_sampling(job: Import, sources: list[str]) -> None:
     own = effective(job, sources, name, "sampling.temperature", "all environments have one temperature here")
     if job.has(schedule):
         if job.given.get(name) is not None:
-            raise ConfigError(f"{name}: set either temperature or temp_scheduler, as prime-rl requires")
+            raise ConfigError(f"{name}: set either temperature or temp_scheduler, as {job.system} requires")
         _convert_schedule(job, schedule)
         job.settle(name, "empty")
     else:
@@ -239,8 +243,8 @@ def convert_environments(job: Import, sources: list[str], era: str) -> None:
         for source in sources:
             job.sweep({}, {f"{source}.**": "the rows of --data take the place of the environment"})
     elif not sources and era < "2026-05":
-        job.run.set("environments.0.type", "verifiers", "prime-rl's default environment")
-        job.run.set("environments.0.options", {"id": "reverse-text"}, "prime-rl's default environment")
+        job.run.set("environments.0.type", "verifiers", f"{job.system}'s default environment")
+        job.run.set("environments.0.options", {"id": "reverse-text"}, f"{job.system}'s default environment")
         job.run.set("environments.0.max_turns", ANY_TURNS, "the environment has its own limit")
     elif not sources:
         job.ask("environments", "the environments; no file has [[orchestrator.train.source]]")
@@ -256,6 +260,11 @@ def convert_environments(job: Import, sources: list[str], era: str) -> None:
     _convert_ratios(job, sources)
 
 
+def label_of(name: str) -> str:
+    """Return a name with the characters that names have here."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+
+
 def _name(job: Import, source: str) -> str:
     section = job.section(source)
     taskset = section.get("env", {}).get("taskset", {}) if isinstance(section.get("env"), dict) else {}
@@ -267,7 +276,7 @@ def _convert_environment(job: Import, source: str, target: str, is_one_of_many: 
     section = job.section(source)
     env = section.get("env") if isinstance(section.get("env"), dict) else {}
     taskset = dict(env.get("taskset") or {}) if isinstance(env.get("taskset"), dict) else {}
-    label = re.sub(r"[^A-Za-z0-9_.-]", "-", _name(job, source))
+    label = label_of(_name(job, source))
     if "id" in taskset:
         job.run.set(f"{target}.type", "verifiers_v1", "a taskset")
         job.run.set(f"{target}.name", label, _name(job, source))
@@ -302,7 +311,7 @@ def _convert_environment(job: Import, source: str, target: str, is_one_of_many: 
     if job.given.get(f"{source}.ratio") is not None:
         job.rename(f"{source}.ratio", f"{target}.weight")
     elif is_one_of_many and era >= "2026-08":
-        job.run.set(f"{target}.weight", 1.0, "prime-rl draws from each environment equally often")
+        job.run.set(f"{target}.weight", 1.0, f"{job.system} draws from each environment equally often")
     job.settle(f"{source}.ratio", "empty")
     _convert_curriculum(job, source)
 
@@ -383,7 +392,7 @@ def convert_pools(job: Import) -> None:
     key = f"{buffer}.online_difficulty_filtering"
     if job.given.get(key):
         targets = {"packer.online_difficulty_filtering": True, "packer.max_resample_times": ANY_RESAMPLES}
-        job.convert(key, targets, "groups of mean reward 0 or 1 are dropped; prime-rl has no limit of repetitions")
+        job.convert(key, targets, f"groups of mean reward 0 or 1 are dropped; {job.system} has no limit of repetitions")
     job.settle(key, "off")
     job.settle(f"{buffer}.seed", "the run has one seed here")
 
@@ -446,14 +455,14 @@ def convert_filters(job: Import, era: str) -> None:
             kind, enforce = one.get("type"), one.get("enforce", one.get("type") == "zero_advantage")
             if kind == "zero_advantage" and key == "orchestrator.pre_batch_filters" and enforce:
                 job.run.set("packer.dynamic_sampling", True, "zero_advantage before the batch: replaced")
-                job.run.set("packer.max_resample_times", ANY_RESAMPLES, "prime-rl has no limit of repetitions")
+                job.run.set("packer.max_resample_times", ANY_RESAMPLES, f"{job.system} has no limit of repetitions")
             elif kind == "zero_advantage":
                 has_zero = enforce if key == "orchestrator.post_batch_filters" else has_zero
             elif kind in ("gibberish", "repetition"):
                 found[kind] = one if not found.get(kind, {}).get("enforce") else found[kind]
             else:
                 raise ConfigError(f"{key}: {kind!r} is none of gibberish, repetition, zero_advantage")
-        text = "masked here where enforced; prime-rl leaves such completions out"
+        text = f"masked here where enforced; {job.system} leaves such completions out"
         if job.has(key):
             job.convert([key, *job.keys_below(key)], {"reward.filters": list(found.values())}, text)
     if not job.run.get("reward.filters"):
@@ -508,13 +517,14 @@ def convert_evaluation(job: Import, train: list[str], era: str) -> None:
     own = [job.given.get(f"{source}.sampling.temperature", job.given.get(temperature)) for source in here]
     if own[0] is None or len(set(own)) > 1:
         job.ask(
-            "eval.temperature", "sampling temperature of evaluations; without one prime-rl's server takes the model's"
+            "eval.temperature",
+            f"sampling temperature of evaluations; without one {job.system}'s server takes the model's",
         )
         job.settle(temperature, "empty: that of the model's generation_config.json")
     else:
         job.convert([temperature, *(f"{source}.sampling.temperature" for source in here)],
                     {"eval.temperature": own[0]}, f"{own[0]:g}")  # fmt: skip
-    job.run.set("eval.exact_match", None, "prime-rl measures rewards alone")
+    job.run.set("eval.exact_match", None, f"{job.system} measures rewards alone")
     # the environments of training stand for those of evaluation
     for source in here:
         job.sweep(
@@ -533,7 +543,7 @@ def _convert_moments(job: Import, section: str, era: str) -> None:
     starts = bool(job.given.get(base, True)) and not job.given.get(first, False)
     job.convert(key, {"eval.at_start": starts}, f"the base model is evaluated: {starts}".lower())
     job.settle(first, "eval_base_model counts")
-    job.run.set("eval.at_end", era <= "2026-03", "as in prime-rl: " + ("at the end too" if era <= "2026-03" else
+    job.run.set("eval.at_end", era <= "2026-03", f"as in {job.system}: " + ("at the end too" if era <= "2026-03" else
                 "at multiples of the interval only"))  # fmt: skip
 
 

@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 from actors.imports.job import Import
-from actors.imports.prime_rl.training import LORA
 from schemas.config.vllm_engine import SET_BY_US
 
 VLLM = "inference.vllm"
@@ -193,9 +192,9 @@ ENGINE_KEYS = ("max_model_len", "enforce_eager", "gpu_memory_utilization", "enab
 
 def convert_engine(job: Import) -> None:
     """Write the keys of vLLM."""
-    job.run.set("inference.engine.type", "vllm", "prime-rl's engine")
+    job.run.set("inference.engine.type", "vllm", f"{job.system}'s engine")
     if not job.has("inference"):
-        job.note("no [inference]: prime-rl expects servers that run already; here an engine is started")
+        job.note(f"no [inference]: {job.system} expects servers that run already; here an engine is started")
     for name in ENGINE_KEYS:
         key = f"{VLLM}.{name}"
         if job.given.get(key) is not None:
@@ -257,7 +256,10 @@ def _convert_adapters(job: Import) -> None:
         job.settle(rank, "no adapters")
         job.settle(count, "no adapters")
     else:
-        job.settle(rank, f"prime-rl replaces it by {LORA}.rank, as the engine here does")
+        # prime-rl replaces the value by the trainer's rank
+        if job.system != "prime-rl" and (job.given.get(rank) or 0) >= job.run.get("model.lora.rank"):
+            job.rename(rank, "inference.engine.max_lora_rank")
+        job.settle(rank, "the engine here takes the rank of model.lora")
         job.rename(count, "inference.engine.max_loras") if (job.given.get(count) or 2) >= 2 else job.convert(
             count, {"inference.engine.max_loras": 2}, "2, the least here: the old and the new version"
         )

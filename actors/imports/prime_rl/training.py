@@ -24,7 +24,7 @@ def shared(job: Import, *keys: str) -> Any:
     found = {job.name(key): job.given[key] for key in keys if job.given.get(key) is not None}
     if len(set(map(str, found.values()))) > 1:
         pairs = ", ".join(f"{key} {value}" for key, value in found.items())
-        raise ConfigError(f"{next(iter(found))}: {pairs}: prime-rl refuses different values; give one of them")
+        raise ConfigError(f"{next(iter(found))}: {pairs}: {job.system} refuses different values; give one of them")
     return next(iter(found.values()), job.defaults[keys[0]])
 
 
@@ -350,7 +350,7 @@ def finite_steps(job: Import) -> int | None:
     keys = ("max_steps", "trainer.max_steps", "orchestrator.max_steps")
     steps: int | None = shared(job, *keys)
     if steps is None:
-        job.ask("trainer.max_steps", "number of steps; prime-rl runs without end where no file says it")
+        job.ask("trainer.max_steps", f"number of steps; {job.system} runs without end where no file says it")
         for key in keys:
             job.settle(key, "empty: without end")
         return None
