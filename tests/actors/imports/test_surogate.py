@@ -129,7 +129,8 @@ CASES = {
     "teacher": Case(
         "model: m\nlora_rank: 4\nloss: {teacher_tau: 0.1, kl_tau: 0.0}\nmax_async_level: 3\nmax_steps: 7\n",
         "batch_size: 8\nrollouts_per_example: 2\nsampling: {max_tokens: 10}\nmax_async_level: 3\n"
-        "max_off_policy_steps: 2\nteacher_model: {model: {name: big}}\nadvantage: {length_weighted_mean: true}\nfilters: []\n" + ENV,
+        "max_off_policy_steps: 2\nteacher_model: {model: {name: big}}\n"
+        "advantage: {length_weighted_mean: true}\nfilters: []\n" + ENV,
         "",
         {
             "trainer.teacher.path": "big", "trainer.loss.teacher_tau": 0.1, "trainer.loss.kl_tau": 0.0,
