@@ -132,7 +132,7 @@ def test_every_format_gives_the_examples_of_the_jsonl_file(tmp_path: Path, name:
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / ".prepared").glob("*.*")} == made
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [4, 7, 64])
 def test_a_list_in_json_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     """Wherever a piece ends; the file may be larger than memory."""
     monkeypatch.setattr("actors.datasets.texts.CHUNK", chunk)
