@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     pass
 
+IMPORTED = ("areal", "prime-rl", "surogate")
+"""Systems whose files `actors import` translates."""
 ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool")
 EXIT_CONFIG = 2
 MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"
@@ -153,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder of bus.keys")
     keys.add_argument("--finish", action="store_true", help="with rotate: revoke the old keys")
     imported = add("import", _import, "Translate another system's configuration to a run.yaml.", config=False)
-    imported.add_argument("system", choices=("surogate", "prime-rl", "trl", "areal", "ms-swift"))
+    imported.add_argument("system", choices=IMPORTED)
     imported.add_argument("files", nargs="+", metavar="FILE", help="configuration files or scripts of that system")
     imported.add_argument("--world", type=int, metavar="N", help="trainer processes of the origin's run, on all nodes")
     imported.add_argument("--rows", type=int, metavar="N", help="rows of the training data, for lengths in epochs")

@@ -1,1 +1,1 @@
-"""Python interface: a trainer with TRL's names, and the files of a run as tables."""
+"""Python interface: the files of a run as tables."""

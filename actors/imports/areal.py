@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from actors.imports.files import map_of
 from actors.imports.job import Import, Options
 from actors.imports.keys import Key, check_types, defaults, flat, table
 from schemas.config.load import parse
@@ -220,7 +221,7 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
         del words[at : at + 2]
     tree: dict[str, Any] = {}
     for path in paths:
-        _join(tree, _load(path))
+        _join(tree, map_of(path))
     for word in words:
         _put(tree, word)
     values = flat(tree)
@@ -229,20 +230,6 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
     job = Import(given, defaults(KEYS), f"AReaL {options.version or '1.0.4'}", options)
     _convert(job)
     return job
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        content = parse(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file}: is not UTF-8 text; save it in that encoding") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{file}: is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: must be a map of keys")
-    return content
 
 
 def _join(tree: dict[str, Any], top: Mapping[str, Any]) -> None:

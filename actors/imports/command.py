@@ -10,11 +10,9 @@ from actors.imports.report import Verdict, describe
 SYSTEMS = {
     "surogate": "actors.imports.surogate",
     "prime-rl": "actors.imports.prime_rl",
-    "trl": "actors.imports.trl",
     "areal": "actors.imports.areal",
-    "ms-swift": "actors.imports.ms_swift",
 }
-"""Module of each system. A module has `read(files, options) -> Import`, with the report finished."""
+"""Module of each system. A module has `read(files, arguments, options) -> Import`, with the report finished."""
 
 
 def sort_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:

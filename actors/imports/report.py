@@ -1,4 +1,4 @@
-"""Report of an import: what became of each key of the input, and what the input does not say."""
+"""Report of an import: the outcome for each key of the input, and the values that the input does not say."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """What became of a key."""
+    """Outcome for a key of the input."""
 
     TAKEN = "taken"
     """Same name, same meaning, same value."""
@@ -30,7 +30,7 @@ class Entry:
     value: Any
     """Value as in the input."""
     verdict: Verdict
-    """What became of the key."""
+    """Outcome for the key."""
     targets: tuple[str, ...]
     """Keys of run.yaml that the key decides, dotted; empty if refused or irrelevant."""
     text: str
@@ -44,7 +44,7 @@ class Question:
     target: str
     """Key of run.yaml that waits for the value."""
     text: str
-    """What is missing, and which option or file gives it."""
+    """Missing value, and the option or file that gives it."""
 
 
 @dataclass

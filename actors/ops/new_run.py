@@ -25,7 +25,7 @@ SCHEMA = "run.schema.json"
 
 @dataclass(frozen=True)
 class Choices:
-    """What a run.yaml is written for. None: not decided."""
+    """Choices for a run.yaml. None: not decided."""
 
     model: str | None = None
     """Model folder, or name on the Hugging Face hub."""

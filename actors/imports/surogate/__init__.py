@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from actors.imports.files import map_of
 from actors.imports.job import Import, Options
 from actors.imports.keys import Key, check_types, flat, table
 from actors.imports.prime_rl import sampling, serving, training
 from actors.imports.prime_rl.names import KEYS as SHARED_KEYS
 from actors.imports.prime_rl.names import defaults_of, today
-from schemas.config.load import parse
 from schemas.errors import ConfigError
 
 WHOLE = frozenset({"args", "extra_body", "kwargs", "rope_scaling"})
@@ -201,7 +199,7 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
         raise ConfigError(f"{arguments[0]}: surogate grpo takes files only")
     given: dict[str, Any] = {}
     for file in files:
-        content = _load(file)
+        content = map_of(file)
         kind = kind_of(content, file)
         if any(key.startswith(f"{kind}.") for key in given):
             raise ConfigError(f"{file}: is a second {kind}.yaml by its keys")
@@ -234,20 +232,6 @@ def kind_of(content: dict[str, Any], file: Path) -> str:
             raise ConfigError(f"{file}: has no keys that tell train.yaml, infer.yaml and orch.yaml apart")
         return named[0]
     return best
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        content = parse(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file}: is not UTF-8 text; save it in that encoding") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{file}: is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"{file}: must be a map of keys")
-    return content
 
 
 def _known_names(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

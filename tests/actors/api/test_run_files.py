@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import actors
 from schemas.errors import ConfigError
+from tests.docs.pages import page
 from tests.ring.harness import ALL, ring, ring_config
 from tests.ring.test_environments import config_of
 
@@ -41,6 +43,16 @@ def test_each_step_and_each_completion_is_a_row(plain_run: Path) -> None:
     assert run.config["rollout"]["group_size"] == len(run.groups.where(purpose="train").column("completions")[0])
     assert run.checkpoints[8] == plain_run / "checkpoints/step_8"
     assert list(run.checkpoints) == sorted(run.checkpoints)
+
+
+def test_the_example_of_the_page_runs(plain_run: Path) -> None:
+    """docs/reference/files.md, with the folder of a real run."""
+    (block,) = [block for block in page("docs/reference/files.md").blocks if block.language == "python"]
+    names: dict[str, Any] = {}
+    exec(block.text.replace("outputs/mine", str(plain_run)), names)
+    assert len(names["rewards"]) == 8
+    assert {row["step"] for row in names["third"]} == {3}
+    assert names["turns"] == []
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
 """Each key of the input is reported once, and what the input does not say stays open by name."""
 
+from pathlib import Path
+
 import pytest
 
-from actors.imports.command import run_yaml
+from actors.cli import IMPORTED, main
+from actors.imports.command import SYSTEMS, run_yaml
 from actors.imports.job import Import, Options
 from actors.imports.report import Verdict
 from schemas.config.load import check_tree
@@ -93,3 +96,13 @@ def test_values_are_read_back_as_they_were_written(value: object) -> None:
     one = job()
     one.run.set("model.lora.alpha", value)
     assert one.run.tree["model"]["lora"]["alpha"] == value
+
+
+@pytest.mark.parametrize("system", IMPORTED)
+def test_each_system_of_the_command_line_answers(
+    system: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With words about a file that does not exist; a system without a module would be a traceback."""
+    assert set(IMPORTED) == set(SYSTEMS)
+    assert main(["import", system, str(tmp_path / "none.toml")]) == 2
+    assert "none.toml: can't be read" in capsys.readouterr().err
