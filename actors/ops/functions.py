@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from actors.ops.fit import Finding
 from actors.process.user_code import hidden_imports
 from actors.reward.builtin import BUILTIN
-from actors.reward.lookup import ARGUMENTS, load_function
+from actors.reward.lookup import ARGUMENTS, TRL_ARGUMENTS, load_function
 from schemas.config import RunConfig
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import RewardFunctionConfig, Split
@@ -58,6 +58,10 @@ def function_problems(config: RunConfig) -> Iterator[str]:
         if function.other_python and shutil.which(function.other_python) is None:
             python = key.removesuffix("path") + "python"
             yield f"{python}: there is no program {function.python}; name a Python interpreter, or same"
+    for i, one in enumerate(config.reward.functions):
+        # a name on the hub is not absolute, and is looked up by the worker
+        if Path(one.model).is_absolute() and not Path(one.model, "config.json").is_file():
+            yield f"reward.functions.{i}.model: there is no model in {one.model}; it has no config.json"
     loss = config.trainer.loss
     if isinstance(loss, CustomLossConfig):
         file, _, name = loss.path.rpartition(":")
@@ -82,7 +86,8 @@ def call_findings(config: RunConfig, split: Split, columns: set[str]) -> Iterato
         place, _, name = function.path.rpartition(":")
         if place.endswith(".py") and not function.other_python:
             definition = definition_of(ast.parse(Path(place).read_bytes()), name)
-            yield from signature_findings(definition, name, columns, set(function.kwargs), f"{key}: {place}")
+            passed = () if function.python else TRL_ARGUMENTS
+            yield from signature_findings(definition, name, columns, set(function.kwargs), f"{key}: {place}", passed)
 
 
 def missing_columns(config: RunConfig, split: Split, rows: "Jsonl") -> Iterator[str]:
@@ -104,7 +109,7 @@ def missing_columns(config: RunConfig, split: Split, rows: "Jsonl") -> Iterator[
 
 def _configured(config: RunConfig) -> list[tuple[str, RewardFunctionConfig]]:
     """Return all functions of the reward actor, each with its key."""
-    found = [(f"reward.functions.{i}.path", function) for i, function in enumerate(config.reward.functions)]
+    found = [(f"reward.functions.{i}.path", one) for i, one in enumerate(config.reward.functions) if one.path]
     steps, advantage = config.reward.steps, config.reward.advantage
     if steps is not None and steps.path is not None:
         found.append(("reward.steps.path", RewardFunctionConfig(path=steps.path, python=steps.python)))
@@ -151,7 +156,7 @@ def bound_names(tree: ast.Module) -> set[str]:
 
 
 def signature_findings(
-    definition: ast.AST | None, name: str, columns: set[str], kwargs: set[str], where: str
+    definition: ast.AST | None, name: str, columns: set[str], kwargs: set[str], where: str, passed: Iterable[str] = ()
 ) -> Iterator[Finding]:
     """Check whether a function accepts the keyword arguments of a call.
 
@@ -161,6 +166,7 @@ def signature_findings(
         columns: columns that all rows of a file have.
         kwargs: names of the function's configured kwargs.
         where: configuration key and file, for the error.
+        passed: further arguments that a function may name.
     """
     # a decorator may change the arguments
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef) or definition.decorator_list:
@@ -172,12 +178,10 @@ def signature_findings(
     optional += [
         a.arg for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is not None
     ]
-    # TRL also passes trainer_state, which no sampled group has
-    given = {*ARGUMENTS, *columns, *kwargs}
+    given = {*ARGUMENTS, *passed, *columns, *kwargs}
     for missing in sorted(set(named) - set(optional) - given):
-        why = "TRL's trainer_state is not passed" if missing == "trainer_state" else "the data has no such column"
         has = f"; all rows have {', '.join(sorted(columns)) or 'no column but the prompt'}"
-        yield Finding(f"{where}: {name} needs {missing!r}, and {why}{has}")
+        yield Finding(f"{where}: {name} needs {missing!r}, and the data has no such column{has}")
     surplus = sorted({"prompts", "completions", *columns, *kwargs} - set(named))
     if arguments.kwarg is None and surplus:
         yield Finding(f"{where}: {name} does not take {', '.join(map(repr, surplus))}; add **columns to its arguments")

@@ -10,6 +10,8 @@ from actors.packer.gauges import REWARD_COLUMN
 from schemas.messages import ScoredGroup
 from schemas.messages.groups import TOOL_CALLS, TURNS
 
+LOGGED_COLUMN = "logged/"
+"""Prefix of a number in metrics.jsonl that a reward function has logged."""
 EvalResults = dict[str, dict[str, float | None]]
 """Results by environment and measure; None: nothing could be scored."""
 
@@ -44,7 +46,16 @@ def step_values(step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         having = [group for group in groups if name in group.reward_names]
         scores = np.concatenate([group.rewards_FG[group.reward_names.index(name)] for group in having])
         values[REWARD_COLUMN + name] = float(np.nanmean(scores)) if not np.isnan(scores).all() else math.nan
-    return values | trajectory_values(groups)
+    return values | logged_values(groups) | trajectory_values(groups)
+
+
+def logged_values(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return the means of the numbers that reward functions have logged, over the groups that have them."""
+    names = dict.fromkeys(name for group in groups for name in group.logged_metrics)
+    return {
+        LOGGED_COLUMN + name: float(np.mean([g.logged_metrics[name] for g in groups if name in g.logged_metrics]))
+        for name in names
+    }
 
 
 def trajectory_values(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -8,14 +8,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-Completion = str | list[dict[str, Any]]
+from actors.reward.library import mathematics, programs, texts
+from actors.reward.texts import Completion, text_of
 
-
-def text_of(completion: Completion) -> str:
-    """Return the text written by the model; of a chat completion, the texts of all assistant messages, joined."""
-    if isinstance(completion, str):
-        return completion
-    return "".join(str(turn.get("content") or "") for turn in completion if turn.get("role") == "assistant")
+__all__ = ["BUILTIN", "EXTRAS", "NAMES_ELSEWHERE", "Completion", "text_of"]
 
 
 def exact_match(prompts: list[Any], completions: list[Completion], answer: list[Any], **_: Any) -> list[float | None]:
@@ -112,5 +108,71 @@ def length_penalty(
     return [-len(ids) / max_tokens for ids in completion_ids]
 
 
-_ALL = (exact_match, characters_in_place, final_number, overlong, soft_overlong, length_penalty)
-BUILTIN: dict[str, Callable[..., list[float | None]]] = {function.__name__: function for function in _ALL}
+def soft_overlong_punishment(
+    prompts: list[Any],
+    completions: list[Completion],
+    completion_ids: list[list[int]],
+    *,
+    max_completion_len: int,
+    soft_punish_cache: int,
+    **_: Any,
+) -> list[float | None]:
+    """Score as `soft_overlong`, with the keys of TRL's get_soft_overlong_punishment."""
+    return soft_overlong(
+        prompts, completions, completion_ids, max_tokens=max_completion_len, overlong_tokens=soft_punish_cache
+    )
+
+
+def soft_overlong_swift(
+    prompts: list[Any],
+    completions: list[Completion],
+    completion_ids: list[list[int]],
+    *,
+    soft_max_length: int,
+    soft_cache_length: int,
+    **_: Any,
+) -> list[float | None]:
+    """Score as `overlong` with factor 1, with the keys of ms-swift's soft_overlong, which has no lower limit."""
+    return overlong(prompts, completions, completion_ids, max_tokens=soft_max_length, overlong_tokens=soft_cache_length)
+
+
+_ALL: tuple[Callable[..., Any], ...] = (
+    exact_match,
+    characters_in_place,
+    final_number,
+    overlong,
+    soft_overlong,
+    soft_overlong_punishment,
+    soft_overlong_swift,
+    length_penalty,
+    mathematics.accuracy,
+    mathematics.accuracy_swift,
+    mathematics.reasoning_accuracy,
+    mathematics.cosine_scaled,
+    mathematics.cosine_swift,
+    texts.think_format,
+    texts.format_swift,
+    texts.react_format,
+    texts.choice,
+    texts.json_schema,
+    texts.repetition_penalty,
+    texts.repetition_swift,
+    programs.code_tests,
+)
+BUILTIN: dict[str, Callable[..., Any]] = {function.__name__: function for function in _ALL}
+EXTRAS = dict.fromkeys(
+    ("accuracy", "accuracy_swift", "reasoning_accuracy", "cosine_scaled", "cosine_swift"), "math_verify"
+) | {"json_schema": "jsonschema"}
+"""Packages of the extra `rewards` that functions import, by the function's name."""
+NAMES_ELSEWHERE = {
+    "format": "think_format (TRL) or format_swift (ms-swift)",
+    "cosine": "cosine_swift (ms-swift) or cosine_scaled (TRL)",
+    "repetition": "repetition_swift (ms-swift) or repetition_penalty (TRL)",
+    "accuracy_reward": "accuracy",
+    "reasoning_accuracy_reward": "reasoning_accuracy",
+    "think_format_reward": "think_format",
+    "get_cosine_scaled_reward": "cosine_scaled",
+    "get_repetition_penalty_reward": "repetition_penalty",
+    "get_soft_overlong_punishment": "soft_overlong_punishment",
+}
+"""Names of other libraries, with the names here: the same word means different formulas there."""

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.algorithms.advantages import StepRewards
-from actors.reward.lookup import ARGUMENTS, RewardFunction, load_function
+from actors.reward.logged import RewardLog, TrainerState
+from actors.reward.lookup import ARGUMENTS, TRL_ARGUMENTS, RewardFunction, load_function
+from actors.reward.orm import adapt_orm
 from actors.reward.values import check_steps, check_values
 from actors.reward.workers import WorkerFunction, WorkerHost
 from schemas.config.advantages import CustomAdvantageConfig
@@ -22,6 +24,8 @@ from schemas.errors import ConfigError
 from schemas.messages import RolloutGroup
 
 UNSHAPED = ShapingConfig()
+REWARD_MODEL = "actors.reward.reward_model:RewardModel"
+"""Class that the workers of a reward model load."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class NamedReward:
     kwargs: dict[str, Any]
     function: RewardFunction
     shaping: ShapingConfig = UNSHAPED
+    log: RewardLog | None = None
+    """Destination of what the function logs; None: nowhere."""
 
     @cached_property
     def takes_token_ids(self) -> bool:
@@ -50,6 +56,24 @@ class NamedReward:
     def is_async(self) -> bool:
         """True for an `async def` function, which runs on the event loop."""
         return inspect.iscoroutinefunction(self.function)
+
+    @cached_property
+    def _takes(self) -> set[str]:
+        """Names among TRL's further arguments that the signature names; in a worker process there are none."""
+        if isinstance(self.function, WorkerFunction):
+            return set()
+        try:
+            return set(TRL_ARGUMENTS & inspect.signature(self.function).parameters.keys())
+        except (TypeError, ValueError):
+            return set()
+
+    def trl_arguments(self, group: RolloutGroup) -> dict[str, Any]:
+        """Return TRL's `log_extra`, `log_metric` and `trainer_state` as far as the signature names them."""
+        if not self._takes:
+            return {}
+        newest = max((version for _, version in group.policies), default=0)
+        given: dict[str, Any] = {"trainer_state": TrainerState(newest), **(self.log or RewardLog()).writers(group)}
+        return {name: given[name] for name in self._takes}
 
     def arguments(self, group: RolloutGroup) -> dict[str, Any]:
         """Return keyword arguments as TRL passes them: lists with an item per completion.
@@ -72,7 +96,7 @@ class NamedReward:
         if self.takes_token_ids:
             parts = np.split(group.token_ids, group.completion_offsets[1:-1])
             arguments["completion_ids"] = [part.tolist() for part in parts]
-        return arguments
+        return arguments | self.trl_arguments(group)
 
     def check(self, values: Any, group: RolloutGroup) -> Any:
         """Return the function's values in the form in which they are used.
@@ -124,12 +148,14 @@ def load_rewards(configs: Sequence[RewardFunctionConfig], host: WorkerHost | Non
     ]
     if problems:
         raise ConfigError(*problems)
-    names = [config.path.rpartition(":")[2] for config in configs]
+    names = [config.title for config in configs]
     # repeated names get their position in the configuration, also in the columns of metrics.jsonl
     unique = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
     shapings = [ShapingConfig(bias=config.bias, scale=config.scale, clip=config.clip) for config in configs]
     functions = [
-        _load(name, f"reward.functions.{i}.path", config, host)
+        _load_model(name, f"reward.functions.{i}.model", config, host)
+        if config.model
+        else _load(name, f"reward.functions.{i}.path", config, host)
         for i, (name, config) in enumerate(zip(unique, configs, strict=True))
     ]
     return [
@@ -169,10 +195,17 @@ def _load(
 ) -> RewardFunction:
     assert config.path is not None
     if not config.python:
-        return load_function(config.path, key)
+        found = load_function(config.path, key)
+        return adapt_orm(found, config.kwargs, key) if inspect.isclass(found) else found
     if host is None:
         raise ValueError(f"{key}: a function with python needs a WorkerHost")
     return host.add(name, config.path, key, config, config.kwargs)
+
+
+def _load_model(name: str, key: str, config: RewardFunctionConfig, host: WorkerHost | None) -> RewardFunction:
+    if host is None:
+        raise ValueError(f"{key}: a reward model needs a WorkerHost")
+    return host.add(name, REWARD_MODEL, key, config, {}, config.model_options)
 
 
 def _taken_names(key: str, kwargs: Mapping[str, Any]) -> list[str]:

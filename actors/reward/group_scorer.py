@@ -14,6 +14,7 @@ from actors.reward.builtin import exact_match, unmeasured
 from actors.reward.constant_rewards import ConstantRewards
 from actors.reward.errors import RewardError
 from actors.reward.functions import AdvantageFunction, NamedReward, StepReward
+from actors.reward.logged import RewardLog
 from actors.reward.runner import FunctionRunner
 from actors.reward.scorer import Scorer
 from actors.telemetry.metrics import Metrics
@@ -54,6 +55,8 @@ class GroupScorer:
         environments: EnvironmentWeights | None = None,
     ) -> None:
         self._config, self._name, self._metrics = config, name, metrics
+        self._log = RewardLog()
+        rewards, match = [replace(one, log=self._log) for one in rewards], replace(match, log=self._log)
         # the last row of an evaluation is exact_match, which is measured and not part of the reward
         self._rewards = {"train": rewards, "eval": [*rewards, match]}
         weights_F = np.array([one.weight for one in rewards])
@@ -86,6 +89,14 @@ class GroupScorer:
         Raises:
             RewardError, ConfigError: as `Scorer.score`.
         """
+        self._log.open(group)
+        try:
+            return self._score(group)
+        finally:
+            # also of a group that fails, whose late calls may still log
+            self._log.take(group)
+
+    def _score(self, group: RolloutGroup) -> ScoredGroup:
         rewards = self._rewards_of(group)
         functions_FG = self._caller.score(rewards, group)
         # between the functions of the run and what an evaluation measures besides
@@ -105,6 +116,7 @@ class GroupScorer:
         custom_1S = self._call_custom(group, rewards_FG)
         score = score_group(group, rewards_FG, self._rules, steps, custom_1S)
         self._measure(group, rewards_FG, score)
+        logged = self._log.take(group)
         return ScoredGroup(
             **group.__dict__ | {"loss_mask": score.loss_mask_N},
             scorer=self._name,
@@ -113,6 +125,8 @@ class GroupScorer:
             rewards_G=score.rewards_G,
             advantages_G=score.advantages_G,
             token_advantages=score.token_advantages_N,
+            logged_columns=logged.columns,
+            logged_metrics=logged.means,
         )
 
     def _rewards_of(self, group: RolloutGroup) -> list[NamedReward]:

@@ -1,16 +1,19 @@
 """Reward functions by their `path`: built in, or the user's own. Imports no numpy: `actors check` looks here too."""
 
 import difflib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 from actors.process import user_code
-from actors.reward.builtin import BUILTIN
+from actors.reward.builtin import BUILTIN, EXTRAS, NAMES_ELSEWHERE
 from schemas.errors import ConfigError
 
 RewardFunction = Callable[..., Any]
 ARGUMENTS = ("prompts", "completions", "completion_ids")
 """Arguments filled with the sampled group, as in TRL. Columns and keys of `kwargs` must have other names."""
+TRL_ARGUMENTS = frozenset({"log_extra", "log_metric", "trainer_state"})
+"""Arguments of TRL beyond those of a group, passed to functions whose signature has them by name."""
 
 
 def load_function(path: str, key: str) -> RewardFunction:
@@ -27,9 +30,13 @@ def load_function(path: str, key: str) -> RewardFunction:
     if ":" in path:
         return user_code.load_function(path, key)
     if path in BUILTIN:
+        package = EXTRAS.get(path)
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{key}: {path} needs the package {package}; install grpo-actors[rewards]")
         return BUILTIN[path]
     close = difflib.get_close_matches(path, BUILTIN, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
+    hint = f", here it is {NAMES_ELSEWHERE[path]}" if path in NAMES_ELSEWHERE else hint
     raise ConfigError(
         f"{key}: no built-in reward {path!r}{hint}; built in are {', '.join(sorted(BUILTIN))}; "
         "your own is named package.module:function or file.py:function"

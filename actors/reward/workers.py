@@ -207,7 +207,13 @@ class WorkerHost:
         """Workers by the key of the function's path."""
 
     def add(
-        self, name: str, path: str, key: str, config: WorkerProcessConfig, kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        path: str,
+        key: str,
+        config: WorkerProcessConfig,
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
     ) -> WorkerFunction:
         """Start the workers of a function. `wait_until_loaded` tells whether they can use it.
 
@@ -217,6 +223,7 @@ class WorkerHost:
             key: configuration key with the path; named in errors.
             config: interpreter and number of workers.
             kwargs: keyword arguments of each call.
+            options: arguments of a class, whose instance is then the function; None for a function.
 
         Raises:
             ConfigError: the keyword arguments can't be sent to a worker.
@@ -230,7 +237,10 @@ class WorkerHost:
             ) from None
         # silence for as long as a call may take: a function in C may keep the interpreter to itself
         limits = Limits(load=config.load_timeout, reward=self._timeout, silence=max(Limits.silence, 2 * self._timeout))
-        spec = EnvironmentSpec(name, path, {}, config.other_python, config.workers, PLACES, limits=limits, use="reward")
+        given = dict(options or {})
+        spec = EnvironmentSpec(
+            name, path, given, config.other_python, config.workers, PLACES, limits=limits, use="reward"
+        )
         pool = WorkerPool(spec)
         if self._thread is None:
             self._start()

@@ -106,6 +106,7 @@ class Reporter:
                 "advantages": [round(value, 6) for value in group.advantages_G.tolist()],
                 "versions": sorted({version for _, version in group.policies}),
             }
+            | ({"logged": group.logged_columns} if group.logged_columns else {})
             | _of_environment(group),
         )
 

@@ -106,7 +106,7 @@ class RewardConfig(Section):
         # one after the other: the functions, then `steps`, then the advantage, which reads the rewards
         rounds = 1 + (self.steps is not None) + (self.advantage.type == "custom")
         # a call of a worker may have to wait for the worker's successor
-        starts = max((one.load_timeout for one in self.functions if one.python), default=0.0)
+        starts = max((one.load_timeout for one in self.functions if one.has_workers), default=0.0)
         starts += self.steps.load_timeout if self.steps and self.steps.python else 0.0
         return (rounds * self.timeout + starts) * (1 + self.timeout_retries)
 

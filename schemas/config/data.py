@@ -131,26 +131,65 @@ class WorkerProcessConfig(Section):
         return "" if self.python == "same" else self.python
 
 
-class RewardFunctionConfig(ShapingConfig, WorkerProcessConfig):
-    """A reward function `f(prompts, completions, **columns) -> list[float | None]`, sync or async (TRL's signature).
+class RewardModelConfig(Section):
+    """Keys of a reward model: a sequence classifier of transformers with one label, in a worker process of its own."""
 
-    All arguments are lists with one item per completion. A completion is text; for a chat prompt (a list of messages)
-    a completion is a list of messages too, as in TRL: `[{"role": "assistant", "content": TEXT}]`. None means that the
-    function does not apply to the completion.
+    model: str = ""
+    """Reward model in place of a function: a folder with a sequence classifier of transformers with one label, or its
+    name on the Hugging Face hub. The reward is the classifier's logit. Empty: `path` names a function."""
+    revision: str = ""
+    """Revision of `model` on the hub. Empty: the newest."""
+    device: str = "auto"
+    """Device of `model`, as torch names it. `auto`: the first GPU, or the CPU without one."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """Type of the weights of `model`. `auto`: that of its files."""
+    batch_size: int = Field(16, ge=1)
+    """Completions in a forward pass of `model`."""
+    max_length: int = Field(0, ge=0)
+    """Largest number of tokens of prompt and completion for `model`. A longer text loses tokens at its start. 0:
+    max_position_embeddings of the model's configuration."""
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Arguments of the class RewardModel."""
+        return {key: getattr(self, key) for key in RewardModelConfig.model_fields}
+
+
+class RewardFunctionConfig(ShapingConfig, WorkerProcessConfig, RewardModelConfig):
+    """A reward function `f(prompts, completions, **columns) -> list[float | None]`, or a reward model.
+
+    The function is sync or async, with TRL's signature. All arguments are lists with one item per completion. A
+    completion is text; for a chat prompt (a list of messages) a completion is a list of messages too, as in TRL:
+    `[{"role": "assistant", "content": TEXT}]`. None means that the function does not apply to the completion.
 
     `metrics.jsonl` and `samples.jsonl` show the returned values. Bias, scale and clip are applied before the weight.
     """
 
-    path: str = Field(min_length=1)
+    path: str = ""
     """Name of a built-in function (docs/reference/rewards.md), `package.module:function` or `path/to/file.py:function`.
-    A relative file is looked up next to the configuration file first, then in the current directory."""
+    A relative file is looked up next to the configuration file first, then in the current directory. Required without
+    `model`."""
     weight: float = 1.0
     """Factor in the weighted sum of rewards. 0: the function's values are only logged."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of each call. They take precedence over columns of the same name."""
 
+    @property
+    def title(self) -> str:
+        """Name of the reward in metrics and files: the last part of `model` or `path`."""
+        return self.model.rstrip("/").rpartition("/")[2] or self.path.rpartition(":")[2]
+
+    @property
+    def has_workers(self) -> bool:
+        """True if worker processes call the function, or hold the model."""
+        return bool(self.python or self.model)
+
     @model_validator(mode="after")
-    def _workers_have_code(self) -> "RewardFunctionConfig":
+    def _function_or_model(self) -> "RewardFunctionConfig":
+        if bool(self.path) == bool(self.model):
+            raise ValueError("needs either path (a function) or model (a reward model)")
+        if self.model and (self.python or self.kwargs):
+            raise ValueError("model: a reward model takes no python and no kwargs; remove them")
         if self.python and ":" not in self.path:
             raise ValueError(f"python: {self.path} is built in and runs inside the reward actor; remove python")
         return self

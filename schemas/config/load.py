@@ -195,7 +195,12 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     reward = config.reward
     located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
     located["steps"] = _with_code(reward.steps, folder) if reward.steps and reward.steps.path else reward.steps
-    located["functions"] = [_with_python(function, folder) for function in located["functions"]]
+    located["functions"] = [
+        _with_python(function, folder).model_copy(
+            update={"model": function.model and _locate_model(function.model, folder)}
+        )
+        for function in located["functions"]
+    ]
     located["steps"] = located["steps"] and _with_python(located["steps"], folder)
     if isinstance(reward.advantage, CustomAdvantageConfig):
         located["advantage"] = _with_code(reward.advantage, folder)

@@ -306,6 +306,10 @@ class ScoredGroup(RolloutGroup):
     level `step` are provisional here: the packer computes them over all groups of a step."""
     token_advantages: arrays.Float32_A = np.zeros(0, np.float32)
     """Shape (A,). Advantage per token with A = N if advantages differ within a completion; else empty, A = 0."""
+    logged_columns: dict[str, Any] = {}
+    """Values that reward functions have logged, by name: a list with a text, number or None for each completion."""
+    logged_metrics: dict[str, float] = {}
+    """Numbers that reward functions have logged, by name."""
 
     def check(self) -> None:
         """Check counts of names and advantages, and that rewards are not infinite and advantages are finite.

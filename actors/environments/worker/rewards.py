@@ -20,6 +20,8 @@ def check_function(target: Any) -> None:
     """
     if not callable(target):
         raise ShapeError(f"{target!r:.60} is not a function")
+    if inspect.isclass(target):
+        raise ShapeError(f"{target.__name__} is a class; in a worker process a reward is a function, or an instance")
 
 
 def takes_token_ids(function: Callable[..., Any]) -> bool:

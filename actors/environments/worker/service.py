@@ -238,6 +238,8 @@ class Service:
         self._options = call.get("options") or {}
         self._target = await self._loader.run(load, call["path"])
         if call.get("use") == "reward":
+            if self._options and inspect.isclass(self._target):
+                self._target = await self._loader.run(self._target, **self._options)
             check_function(self._target)
             return {"shape": "reward", "completion_ids": takes_token_ids(self._target)}
         driving = is_driving(self._target)

@@ -171,7 +171,7 @@ def test_rows_that_no_receiver_would_take_are_named_with_column_and_bound(run: A
         ("plain", None),
         ("LIMIT", "LIMIT is not a function"),
         ("narrow", "narrow does not take 'answer'; add **columns to its arguments"),
-        ("stateful", "stateful needs 'trainer_state', and TRL's trainer_state is not passed"),
+        ("stateful", None),
         ("lacking", "lacking needs 'factor', and the data has no such column; all rows have answer"),
     ],
 )

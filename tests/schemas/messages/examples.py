@@ -126,6 +126,8 @@ _ALL = (
         rewards_G=np.array([1.0, 0.25]),
         advantages_G=np.array([0.375, -0.375], np.float32),
         token_advantages=np.array([0.5, 0.5, 0.125, -0.5, -0.25], np.float32),
+        logged_columns={"parsed": ["⅓", None]},
+        logged_metrics={"share": 0.5},
     ),
     StepBatch(
         run="r1",

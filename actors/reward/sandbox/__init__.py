@@ -1,0 +1,1 @@
+"""Processes with limits for answers that may hang, crash or attack: programs written by the policy, and mathematics."""

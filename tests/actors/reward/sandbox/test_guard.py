@@ -1,0 +1,201 @@
+"""Programs of hostile answers: each ends, with a reason, and leaves nothing. Each attack is bounded in itself too."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.reward.sandbox import client
+from actors.reward.sandbox.client import Box, End, Program, SandboxError, run_programs
+from actors.reward.sandbox.guard import empty, same_text, usage
+
+WAIT = 120.0
+ENDLESS = "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1)\nf(0)"
+BOX = Box(seconds=1.0)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of all answers, which is empty after each test."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield tmp_path
+    assert [*tmp_path.iterdir()] == []
+    assert [place for place in cwds() if str(tmp_path) in place] == []
+
+
+def cwds() -> list[str]:
+    """The working directories of all processes."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append(str((process / "cwd").readlink()))
+        except OSError:
+            continue
+    return found
+
+
+def run(source: str, stdin: str = "", expected: str | None = None) -> End:
+    """The end of one program."""
+    (end,) = run_programs([Program(source, "", stdin, expected)], BOX, stop_at_first=True)
+    return end
+
+
+def test_a_program_reads_its_input_and_its_output_is_compared() -> None:
+    """Blanks at the ends of lines do not count; other text does."""
+    assert run("print(input()[::-1])", "abc\n", "cba  \n\n").matches is True
+    wrong = run("print('abc')", "", "cba")
+    assert (wrong.outcome, wrong.code, wrong.matches) == ("ended", 0, False)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("while True: pass", "time"),
+        ("import time\ntime.sleep(1000)", "time"),
+        (ENDLESS, ("time", "signal 11", "MemoryError")),
+        ("def f(n): return f(n + 1)\nf(0)", "RecursionError: maximum recursion depth exceeded"),
+        ("x = bytearray(10 * 2**30)", "MemoryError"),
+        ("x = []\nwhile True: x.append(bytearray(10**6))", "MemoryError"),
+        ("while True: print('x' * 1000)", "output"),
+        ("f = open('a', 'wb')\nwhile True: f.write(b'x' * 10**6)", "OSError: [Errno 27] File too large"),
+        ("i = 0\nwhile True:\n  i += 1\n  open(f'f{i}', 'w').close()", "disk"),
+        ("import os\nfor i in range(3000): os.mkdir('d'); os.chdir('d')\nwhile True: pass", "disk"),
+        ("import os\nos.umask(0o777)\nos.mkdir('d')", ""),
+        ("import os\nos.fork()", "PermissionError: [Errno 1] Operation not permitted"),
+        ("import subprocess\nsubprocess.run(['sleep', '1'])", "PermissionError: [Errno 1] Operation not permitted"),
+        ("import os\nos.posix_spawn('/bin/sleep', ['sleep', '1'], {})", "PermissionError: [Errno 1]"),
+        ("import socket\nsocket.socket()", "PermissionError: [Errno 1] Operation not permitted"),
+        ("import socket\nsocket.socket(socket.AF_UNIX)", "PermissionError: [Errno 1] Operation not permitted"),
+        ("import os\nos.kill(os.getppid(), 0)", "PermissionError: [Errno 1] Operation not permitted"),
+        ("import os\nos.kill(-1, 0)", "PermissionError: [Errno 1] Operation not permitted"),
+        ("import os, signal\nsignal.pidfd_send_signal(os.pidfd_open(1), 0)", "PermissionError: [Errno 1]"),
+        ("import resource, os\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU)", "PermissionError: [Errno 1]"),
+        ("import os\nos.setuid(1)", "PermissionError: [Errno 1] Operation not permitted"),
+        ("import os\nos.abort()", "signal 6"),
+        ("import os\nos._exit(3)", "exit code 3"),
+        ("raise SystemExit(4)", "exit code 4"),
+        ("print(", "SyntaxError: '(' was never closed"),
+        ("\ud800", "SyntaxError"),
+    ],
+)  # fmt: skip
+def test_a_hostile_program_ends_with_a_reason(source: str, words: str | tuple[str, ...]) -> None:
+    """The kernel refuses, or the guard kills; the reason is that of the limit, or the program's last words."""
+    end = run(source)
+    assert end.words.startswith(words), end
+    assert words == "" or end.outcome != "ended" or end.code != 0
+
+
+def test_the_program_writes_in_its_folder_alone(folder: Path) -> None:
+    """Another file, readable or not, is neither written, nor cut, nor removed, nor given other rights."""
+    outside = folder / "outside"
+    outside.write_text("kept")
+    for attack in ("open({!r}, 'w')", "import os; os.truncate({!r}, 0)", "import os; os.remove({!r})",
+                   "import os; os.chmod({!r}, 0)", "import os; os.rename({!r}, 'mine')"):  # fmt: skip
+        end = run(attack.format(str(outside)))
+        assert end.code == 1
+        assert "Error" in end.words
+    assert outside.read_text() == "kept"
+    assert outside.stat().st_mode & 0o777 == 0o644
+    assert run("open('own', 'w').write('a')\nprint(open('own').read())", "", "a").matches is True
+    outside.unlink()
+
+
+def test_the_program_knows_no_variables_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of services are in the environment of a reward actor."""
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    assert run("import os\nprint('JUDGE_KEY' in os.environ)", "", "False").matches is True
+
+
+def test_threads_are_allowed() -> None:
+    """The filter tells threads from processes."""
+    source = "import threading\nt = threading.Thread(target=lambda: print(input()))\nt.start()\nt.join()"
+    assert run(source, "abc\n", "abc").matches is True
+
+
+def test_the_first_failure_ends_the_list_only_if_told() -> None:
+    """Three programs, the first of which prints the wrong text."""
+    programs = [Program("print(1)", "", "", "2"), Program("print(2)", "", "", "2"), Program("print(3)", "", "", "3")]
+    assert [end.matches for end in run_programs(programs, BOX, stop_at_first=True)] == [False]
+    assert [end.matches for end in run_programs(programs, BOX, stop_at_first=False)] == [False, True, True]
+
+
+def test_a_guard_that_fails_is_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is to blame for an interpreter that is missing, or for a guard that fails."""
+    monkeypatch.setattr(client.sys, "executable", "/no/python")
+    with pytest.raises(SandboxError, match="can't be started"):
+        run("print(1)")
+    monkeypatch.setattr(client.sys, "executable", "/bin/false")
+    with pytest.raises(SandboxError, match=r"failed \(exit code 1\)"):
+        run("print(1)")
+
+
+def test_without_a_filter_of_calls_no_program_runs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """An unconfined program could end every process of the machine, so it is not started."""
+    code = (
+        "import platform, sys; platform.machine = lambda: 'vax'\n"
+        "from actors.reward.sandbox import confine\n"
+        "confine.apply(confine.Limits(memory_bytes=4 << 30), None)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT, env=client.environment()
+    )
+    assert done.returncode == 1
+    assert "NotConfinedError: this kernel" in done.stderr
+    assert "vax" in done.stderr
+    assert platform.machine() != "vax"
+
+
+def test_a_program_ends_with_its_guard(folder: Path) -> None:
+    """The kernel kills the program when the guard is killed, as with a reward actor that the machine ends."""
+    source = "import time\nopen('up', 'w')\ntime.sleep(1000)"
+    job = {
+        "folder": str(folder), "seconds": 1000, "limits": {}, "output_bytes": 1000, "disk_bytes": 100_000,
+        "stop_at_first": True, "runs": [{"source": source, "program": "", "stdin": "", "expected": None}],
+    }  # fmt: skip
+    guard = subprocess.Popen(
+        [sys.executable, "-P", "-m", "actors.reward.sandbox.guard"], stdin=subprocess.PIPE, env=client.environment()
+    )
+    assert guard.stdin is not None
+    guard.stdin.write(json.dumps(job).encode())
+    guard.stdin.close()
+    wait_for(lambda: (folder / "0" / "up").exists())
+    assert [place for place in cwds() if place == str(folder / "0")]
+    guard.kill()
+    guard.wait(WAIT)
+    wait_for(lambda: not [place for place in cwds() if place == str(folder / "0")])
+    empty(str(folder / "0"))
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_outputs_are_equal_up_to_blanks_at_the_ends() -> None:
+    """Inside a line blanks count, and so do lines in between."""
+    assert same_text("a \nb\n\n", "a\nb")
+    assert not same_text("a  b", "a b")
+    assert not same_text("a\n\nb", "a\nb")
+
+
+def test_a_deep_folder_is_counted_and_removed(folder: Path) -> None:
+    """1500 folders inside each other are beyond the longest path of the kernel."""
+    start, top = Path.cwd(), folder / "top"
+    top.mkdir()
+    os.chdir(top)
+    for _ in range(1500):
+        Path("a-rather-long-name").mkdir()
+        os.chdir("a-rather-long-name")
+    os.chdir(start)
+    assert usage(str(top), 100)[1] == 100
+    empty(str(top))
+    assert not top.exists()
