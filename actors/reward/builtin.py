@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from actors.reward.library import mathematics, programs, texts
+from actors.reward.library import judges, mathematics, programs, texts
 from actors.reward.texts import Completion, text_of
 
 __all__ = ["BUILTIN", "EXTRAS", "NAMES_ELSEWHERE", "Completion", "text_of"]
@@ -158,6 +158,8 @@ _ALL: tuple[Callable[..., Any], ...] = (
     texts.repetition_penalty,
     texts.repetition_swift,
     programs.code_tests,
+    judges.llm_judge,
+    judges.relative_judge,
 )
 BUILTIN: dict[str, Callable[..., Any]] = {function.__name__: function for function in _ALL}
 EXTRAS = dict.fromkeys(
