@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from actors.reward.library import judges, mathematics, programs, texts
-from actors.reward.texts import Completion, text_of
+from actors.reward import judges
+from actors.reward.library import mathematics, programs, texts
+from actors.reward.library.completions import Completion, text_of
 
 __all__ = ["BUILTIN", "EXTRAS", "NAMES_ELSEWHERE", "Completion", "text_of"]
 

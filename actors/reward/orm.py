@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from actors.reward.texts import Completion
+from actors.reward.library.completions import Completion
 from schemas.errors import ConfigError
 
 BASES = ("ORM", "AsyncORM")

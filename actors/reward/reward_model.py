@@ -7,7 +7,7 @@ text prompt are joined. No special tokens are added. The reward is the classifie
 import threading
 from typing import Any
 
-from actors.reward.texts import Completion
+from actors.reward.library.completions import Completion
 
 
 class RewardModel:

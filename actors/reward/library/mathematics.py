@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from actors.reward.library.completions import Completion, text_of
 from actors.reward.sandbox.verifiers import Verdict, verifiers
-from actors.reward.texts import Completion, text_of
 
 SECONDS = 20.0
 """Default limit for an answer. math-verify's own limits come first where they work: 10 s to parse, 5 s to compare."""

@@ -5,14 +5,11 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
-from actors.reward import sandbox
-from actors.reward.sandbox.client import Box, End, Program, run_programs
-from actors.reward.texts import Completion, text_of
+from actors.reward.library.completions import Completion, text_of
+from actors.reward.sandbox.client import HARNESS, Box, End, Program, run_programs
 
-HARNESS = str(Path(sandbox.__file__).parent / "harness.py")
 CODE = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 FORMS = (
     'a list of {"input", "output"}, of {"call", "arguments", "expected"}, of assert statements, or '
@@ -70,7 +67,7 @@ def _passed(source: str, tests: list[dict[str, Any]], box: Box, *, stop_at_first
     if calling:
         token = secrets.token_hex(16)
         asked = [{name: test[name] for name in ("assert", "call", "arguments") if name in test} for test in calling]
-        stdin = json.dumps({"source": source, "tests": asked, "token": token})
+        stdin = json.dumps({"tests": asked, "token": token})
         (end,) = run_programs([Program(source, HARNESS, stdin)], box, stop_at_first=True)
         num_passed = len(_right(end, calling, token))
         words = "" if num_passed == len(calling) else end.words or "a value is wrong"

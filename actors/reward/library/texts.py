@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from actors.reward.texts import Completion, text_of
+from actors.reward.library.completions import Completion, text_of
 
 THINK = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
 THINK_AND_ANSWER = re.compile(r"^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])", re.DOTALL | re.MULTILINE)

@@ -15,6 +15,8 @@ from actors.reward.sandbox.confine import Limits
 
 ROOT = Path(__file__).parents[3]
 """Folder of the package `actors`, for processes of the same interpreter."""
+HARNESS = str(Path(__file__).with_name("harness.py"))
+"""Program that runs the tests of functions."""
 GUARD_SECONDS = 60.0
 """Time for a guard to start and to clean up, in addition to the limits of its programs."""
 WALL_FACTOR = 3.0

@@ -5,9 +5,11 @@ call, which the reader compares, or `null` of an assertion. The token keeps an a
 mistake; an answer that looks for the token in its own process will find it.
 """
 
+import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -15,13 +17,13 @@ def main() -> None:
     job = json.load(sys.stdin)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115 - small, and open until the end
     results = os.fdopen(3, "w", encoding="utf-8")
-    names: dict[str, object] = {"__name__": "answer"}
-    exec(compile(job["source"], "answer.py", "exec"), names)  # noqa: S102 - that is the purpose
+    names = run("answer", {})
     failed = 0
     for number, test in enumerate(job["tests"]):
         try:
             if "assert" in test:
-                exec(compile(test["assert"], "test.py", "exec"), names)  # noqa: S102 - as above
+                Path(f"test_{number}.py").write_text(test["assert"], encoding="utf-8")
+                run(f"test_{number}", names)
                 value = "null"
             else:
                 name = test["call"]
@@ -34,6 +36,23 @@ def main() -> None:
         results.write(f"{job['token']} {number} {value}\n")
         results.flush()
     sys.exit(1 if failed else 0)
+
+
+def run(name: str, names: dict[str, object]) -> dict[str, object]:
+    """Run a file of the working directory as a module, and return its names.
+
+    Args:
+        name: name of the module, and of the file without `.py`.
+        names: names that the module has at its start.
+    """
+    spec = importlib.util.spec_from_file_location(name, f"{name}.py")
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - for the type checker
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update({key: value for key, value in names.items() if not key.startswith("__")})
+    # as Python does: dataclasses look up the module of their class
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return vars(module)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from actors.reward.texts import Completion
+from actors.reward.library.completions import Completion
 
 log = structlog.get_logger("reward")
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from actors.reward import judge as client
+from actors.reward import judges
 from actors.reward.functions import NamedReward
 from actors.reward.judge import EndpointRefusedError
-from actors.reward.library import judges
-from actors.reward.library.judges import BudgetSpentError, common_start, llm_judge, relative_judge
+from actors.reward.judges import BudgetSpentError, common_start, llm_judge, relative_judge
 from tests.actors.reward.test_judge import Judge, judge  # noqa: F401 - a fixture
 
 USER = {"role": "user", "content": "sort 3 1 2"}
