@@ -36,18 +36,18 @@ class _NoLineError(Exception):
     """No line has come in time, or the process has ended."""
 
 
-class _Server:
+class Server:
     """One process. Its lines are read with a time limit."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "actors.reward.sandbox.verifier"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(),
         )
-        self._rest = b""
+        self.rest = b""
         try:
             self.read(LOAD_SECONDS)
         except _NoLineError as error:
@@ -56,10 +56,10 @@ class _Server:
 
     def ask(self, request: dict[str, Any]) -> None:
         """Send a request. A process that has ended is noticed at reading."""
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
 
     def read(self, seconds: float) -> dict[str, Any]:
         """Return the next message.
@@ -67,25 +67,25 @@ class _Server:
         Raises:
             _NoLineError: the process has ended, or the time is over.
         """
-        assert self._process.stdout is not None
-        output, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
-        while b"\n" not in self._rest:
+        assert self.process.stdout is not None
+        output, deadline = self.process.stdout.fileno(), time.monotonic() + seconds
+        while b"\n" not in self.rest:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([output], [], [], left)[0]:
                 raise _NoLineError("late")
             # the unbuffered end of the pipe: `select` knows nothing of a buffer above it
-            data = self._process.stdout.raw.read(READ_BYTES)  # type: ignore[attr-defined]
+            data = self.process.stdout.raw.read(READ_BYTES)  # type: ignore[attr-defined]
             if not data:
                 raise _NoLineError("ended")
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
+            self.rest += data
+        line, _, self.rest = self.rest.partition(b"\n")
         return dict(json.loads(line))
 
     def end(self) -> str:
         """Kill the process; return the end of its errors."""
-        self._process.kill()
+        self.process.kill()
         try:
-            _, errors = self._process.communicate(timeout=CLOSE_SECONDS)
+            _, errors = self.process.communicate(timeout=CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             return "it does not end after SIGKILL"
         return errors.decode("utf-8", "replace").strip()[-STDERR_BYTES:]
@@ -95,7 +95,7 @@ class Verifiers:
     """Pool of servers. Each is kept for the next answer, unless an answer has ended it."""
 
     def __init__(self) -> None:
-        self._idle: list[_Server] = []
+        self._idle: list[Server] = []
         self._lock = threading.Lock()
 
     def verify(self, pairs: Sequence[tuple[str, str]], way: str, seconds: float) -> list[Verdict]:
@@ -123,7 +123,7 @@ class Verifiers:
         with SLOTS:
             with self._lock:
                 server = self._idle.pop() if self._idle else None
-            server = server or _Server()
+            server = server or Server()
             gold: bool | None = None
             try:
                 server.ask({"solution": pair[0], "answer": pair[1], "way": way, "seconds": seconds})

@@ -20,7 +20,7 @@ ENDS = [{"role": "assistant", "content": text} for text in ("1 2 3", "3 2 1")]
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     """A budget of its own for each test."""
-    judges._calls.clear()
+    judges.CALLS.clear()
 
 
 def scores(*values: Any, first: int = 1) -> str:

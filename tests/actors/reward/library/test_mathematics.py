@@ -94,21 +94,21 @@ def test_an_end_of_the_process_is_the_fault_of_what_it_was_reading(
     num_read: int, verdict: tuple[float | None, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer's after the solution was parsed: 0. Before that the solution's: it does not apply."""
-    read, pool, num_calls = module._Server.read, Verifiers(), 0
+    read, pool, num_calls = module.Server.read, Verifiers(), 0
     assert pool.verify([("1", "none")], "trl", 20.0)[0].reward == 0.0
 
-    def read_and_kill(server: module._Server, seconds: float) -> dict:
+    def read_and_kill(server: module.Server, seconds: float) -> dict:
         nonlocal num_calls
         if num_calls == num_read:
-            server._process.kill()
-            server._process.wait(60.0)
-            while server._process.stdout.raw.read(1 << 16):
+            server.process.kill()
+            server.process.wait(60.0)
+            while server.process.stdout.raw.read(1 << 16):
                 pass
-            server._rest = b""
+            server.rest = b""
         num_calls += 1
         return read(server, seconds)
 
-    monkeypatch.setattr(module._Server, "read", read_and_kill)
+    monkeypatch.setattr(module.Server, "read", read_and_kill)
     (found,) = pool.verify([("1", r"\boxed{1}")], "trl", 20.0)
     assert (found.reward, found.answer) == verdict
     monkeypatch.undo()
