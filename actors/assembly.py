@@ -48,7 +48,7 @@ LEDGER_PATIENCE_SECONDS = 5.0
 
 def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RolloutActor":
     """Make the rollout actor, with HTTP client, data sets and tokenizer."""
-    from actors.datasets import Dataset, make_dataset
+    from actors.datasets import Dataset, make_dataset, prepared_folder
     from actors.engines.http.access import api_key, client_tls
     from actors.engines.http.client import CompletionClient
     from actors.models.tokenizer import Tokenizer
@@ -60,12 +60,14 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     from schemas.messages import Purpose
 
     # the packer checks every row; a bad row would fail only its own attempt here
+    prepared = prepared_folder(config)
     datasets: dict[tuple[Purpose, str], Dataset] = {
-        ("train", e.label): make_dataset(e, "train", config.seed, check=False) for e in config.trained
+        ("train", e.label): make_dataset(e, "train", config.seed, check=False, prepared=prepared)
+        for e in config.trained
     }
     for label, one in config.evaluations.items():
-        split = one.environment.eval_split
-        datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False)
+        split = one.environment.evaluated_split
+        datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False, prepared=prepared)
     loads_model = config.inference.engine.loads_model
     # an engine without a model has token ids of its own; the fake engine counts one token per character
     encode = Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
@@ -134,7 +136,8 @@ def make_packer(
 ) -> "PackerActor":
     """Make the packer, with ledger, data sets and curriculum."""
     from actors.algorithms.curriculum import Curriculum
-    from actors.datasets import make_dataset
+    from actors.datasets import make_dataset, prepared_folder
+    from actors.datasets.identity import pinned_commits
     from actors.ledger import Store
     from actors.ops.previous_run import check_ledger_is_there, lacks_checkpoint
     from actors.packer.loop import PackerActor
@@ -143,22 +146,27 @@ def make_packer(
     # before anything is written: if the ledger's disk is not mounted, nothing may look like a new run
     check_ledger_is_there(config)
     take(config)
-    own = {e.label: own_examples(e) for e in config.environments}
+    own, prepared = {e.label: own_examples(e) for e in config.environments}, prepared_folder(config)
 
     def dataset(e: "EnvironmentConfig", split: "Split") -> "Dataset":
-        return make_dataset(e, split, config.seed, num_examples=own[e.label][split])
+        return make_dataset(e, split, config.seed, num_examples=own[e.label][split], prepared=prepared)
 
-    train = {e.label: dataset(e, "train") for e in config.trained}
-    # without evaluations no file of an eval split is read
-    held_out = {
-        label: dataset(one.environment, one.environment.eval_split) for label, one in config.evaluations.items()
-    }
     weights = [e.weight for e in config.trained if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)
     try:
+        # the ledger decides which commits of the hub the run has, also if somebody has removed the folder
+        prepared.note("commits.json", pinned_commits(store.value("data") or {}))
+        train = {e.label: dataset(e, "train") for e in config.trained}
+        # without evaluations no file of an eval split is read
+        held_out = {
+            label: dataset(one.environment, one.environment.evaluated_split)
+            for label, one in config.evaluations.items()
+        }
         sizes = [e.num_examples for e in train.values()]
-        curriculum = Curriculum(sizes, weights or None, config.seed, make_difficulty_pools(config, train, store))
+        shuffled = [getattr(e, "shuffle", True) for e in config.trained]
+        pools = make_difficulty_pools(config, train, store)
+        curriculum = Curriculum(sizes, weights or None, config.seed, pools, shuffled)
         counts = store.value("curriculum") or []
         # a fork may have other environments, whose epochs begin anew
         if len(counts) == len(train):

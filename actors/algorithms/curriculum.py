@@ -22,6 +22,8 @@ class Curriculum:
             `buffer.env_ratios`). None: the number of examples; an endless environment counts as the largest.
         seed: of the run.
         pools: difficulty pools. Examples set aside are skipped, and drawn in later epochs once they are back.
+        shuffled: for each environment, True to draw each epoch in another order, False in the order of the examples.
+            None: True for all.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class Curriculum:
         weights: Sequence[float] | None,
         seed: int,
         pools: DifficultyPools | None = None,
+        shuffled: Sequence[bool] | None = None,
     ) -> None:
         largest = max((n for n in num_examples if n is not None), default=1)
         self._num_examples, self._seed = list(num_examples), seed
         self._weights = list(weights) if weights else [float(largest if n is None else n) for n in num_examples]
         self.counts = [0] * len(num_examples)
+        self._shuffled = list(shuffled) if shuffled else [True] * len(num_examples)
         self.pools = pools
         self._given_back: list[tuple[int, int]] = []
         self._orders: dict[int, tuple[int, NDArray[np.int64]]] = {}
@@ -76,6 +80,8 @@ class Curriculum:
         if size is None:
             return count
         epoch, position = divmod(count, size)
+        if not self._shuffled[environment]:
+            return position
         known, order = self._orders.get(environment, (-1, None))
         if order is None or known != epoch:
             order = np.random.default_rng([self._seed, environment, epoch]).permutation(size)

@@ -9,12 +9,20 @@ from actors.datasets.base import Dataset, Example
 from actors.datasets.generated import Arithmetic, ReverseText
 from actors.datasets.jsonl import Jsonl
 from actors.datasets.numbered import Numbered
-from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig, Split
+from actors.datasets.prepared import Prepared
+from actors.datasets.table import Table
+from schemas.config import RunConfig
+from schemas.config.data import ArithmeticConfig, DatasetConfig, JsonlConfig, ReverseTextConfig, Split
 from schemas.config.environments import EnvironmentConfig, PythonConfig
 
 
 def make_dataset(
-    config: EnvironmentConfig, split: Split, seed: int, check: bool = True, num_examples: int | None = None
+    config: EnvironmentConfig,
+    split: Split,
+    seed: int,
+    check: bool = True,
+    num_examples: int | None = None,
+    prepared: Prepared | None = None,
 ) -> Dataset:
     """Make the dataset of one split of an environment; equal arguments give equal examples in every process.
 
@@ -24,6 +32,7 @@ def make_dataset(
         seed: of the run, for generated examples.
         check: parse and check every row of a file now. False: a row is parsed when the example is read.
         num_examples: number of examples that the environment has itself; None: without end, or as configured.
+        prepared: folder of everything that is made once from the run's data; a `dataset` needs one.
 
     Raises:
         ConfigError: the file can't be read, has no rows, or (with `check`) has a faulty row.
@@ -34,9 +43,17 @@ def make_dataset(
         return Arithmetic(config, split, seed)
     if isinstance(config, JsonlConfig):
         return Jsonl(config, split, check)
+    if isinstance(config, DatasetConfig):
+        assert prepared is not None
+        return Table(config, split, prepared)
     if isinstance(config, PythonConfig) and config.rows is not None:
         return Jsonl(config.as_jsonl(config.rows), split, check, of_environment=True)
     return Numbered(split, num_examples or (config.num_examples if split == "train" else None))
 
 
-__all__ = ["Dataset", "Example", "make_dataset"]
+def prepared_folder(config: RunConfig) -> Prepared:
+    """Return the folder of everything that is made once from the data of a run."""
+    return Prepared(config.output / "prepared")
+
+
+__all__ = ["Dataset", "Example", "make_dataset", "prepared_folder"]

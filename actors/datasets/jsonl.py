@@ -10,12 +10,11 @@ import json
 import os
 from array import array
 from pathlib import Path
-from typing import Any
 
-from actors.datasets.base import Example, is_message, why_not_sendable
+from actors.datasets.base import Example, why_not_sendable
+from actors.datasets.rows import PromptKeys, to_example
 from schemas.config.data import JsonlConfig, Split
 from schemas.errors import ConfigError
-from schemas.messages import Prompt
 
 
 class Jsonl:
@@ -33,7 +32,10 @@ class Jsonl:
     """
 
     def __init__(self, config: JsonlConfig, split: Split, check: bool = True, *, of_environment: bool = False) -> None:
-        self._config, self._check, self._of_environment = config, check, of_environment
+        self._check = check
+        self._prompt_keys = PromptKeys(
+            config.prompt_column, "prompt_column", config.system_prompt, config.chat, may_be_empty=of_environment
+        )
         self.key = "path" if split == "train" else "eval_path"
         if of_environment:
             self.key = self.key.replace("path", "rows")
@@ -49,6 +51,11 @@ class Jsonl:
         if self.path:
             self._read(self.path)
         self.num_examples: int | None = max(0, len(self._offsets) - 1)
+
+    @property
+    def num_read(self) -> int:
+        """Number of rows that a check reads: all."""
+        return self.num_examples or 0
 
     def example(self, index: int) -> Example:
         """Return row `index`, counted over the lines that are not blank.
@@ -98,28 +105,9 @@ class Jsonl:
         self._offsets.append(position)
 
     def _example(self, line: bytes, place: str) -> Example:
-        where, column = f"environments[].{self.key}: {self.path}, {place}", self._config.prompt_column
+        where = f"environments[].{self.key}: {self.path}, {place}"
         try:
             row = json.loads(line)
         except ValueError as error:
             raise ConfigError(f"{where}: not JSON: {error}") from None
-        if self._of_environment and isinstance(row, dict):
-            row.setdefault(column, "")
-        if not isinstance(row, dict) or column not in row:
-            found = f"its columns are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
-            raise ConfigError(f"{where}: no column {column!r} (prompt_column); {found}")
-        value: Any = row.pop(column)
-        system = [{"role": "system", "content": self._config.system_prompt}] if self._config.system_prompt else []
-        prompt: Prompt
-        if value == "" and self._of_environment:
-            return Example(system or "", row, is_known_by_columns=True)
-        if isinstance(value, str):
-            # plain text stays text for models without a chat template; a system prompt or `chat` makes it a message
-            prompt = [*system, {"role": "user", "content": value}] if system or self._config.chat else value
-        elif isinstance(value, list) and value and all(map(is_message, value)):
-            prompt = [*system, *value]
-        else:
-            raise ConfigError(
-                f"{where}: the prompt must be text, or a list of messages with `role` and `content` (text or a list)"
-            )
-        return Example(prompt=prompt, columns=row)
+        return to_example(row, self._prompt_keys, where)

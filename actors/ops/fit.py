@@ -23,6 +23,7 @@ from schemas.config.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from actors.datasets.jsonl import Jsonl
+    from actors.datasets.table import Preview
 
 PROMPT_SECONDS = 2.0
 """Time limit in seconds for the prompts of one file; prompts after it are not looked at."""
@@ -108,7 +109,7 @@ def module_names(model: Path) -> list[str]:
     return sorted(names)
 
 
-def prompt_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Finding]:
+def prompt_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:
     """Check the prompts of a file, as many as PROMPT_SECONDS allow: chat template, and length in tokens.
 
     Texts are counted as the engine gets them. Messages are counted without the chat template, which only makes them
@@ -128,7 +129,7 @@ def prompt_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Find
         return
     limit = max(prompt_limit(config, own), 0) or hard
     deadline, longest, shortest, too_long, number = time.monotonic() + PROMPT_SECONDS, 0, hard + 1, 0, 0
-    for number in range(1, (rows.num_examples or 0) + 1):
+    for number in range(1, rows.num_read + 1):
         prompt = rows.example(number - 1).prompt
         if not isinstance(prompt, str) and not has_chat_template(model):
             yield Finding(
@@ -179,15 +180,15 @@ def has_chat_template(model: Path) -> bool:
     )
 
 
-def column_findings(config: RunConfig, rows: "Jsonl", key: str) -> Iterator[Finding]:
+def column_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:
     """Check a file for column names that the sampled group needs, and for rows that no message can carry."""
     if rows.num_unsendable:
         yield Finding(
-            f"{key}: {rows.num_unsendable} of {rows.num_examples} rows of {rows.path} can't be sent and are dropped as "
+            f"{key}: {rows.num_unsendable} of {rows.num_read} rows of {rows.path} can't be sent and are dropped as "
             f"poison; the first is {rows.first_unsendable} (integers have 64 bits; write a long list as text, or keep "
             "what is large in a file and name the file in a column)",
             # above this share of poison the packer fails the run, perhaps hours after the start
-            fatal=rows.num_unsendable > config.packer.max_drop_fraction * (rows.num_examples or 0)
+            fatal=rows.num_unsendable > config.packer.max_drop_fraction * rows.num_read
             or rows.num_unsendable == rows.num_examples,
         )
     for column in sorted(rows.columns & set(ARGUMENTS)):

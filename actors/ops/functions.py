@@ -26,6 +26,7 @@ from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from actors.datasets.jsonl import Jsonl
+    from actors.datasets.table import Preview
 
 NO_FUNCTIONS = ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set | ast.JoinedStr
 """Syntax of values that surely can't be called."""
@@ -90,7 +91,7 @@ def call_findings(config: RunConfig, split: Split, columns: set[str]) -> Iterato
             yield from signature_findings(definition, name, columns, set(function.kwargs), f"{key}: {place}", passed)
 
 
-def missing_columns(config: RunConfig, split: Split, rows: "Jsonl") -> Iterator[str]:
+def missing_columns(config: RunConfig, split: Split, rows: "Jsonl | Preview") -> Iterator[str]:
     """Check that every row of a file has the columns that built-in functions need."""
     for key, function in _configured(config):
         if function.path not in BUILTIN or (split == "train" and key == EXACT_MATCH):

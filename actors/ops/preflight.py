@@ -16,17 +16,19 @@ from actors.ops.fit import Finding, cache_findings, column_findings, model_findi
 from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
 from actors.ops.places import folder_problems, key_problems, room_problems
 from actors.ops.requirements import not_installed
+from actors.process.packages import is_installed
 from schemas.config import RunConfig
-from schemas.config.data import Split
+from schemas.config.data import DatasetConfig, Split
 from schemas.config.environments import EnvironmentBase, EnvironmentConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from actors.datasets.jsonl import Jsonl
+    from actors.datasets.table import Preview
 
 MODEL_FILES = ("config.json", "tokenizer.json")
 """Files in a model's directory without which no actor can start."""
-Tables = dict[tuple[str, Split], "Jsonl"]
+Tables = dict[tuple[str, Split], "Jsonl | Preview"]
 """Data files, read once, by environment and split."""
 
 
@@ -55,7 +57,7 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         found += model_findings(config)
         # without a chat template prompts of messages can't be judged
         found += list(template_findings(config)) or _fit(config, tables)
-    found += worker_notes(config)
+    found += [*worker_notes(config), *_hub_notes(config)]
     machine = list(_devices(config))
     # this machine must have the GPUs only if the run starts here
     if starts:
@@ -85,6 +87,8 @@ def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
     for environment in config.environments:
         for key, path in environment.files.values():
             yield f"environments[].{key}", Path(path)
+        if isinstance(environment, DatasetConfig):
+            yield from ((f"environments[].{key}", Path(path)) for key, path in environment.local_places.values())
     if config.trainer.sft is not None:
         yield "trainer.sft.path", Path(config.trainer.sft.path)
 
@@ -140,21 +144,15 @@ def _rows(config: RunConfig, tables: Tables) -> Iterator[str]:
         config: configuration of the run.
         tables: filled with the files read, so that later checks need not read them again.
     """
-    with_files = [environment for environment in config.environments if environment.files]
-    if not with_files:
-        return
-    from actors.datasets import make_dataset  # imported here, since it loads numpy
-    from actors.datasets.jsonl import Jsonl
-
+    with_files = [one for one in config.environments if one.files or isinstance(one, DatasetConfig)]
     for environment, split in itertools.product(with_files, get_args(Split)):
-        if split in environment.files and not Path(environment.files[split][1]).exists():
-            continue  # reported as a missing file
         try:
-            rows = make_dataset(environment, split, config.seed)
+            rows = _opened(environment, split, config)
         except ConfigError as error:
             yield from error.problems
             continue
-        assert isinstance(rows, Jsonl)
+        if rows is None:
+            continue
         tables[environment.label, split] = rows
         # an environment may add columns, which are known once it is played
         if isinstance(environment, EnvironmentBase):
@@ -168,7 +166,43 @@ def _use_of(config: RunConfig, environment: EnvironmentConfig, split: Split) -> 
     if split == "train" and environment.train:
         return "train"
     evaluated = {one.environment.label for one in config.evaluations.values()}
-    return "eval" if split == environment.eval_split and environment.label in evaluated else None
+    return "eval" if split == environment.evaluated_split and environment.label in evaluated else None
+
+
+def _opened(environment: EnvironmentConfig, split: Split, config: RunConfig) -> "Jsonl | Preview | None":
+    """Return the rows of a split for checks; None if there are none, or none at hand.
+
+    A `jsonl` file is read as a whole, a `dataset` in part. Nothing is loaded from the hub.
+
+    Raises:
+        ConfigError: a file can't be read, or a row is faulty.
+    """
+    # imported here, since it loads numpy
+    from actors.datasets import make_dataset
+    from actors.datasets.jsonl import Jsonl
+    from actors.datasets.table import Preview
+
+    if isinstance(environment, DatasetConfig):
+        is_local = split in environment.sources and split in environment.local_places
+        missing = is_local and not Path(environment.local_places[split][1]).exists()
+        # without its package no row can be read; both are reported elsewhere
+        lacks = any(not is_installed(name) for _, name in environment.packages)
+        return Preview(environment, split) if is_local and not missing and not lacks else None
+    if split in environment.files and not Path(environment.files[split][1]).exists():
+        return None  # reported as a missing file
+    rows = make_dataset(environment, split, config.seed)
+    assert isinstance(rows, Jsonl)
+    return rows
+
+
+def _hub_notes(config: RunConfig) -> Iterator[Finding]:
+    """Tell which data sets are checked at the start only, since a check needs no network."""
+    for one in config.environments:
+        if isinstance(one, DatasetConfig):
+            for split in one.sources.keys() - one.local_places.keys():
+                key, path, _ = one.sources[split]
+                words = f"{path} is loaded from the hub at the start, and not checked before"
+                yield Finding(f"environments[].{key}: {words}", fatal=False)
 
 
 def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:

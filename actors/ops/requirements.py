@@ -9,6 +9,7 @@ from pathlib import Path
 from actors.process.devices import visible_gpus
 from actors.process.packages import c_compiler, is_installed
 from schemas.config import RunConfig
+from schemas.config.data import DatasetConfig
 from schemas.config.optimizers import AdamW8bitConfig
 
 
@@ -26,6 +27,9 @@ def not_installed(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         packages.append(("trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"))
     if engine.loads_model and config.model.attention == "flash":
         packages.append(("model.attention", "flash_attn", "flash-attn, or take auto"))
+    for one in config.environments:
+        if isinstance(one, DatasetConfig):
+            packages += [(key, name, "grpo-actors[data]") for key, name in one.packages]
     yield from (package for package in packages if not is_installed(package[1]))
     # torch.compile calls the C++ compiler that CXX names, as torch reads the variable
     compiler = os.environ.get("CXX", "g++")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from schemas import limits
 from schemas.config.advantages import GaeAdvantageConfig, NormAdvantageConfig, ProcessAdvantageConfig
-from schemas.config.data import ArithmeticConfig, JsonlConfig, ReverseTextConfig
+from schemas.config.data import ArithmeticConfig, DatasetConfig, JsonlConfig, ReverseTextConfig
 from schemas.config.environments import EnvironmentBase, ReasoningGymConfig
 from schemas.config.run import RunConfig
 from schemas.config.sampling import SamplingParams
@@ -93,8 +93,13 @@ def _dropout_is_a_mismatch(config: RunConfig) -> Iterator[str]:
 
 
 def _nothing_held_out(config: RunConfig) -> Iterator[str]:
-    needs_file = [e for e in config.trained if isinstance(e, JsonlConfig) and e.eval_path is None]
     evaluated = {one.environment.label for one in config.evaluations.values()}
+    needs_file = [
+        e
+        for e in config.trained
+        if (isinstance(e, JsonlConfig) and e.eval_path is None)
+        or (isinstance(e, DatasetConfig) and "eval" not in e.sources)
+    ]
     if needs_file := [e for e in needs_file if e.label in evaluated]:
         yield (
             f"environments[].eval_path: not set for {needs_file[0].label}, so nothing of it is held out for eval; set "

@@ -1,14 +1,18 @@
 """Keys of the data: environments, reward functions, evaluation."""
 
+import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.config.base import FunctionPath, Section
 from schemas.config.resume_classes import Free
 from schemas.config.sampling import SamplingParams
+from schemas.config.splits import parse_split
 
 Split = Literal["train", "eval"]
+DATA_SUFFIX = re.compile(r"\.(?:(parquet|arrow)|(csv|json|jsonl|ndjson)(?:\.(gz|bz2|xz|zst))?)$")
+"""End of the name of a data file: a table, or a text that may be compressed."""
 
 
 class DatasetBase(Section):
@@ -41,7 +45,7 @@ class DatasetBase(Section):
         return {}
 
     @property
-    def eval_split(self) -> Split:
+    def evaluated_split(self) -> Split:
         """Split with the examples of evaluations."""
         return "train" if not self.train and self.files.keys() == {"train"} else "eval"
 
@@ -100,6 +104,94 @@ class JsonlConfig(DatasetBase):
         """Files with rows by split: the key, and the path."""
         found: dict[Split, tuple[str, str]] = {"train": ("path", self.path)}
         return found | ({"eval": ("eval_path", self.eval_path)} if self.eval_path else {})
+
+
+class DatasetConfig(DatasetBase):
+    """Examples from a data set: on the Hugging Face hub, a folder written by `save_to_disk`, or files.
+
+    Files are parquet, arrow, csv, json and jsonl; the last three also compressed (`.gz`, `.bz2`, `.xz`, `.zst`). Rows
+    are read when they are needed, so a data set may be larger than memory (docs/reference/data.md).
+    """
+
+    type: Literal["dataset"] = "dataset"
+    path: str = Field(min_length=1)
+    """Data set on the hub (`owner/name`), file, folder, or pattern of files (`data/*.parquet`). A relative path is
+    looked up next to the configuration file first, then in the current directory."""
+    config: str | None = None
+    """Configuration of a data set on the hub, e.g. `main` of `openai/gsm8k` (TRL: dataset_config). Empty: the only or
+    default one."""
+    split: str = "train"
+    """Rows for training: `train`, `train[:1000]`, `train[:90%]`, `train+validation`. A file or a pattern of files has
+    the split `train` alone."""
+    revision: str | None = None
+    """Branch, tag or commit of a data set on the hub. Its commit is looked up once and kept with the run. Empty: the
+    main branch."""
+    eval_path: str | None = None
+    """Data set of held-out examples, written like `path`. Empty: `path`."""
+    eval_split: str | None = None
+    """Rows for evaluation, written like `split`. Empty: all rows of `eval_path`; without both keys no evaluation of
+    this environment."""
+    columns: dict[str, str | None] = {}
+    """Columns by their new name: `{prompt: question, answer: solution}` renames two columns; a name with null leaves
+    that column out. Columns that are not named stay. The prompt is the column `prompt`."""
+    filter: FunctionPath | None = None
+    """Function of a row, a dict with the new names of columns, that returns True to keep the row: `package.module:f`
+    or `file.py:f`, looked up like `path`. Rows are judged once, before training; the result is kept with the run."""
+    limit: int | None = Field(None, ge=1)
+    """Greatest number of training examples; the first ones of the filtered rows are taken. Empty: all."""
+    shuffle: bool = True
+    """Another order of the rows in each epoch. False: the order of the data set (TRL: shuffle_dataset)."""
+    system_prompt: str | None = None
+    """System message in front of each prompt; a text prompt then becomes a user message. Empty: none."""
+    chat: bool = False
+    """Conversion of text prompts to a user message, so that the model's chat template applies."""
+    cut_answer: bool = False
+    """Removal of the assistant's messages at the end of a prompt, for data with complete conversations (ms-swift)."""
+
+    @field_validator("split", "eval_split")
+    @classmethod
+    def _is_a_split(cls, split: str | None) -> str | None:
+        if split is not None:
+            parse_split(split)
+        return split
+
+    @model_validator(mode="after")
+    def _columns_have_a_prompt(self) -> "DatasetConfig":
+        if self.columns.get("prompt", "prompt") is None:
+            raise ValueError("columns.prompt: must name a column, since every example has a prompt")
+        return self
+
+    @property
+    def sources(self) -> dict[Split, tuple[str, str, str]]:
+        """Data set by split: the key, the path, and the rows in the notation of splits."""
+        found: dict[Split, tuple[str, str, str]] = {"train": ("path", self.path, self.split)}
+        if self.eval_path:
+            found["eval"] = ("eval_path", self.eval_path, self.eval_split or "train")
+        elif self.eval_split:
+            found["eval"] = ("path", self.path, self.eval_split)
+        return found
+
+    @property
+    def evaluated_split(self) -> Split:
+        """Split with the examples of evaluations."""
+        return "train" if not self.train and "eval" not in self.sources else "eval"
+
+    @property
+    def local_places(self) -> dict[Split, tuple[str, str]]:
+        """Local file or folder by split: the key, and the path. A pattern is named by the folder before it."""
+        places = {split: (key, path) for split, (key, path, _) in self.sources.items() if path.startswith("/")}
+        return {split: (key, re.split(r"/[^/]*[*?[]", path)[0] or "/") for split, (key, path) in places.items()}
+
+    @property
+    def packages(self) -> list[tuple[str, str]]:
+        """Packages that the data set needs: the key, and the name of the package."""
+        found = []
+        for key, path, _ in self.sources.values():
+            if not path.startswith("/"):
+                found.append((f"environments[].{key}", "datasets"))
+            elif path.endswith((".parquet", ".arrow", ".zst")):
+                found.append((f"environments[].{key}", "pyarrow"))
+        return found
 
 
 class ShapingConfig(Section):

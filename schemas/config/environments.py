@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from schemas.config.base import FunctionPath, Section
-from schemas.config.data import ArithmeticConfig, DatasetBase, JsonlConfig, ReverseTextConfig, Split
+from schemas.config.data import ArithmeticConfig, DatasetBase, DatasetConfig, JsonlConfig, ReverseTextConfig, Split
 
 
 class EnvironmentLimitsConfig(Section):
@@ -188,6 +188,7 @@ EnvironmentConfig = Annotated[
     ReverseTextConfig
     | ArithmeticConfig
     | JsonlConfig
+    | DatasetConfig
     | PythonConfig
     | ReasoningGymConfig
     | TextArenaConfig

@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from schemas.config.advantages import CustomAdvantageConfig
+from schemas.config.data import DATA_SUFFIX, DatasetConfig
 from schemas.config.environments import EnvironmentBase, PythonConfig
 from schemas.config.losses import CustomLossConfig
 from schemas.config.moved import with_keys_moved
@@ -179,6 +180,9 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     environments = []
     for one in config.environments:
         update = {key: str(_locate(value, folder)) for key, value in one.files.values()}
+        if isinstance(one, DatasetConfig):
+            update |= {key: _locate_data(path, folder) for key, path, _ in one.sources.values()}
+            update |= {"filter": _locate_code(one.filter, folder)} if one.filter else {}
         if isinstance(one, PythonConfig):
             update |= {"path": _locate_code(one.path, folder)}
         if isinstance(one, EnvironmentBase):
@@ -240,6 +244,24 @@ def _locate_model(path: str, folder: Path) -> str:
     owner, slash, _ = path.partition("/")
     is_hub_name = _HUB_NAME.fullmatch(path) and not (slash and _locate(owner, folder).is_dir())
     return path if is_hub_name and not located.exists() else str(located)
+
+
+def _locate_data(path: str, folder: Path) -> str:
+    """Return the path of files, absolute, or unchanged the name of a data set on the Hugging Face hub (OWNER/NAME).
+
+    If a folder `a` exists, `a/b` means a file in it, even a missing one. A name with the suffix of a data file is a
+    file as well.
+    """
+    magic = re.search(r"[*?[]", path)
+    if magic:
+        # a pattern exists where its folder does
+        head, _, tail = path[: magic.start()].rpartition("/")
+        return str(
+            _locate(f"{head}/" if head or path.startswith("/") else ".", folder) / (tail + path[magic.start() :])
+        )
+    located, (owner, slash, name) = _locate(path, folder), path.partition("/")
+    is_file = DATA_SUFFIX.search(name) or located.exists() or _locate(owner, folder).is_dir()
+    return path if slash and _HUB_NAME.fullmatch(path) and not is_file else str(located)
 
 
 def _locate_code(path: str, folder: Path) -> str:

@@ -25,6 +25,17 @@ def test_endless_environments_are_taken_in_order() -> None:
     assert draws(Curriculum([None], None, seed=0), 3) == [(0, 0), (0, 1), (0, 2)]
 
 
+def test_an_environment_that_is_not_shuffled_is_taken_in_order() -> None:
+    """Epoch after epoch; the other environments have the same draws as without it."""
+    curriculum = Curriculum([3, 5], [1.0, 1.0], seed=0, shuffled=[False, True])
+    found = draws(curriculum, 40)
+    in_order = [index for environment, index in found if environment == 0]
+    assert in_order == [number % 3 for number in range(len(in_order))]
+    shuffled = [draw for draw in draws(Curriculum([3, 5], [1.0, 1.0], seed=0), 40) if draw[0] == 1]
+    assert [draw for draw in found if draw[0] == 1] == shuffled
+    assert len(in_order) + len(shuffled) == 40
+
+
 @pytest.mark.parametrize("stop", [0, 1, 9, 23])
 def test_a_draw_depends_on_seed_and_counts_alone(stop: int) -> None:
     """A packer that starts again with the stored counts goes on as if nothing had been (P10)."""

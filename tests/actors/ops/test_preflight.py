@@ -1,5 +1,6 @@
 """What a run relies on outside its configuration is looked at before anything starts, without running any of it."""
 
+import gzip
 import json
 import math
 import re
@@ -266,6 +267,64 @@ def test_all_bad_files_of_data_are_named(tmp_path: Path) -> None:
         f"environments[].eval_path: {bad}, line 2: the prompt must be text, or a list of messages",
         f"environments[].path: {rows}, line 1: no column 'prompt' (prompt_column)",
         f"environments[].path: there is no file {tmp_path}/none.jsonl",
+    ]
+
+
+def test_the_first_rows_of_data_sets_are_looked_at(tmp_path: Path) -> None:
+    """Files, columns and rows, as of JSON Lines; the hub is not asked, and nothing is written."""
+    rows = _rows(tmp_path / "rows.jsonl", {"question": "a", "solution": "b"})
+    packed = gzip.compress(Path(rows).read_bytes())
+    (tmp_path / "rows.jsonl.gz").write_bytes(packed)
+    source = {"type": "dataset", "path": f"{rows}.gz", "columns": {"prompt": "question", "answer": "solution"}}
+    good = [source, source | {"name": "folder", "path": f"{tmp_path}/*.gz", "eval_split": "train[:1]"}]
+    assert _problems(tmp_path, environments=good) == []
+    bad = [
+        source | {"name": "a", "path": f"{tmp_path}/none-*.parquet"},
+        source | {"name": "b", "path": f"{tmp_path}/missing/*.csv"},
+        source | {"name": "c", "eval_path": f"{tmp_path}/none.csv"},
+        source | {"name": "d", "columns": {"prompt": "problem"}},
+        source | {"name": "e", "columns": {"prompt": "question"}},
+        {"type": "dataset", "name": "f", "path": "org/sums"},
+    ]
+    columns, lacks = "its columns are question, solution", f"{rows}.gz has; all rows have solution"
+    assert _problems(tmp_path, environments=bad) == [
+        f"environments[].path: there is no file {tmp_path}/none-*.parquet",
+        f"environments[].path: {rows}.gz, line 1: no column 'problem' (columns.prompt); {columns}",
+        f"reward.functions.0.path: characters_in_place needs a column 'answer', which not every row of {lacks}",
+        f"environments[].path: there is no file {tmp_path}/missing",
+        f"environments[].eval_path: there is no file {tmp_path}/none.csv",
+    ]
+    config = check_tree(ring_config(tmp_path).model_dump() | {"environments": bad[-1:]})
+    notes = preflight(config)
+    assert "environments[].path: org/sums is loaded from the hub at the start, and not checked before" in notes
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl", "rows.jsonl.gz"}
+
+
+def test_a_preview_is_not_the_whole_data_set(tmp_path: Path) -> None:
+    """Rows that can't be sent are counted among the rows that were read, and more rows may be sound."""
+    rows = [{"prompt": "a", "answer": "b", "huge": 2**70}] * 100 + [{"prompt": "a", "answer": "b", "huge": 1}]
+    environments = [{"type": "dataset", "path": _rows(tmp_path / "rows.jsonl", *rows)}]
+    (problem,) = _problems(tmp_path, environments=environments)
+    assert "100 of 100 rows" in problem
+    few = [{"prompt": "a", "answer": "b", "huge": 2**70}] + [{"prompt": "a", "answer": "b", "huge": 1}] * 150
+    environments = [{"type": "dataset", "path": _rows(tmp_path / "rows.jsonl", *few)}]
+    config = check_tree(ring_config(tmp_path).model_dump() | {"environments": environments})
+    assert any("1 of 100 rows" in note for note in preflight(config))
+
+
+def test_packages_of_data_sets_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extra that brings them; a text file needs none."""
+    monkeypatch.setattr("actors.ops.requirements.is_installed", lambda name: name not in ("pyarrow", "datasets"))
+    monkeypatch.setattr("actors.ops.preflight.is_installed", lambda name: name not in ("pyarrow", "datasets"))
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    rows = _rows(tmp_path / "rows.jsonl", {"prompt": "a", "answer": "b"})
+    environments = [
+        {"type": "dataset", "name": name, "path": path}
+        for name, path in (("a", f"{tmp_path}/rows.parquet"), ("b", "org/sums"), ("c", rows))
+    ]
+    assert _problems(tmp_path, environments=environments) == [
+        "environments[].path: needs pyarrow, which is not installed; install grpo-actors[data]",
+        "environments[].path: needs datasets, which is not installed; install grpo-actors[data]",
     ]
 
 

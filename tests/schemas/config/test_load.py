@@ -57,8 +57,8 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"environments": [{"type": "arithmetic", "max_operant": 5}]},
          "environments.0.max_operant: no such key, did you mean 'max_operand'?"),
         ({"environments": [{"type": "arithmetics"}]},
-         ("environments.0.type: 'arithmetics' is not one of 'reverse_text', 'arithmetic', 'jsonl', 'python', "
-          "'reasoning_gym', 'textarena', 'gymnasium', 'verifiers', 'verifiers_v1', 'openenv', 'ors', "
+         ("environments.0.type: 'arithmetics' is not one of 'reverse_text', 'arithmetic', 'jsonl', 'dataset', "
+          "'python', 'reasoning_gym', 'textarena', 'gymnasium', 'verifiers', 'verifiers_v1', 'openenv', 'ors', "
          "did you mean 'arithmetic'?")),
         ({"environments": [{"name": "x"}]}, "environments.0.type: is required"),
         ({"inference__engine": {"type": "vlm"}},
@@ -306,6 +306,59 @@ def test_paths_are_relative_to_the_file_and_the_output_to_the_command(
     assert config.eval.exact_match == f"{folder}/mine.py:match"
     assert config.output == elsewhere / "out"
     assert config.ledger_path == elsewhere / "out" / "ledger.sqlite"
+
+
+@pytest.mark.parametrize(
+    ("path", "located"),
+    [
+        ("org/sums", "org/sums"),
+        ("org/sums.v2", "org/sums.v2"),
+        ("sums", "{folder}/sums"),
+        ("rows.parquet", "{here}/rows.parquet"),
+        ("org/rows.parquet", "{folder}/org/rows.parquet"),
+        ("data/saved", "{folder}/data/saved"),
+        ("data/*.jsonl", "{folder}/data/*.jsonl"),
+        ("data/*/part-[0-9].csv.gz", "{folder}/data/*/part-[0-9].csv.gz"),
+        ("*.arrow", "{folder}/*.arrow"),
+        ("shards/*.arrow", "{here}/shards/*.arrow"),
+        ("/abs/*.arrow", "/abs/*.arrow"),
+        ("/abs/rows.json", "/abs/rows.json"),
+    ],
+)
+def test_a_data_set_is_a_name_on_the_hub_or_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, located: str
+) -> None:
+    """OWNER/NAME is on the hub, unless there is such a folder or the name is that of a data file."""
+    folder, here = tmp_path / "project", tmp_path / "here"
+    for place in (folder / "data", here / "shards"):
+        place.mkdir(parents=True)
+    for place in (here / "rows.parquet", folder / "mine.py"):
+        place.touch()
+    monkeypatch.chdir(here)
+    tree = _tree(environments=[{"type": "dataset", "path": path, "eval_path": path, "filter": "mine.py:f"}])
+    config = load_config(_file(folder, tree))
+    environment: Any = config.environments[0]
+    assert environment.path == environment.eval_path == located.format(folder=folder, here=here)
+    assert environment.filter == f"{folder}/mine.py:f"
+    # the configuration that a run writes down means the same wherever it is read
+    monkeypatch.chdir(tmp_path)
+    assert load_config(_file(tmp_path, dump_config(config))).environments == config.environments
+
+
+def test_what_a_data_set_can_not_be_is_refused() -> None:
+    """By key, with the notation that is allowed."""
+    keys = {"type": "dataset", "path": "org/sums", "split": "train[5]", "columns": {"prompt": None}, "limit": 0}
+    assert _problems(_tree(environments=[keys])) == [
+        (
+            "environments.0.split: 'train[5]' is no split; write train, train[:1000], train[:90%] or train+validation, "
+            "got 'train[5]'"
+        ),
+        "environments.0.limit: must be at least 1, got 0",
+    ]
+    keys |= {"split": "train", "limit": 1}
+    assert _problems(_tree(environments=[keys])) == [
+        "environments.0: columns.prompt: must name a column, since every example has a prompt"
+    ]
 
 
 def test_the_file_of_a_custom_advantage_lies_beside_the_configuration(tmp_path: Path) -> None:

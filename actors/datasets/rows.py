@@ -1,0 +1,93 @@
+"""Rows of data files as examples: the prompt of a row, with checks that name the row and the column."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from actors.datasets.base import Example, is_message
+from schemas.errors import ConfigError
+from schemas.messages import Prompt
+
+
+class PromptKeys(NamedTuple):
+    """Keys that make the prompt of a row."""
+
+    column: str
+    """Column of the prompt."""
+    named_by: str
+    """Configuration key that names the column, for errors."""
+    system: str | None
+    """System message in front of each prompt; None or empty: none."""
+    chat: bool
+    """Conversion of text prompts to a user message."""
+    may_be_empty: bool = False
+    """True for rows of an environment, which may make prompts of its own."""
+    cut_answer: bool = False
+    """Removal of the assistant's messages at the end."""
+
+
+def to_example(row: Any, keys: PromptKeys, where: str) -> Example:
+    """Return the example of a row.
+
+    Args:
+        row: value of the row; its prompt is taken out.
+        keys: keys of the prompt.
+        where: key, file and row, for errors.
+
+    Raises:
+        ConfigError: the row is no object, has no prompt, or its prompt can't be used.
+    """
+    column = keys.column
+    if keys.may_be_empty and isinstance(row, dict):
+        row.setdefault(column, "")
+    if not isinstance(row, dict) or column not in row:
+        found = f"its columns are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
+        raise ConfigError(f"{where}: no column {column!r} ({keys.named_by}); {found}")
+    value: Any = row.pop(column)
+    system = [{"role": "system", "content": keys.system}] if keys.system else []
+    prompt: Prompt
+    if value == "" and keys.may_be_empty:
+        return Example(system or "", row, is_known_by_columns=True)
+    if isinstance(value, str):
+        # plain text stays text for models without a chat template; a system prompt or `chat` makes it a message
+        prompt = [*system, {"role": "user", "content": value}] if system or keys.chat else value
+    elif isinstance(value, list) and value and all(map(is_message, value)):
+        _refuse_images(value, f"{where}, column {column!r}")
+        prompt = [*system, *(_without_answer(value, where) if keys.cut_answer else value)]
+    else:
+        raise ConfigError(
+            f"{where}: the prompt must be text, or a list of messages with `role` and `content` (text or a list)"
+        )
+    return Example(prompt=prompt, columns=row)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without fields that are null, at any depth: a table has every field in every row."""
+    if isinstance(value, dict):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _without_answer(messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Return messages without the assistant's at the end."""
+    num_kept = len(messages)
+    while num_kept and messages[num_kept - 1]["role"] == "assistant":
+        num_kept -= 1
+    if not num_kept:
+        raise ConfigError(f"{where}: all messages are of the assistant, so cut_answer leaves no prompt")
+    return messages[:num_kept]
+
+
+def _refuse_images(messages: list[Mapping[str, Any]], where: str) -> None:
+    """Refuse parts of messages that are no text.
+
+    Raises:
+        ConfigError: a message has a part of another kind.
+    """
+    for number, message in enumerate(messages, start=1):
+        parts = message["content"] if isinstance(message["content"], list) else []
+        for part in parts:
+            if isinstance(part, dict) and (kind := part.get("type", "text")) != "text":
+                raise ConfigError(
+                    f"{where}: message {number} has a part of type {kind!r}; models are trained on text alone: leave "
+                    "out the rows with images, audio and video"
+                )
