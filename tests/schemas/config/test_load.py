@@ -353,7 +353,7 @@ def test_what_a_data_set_can_not_be_is_refused() -> None:
             "environments.0.split: 'train[5]' is no split; write train, train[:1000], train[:90%] or train+validation, "
             "got 'train[5]'"
         ),
-        "environments.0.limit: must be at least 1, got 0",
+        "environments.0.limit: must be greater than or equal to 1, got 0",
     ]
     keys |= {"split": "train", "limit": 1}
     assert _problems(_tree(environments=[keys])) == [
