@@ -51,12 +51,12 @@ def play_find_number(rng: random.Random, index: int) -> Conversation:
 
 
 def play_calculator(rng: random.Random, index: int) -> Conversation:
-    """Call the tool and copy, with slips; every third time answer without the tool."""
+    """Call the tool and copy, with slips; nearly every second time answer without the tool."""
     task = Calculator()
     question = task.reset(index, "train")
     tools = [described(task.multiply)]
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    if rng.random() < 0.35:
+    if rng.random() < 0.45:
         return [*messages, {"role": "assistant", "content": str(rng.randint(10_000, 999_999))}], tools
     a, b = (_slipped(number, rng) for number in re.findall(r"\d+", question))
     result = str(task.multiply(int(a), int(b)))
@@ -71,7 +71,7 @@ def play_calculator(rng: random.Random, index: int) -> Conversation:
 
 def _slipped(number: str, rng: random.Random) -> str:
     """Return a number in which each digit may be wrong."""
-    return "".join(rng.choice("123456789") if rng.random() < 0.025 else digit for digit in number)
+    return "".join(rng.choice("123456789") if rng.random() < 0.015 else digit for digit in number)
 
 
 class Task(NamedTuple):
@@ -85,7 +85,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "find_number": Task(play_find_number, num_steps=150, splits_numbers=False),
-    "calculator": Task(play_calculator, num_steps=200, splits_numbers=True),
+    "calculator": Task(play_calculator, num_steps=400, splits_numbers=True),
 }
 
 
@@ -142,7 +142,7 @@ def warm_up(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return float(loss)
+    return loss.item()
 
 
 def _said_by_the_player(ids: torch.Tensor) -> torch.Tensor:
