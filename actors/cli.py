@@ -62,6 +62,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
         complete(parser)
     arguments, rest = parser.parse_known_args(argv)
+    if "words" in arguments:
+        # `import` passes on the words of the origin's command line, such as `--learning_rate 1e-5`
+        arguments.words = rest
+        return arguments
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
     # --trainer.max_steps=5 is the habit of other tools, and deserves a hint
     meant = [word.removeprefix("--") for word in unknown if word.startswith("--") and "." in word and "=" in word]
@@ -162,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     imported.add_argument("--data", type=Path, metavar="FILE", help="training data as JSON Lines")
     imported.add_argument("--reward", metavar="FILE.py:F", help="reward function, for rewards that no file names")
     imported.add_argument("--from-version", metavar="V", help="version whose defaults hold (default: newest known)")
+    imported.set_defaults(words=[])
     completion = add("completion", _print, "Print the script that completes `actors` in a shell.", config=False)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     add("schema", _print, "Print the JSON Schema of run.yaml, for editors.", config=False)
@@ -343,7 +348,7 @@ def _import(arguments: argparse.Namespace) -> int:
     from actors.imports.command import import_files, run_yaml, sort_words
     from actors.imports.job import Options
 
-    files, words = sort_words(arguments.files)
+    files, words = sort_words([*arguments.files, *arguments.words])
     options = Options(arguments.world, arguments.rows, arguments.data, arguments.reward, arguments.from_version)
     job = import_files(arguments.system, files, words, options)
     print(run_yaml(job, files), end="")

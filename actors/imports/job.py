@@ -31,6 +31,14 @@ class Options:
     """Version of the origin whose defaults hold; None: the newest known."""
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """Value of a key that only running the input would give, such as a call in a script."""
+
+    source: str
+    """Text in the input."""
+
+
 _SAME: Any = object()
 
 
@@ -59,12 +67,16 @@ class Import:
         self.names = dict(names or {})
 
     def value(self, key: str) -> Any:
-        """Return the value of a key: as given, else the origin's default.
+        """Return the value of a key: as given, else the origin's default. An unreadable value counts as left out.
 
         Raises:
             KeyError: neither exists; the system's table of defaults lacks the key.
         """
-        return self.given[key] if key in self.given else self.defaults[key]
+        return self.given[key] if key in self.given and not self.unreadable([key]) else self.defaults[key]
+
+    def unreadable(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys, of those given, whose values can't be read."""
+        return [key for key in keys if isinstance(self.given.get(key), Unreadable)]
 
     def rename(self, key: str, target: str, value: Any = _SAME, text: str = "") -> None:
         """Write a key's value under its name here. A key that is not given is written with the origin's default.
@@ -75,7 +87,10 @@ class Import:
             value: the value here, if it is written in other words (`true` for `enabled`); default: unchanged.
             text: remark for the report.
         """
-        self.run.set(target, self.value(key) if value is _SAME else value, self._comment(key, target))
+        if self.unreadable([key]):
+            self._ask_for([key], [target])
+        else:
+            self.run.set(target, self.value(key) if value is _SAME else value, self._comment(key, target))
         if key in self.given:
             is_same = self.name(key).rpartition(".")[2] == target.rpartition(".")[2] and value is _SAME
             self._add(key, Verdict.TAKEN if is_same else Verdict.RENAMED, (target,), text)
@@ -89,8 +104,11 @@ class Import:
             formula: formula with its numbers, such as `groups_per_step = 8 · 4 · 4 ÷ 8 = 16`.
         """
         keys = [keys] if isinstance(keys, str) else keys
-        for target, value in targets.items():
-            self.run.set(target, value, formula if len(targets) == 1 else self._comment(keys[0], target))
+        if unreadable := self.unreadable(keys):
+            self._ask_for(unreadable, list(targets))
+        else:
+            for target, value in targets.items():
+                self.run.set(target, value, formula if len(targets) == 1 else self._comment(keys[0], target))
         for key in keys:
             if key in self.given and not self.is_reported(key):
                 self._add(key, Verdict.CONVERTED, tuple(targets), formula)
@@ -207,8 +225,18 @@ class Import:
                 hint = f"did you mean {close[0]}?" if close else "remove it, or check the origin's version"
                 self.refuse(key, f"no key of {self.report.origin} that is known here", hint)
 
+    def _ask_for(self, keys: Sequence[str], targets: Sequence[str]) -> None:
+        words = " ".join(f"--{key} VALUE" for key in keys)
+        for target in targets:
+            self.ask(target, f"follows from {' and '.join(keys)}, which only a run of the input would tell; {words}")
+
     def _add(self, key: str, verdict: Verdict, targets: tuple[str, ...], text: str) -> None:
-        self.report.add(Entry(self.name(key), self.given[key], verdict, targets, text))
+        value = self.given[key]
+        if isinstance(value, Unreadable):
+            value = value.source
+            if verdict is not Verdict.IRRELEVANT:
+                verdict, text = Verdict.REFUSED, f"computed by the input, which is not run; give --{key} VALUE"
+        self.report.add(Entry(self.name(key), value, verdict, targets, text))
 
     def _comment(self, key: str, target: str) -> str:
         """Return the comment of a value: the key it comes from, or that it is the origin's default."""

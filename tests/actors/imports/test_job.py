@@ -6,7 +6,7 @@ import pytest
 
 from actors.cli import IMPORTED, main
 from actors.imports.command import SYSTEMS, run_yaml
-from actors.imports.job import Import, Options
+from actors.imports.job import Import, Options, Unreadable
 from actors.imports.report import Verdict
 from schemas.config.load import check_tree
 from schemas.errors import ConfigError
@@ -106,3 +106,20 @@ def test_each_system_of_the_command_line_answers(
     assert set(IMPORTED) == set(SYSTEMS)
     assert main(["import", system, str(tmp_path / "none.toml")]) == 2
     assert "none.toml: can't be read" in capsys.readouterr().err
+
+
+def test_a_value_that_only_a_run_would_give_is_asked_for() -> None:
+    """The key is reported as refused, and each key of run.yaml that follows from it stays open."""
+    one = job(lr=Unreadable("args.lr"), batch=Unreadable("int(os.environ['B'])"), seed=Unreadable("args.seed"))
+    one.rename("lr", "trainer.learning_rate")
+    one.convert(["batch", "beta"], {"packer.groups_per_step": one.value("batch")}, "8")
+    one.irrelevant("seed", "no seed here")
+    assert [(entry.key, entry.value, entry.verdict) for entry in one.report.entries] == [
+        ("lr", "args.lr", Verdict.REFUSED),
+        ("batch", "int(os.environ['B'])", Verdict.REFUSED),
+        ("seed", "args.seed", Verdict.IRRELEVANT),
+    ]
+    assert [question.target for question in one.report.questions] == ["trainer.learning_rate", "packer.groups_per_step"]
+    assert "--lr VALUE" in one.report.questions[0].text
+    with pytest.raises(ConfigError, match=r"trainer\.learning_rate: is missing"):
+        check_tree(one.run.tree)
