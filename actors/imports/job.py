@@ -143,8 +143,8 @@ class Import:
                 self.note(f"{key} is {self.defaults[key]} by default: {reason}")
 
     def irrelevant(self, key: str, reason: str) -> None:
-        """Report a given key as without influence here."""
-        if key in self.given:
+        """Report a given key as without influence here, unless it has an entry already."""
+        if key in self.given and not self.report.has(key):
             self._add(key, Verdict.IRRELEVANT, (), reason)
 
     def settle(self, key: str, reason: str) -> None:

@@ -1,0 +1,185 @@
+"""TRL: YAML of its command line, recipes of open-r1, accelerate's files, and scripts, which are read and never run."""
+
+from pathlib import Path
+
+from actors.imports.huggingface import checkpoints, optimizer, schedule
+from actors.imports.job import Import, Options
+from actors.imports.trl import batches, rewards, settings, versions
+from actors.imports.trl.inputs import Inputs, gather
+from schemas.config.load import MISSING
+
+_RETIRED = {
+    "max_prompt_length": "0.28",
+    "vllm_device": "0.18",
+    "vllm_dtype": "0.18",
+    "vllm_max_model_len": "0.18",
+    "vllm_enable_prefix_caching": "0.18",
+    "vllm_guided_decoding_regex": "0.28",
+    "use_liger_loss": "0.28",
+    "wandb_log_unique_prompts": "0.27",
+    "torch_dtype": "0.27",
+}
+"""Keys that TRL has removed, with the release."""
+
+_IRRELEVANT = {
+    "a run logs every step in metrics.jsonl": (
+        *("logging_steps", "logging_strategy", "logging_first_step", "logging_dir", "log_level", "log_level_replica"),
+        *("log_on_each_node", "logging_nan_inf_filter", "log_completions", "num_completions_to_print", "disable_tqdm"),
+        *("log_unique_prompts", "wandb_log_unique_prompts", "log_multimodal", "include_num_input_tokens_seen"),
+        *("include_tokens_per_second", "skip_memory_metrics", "log_completions_hub_repo", "debug"),
+    ),
+    "a run resumes by itself; `actors rewind` goes back": (
+        *("resume_from_checkpoint", "overwrite_output_dir", "restore_callback_states_from_checkpoint"),
+        *("ignore_data_skip", "save_on_each_node", "save_safetensors", "enable_jit_checkpoint"),
+    ),
+    "memory and speed of the origin's own loop": (
+        *("ds3_gather_for_generation", "pad_to_multiple_of", "torch_empty_cache_steps", "tf32", "use_liger_kernel"),
+        *("use_liger_loss", "liger_kernel_config", "dataloader_num_workers", "dataloader_pin_memory", "use_cache"),
+        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_drop_last", "data_seed"),
+        *("dataloader_in_order", "cache_implementation", "use_transformers_paged", "group_by_length"),
+        *("use_transformers_continuous_batching", "torch_compile_backend", "torch_compile_mode", "local_rank"),
+        *("ddp_timeout", "ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
+        *("ddp_static_graph", "average_tokens_across_devices", "bf16_full_eval", "fp16_full_eval", "gradient_state"),
+        *("eval_accumulation_steps", "eval_do_concat_batches", "eval_delay", "prediction_loss_only"),
+        *("accelerator_config", "fsdp_config", "remove_unused_columns", "label_names", "ignore_bias_buffers"),
+        *(
+            "do_train",
+            "do_predict",
+            "dataset_streaming",
+            "dataset_num_proc",
+            "length_column_name",
+            "max_sequence_length",
+        ),
+        *("train_sampling_strategy", "transformers_continuous_batching_config", "batch_eval_metrics"),
+        *("gradient_checkpointing_use_reentrant", "use_reentrant", "optim_target_modules", "split_batches"),
+    ),
+    "name of an experiment of another tool": (
+        *("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "wandb_entity"),
+        *("wandb_project", "wandb_run_group", "hub_token", "hub_private_repo", "hub_strategy", "hub_always_push"),
+        *(
+            "hub_model_id",
+            "hub_revision",
+            "hub_model_revision",
+            "benchmarks",
+            "num_benchmarks",
+            "overwrite_hub_revision",
+        ),
+        *("push_to_hub_revision", "metric_for_best_model", "greater_is_better", "model_type"),
+    ),
+}
+_SWITCHES = {
+    "push_to_hub": (False, "nothing is uploaded", "upload checkpoints/ of output_dir"),
+    "report_to": (("none", [], None, ["none"]), "no tracker is built in", "read metrics.jsonl"),
+    "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
+    "save_only_model": (False, "checkpoints hold the optimizer too", ""),
+    "shuffle_dataset": (True, "rows are always shuffled here", "write generated order into the data"),
+    "cast_lm_head_to_fp32": (False, "the head is computed in model.dtype", ""),
+    "router_aux_loss_coef": ((0, 0.0, None), "no auxiliary loss for experts", ""),
+    "neftune_noise_alpha": ((None, 0), "no noise on embeddings", ""),
+    "label_smoothing_factor": ((0, 0.0), "no label smoothing", ""),
+    "full_determinism": (False, "set trainer.deterministic", ""),
+    "optim_args": ((None, ""), "no further arguments of optimizers", ""),
+    "parallelism_config": (None, "no parallelism within a sequence or layer", ""),
+    "auto_find_batch_size": (False, "TRL refuses it too", "remove it"),
+    "chat_template": (None, "the model's own chat template applies", "save the template into a copy of the tokenizer"),
+    "dataset_mixture": (None, "rows come from a file", "export the mixture to JSON Lines"),
+    "callbacks": ((None, []), "nothing of the origin's code runs inside the trainer", ""),
+}
+
+
+def read(files: list[Path], arguments: list[str], options: Options) -> Import:
+    """Return the finished import of a TRL configuration.
+
+    Raises:
+        ConfigError: a file can't be read, or TRL itself refuses the values.
+    """
+    version = versions.release(options.version)
+    inputs = gather(files, arguments, version)
+    defaults = versions.defaults(inputs.trainer, version)
+    job = Import(inputs.given, defaults, f"TRL {version[0]}.{version[1]}", options)
+    for note in inputs.notes:
+        job.note(note)
+    _note_age(job, version)
+    _run(job)
+    name = settings.model(job, inputs)
+    settings.adapters(job, inputs, name)
+    world = batches.world_of(job)
+    pace = batches.batches(job, inputs.trainer, version, world)
+    settings.sampling(job, inputs)
+    settings.objective(job, inputs.trainer, version, pace.updates)
+    schedule(job, pace)
+    optimizer(job)
+    checkpoints(job, pace)
+    has_data = inputs.script is None or any(key in job.given for key in ("eval_dataset", "dataset_test_split"))
+    has_evaluation = batches.evaluations(job, pace, world, has_data)
+    settings.engine(job, inputs.trainer, version, world)
+    settings.spread(job, world)
+    rewards.data(job, inputs, has_evaluation)
+    rewards.rewards(job, inputs)
+    _close(job, inputs, world)
+    return job
+
+
+def _note_age(job: Import, version: tuple[int, int]) -> None:
+    """Add a note where keys tell that a file is older than the defaults."""
+    for key, release in _RETIRED.items():
+        number = tuple(map(int, release.split(".")))
+        if key in job.given and version >= number:
+            job.note(
+                f"{key} was removed in TRL {release}, so the file is older than the defaults used here; its own are "
+                f"those of --from-version below {release}"
+            )
+
+
+def _run(job: Import) -> None:
+    name = job.value("run_name")
+    if name is not None:
+        clean = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in str(name))
+        if clean == name:
+            job.rename("run_name", "name")
+        else:
+            job.convert("run_name", {"name": clean}, "letters, digits, _ . and - only")
+    job.irrelevant("run_name", "empty")
+    job.rename("seed", "seed")
+    if job.value("output_dir") is not None:
+        job.rename("output_dir", "output_dir")
+    job.irrelevant("output_dir", "empty")
+
+
+def _others(job: Import, inputs: Inputs) -> None:
+    """Report keys by their first part: of the launcher, of the environment, of the script."""
+    for key in [key for key in job.given if not job.report.has(key)]:
+        start = key.partition(".")[0]
+        if start == "env":
+            job.irrelevant(key, "an environment variable of the origin's process")
+        elif start == "accelerate":
+            job.irrelevant(key, "belongs to the launcher; `actors up` starts the processes")
+        elif start in ("gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config", "deepspeed"):
+            job.irrelevant(key, "memory and speed of the origin's own loop")
+        elif start == "model_init_kwargs":
+            job.refuse(key, "the model is loaded without this argument")
+        elif key in ("config", "config_file", "accelerate_config", "num_processes"):
+            job.irrelevant(key, "names a file or the processes of the launcher")
+        elif key in inputs.own_options:
+            job.irrelevant(key, "an option of the script; what it decides is reported under the trainer's key")
+
+
+def _close(job: Import, inputs: Inputs, world: int | None) -> None:
+    """Report the keys that change nothing here, and finish."""
+    if job.given.get("disable_dropout") is False:
+        job.convert("disable_dropout", {"model.dropout": True}, "false: dropout of the model's own config")
+    job.irrelevant("disable_dropout", "no dropout here")
+    for key, (harmless, reason, instead) in _SWITCHES.items():
+        if not job.report.has(key):
+            job.refuse_unless(key, harmless, reason, instead)
+    for reason, keys in _IRRELEVANT.items():
+        for key in keys:
+            job.irrelevant(key, reason)
+    _others(job, inputs)
+    if world is None and "generation_batch_size" in job.given:
+        for target in ("trainer.warmup_steps", "trainer.checkpoint.interval", "eval.every_steps"):
+            value = job.run.get(target)
+            if value and not str(value).startswith(MISSING):
+                job.ask(target, "follows from the updates per generation; --world N")
+    known = [*job.defaults, *(key for keys in _IRRELEVANT.values() for key in keys), *_SWITCHES]
+    job.finish(known)

@@ -1,0 +1,292 @@
+"""Data, environments and reward functions of TRL."""
+
+import ast
+from typing import Any
+
+from actors.imports.job import Import, Unreadable
+from actors.imports.syntax import Call, Imported, Local, Method
+from actors.imports.trl.inputs import Inputs
+from schemas.errors import ConfigError
+
+_OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+_OPEN_R1 = ("system_prompt", "dataset_prompt_column", "benchmarks", "dataset_mixture", "code_provider", "chat_template")
+_OPEN_R1_DEFAULT = ["accuracy", "format", "tag_count"]
+NO_TURN_LIMIT = 1000
+"""Turns where the origin has no limit."""
+
+
+def is_open_r1(job: Import) -> bool:
+    """Tell whether a file is a recipe of open-r1, whose script has keys and rewards of its own."""
+    return any(key in job.given for key in _OPEN_R1)
+
+
+def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
+    """Write the environments: rows of JSON Lines, or code of the script that answers."""
+    sources = ("train_dataset", "dataset_name", "dataset_config", "dataset_configs", "dataset_train_split", "datasets")
+    if not _turns(job, inputs):
+        job.run.set("environments.0.type", "jsonl")
+        _file(job, "environments.0.path", "--data FILE.jsonl, with the rows after the script's own conversions")
+        if has_evaluation:
+            job.ask("environments.0.eval_path", "held-out rows as JSON Lines, which the origin evaluates")
+        if is_open_r1(job):
+            job.rename("dataset_prompt_column", "environments.0.prompt_column")
+            if job.value("system_prompt") is not None:
+                job.rename("system_prompt", "environments.0.system_prompt")
+            else:
+                job.run.set("environments.0.chat", True, "open-r1 makes a user message of each prompt")
+    name = job.given.get("train_dataset", job.given.get("dataset_name"))
+    for key in sources:
+        job.refuse(key, f"rows come from a file; export {name} to JSON Lines", "--data FILE.jsonl")
+    for key in ("eval_dataset", "dataset_test_split"):
+        job.irrelevant(key, "environments[].eval_path has held-out rows" if has_evaluation else "nothing is evaluated")
+
+
+def _file(job: Import, target: str, text: str) -> None:
+    if job.options.data is None:
+        job.ask(target, f"training data; {text}")
+    else:
+        job.run.set(target, str(job.options.data), "--data")
+
+
+def _turns(job: Import, inputs: Inputs) -> bool:
+    """Write environments that answer, if the script has some."""
+    call = inputs.trainer_call
+    parts = call.kwargs if call is not None else {}
+    factory, tools, rollout = (parts.get(key) for key in ("environment_factory", "tools", "rollout_func"))
+    if rollout is not None:
+        job.refuse(
+            "rollout_func",
+            "code that samples gets a policy here, not a trainer",
+            "write `async def run(example, policy)`, or a class with reset and step",
+        )
+        job.ask("environments.0.path", "class or function that plays an episode, FILE.py:NAME")
+    elif not factory and not tools:
+        return False
+    factories = factory if isinstance(factory, dict) else {"": factory if factory else tools}
+    for index, (name, value) in enumerate(factories.items()):
+        at = f"environments.{index}"
+        job.run.set(f"{at}.type", "python")
+        if name:
+            job.run.set(f"{at}.name", str(name))
+        path = _path_of(value, inputs) if factory else _path_of_tools(value, inputs)
+        if rollout is None and path is not None:
+            job.run.set(f"{at}.path", path, "environment_factory" if factory else "tools")
+        elif rollout is None:
+            job.ask(f"{at}.path", f"FILE.py:NAME of {_text(value)}, at the top level of its file")
+        if factory is None or "train_dataset" in job.given or job.options.data is not None:
+            _file(job, f"{at}.rows", "--data FILE.jsonl, a row for each example")
+        turns = job.value("max_tool_calling_iterations") if "max_tool_calling_iterations" in job.defaults else None
+        limit = NO_TURN_LIMIT if turns is None else turns + 1
+        job.run.set(f"{at}.max_turns", limit, "no limit in TRL" if turns is None else "max_tool_calling_iterations + 1")
+        job.run.set(f"{at}.max_total_tokens", job.value("max_completion_length"), "max_completion_length, of all turns")
+        for key in [key for key in job.given if key.startswith("chat_template_kwargs.")]:
+            job.run.set(f"{at}.{key}", job.given[key], key)
+    count = range(len(factories))
+    key = "environment_factory" if factory else "tools"
+    job.convert(key, {f"environments.{index}.type": "python" for index in count}, "an environment that answers")
+    if "max_tool_calling_iterations" in job.given and job.given["max_tool_calling_iterations"] is not None:
+        turns = job.given["max_tool_calling_iterations"]
+        job.convert(
+            "max_tool_calling_iterations",
+            {f"environments.{index}.max_turns": turns + 1 for index in count},
+            f"{turns} calls and an answer",
+        )
+    for key in [key for key in job.given if key.startswith("chat_template_kwargs.")]:
+        job.convert(key, {f"environments.{index}.{key}": job.given[key] for index in count}, "of each environment")
+    return True
+
+
+def _path_of(value: Any, inputs: Inputs) -> str | None:
+    """Return the path of a function or class, None if no other process could import it."""
+    if isinstance(value, Local) and value.importable and value.name:
+        return f"{inputs.script}:{value.name}"
+    if isinstance(value, Imported) and not value.path.startswith((".", "builtins.")) and "." in value.path:
+        module, _, name = value.path.rpartition(".")
+        return f"{module}:{name}"
+    return None
+
+
+def _path_of_tools(value: Any, inputs: Inputs) -> str | None:
+    """Return the path of a list of tools that has a name at the top level of the script."""
+    call, script = inputs.trainer_call, inputs.followed
+    if script is None or call is None or not isinstance(value, list | tuple):
+        return None
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Call) and node.lineno == call.line:
+            for word in node.keywords:
+                if word.arg == "tools" and isinstance(word.value, ast.Name):
+                    names = [
+                        target.id
+                        for statement in script.tree.body
+                        if isinstance(statement, ast.Assign)
+                        for target in statement.targets
+                        if isinstance(target, ast.Name)
+                    ]
+                    return f"{inputs.script}:{word.value.id}" if word.value.id in names else None
+    return None
+
+
+def _text(value: Any) -> str:
+    match value:
+        case list() | tuple():
+            return "[" + ", ".join(_text(one) for one in value) + "]"
+        case Local():
+            return value.name or "a lambda"
+        case Imported(path):
+            return path
+        case Call() | Unreadable():
+            return value.source
+        case Method():
+            return value.name
+    return str(value)
+
+
+def rewards(job: Import, inputs: Inputs) -> None:
+    """Write the reward functions and their weights.
+
+    Raises:
+        ConfigError: the number of weights is another than that of the functions.
+    """
+    functions = _functions(job, inputs)
+    has_environment = job.run.get("environments.0.type") == "python"
+    weights = None if job.unreadable(["reward_weights"]) else job.value("reward_weights")
+    if weights is not None and len(weights) != len(functions):
+        raise ConfigError(
+            f"reward_weights: {len(weights)} weights for {len(functions)} reward functions; TRL refuses that"
+        )
+    open_names = [index for index, function in enumerate(functions) if _known(function, job, inputs) is None]
+    targets = []
+    for index, function in enumerate(functions):
+        at = f"reward.functions.{index}"
+        known = _known(function, job, inputs) or _from_option(job, function, len(open_names))
+        if known is None:
+            job.ask(f"{at}.path", _question(function))
+        else:
+            path, kwargs = known
+            job.run.set(f"{at}.path", path, _text(function) if _text(function) != path else "")
+            if kwargs:
+                job.run.set(f"{at}.kwargs", kwargs, "arguments of the origin's function")
+        job.run.set(f"{at}.weight", float(weights[index]) if weights else 1.0)
+        targets.append(f"{at}.path")
+    keys = ("reward_funcs", "reward_model_name_or_path")
+    for key in keys:
+        if key in job.given:
+            # the values stand already; the entry names them
+            job.convert(key, {target: job.run.get(target) for target in targets}, f"{len(functions)} functions")
+    if weights is not None:
+        shown = {f"reward.functions.{index}.weight": float(weight) for index, weight in enumerate(weights)}
+        job.convert("reward_weights", shown, "in the order of the functions")
+    else:
+        job.rename("reward_weights", "reward.functions.0.weight", 1.0) if job.unreadable(["reward_weights"]) else None
+        job.irrelevant("reward_weights", "empty: 1 each")
+    if not functions and has_environment:
+        job.run.set("reward.functions", [], "the environment gives the reward")
+    elif not functions:
+        if job.options.reward is not None:
+            job.run.set("reward.functions.0.path", job.options.reward, "--reward")
+        else:
+            job.ask("reward.functions.0.path", "reward function; --reward FILE.py:F")
+    _warn(job, inputs, functions)
+    for key in ("reward_processing_classes", "callbacks", "optimizers"):
+        job.refuse(key, "nothing of the origin's code runs inside the trainer here")
+    job.irrelevant("processing_class", "the tokenizer of model.path")
+
+
+def _functions(job: Import, inputs: Inputs) -> list[Any]:
+    call = inputs.trainer_call
+    if call is not None:
+        found = call.kwargs.get("reward_funcs")
+        if found is None and len(call.args) > 1:
+            found = call.args[1]
+        if isinstance(found, list | tuple):
+            return list(found)
+        return [] if found is None else [found]
+    found = job.given.get("reward_funcs")
+    if found is None and is_open_r1(job):
+        found = _OPEN_R1_DEFAULT
+        job.note(f"reward_funcs: open-r1's default, {', '.join(found)}")
+    names = [found] if isinstance(found, str) else list(found or [])
+    model = job.given.get("reward_model_name_or_path")
+    return [*([Unreadable(f"the reward model {model}")] if model else []), *names]
+
+
+def _known(function: Any, job: Import, inputs: Inputs) -> tuple[str, dict[str, Any]] | None:
+    """Return path and arguments of a function that other processes can call; None if there is none."""
+    if isinstance(function, str) and inputs.script is None:
+        return _named(function, job)
+    if isinstance(function, Imported) and function.path.rpartition(".")[2] in _OF_TRL:
+        return f"trl.rewards:{function.path.rpartition('.')[2]}", {}
+    if isinstance(function, Call):
+        arguments = [*function.args, *function.kwargs.values()]
+        if any(isinstance(one, Call | Unreadable) for one in arguments) or function.is_partial:
+            return None
+        if function.name == "get_soft_overlong_punishment":
+            names = dict(zip(("max_completion_len", "soft_punish_cache"), function.args, strict=False))
+            return _overlong(names | function.kwargs)
+        if function.name == "partial" and function.args and not function.args[1:]:
+            path = _path_of(function.args[0], inputs)
+            return None if path is None else (path, dict(function.kwargs))
+        return None
+    path = _path_of(function, inputs)
+    return None if path is None else (path, {})
+
+
+def _overlong(names: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    if set(names) != {"max_completion_len", "soft_punish_cache"}:
+        return None
+    return "soft_overlong", {"max_tokens": names["max_completion_len"], "overlong_tokens": names["soft_punish_cache"]}
+
+
+def _named(name: str, job: Import) -> tuple[str, dict[str, Any]] | None:
+    """Return a function by its name in the command line's registry, or a dotted path."""
+    if name in _OF_TRL:
+        return f"trl.rewards:{name}", {}
+    if name == "get_soft_overlong_punishment":
+        return _overlong({"max_completion_len": 1280, "soft_punish_cache": 256})
+    if name == "soft_overlong_punishment":
+        # open-r1: keys of its own
+        length, cache = job.given.get("max_completion_len", 16384), job.given.get("soft_punish_cache", 4096)
+        shown = _overlong({"max_completion_len": length, "soft_punish_cache": cache})
+        target = "reward.functions"
+        for key in ("max_completion_len", "soft_punish_cache"):
+            if key in job.given and not job.report.has(key):
+                job.convert(key, {}, f"an argument of soft_overlong in {target}")
+        return shown
+    module, dot, function = name.rpartition(".")
+    return (f"{module}:{function}", {}) if dot else None
+
+
+def _from_option(job: Import, function: Any, number: int) -> tuple[str, dict[str, Any]] | None:
+    """Return the function of `--reward`: FILE.py:F for one open function, FILE.py for all of them by their names."""
+    option = job.options.reward
+    if option is None:
+        return None
+    if ":" in option:
+        return (option, {}) if number == 1 else None
+    name = _text(function)
+    return (f"{option}:{name}", {}) if name.isidentifier() else None
+
+
+def _question(function: Any) -> str:
+    name = _text(function)
+    if isinstance(function, Local):
+        reason = "is made inside a function" if function.name else "has no name"
+        return f"{name} {reason}, so no other process can import it; move it to the top level, or --reward FILE.py:F"
+    if isinstance(function, str):
+        return f"the reward {name} of the origin's own table; --reward FILE.py:F, or --reward FILE.py for all by name"
+    return f"{name}; --reward FILE.py:F"
+
+
+def _warn(job: Import, inputs: Inputs, functions: list[Any]) -> None:
+    """Add a note where importing the script would do work."""
+    paths = [job.run.get(f"environments.{index}.path") for index in range(8)]
+    paths += [job.run.get(f"reward.functions.{index}.path") for index in range(len(functions))]
+    is_used = any(isinstance(path, str) and path.startswith(f"{inputs.script}:") for path in paths)
+    if inputs.followed is not None and is_used and (lines := inputs.followed.effects()):
+        numbers = ", ".join(map(str, lines[:8])) + (", …" if len(lines) > 8 else "")
+        job.note(
+            f"importing {inputs.script} does work (lines {numbers}), which each reward worker would repeat; put that "
+            'below `if __name__ == "__main__":`, or move the functions to a file of their own'
+        )
+    if any(str(job.run.get(f"reward.functions.{index}.path")).startswith("trl.") for index in range(len(functions))):
+        job.note("rewards of trl.rewards need the package trl in the environment of the reward actors")
