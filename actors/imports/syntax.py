@@ -136,7 +136,14 @@ _PARSES = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses",
 class Script:
     """A script, followed."""
 
-    def __init__(self, text: str, name: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        arguments: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        known_calls: Mapping[str, Any] | None = None,
+    ) -> None:
         """Follow a script.
 
         Args:
@@ -144,6 +151,7 @@ class Script:
             name: file name, for errors.
             arguments: options of the script's command line, for its parser.
             defaults: values of options that neither the command line nor the script has.
+            known_calls: values that calls return, by the last part of the name that is called.
 
         Raises:
             ConfigError: the text is not Python.
@@ -157,7 +165,7 @@ class Script:
         """Calls that were not followed, in the order of the script."""
         self.options: dict[str, Any] = {}
         """Defaults of the options of the script's own parser."""
-        self._arguments, self._defaults = arguments, defaults
+        self._arguments, self._defaults, self._known_calls = arguments, defaults, known_calls or {}
         self._depth = self._statements = 0
         operations = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Subscript)
         self._expressions: dict[Any, Callable[..., Any]] = {
@@ -480,6 +488,8 @@ class Script:
         if isinstance(function, Method) and function.name in _PARSES and isinstance(function.base, Call):
             return self._parsed(function)
         call = Call(function, args, kwargs, unreadable.source, node.lineno, is_partial)
+        if call.name in self._known_calls:
+            return self._known_calls[call.name]
         if isinstance(function, Method) and function.name == "add_argument":
             self._add_option(args, kwargs)
         if isinstance(function, Local) and isinstance(function.node, ast.FunctionDef) and self._depth < MAX_DEPTH:

@@ -154,8 +154,14 @@ def _others(job: Import, inputs: Inputs) -> None:
             job.irrelevant(key, "an environment variable of the origin's process")
         elif start == "accelerate":
             job.irrelevant(key, "belongs to the launcher; `actors up` starts the processes")
-        elif start in ("gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config", "deepspeed"):
+        elif start in ("gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config", "deepspeed") or key in (
+            "model_init_kwargs.device_map",
+            "model_init_kwargs.use_cache",
+            "model_init_kwargs.low_cpu_mem_usage",
+        ):
             job.irrelevant(key, "memory and speed of the origin's own loop")
+        elif key == "model_init_kwargs.quantization_config" and job.value("load_in_4bit"):
+            job.irrelevant(key, "load_in_4bit decides")
         elif start == "model_init_kwargs":
             job.refuse(key, "the model is loaded without this argument")
         elif key in ("config", "config_file", "accelerate_config", "num_processes"):

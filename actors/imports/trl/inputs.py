@@ -105,7 +105,12 @@ def _of_script(path: Path, values: dict[str, Any], version: tuple[int, int]) -> 
     plain = {
         one: typed(one, value, defaults.get(one), numeric=one in versions.NUMBERS) for one, value in values.items()
     }
-    script = Script(text, path.name, plain, defaults)
+    # TRL's getters give nothing where their switch is off
+    is_quantized = any(plain.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
+    getters = {} if is_quantized else {"get_quantization_config": None, "get_kbit_device_map": None}
+    if plain.get("use_peft", False) is False:
+        getters["get_peft_config"] = None
+    script = Script(text, path.name, plain, defaults, getters)
     calls = [(call, name) for call in script.calls if (name := _known_name(call, script, TRAINERS)) is not None]
     configs = [(call, name) for call in script.calls if (name := _known_name(call, script, _CONFIGS)) is not None]
     if not calls and not configs:

@@ -36,7 +36,11 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
                 job.run.set("environments.0.chat", True, "open-r1 makes a user message of each prompt")
     name = job.given.get("train_dataset", job.given.get("dataset_name"))
     for key in sources:
-        job.refuse(key, f"rows come from a file; export {name} to JSON Lines", "--data FILE.jsonl")
+        if job.options.data is not None and not job.unreadable([key]):
+            target = "environments.0.rows" if job.run.get("environments.0.type") == "python" else "environments.0.path"
+            job.convert(key, {target: str(job.options.data)}, "--data has the rows")
+        else:
+            job.refuse(key, f"rows come from a file; export {name} to JSON Lines", "--data FILE.jsonl")
     for key in ("eval_dataset", "dataset_test_split"):
         job.irrelevant(key, "environments[].eval_path has held-out rows" if has_evaluation else "nothing is evaluated")
 
