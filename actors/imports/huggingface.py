@@ -61,13 +61,13 @@ def length(job: Import, updates: int, per_epoch: int | None, missing: str) -> Pa
     max_steps, epochs = job.value("max_steps"), job.value("num_train_epochs")
     if job.unreadable(["max_steps"]):
         job.convert("max_steps", {"trainer.max_steps": 1}, "")
-        job.irrelevant("num_train_epochs", "max_steps decides")
+        job.settle("num_train_epochs", "max_steps decides")
         return Pace(updates, per_epoch, None, "--max_steps VALUE")
     if max_steps is not None and max_steps > 0:
         steps = math.ceil(max_steps / updates)
         formula = f"⌈{max_steps} updates ÷ {updates} per step⌉ = {steps}" if updates > 1 else ""
         job.convert("max_steps", {"trainer.max_steps": steps}, formula)
-        job.irrelevant("num_train_epochs", "max_steps decides")
+        job.settle("num_train_epochs", "max_steps decides")
         return Pace(updates, per_epoch, max_steps, missing)
     keys = ["num_train_epochs", "max_steps"]
     if per_epoch is None:
@@ -103,7 +103,7 @@ def schedule(job: Import, pace: Pace) -> None:
     for key in options:
         if not job.report.has(key):
             job.refuse(key, f"no parameter of schedule {kind} has a counterpart here")
-    job.irrelevant("lr_scheduler_kwargs", "empty")
+    job.settle("lr_scheduler_kwargs", "empty")
     _warm_up(job, pace, kind)
 
 
@@ -131,7 +131,7 @@ def _warm_up(job: Import, pace: Pace, kind: str) -> None:
     keys = ["warmup_steps", "warmup_ratio"]
     if kind == "constant":
         for key in keys:
-            job.irrelevant(key, "transformers' constant has no warm-up; constant_with_warmup has")
+            job.settle(key, "transformers' constant has no warm-up; constant_with_warmup has")
         return
     steps, ratio = job.value("warmup_steps") or 0, job.value("warmup_ratio") or 0.0
     # transformers 5 reads a number below 1 as a share of all updates
@@ -178,7 +178,7 @@ def checkpoints(job: Import, pace: Pace) -> None:
     if strategy == "steps" and save_steps >= 1:
         interval = pace.steps(int(save_steps))
         job.convert(["save_steps"], {target: interval}, pace.formula(f"{int(save_steps)}", interval))
-        job.irrelevant("save_strategy", "save_steps counts")
+        job.settle("save_strategy", "save_steps counts")
     elif strategy == "steps" and pace.total is not None:
         updates = math.ceil(save_steps * pace.total)
         interval = pace.steps(updates)
@@ -194,7 +194,7 @@ def checkpoints(job: Import, pace: Pace) -> None:
         job.ask(target, f"steps between two checkpoints, {_words(strategy, save_steps)}; {pace.missing}")
     else:
         job.refuse("save_strategy", f"no strategy {strategy} here", "set trainer.checkpoint.interval")
-    job.irrelevant("save_steps", f"save_strategy {strategy} decides")
+    job.settle("save_steps", f"save_strategy {strategy} decides")
     _kept(job, strategy, interval)
 
 
@@ -205,7 +205,7 @@ def _words(strategy: str, share: float) -> str:
 def _kept(job: Import, strategy: str, interval: int | None) -> None:
     limit = job.value("save_total_limit")
     if strategy == "no":
-        job.irrelevant("save_total_limit", "nothing is saved before the end")
+        job.settle("save_total_limit", "nothing is saved before the end")
     elif limit is None or limit <= 0:
         # HF keeps all
         if interval is not None:
@@ -224,7 +224,7 @@ def no_evaluation(job: Import, reason: str, keys: tuple[str, ...]) -> None:
     """Write that nothing is evaluated, which is not the default here."""
     job.run.set("eval.num_prompts", 0, reason)
     for key in keys:
-        job.irrelevant(key, reason)
+        job.settle(key, reason)
 
 
 def evaluation(job: Import, pace: Pace, completions: int, keys: tuple[str, ...]) -> None:

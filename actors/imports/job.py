@@ -143,8 +143,8 @@ class Import:
                 self.note(f"{key} is {self.defaults[key]} by default: {reason}")
 
     def irrelevant(self, key: str, reason: str) -> None:
-        """Report a given key as without influence here, unless it has an entry already."""
-        if key in self.given and not self.report.has(key):
+        """Report a given key as without influence here."""
+        if key in self.given:
             self._add(key, Verdict.IRRELEVANT, (), reason)
 
     def settle(self, key: str, reason: str) -> None:
@@ -206,7 +206,8 @@ class Import:
             text: what is missing and what gives it, such as `rows of the training data; --rows N`.
         """
         self.run.missing(target, text)
-        self.report.questions.append(Question(target, text))
+        others = [question for question in self.report.questions if question.target != target]
+        self.report.questions = [*others, Question(target, text)]
 
     def note(self, text: str) -> None:
         """Add a remark that belongs to no key of the input."""

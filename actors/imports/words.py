@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from schemas.config.load import parse
@@ -64,15 +64,6 @@ def mapping(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def flat(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return nested maps as dotted keys. An empty map stays a value."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        path = f"{parent}.{key}" if parent else str(key)
-        found |= flat(value, path) if isinstance(value, Mapping) and value else {path: value}
-    return found
 
 
 def _bool(key: str, value: Any, default: bool) -> bool:

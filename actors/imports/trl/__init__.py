@@ -139,11 +139,11 @@ def _run(job: Import) -> None:
             job.rename("run_name", "name")
         else:
             job.convert("run_name", {"name": clean}, "letters, digits, _ . and - only")
-    job.irrelevant("run_name", "empty")
+    job.settle("run_name", "empty")
     job.rename("seed", "seed")
     if job.value("output_dir") is not None:
         job.rename("output_dir", "output_dir")
-    job.irrelevant("output_dir", "empty")
+    job.settle("output_dir", "empty")
 
 
 def _others(job: Import, inputs: Inputs) -> None:
@@ -151,36 +151,36 @@ def _others(job: Import, inputs: Inputs) -> None:
     for key in [key for key in job.given if not job.report.has(key)]:
         start = key.partition(".")[0]
         if start == "env":
-            job.irrelevant(key, "an environment variable of the origin's process")
+            job.settle(key, "an environment variable of the origin's process")
         elif start == "accelerate":
-            job.irrelevant(key, "belongs to the launcher; `actors up` starts the processes")
+            job.settle(key, "belongs to the launcher; `actors up` starts the processes")
         elif start in ("gradient_checkpointing_kwargs", "accelerator_config", "fsdp_config", "deepspeed") or key in (
             "model_init_kwargs.device_map",
             "model_init_kwargs.use_cache",
             "model_init_kwargs.low_cpu_mem_usage",
         ):
-            job.irrelevant(key, "memory and speed of the origin's own loop")
+            job.settle(key, "memory and speed of the origin's own loop")
         elif key == "model_init_kwargs.quantization_config" and job.value("load_in_4bit"):
-            job.irrelevant(key, "load_in_4bit decides")
+            job.settle(key, "load_in_4bit decides")
         elif start == "model_init_kwargs":
             job.refuse(key, "the model is loaded without this argument")
         elif key in ("config", "config_file", "accelerate_config", "num_processes"):
-            job.irrelevant(key, "names a file or the processes of the launcher")
+            job.settle(key, "names a file or the processes of the launcher")
         elif key in inputs.own_options:
-            job.irrelevant(key, "an option of the script; what it decides is reported under the trainer's key")
+            job.settle(key, "an option of the script; what it decides is reported under the trainer's key")
 
 
 def _close(job: Import, inputs: Inputs, world: int | None) -> None:
     """Report the keys that change nothing here, and finish."""
     if job.given.get("disable_dropout") is False:
         job.convert("disable_dropout", {"model.dropout": True}, "false: dropout of the model's own config")
-    job.irrelevant("disable_dropout", "no dropout here")
+    job.settle("disable_dropout", "no dropout here")
     for key, (harmless, reason, instead) in _SWITCHES.items():
         if not job.report.has(key):
             job.refuse_unless(key, harmless, reason, instead)
     for reason, keys in _IRRELEVANT.items():
         for key in keys:
-            job.irrelevant(key, reason)
+            job.settle(key, reason)
     _others(job, inputs)
     if world is None and "generation_batch_size" in job.given:
         for target in ("trainer.warmup_steps", "trainer.checkpoint.interval", "eval.every_steps"):

@@ -26,7 +26,7 @@ def world_of(job: Import) -> int | None:
     if job.options.world is not None:
         job.run.set("trainer.num_ranks", job.options.world, "--world")
         for key in keys:
-            job.irrelevant(key, "--world decides")
+            job.settle(key, "--world decides")
         return job.options.world
     if str(kind).upper() == "NO" or kind is False:
         job.convert(
@@ -38,7 +38,7 @@ def world_of(job: Import) -> int | None:
         world = int(job.given[keys[-1]])
         job.convert(keys[-1:], {"trainer.num_ranks": world}, f"{world} processes")
         for key in keys:
-            job.irrelevant(key, f"{keys[-1]} decides")
+            job.settle(key, f"{keys[-1]} decides")
         return world
     if named in ("fsdp1", "fsdp2", "multi_gpu", "zero1", "zero2", "zero3"):
         job.run.set("trainer.num_ranks", 8, f"num_processes of TRL's accelerate_config {named}")

@@ -6,9 +6,10 @@ from typing import Any
 
 from actors.imports.files import map_of, text_of
 from actors.imports.job import Unreadable
+from actors.imports.keys import flat
 from actors.imports.syntax import Call, Imported, Local, Method, Parsed, Script
 from actors.imports.trl import versions
-from actors.imports.words import flat, options, typed
+from actors.imports.words import options, typed
 from schemas.errors import ConfigError
 
 TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "AsyncGRPOTrainer": "async"}
@@ -63,7 +64,7 @@ def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inp
             continue
         tree = map_of(path)
         if any(key in tree for key in _ACCELERATE):
-            accelerate |= flat(tree, "accelerate")
+            accelerate |= flat({"accelerate": tree})
         else:
             values |= tree
     values |= command
@@ -166,7 +167,7 @@ def _arguments_of(
     for name, maker in (("peft_config", "LoraConfig"), ("quantization_config", "BitsAndBytesConfig")):
         value = parts.pop(name, None)
         if isinstance(value, Call) and value.name == maker:
-            given |= flat({key: plain_value(one) for key, one in value.kwargs.items()}, name) or {name: value.source}
+            given |= flat({name: {key: plain_value(one) for key, one in value.kwargs.items()} or value.source})
             uses = False
         elif not isinstance(value, Call) or value.name != f"get_{name}":
             given |= {name: plain_value(value)} if value is not None else {}
@@ -208,7 +209,7 @@ def _model_of(model: Any, plain: dict[str, Any]) -> dict[str, Any]:
     found = {"model": plain_value(name)}
     for key, value in model.kwargs.items():
         if isinstance(value, Call) and value.name == "BitsAndBytesConfig":
-            found |= flat({one: plain_value(other) for one, other in value.kwargs.items()}, "quantization_config")
+            found |= flat({"quantization_config": {one: plain_value(other) for one, other in value.kwargs.items()}})
         elif key != "pretrained_model_name_or_path":
             found[f"model_init_kwargs.{key}"] = plain_value(value)
     return found

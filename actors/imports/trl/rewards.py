@@ -42,7 +42,7 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
         else:
             job.refuse(key, f"rows come from a file; export {name} to JSON Lines", "--data FILE.jsonl")
     for key in ("eval_dataset", "dataset_test_split"):
-        job.irrelevant(key, "environments[].eval_path has held-out rows" if has_evaluation else "nothing is evaluated")
+        job.settle(key, "environments[].eval_path has held-out rows" if has_evaluation else "nothing is evaluated")
 
 
 def _file(job: Import, target: str, text: str) -> None:
@@ -182,7 +182,7 @@ def rewards(job: Import, inputs: Inputs) -> None:
         job.convert("reward_weights", shown, "in the order of the functions")
     else:
         job.rename("reward_weights", "reward.functions.0.weight", 1.0) if job.unreadable(["reward_weights"]) else None
-        job.irrelevant("reward_weights", "empty: 1 each")
+        job.settle("reward_weights", "empty: 1 each")
     if not functions and has_environment:
         job.run.set("reward.functions", [], "the environment gives the reward")
     elif not functions:
@@ -193,7 +193,7 @@ def rewards(job: Import, inputs: Inputs) -> None:
     _warn(job, inputs, functions)
     for key in ("reward_processing_classes", "callbacks", "optimizers"):
         job.refuse(key, "nothing of the origin's code runs inside the trainer here")
-    job.irrelevant("processing_class", "the tokenizer of model.path")
+    job.settle("processing_class", "the tokenizer of model.path")
 
 
 def _functions(job: Import, inputs: Inputs) -> list[Any]:

@@ -30,7 +30,7 @@ def model(job: Import, inputs: Inputs) -> Any:
         job.ask("model.path", "no file names the model; --model NAME")
     else:
         job.rename(key, "model.path")
-    job.irrelevant("model_name_or_path", f"{key} decides")
+    job.settle("model_name_or_path", f"{key} decides")
     for revision in ("model_revision", "model_init_kwargs.revision"):
         job.refuse_unless(revision, ("main", None), "the newest revision is loaded here", "give a directory as model")
     _precision(job)
@@ -40,18 +40,18 @@ def model(job: Import, inputs: Inputs) -> Any:
         ours = _ATTENTION[kind]
         job.convert(keys, {"model.attention": ours}, f"{kind} is {ours}")
     for key in keys:
-        job.irrelevant(key, "the same attention by another implementation; here model.attention auto")
+        job.settle(key, "the same attention by another implementation; here model.attention auto")
     trust = [one for one in ("trust_remote_code", "model_init_kwargs.trust_remote_code") if job.given.get(one)]
     job.convert(trust, {"model.trust_remote_code": True} if trust else {}, "true")
     for key in ("trust_remote_code", "model_init_kwargs.trust_remote_code"):
-        job.irrelevant(key, "false is the default here")
+        job.settle(key, "false is the default here")
     job.rename("gradient_checkpointing", "model.gradient_checkpointing")
     if job.value("torch_compile"):
         job.convert("torch_compile", {"model.compile": True}, "true")
-    job.irrelevant("torch_compile", "switched off")
+    job.settle("torch_compile", "switched off")
     if job.value("use_cpu"):
         job.convert("use_cpu", {"model.device": "cpu"}, "cpu")
-    job.irrelevant("use_cpu", "switched off")
+    job.settle("use_cpu", "switched off")
     return name if isinstance(name, str) else None
 
 
@@ -73,7 +73,7 @@ def _precision(job: Import) -> None:
             text += "; trained weights are float32 here"
         job.convert([*given, "bf16", "fp16"], {"model.dtype": ours}, text)
     for key in (*loaded, "bf16", "fp16"):
-        job.irrelevant(key, f"model.dtype is {job.run.get('model.dtype')}")
+        job.settle(key, f"model.dtype is {job.run.get('model.dtype')}")
 
 
 def adapters(job: Import, inputs: Inputs, name: Any) -> None:
@@ -83,7 +83,7 @@ def adapters(job: Import, inputs: Inputs, name: Any) -> None:
         _lora(job, name, "peft_config.", "", {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0})
         if job.unreadable(["peft_config"]):
             job.convert("peft_config", {"model.lora.rank": 1}, "")
-        job.irrelevant("peft_config", "peft's defaults: rank 8, alpha 8")
+        job.settle("peft_config", "peft's defaults: rank 8, alpha 8")
     elif job.value("use_peft") and inputs.uses_model_arguments:
         _lora(job, name, "", "lora_", {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05})
         job.convert("use_peft", {"model.lora.rank": job.value("lora_r")}, "adapters are trained")
@@ -91,7 +91,7 @@ def adapters(job: Import, inputs: Inputs, name: Any) -> None:
         "without use_peft all weights are trained" if inputs.uses_model_arguments else "the script does not read it"
     )
     for key in [key for key in job.defaults if key.startswith("lora_")] + ["use_peft", "use_rslora", "use_dora"]:
-        job.irrelevant(key, reason)
+        job.settle(key, reason)
     _quantization(job, inputs)
 
 
@@ -120,7 +120,7 @@ def _lora(job: Import, name: Any, prefix: str, stem: str, own: dict[str, Any]) -
         )
     else:
         job.rename(names["lora_alpha"], "model.lora.alpha")
-        job.irrelevant(is_stable, "switched off")
+        job.settle(is_stable, "switched off")
     job.rename(names["lora_dropout"], "model.lora.dropout")
     key = f"{prefix}{stem}target_modules"
     targets = job.given.get(key)
@@ -149,7 +149,7 @@ def _lora(job: Import, name: Any, prefix: str, stem: str, own: dict[str, Any]) -
     job.refuse_unless(f"{prefix}bias", "none", "biases stay frozen here")
     job.refuse_unless(f"{prefix}init_lora_weights", (True, "default"), "adapters start as peft's default here")
     for one in ("task_type", "inference_mode", "peft_type"):
-        job.irrelevant(f"{prefix}{stem}{one}", "a causal language model, trained")
+        job.settle(f"{prefix}{stem}{one}", "a causal language model, trained")
     for one in [one for one in job.given if prefix and one.startswith(prefix) and not job.report.has(one)]:
         job.refuse(one, "no counterpart")
 
@@ -171,7 +171,7 @@ def _quantization(job: Import, inputs: Inputs) -> None:
         job.refuse(four, f"no {kind} here; the base model is not quantised", "set model.quantization to nf4")
     job.refuse_unless(eight, False, "no quantisation of eight bits here", "set model.quantization to nf4")
     for key in [key for key in job.given if prefix and key.startswith(prefix)]:
-        job.irrelevant(key, "the base model is computed in model.dtype")
+        job.settle(key, "the base model is computed in model.dtype")
     for key in (
         "load_in_4bit",
         "load_in_8bit",
@@ -179,7 +179,7 @@ def _quantization(job: Import, inputs: Inputs) -> None:
         "use_bnb_nested_quant",
         "bnb_4bit_quant_storage",
     ):
-        job.irrelevant(key, "the base model is not quantised")
+        job.settle(key, "the base model is not quantised")
     job.refuse("quantization_config", "no quantisation that is known here")
 
 
@@ -243,12 +243,12 @@ def objective(job: Import, trainer: str, version: tuple[int, int], updates: int)
         if job.value("off_policy_mask_threshold") is not None:
             job.rename("off_policy_mask_threshold", "trainer.off_policy_mask_threshold")
             job.run.set("trainer.loss.compat.off_policy_tokens", "count", "as in TRL")
-        job.irrelevant("off_policy_mask_threshold", "no mask")
+        job.settle("off_policy_mask_threshold", "no mask")
     if trainer != "async":
         job.rename("mask_truncated_completions", "reward.mask_truncated_completions")
         job.refuse_unless("sync_ref_model", False, "the reference stays as it is here")
         for key in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
-            job.irrelevant(key, "only with sync_ref_model")
+            job.settle(key, "only with sync_ref_model")
 
 
 def _loss(job: Import, updates: int) -> None:
@@ -266,7 +266,7 @@ def _loss(job: Import, updates: int) -> None:
         if high is not None:
             job.rename("epsilon_high", "trainer.loss.epsilon_high")
     for key in ("epsilon", "epsilon_high"):
-        job.irrelevant(key, "empty: epsilon" if kind in _CLIPPED else f"loss {kind} does not clip")
+        job.settle(key, "empty: epsilon" if kind in _CLIPPED else f"loss {kind} does not clip")
     _ratio(job, kind, cap)
     for side in ("neg", "pos"):
         names = {f"sapo_temperature_{side}": f"temperature_{side}"} if kind == "sapo" else {}
@@ -275,7 +275,7 @@ def _loss(job: Import, updates: int) -> None:
         for theirs, ours in names.items():
             job.rename(theirs, f"trainer.loss.{ours}")
         for theirs in (f"sapo_temperature_{side}", f"vespo_k_{side}", f"vespo_lambda_{side}"):
-            job.irrelevant(theirs, f"loss {kind} does not read it")
+            job.settle(theirs, f"loss {kind} does not read it")
     if kind in _STEP_TOKENS and updates > 1:
         job.run.set("trainer.loss.compat.loss_normalizer", "step_mean", "each update by the generation's mean tokens")
 
@@ -287,13 +287,13 @@ def _ratio(job: Import, kind: str, cap: float) -> None:
         job.rename("delta", "trainer.loss.delta")
     elif delta is not None and kind in _CLIPPED:
         job.refuse("delta", f"must be above 1 + epsilon_high = {1 + cap:g} here", "raise it, or leave it out")
-    job.irrelevant("delta", f"loss {kind} does not read it")
+    job.settle("delta", f"loss {kind} does not read it")
     level = job.value("importance_sampling_level")
     if level not in ("token", "sequence"):
         raise ConfigError(f"importance_sampling_level: {level!r} must be token or sequence")
     if kind in _LEVELS:
         job.rename("importance_sampling_level", "trainer.loss.importance_sampling_level")
-    job.irrelevant("importance_sampling_level", f"loss {kind} has the ratio of the completion")
+    job.settle("importance_sampling_level", f"loss {kind} has the ratio of the completion")
 
 
 def _advantage(job: Import) -> None:
@@ -309,9 +309,9 @@ def _advantage(job: Import) -> None:
             {"reward.advantage.type": "gdpo", "reward.advantage.std": "unbiased", "reward.advantage.eps": 1e-4},
             "each function by itself, then the sum: gdpo with TRL's eps 1e-4",
         )
-        job.irrelevant("scale_rewards", "normalize_then_sum decides")
+        job.settle("scale_rewards", "normalize_then_sum decides")
         return
-    job.irrelevant("multi_objective_aggregation", "the weighted sum is normalised, as here")
+    job.settle("multi_objective_aggregation", "the weighted sum is normalised, as here")
     kinds = {"group": "zscore", "batch": "batch_std", "none": "mean"}
     if scale not in kinds:
         raise ConfigError(f"scale_rewards: {scale!r} must be one of group, batch, none")
@@ -324,8 +324,8 @@ def _advantage(job: Import) -> None:
 def _reference(job: Import) -> None:
     beta = job.value("beta")
     if not beta and not job.unreadable(["beta"]):
-        job.irrelevant("beta", "0: no reference")
-        job.irrelevant("use_bias_correction_kl", "no reference")
+        job.settle("beta", "0: no reference")
+        job.settle("use_bias_correction_kl", "no reference")
         return
     job.rename("beta", "trainer.reference.beta")
     job.run.set("trainer.reference.estimator", "k3", "TRL's estimator")
@@ -338,7 +338,7 @@ def _correction(job: Import) -> None:
     on, mode, high, cap, low = (job.value(key) for key in keys)
     if not (job.value("use_vllm") and on):
         for key in keys:
-            job.irrelevant(key, "no correction" if job.value("use_vllm") else "only with use_vllm")
+            job.settle(key, "no correction" if job.value("use_vllm") else "only with use_vllm")
         return
     action, level = {
         "token_truncate": ("truncate", "token"),
@@ -366,9 +366,9 @@ def _correction(job: Import) -> None:
     else:
         job.rename(used, "trainer.correction.high")
     for key in keys[2:4]:
-        job.irrelevant(key, f"{used} decides")
+        job.settle(key, f"{used} decides")
     if low is None:
-        job.irrelevant(keys[4], "no lower bound")
+        job.settle(keys[4], "no lower bound")
     else:
         job.rename(keys[4], "trainer.correction.low")
 
@@ -392,10 +392,10 @@ def _entropy(job: Import) -> None:
     for theirs, ours in names.items():
         if is_adaptive:
             job.rename(theirs, f"trainer.adaptive_entropy.{ours}")
-        job.irrelevant(theirs, "only with use_adaptive_entropy")
+        job.settle(theirs, "only with use_adaptive_entropy")
     if is_adaptive:
         job.convert("use_adaptive_entropy", {}, "true: trainer.adaptive_entropy")
-    job.irrelevant("use_adaptive_entropy", "switched off")
+    job.settle("use_adaptive_entropy", "switched off")
 
 
 def _rloo_objective(job: Import) -> None:
@@ -404,7 +404,7 @@ def _rloo_objective(job: Import) -> None:
     job.rename("epsilon", "trainer.loss.epsilon")
     if job.value("epsilon_high") is not None:
         job.rename("epsilon_high", "trainer.loss.epsilon_high")
-    job.irrelevant("epsilon_high", "empty: epsilon")
+    job.settle("epsilon_high", "empty: epsilon")
     job.run.set("reward.advantage.type", "rloo", "RLOOTrainer")
     if job.value("normalize_advantages"):
         targets = {"scale": "batch", "std_of": "advantages", "std": "unbiased", "eps": 1e-4}
@@ -413,12 +413,12 @@ def _rloo_objective(job: Import) -> None:
             {f"reward.advantage.{key}": value for key, value in targets.items()},
             "over the advantages of the step",
         )
-    job.irrelevant("normalize_advantages", "switched off")
+    job.settle("normalize_advantages", "switched off")
     if job.value("beta") or job.unreadable(["beta"]):
         job.rename("beta", "trainer.reference.beta")
         job.run.set("trainer.reference.estimator", "k1", "the KL of a completion is a sum of log ratios")
         job.run.set("trainer.reference.place", "group_reward", "RLOO takes the KL from the reward")
-    job.irrelevant("beta", "0: no reference")
+    job.settle("beta", "0: no reference")
     clip = job.value("reward_clip_range")
     if clip and not job.unreadable(["reward_clip_range"]):
         low, high = (float(one) for one in (clip if isinstance(clip, list | tuple) else [clip, clip]))
@@ -426,7 +426,7 @@ def _rloo_objective(job: Import) -> None:
             job.convert("reward_clip_range", {"reward.shaping.clip": high}, f"−{high:g} to {high:g}")
         else:
             job.refuse("reward_clip_range", "bounds are symmetric here", "clip in the reward function")
-    job.irrelevant("reward_clip_range", "no clipping")
+    job.settle("reward_clip_range", "no clipping")
 
 
 def _async_objective(job: Import) -> None:
@@ -438,7 +438,7 @@ def _async_objective(job: Import) -> None:
     job.rename("epsilon", "trainer.loss.epsilon")
     if job.value("epsilon_high") is not None:
         job.rename("epsilon_high", "trainer.loss.epsilon_high")
-    job.irrelevant("epsilon_high", "empty: epsilon")
+    job.settle("epsilon_high", "empty: epsilon")
     for key, value in (("type", "zscore"), ("std", "population"), ("eps", 1e-8)):
         job.run.set(f"reward.advantage.{key}", value, "AsyncGRPOTrainer")
     level = job.value("max_staleness")
@@ -452,14 +452,14 @@ def _async_objective(job: Import) -> None:
     budget = job.value("token_budget")
     if budget and budget > job.value("max_completion_length"):
         job.rename("token_budget", "packer.sequence_len")
-    job.irrelevant("token_budget", "micro-batches are filled to packer.sequence_len")
+    job.settle("token_budget", "micro-batches are filled to packer.sequence_len")
     job.rename("request_timeout", "inference.request_timeout")
     job.rename("weight_sync_timeout", "weights.timeout")
     job.refuse_unless("max_inflight_tasks", -1, "the numbers of groups ahead follow from packer.max_async_level")
-    job.irrelevant("queue_maxsize", "groups ahead follow from packer.max_async_level")
-    job.irrelevant("heartbeat_stale_after_s", "workers have heartbeats of their own")
-    job.irrelevant("fork_threshold_tokens", "a turn that changes earlier tokens starts a new sample here")
-    job.irrelevant("ignore_data_skip", "a run resumes where it stopped")
+    job.settle("queue_maxsize", "groups ahead follow from packer.max_async_level")
+    job.settle("heartbeat_stale_after_s", "workers have heartbeats of their own")
+    job.settle("fork_threshold_tokens", "a turn that changes earlier tokens starts a new sample here")
+    job.settle("ignore_data_skip", "a run resumes where it stopped")
 
 
 def engine(job: Import, trainer: str, version: tuple[int, int], world: int | None) -> None:
@@ -478,7 +478,7 @@ def engine(job: Import, trainer: str, version: tuple[int, int], world: int | Non
         if isinstance(group, int) and group > 256:
             job.run.set("inference.engine.max_sequences", group, "a group at once")
         job.run.set("up.colocate", True, "sampling and training share the GPU")
-        job.irrelevant("use_vllm", "false: engine embedded")
+        job.settle("use_vllm", "false: engine embedded")
         _rest_of_vllm(job, server, "only with use_vllm")
         return
     job.convert("use_vllm", {"inference.engine.type": "vllm"}, "vLLM as a server of the run")
@@ -497,7 +497,7 @@ def engine(job: Import, trainer: str, version: tuple[int, int], world: int | Non
             raise ConfigError(f"vllm_tensor_parallel_size: {size} must divide the {world} processes")
         if world is not None and world > size:
             job.run.set("up.inference", world // size, f"{world} processes ÷ {size} per engine")
-    job.irrelevant("vllm_mode", "server: the run starts vLLM on GPUs of its own")
+    job.settle("vllm_mode", "server: the run starts vLLM on GPUs of its own")
     for key in server:
         job.refuse(key, "TRL's server speaks another protocol; the run starts vLLM itself")
     _rest_of_vllm(job, server, "belongs to the command of TRL's server")
@@ -510,7 +510,7 @@ def _rest_of_vllm(job: Import, server: tuple[str, ...], reason: str) -> None:
         elif key in ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex"):
             job.refuse_unless(key, None, "requests carry no grammar here")
         else:
-            job.irrelevant(key, reason)
+            job.settle(key, reason)
 
 
 def spread(job: Import, world: int | None) -> None:
