@@ -28,13 +28,16 @@ def text_of(path: Path) -> str:
         ConfigError: the file can't be read, is too large, or is not UTF-8.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: has more than {MAX_BYTES} bytes; that is no configuration")
-        return path.read_text(encoding="utf-8-sig")
+        size, text = path.stat().st_size, None
+        if size <= MAX_BYTES:
+            text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
     except ValueError:
         raise ConfigError(f"{path}: is not UTF-8 text; save it in that encoding") from None
+    if text is None:
+        raise ConfigError(f"{path}: has more than {MAX_BYTES} bytes; that is no configuration")
+    return text
 
 
 def map_of(path: Path) -> dict[str, Any]:
@@ -43,8 +46,9 @@ def map_of(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file can't be read, is not YAML, or has no map.
     """
+    text = text_of(path)
     try:
-        tree = yaml.load(text_of(path), _Loader)  # noqa: S506 - it is a SafeLoader
+        tree = yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark else ""

@@ -206,7 +206,7 @@ def _kept(job: Import, strategy: str, interval: int | None) -> None:
     limit = job.value("save_total_limit")
     if strategy == "no":
         job.settle("save_total_limit", "nothing is saved before the end")
-    elif limit is None or limit <= 0:
+    elif not job.unreadable(["save_total_limit"]) and (limit is None or limit <= 0):
         # HF keeps all
         if interval is not None:
             job.convert(

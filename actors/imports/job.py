@@ -74,6 +74,10 @@ class Import:
         """
         return self.given[key] if key in self.given and not self.unreadable([key]) else self.defaults[key]
 
+    def is_set(self, key: str) -> bool:
+        """Tell whether a key has a value other than None, be it one that can't be read."""
+        return bool(self.unreadable([key])) or self.value(key) is not None
+
     def unreadable(self, keys: Sequence[str]) -> list[str]:
         """Return the keys, of those given, whose values can't be read."""
         return [key for key in keys if isinstance(self.given.get(key), Unreadable)]

@@ -189,7 +189,11 @@ class Script:
         for node in self.tree.body:
             value = getattr(node, "value", None)
             is_call = isinstance(node, ast.Expr | ast.Assign) and isinstance(value, ast.Call)
-            text = ast.unparse(value.func) if is_call and isinstance(value, ast.Call) else ""
+            # a call whose value is known here, such as a text's `split`, does nothing else
+            if is_call and isinstance(value, ast.Call) and not _is_plain(self.value(value, self._top)):
+                text = ast.unparse(value.func)
+            else:
+                text = ""
             is_loop = isinstance(node, ast.For | ast.While | ast.With)
             if is_loop or (text and not any(word in text for word in harmless)):
                 lines.append(node.lineno)
@@ -207,7 +211,8 @@ class Script:
         """Follow statements. Return the value of a return statement, else `_NO_RETURN`."""
         for node in body:
             self._statements += 1
-            if self._statements > MAX_STATEMENTS:
+            # statements at the top come to an end by themselves
+            if self._statements > MAX_STATEMENTS and self._depth:
                 return Unreadable("too many statements")
             found = self._statement(node, names, is_top)
             if found is not _NO_RETURN:
@@ -492,7 +497,8 @@ class Script:
             return self._known_calls[call.name]
         if isinstance(function, Method) and function.name == "add_argument":
             self._add_option(args, kwargs)
-        if isinstance(function, Local) and isinstance(function.node, ast.FunctionDef) and self._depth < MAX_DEPTH:
+        may_follow = self._depth < MAX_DEPTH and self._statements < MAX_STATEMENTS
+        if isinstance(function, Local) and isinstance(function.node, ast.FunctionDef) and may_follow:
             return self._follow(function.node, args, kwargs, unreadable)
         self.calls.append(call)
         return call

@@ -58,6 +58,20 @@ def typed(key: str, value: Any, default: Any, *, numeric: bool = False) -> Any:
     return value
 
 
+def items(key: str, value: Any, *, numeric: bool = False) -> list[Any]:
+    """Return a list of texts or numbers; a single value is a list of one.
+
+    Raises:
+        ConfigError: an item is neither.
+    """
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if numeric:
+        return [float(_number(key, one, 0.0)) for one in values]
+    if not all(isinstance(one, str) for one in values):
+        raise ConfigError(f"{key}: must be a list of texts, got {value!r}")
+    return values
+
+
 def mapping(text: str) -> Any:
     """Return the value of a text in JSON, or the text itself if it is none."""
     try:

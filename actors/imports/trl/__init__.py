@@ -133,15 +133,15 @@ def _note_age(job: Import, version: tuple[int, int]) -> None:
 
 def _run(job: Import) -> None:
     name = job.value("run_name")
-    if name is not None:
+    if job.is_set("run_name"):
         clean = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in str(name))
-        if clean == name:
+        if clean == name or job.unreadable(["run_name"]):
             job.rename("run_name", "name")
         else:
             job.convert("run_name", {"name": clean}, "letters, digits, _ . and - only")
     job.settle("run_name", "empty")
     job.rename("seed", "seed")
-    if job.value("output_dir") is not None:
+    if job.is_set("output_dir"):
         job.rename("output_dir", "output_dir")
     job.settle("output_dir", "empty")
 

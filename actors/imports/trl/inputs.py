@@ -9,7 +9,7 @@ from actors.imports.job import Unreadable
 from actors.imports.keys import flat
 from actors.imports.syntax import Call, Imported, Local, Method, Parsed, Script
 from actors.imports.trl import versions
-from actors.imports.words import options, typed
+from actors.imports.words import items, options, typed
 from schemas.errors import ConfigError
 
 TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "AsyncGRPOTrainer": "async"}
@@ -94,6 +94,8 @@ def _typed(values: dict[str, Any], trainer: str, version: tuple[int, int]) -> di
     for key, value in values.items():
         if isinstance(value, Unreadable):
             found[key] = value
+        elif key in versions.LISTS and value is not None:
+            found[key] = items(key, value, numeric=key == "reward_weights")
         else:
             found[key] = typed(key, value, defaults.get(key), numeric=key in versions.NUMBERS)
     return flat(found)

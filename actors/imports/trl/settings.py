@@ -240,7 +240,7 @@ def objective(job: Import, trainer: str, version: tuple[int, int], updates: int)
         _reference(job)
         _correction(job)
         _entropy(job)
-        if job.value("off_policy_mask_threshold") is not None:
+        if job.is_set("off_policy_mask_threshold"):
             job.rename("off_policy_mask_threshold", "trainer.off_policy_mask_threshold")
             job.run.set("trainer.loss.compat.off_policy_tokens", "count", "as in TRL")
         job.settle("off_policy_mask_threshold", "no mask")
@@ -263,7 +263,7 @@ def _loss(job: Import, updates: int) -> None:
         job.convert(["epsilon_high", "epsilon"], {"trainer.loss.epsilon_high": cap}, f"cap of the ratio: {cap:g}")
     elif kind in _CLIPPED:
         job.rename("epsilon", "trainer.loss.epsilon")
-        if high is not None:
+        if job.is_set("epsilon_high"):
             job.rename("epsilon_high", "trainer.loss.epsilon_high")
     for key in ("epsilon", "epsilon_high"):
         job.settle(key, "empty: epsilon" if kind in _CLIPPED else f"loss {kind} does not clip")
@@ -283,7 +283,7 @@ def _loss(job: Import, updates: int) -> None:
 def _ratio(job: Import, kind: str, cap: float) -> None:
     """Write the keys of the ratio other than its clip."""
     delta = job.value("delta")
-    if delta is not None and kind in _CLIPPED and delta > max(1 + cap, 1):
+    if kind in _CLIPPED and (job.unreadable(["delta"]) or (delta is not None and delta > max(1 + cap, 1))):
         job.rename("delta", "trainer.loss.delta")
     elif delta is not None and kind in _CLIPPED:
         job.refuse("delta", f"must be above 1 + epsilon_high = {1 + cap:g} here", "raise it, or leave it out")
@@ -335,7 +335,7 @@ def _reference(job: Import) -> None:
 
 def _correction(job: Import) -> None:
     keys = [f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "cap", "clip_min")]
-    on, mode, high, cap, low = (job.value(key) for key in keys)
+    on, mode, high, cap, _ = (job.value(key) for key in keys)
     if not (job.value("use_vllm") and on):
         for key in keys:
             job.settle(key, "no correction" if job.value("use_vllm") else "only with use_vllm")
@@ -367,10 +367,9 @@ def _correction(job: Import) -> None:
         job.rename(used, "trainer.correction.high")
     for key in keys[2:4]:
         job.settle(key, f"{used} decides")
-    if low is None:
-        job.settle(keys[4], "no lower bound")
-    else:
+    if job.is_set(keys[4]):
         job.rename(keys[4], "trainer.correction.low")
+    job.settle(keys[4], "no lower bound")
 
 
 def _entropy(job: Import) -> None:
@@ -402,7 +401,7 @@ def _rloo_objective(job: Import) -> None:
     job.run.set("trainer.loss.type", "rloo", "RLOOTrainer")
     job.run.set("trainer.loss.old_logprobs", "step_start", "the weights that sampled")
     job.rename("epsilon", "trainer.loss.epsilon")
-    if job.value("epsilon_high") is not None:
+    if job.is_set("epsilon_high"):
         job.rename("epsilon_high", "trainer.loss.epsilon_high")
     job.settle("epsilon_high", "empty: epsilon")
     job.run.set("reward.advantage.type", "rloo", "RLOOTrainer")
@@ -436,7 +435,7 @@ def _async_objective(job: Import) -> None:
     job.run.set("trainer.loss.type", kind, f"mean over the tokens of each of {accumulation} micro-batches")
     job.run.set("trainer.loss.old_logprobs", "inference", "the ratio is to the engine")
     job.rename("epsilon", "trainer.loss.epsilon")
-    if job.value("epsilon_high") is not None:
+    if job.is_set("epsilon_high"):
         job.rename("epsilon_high", "trainer.loss.epsilon_high")
     job.settle("epsilon_high", "empty: epsilon")
     for key, value in (("type", "zscore"), ("std", "population"), ("eps", 1e-8)):

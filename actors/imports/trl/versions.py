@@ -191,6 +191,9 @@ NUMBERS = {
 }
 """Keys whose default is None and whose values are numbers."""
 
+LISTS = {"reward_funcs", "reward_weights", "lora_target_modules", "lora_modules_to_save", "lora_target_parameters"}
+"""Keys whose values are lists; a single value is a list of one."""
+
 _CHANGES: dict[str, list[tuple[tuple[int, int], dict[str, Any]]]] = {
     "grpo": [
         ((1, 10), {"max_completion_length": 256, "use_bias_correction_kl": False}),

@@ -1,0 +1,638 @@
+"""Configurations of TRL, with the values that TRL's and transformers' code derive from them."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.imports.job import Import, Options
+from actors.imports.keys import flat
+from actors.imports.trl import read
+from actors.imports.trl.versions import defaults
+from schemas.config.load import check_tree, parse
+from schemas.errors import ConfigError
+from tests.actors.imports.checks import check_each_key_once, check_only_missing, check_values, check_verdicts
+from tests.howto.pages import page
+
+COMPLETE = Options(world=1, rows=1000, data=Path("rows.jsonl"), reward="rewards.py:f")
+
+RECIPE = """
+model_name_or_path: deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B
+model_revision: main
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+dataset_name: open-r1/OpenR1-Math-220k
+dataset_prompt_column: problem
+system_prompt: "Think, then answer."
+bf16: true
+use_vllm: true
+do_eval: false
+eval_strategy: "no"
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+hub_model_id: mine
+learning_rate: 1.0e-06
+log_completions: true
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs:
+  min_lr_rate: 0.1
+max_prompt_length: 512
+max_completion_length: 2048
+max_steps: -1
+num_generations: 16
+num_train_epochs: 1
+output_dir: data/mine
+overwrite_output_dir: true
+per_device_train_batch_size: 16
+push_to_hub: true
+report_to:
+- wandb
+reward_funcs:
+- accuracy
+- format
+reward_weights:
+- 1.0
+- 0.5
+save_strategy: "epoch"
+save_total_limit: 1
+seed: 42
+temperature: 0.7
+warmup_ratio: 0.1
+"""
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  zero3_init_flag: true
+  zero_stage: 3
+distributed_type: DEEPSPEED
+machine_rank: 0
+mixed_precision: bf16
+num_machines: 1
+num_processes: 7
+"""
+SCRIPT = """
+from functools import partial
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import get_soft_overlong_punishment, think_format_reward
+from my_rewards import accuracy
+
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
+RUN = MODEL.split("/")[-1].lower()
+BATCH = 2 * 4
+
+
+def short(completions, limit, **kwargs):
+    return [float(len(c[0]["content"]) < limit) for c in completions]
+
+
+def main():
+    model = AutoModelForCausalLM.from_pretrained(
+        MODEL,
+        torch_dtype=torch.bfloat16,
+        quantization_config=BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        ),
+    )
+    args = GRPOConfig(
+        output_dir=f"outputs/{RUN}-grpo",
+        per_device_train_batch_size=BATCH,
+        num_generations=4,
+        max_steps=200,
+        beta=0.01,
+        scale_rewards=False,
+        loss_type="dr_grpo",
+        optim="adamw_8bit",
+        top_k=20,
+        save_steps=0.25,
+        report_to="none",
+    )
+    args.epsilon_high = 0.28
+    trainer = GRPOTrainer(
+        model,
+        reward_funcs=[
+            accuracy,
+            think_format_reward,
+            partial(short, limit=500),
+            get_soft_overlong_punishment(max_completion_len=512, soft_punish_cache=128),
+        ],
+        args=args,
+        train_dataset=load_dataset("openai/gsm8k", "main", split="train"),
+        peft_config=LoraConfig(r=64, lora_alpha=16, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM"),
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+PARSER_SCRIPT = """
+import torch
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
+from trl import get_kbit_device_map, get_peft_config, get_quantization_config
+from trl.rewards import accuracy_reward
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    training_args.model_init_kwargs = dict(
+        revision=model_args.model_revision,
+        dtype=model_args.dtype if model_args.dtype in ["auto", None] else getattr(torch, model_args.dtype),
+    )
+    quantization_config = get_quantization_config(model_args)
+    if quantization_config is not None:
+        training_args.model_init_kwargs["device_map"] = get_kbit_device_map()
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        reward_funcs=[accuracy_reward],
+        train_dataset=script_args.dataset_name,
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train()
+"""
+ENVIRONMENT_SCRIPT = '''
+from trl import GRPOConfig, GRPOTrainer
+
+
+class Wordle:
+    def reset(self, **kwargs):
+        return "Guess."
+
+    def guess(self, word: str) -> str:
+        """Guess a word."""
+        return "no"
+
+
+def solved(environments, **kwargs):
+    return [env.reward for env in environments]
+
+
+if __name__ == "__main__":
+    trainer = GRPOTrainer(
+        model="Qwen/Qwen3-1.7B",
+        train_dataset=[{"prompt": "Play."}] * 100,
+        reward_funcs=solved,
+        environment_factory=Wordle,
+        args=GRPOConfig(
+            max_steps=10,
+            max_completion_length=1024,
+            max_tool_calling_iterations=6,
+            chat_template_kwargs={"enable_thinking": False},
+            per_device_train_batch_size=8,
+        ),
+    )
+    trainer.train()
+'''
+ASYNC_SCRIPT = """
+import os
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+
+def good(completions, **kwargs):
+    return [1.0 for _ in completions]
+
+
+def main():
+    config = AsyncGRPOConfig(
+        output_dir="out",
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=int(os.environ.get("ACCUMULATION", "16")),
+        num_generations=8,
+        adam_beta2=0.95,
+        max_staleness=5,
+        max_steps=100,
+        learning_rate=1e-6,
+    )
+    AsyncGRPOTrainer(model="Qwen/Qwen3-4B", reward_funcs=good, args=config, train_dataset=None).train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def imported(folder: Path, text: str, *words: str, options: Options = COMPLETE, **more: str) -> Import:
+    """Import a text, of a script or of YAML, with further files and words of the command line."""
+    name = "train.py" if "import GRPO" in text or "import Async" in text else "grpo.yaml"
+    (folder / name).write_text(text)
+    for other, content in more.items():
+        (folder / f"{other}.yaml").write_text(content)
+    return read([folder / name, *(folder / f"{other}.yaml" for other in more)], list(words), options)
+
+
+def keys_of(text: str, prefix: str = "") -> dict[str, Any]:
+    """Return the dotted keys of a YAML text."""
+    return flat({prefix: parse(text)} if prefix else parse(text))
+
+
+def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path: Path) -> None:
+    """16 · 7 · 4 = 448 completions = 28 groups of 16, in one update.
+
+    An epoch is ⌊93733 ÷ 28⌋ = 3347 updates; the warm-up ⌈0.1 · 3347⌉ = 335.
+    """
+    options = Options(rows=93733, data=Path("rows.jsonl"), reward="rewards.py")
+    job = imported(tmp_path, RECIPE, options=options, accelerate=ACCELERATE)
+    check_values(job, {
+        "model.path": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "model.dtype": "bfloat16",
+        "model.attention": "flash", "model.gradient_checkpointing": True, "model.lora": None,
+        "packer.groups_per_step": 28, "rollout.group_size": 16, "trainer.num_minibatches": 1,
+        "packer.max_async_level": 0, "packer.sequence_len": 2560, "trainer.num_ranks": 7, "trainer.sharding": "fsdp",
+        "trainer.max_steps": 3347, "trainer.warmup_steps": 335, "trainer.learning_rate": 1e-6,
+        "trainer.lr_scheduler": "cosine", "trainer.min_lr_ratio": 0.1, "rollout.temperature": 0.7,
+        "rollout.max_tokens": 2048, "environments.0.prompt_column": "problem",
+        "environments.0.system_prompt": "Think, then answer.", "environments.0.path": "rows.jsonl",
+        "reward.functions.0.path": "rewards.py:accuracy", "reward.functions.1.path": "rewards.py:format",
+        "reward.functions.1.weight": 0.5, "reward.advantage.type": "zscore", "reward.advantage.eps": 1e-4,
+        "reward.advantage.std": "unbiased", "trainer.loss.type": "dapo", "trainer.loss.old_logprobs": "step_start",
+        "trainer.correction.high": 3.0, "trainer.correction.level": "sequence", "trainer.reference": None,
+        "trainer.checkpoint.interval": 3347, "trainer.checkpoint.keep_last": 2, "eval.num_prompts": 0,
+        "output_dir": "data/mine", "seed": 42, "inference.engine.type": "vllm",
+        "inference.engine.gpu_memory_utilization": 0.3, "up.inference": 7, "up.colocate": True,
+    })  # fmt: skip
+    check_verdicts(job, {
+        "model_name_or_path": "renamed", "torch_dtype": "converted", "max_prompt_length": "refused",
+        "report_to": "refused", "push_to_hub": "refused", "seed": "taken", "warmup_ratio": "converted",
+        "accelerate.num_processes": "converted", "accelerate.machine_rank": "irrelevant", "do_eval": "irrelevant",
+        "lr_scheduler_kwargs.min_lr_rate": "converted", "gradient_checkpointing_kwargs.use_reentrant": "irrelevant",
+    })  # fmt: skip
+    check_each_key_once(job, keys_of(RECIPE) | keys_of(ACCELERATE, "accelerate"))
+    assert any("max_prompt_length was removed in TRL 0.28" in note for note in job.report.notes)
+
+
+def test_the_defaults_of_an_older_release_are_used_where_they_are_asked_for(tmp_path: Path) -> None:
+    """TRL 0.18: beta 0.04 without bias correction, bnpo, no correction of vLLM, 512 tokens of prompt, 256 of answer.
+
+    vLLM is a server. Before 0.19 bf16 is off: float32. 8 per device · 2 ÷ 8 = 2 groups.
+    """
+    text = "{model_name_or_path: a/b, use_vllm: true, reward_funcs: [mine.f], max_steps: 40, bf16: false}"
+    options = Options(world=2, data=Path("rows.jsonl"), version="0.18.1")
+    job = imported(tmp_path, text, options=options)
+    check_values(job, {
+        "trainer.loss.type": "bnpo", "trainer.reference.beta": 0.04, "trainer.reference.bias_correction": False,
+        "trainer.reference.estimator": "k3", "trainer.correction": None, "rollout.max_tokens": 256,
+        "packer.sequence_len": 768, "rollout.temperature": 1.0, "model.gradient_checkpointing": False,
+        "model.dtype": "float32", "packer.groups_per_step": 2, "reward.functions.0.path": "mine:f",
+        "up.colocate": False, "trainer.checkpoint.interval": 500, "trainer.checkpoint.keep_interval": 500,
+    })  # fmt: skip
+    assert job.report.origin == "TRL 0.18"
+    oldest = imported(tmp_path, text, options=Options(world=2, data=Path("r"), version="0.14"))
+    # 0.14: prompts per device 1 · 2 processes · 8 accumulated; temperature 0.9, top_k 50, GRPO's own average
+    check_values(oldest, {
+        "packer.groups_per_step": 16, "rollout.temperature": 0.9, "rollout.top_k": 50, "trainer.loss.type": "grpo",
+    })  # fmt: skip
+
+
+def test_a_script_is_read_without_being_run(tmp_path: Path) -> None:
+    """8 · 2 ÷ 4 = 4 groups; a quarter of 200 updates is 50; polynomial and linear schedules end at 0."""
+    job = imported(tmp_path, SCRIPT, options=Options(world=2, data=Path("rows.jsonl")))
+    check_values(job, {
+        "model.path": "Qwen/Qwen2.5-7B-Instruct", "model.quantization": {"type": "nf4", "double_quant": True},
+        "model.lora": {"rank": 64, "alpha": 16.0, "dropout": 0.0, "target_modules": ["q_proj", "k_proj"]},
+        "output_dir": "outputs/qwen2.5-7b-instruct-grpo", "packer.groups_per_step": 4, "rollout.group_size": 4,
+        "trainer.max_steps": 200, "trainer.reference.beta": 0.01, "trainer.reference.bias_correction": True,
+        "trainer.loss.type": "dr_grpo", "trainer.loss.epsilon": 0.2, "trainer.loss.epsilon_high": 0.28,
+        "reward.advantage": {"type": "mean"}, "trainer.optimizer.type": "adamw_8bit", "rollout.top_k": 20,
+        "trainer.checkpoint.interval": 50, "trainer.checkpoint.keep_interval": 50,
+        "reward.functions.0.path": "my_rewards:accuracy", "reward.functions.1.path": "trl.rewards:think_format_reward",
+        "reward.functions.2.path": f"{tmp_path}/train.py:short", "reward.functions.2.kwargs": {"limit": 500},
+        "reward.functions.3.path": "soft_overlong",
+        "reward.functions.3.kwargs": {"max_tokens": 512, "overlong_tokens": 128},
+        "inference.engine.type": "embedded", "trainer.lr_scheduler": "linear", "trainer.correction": None,
+    })  # fmt: skip
+    keys = [
+        *("output_dir", "per_device_train_batch_size", "num_generations", "max_steps", "beta", "scale_rewards"),
+        *("loss_type", "optim", "top_k", "save_steps", "report_to", "epsilon_high", "model", "reward_funcs"),
+        *("train_dataset", "model_init_kwargs.torch_dtype"),
+        *(f"peft_config.{name}" for name in ("r", "lora_alpha", "target_modules", "task_type")),
+        *(f"quantization_config.{name}" for name in ("load_in_4bit", "bnb_4bit_quant_type")),
+        *(f"quantization_config.bnb_4bit_{name}" for name in ("use_double_quant", "compute_dtype")),
+    ]
+    check_each_key_once(job, keys)
+    assert not any("does work" in note for note in job.report.notes)
+
+
+def test_a_script_with_a_parser_takes_the_words_of_its_command_line(tmp_path: Path) -> None:
+    """8 · 4 · 8 = 256 completions = 32 groups, 8 ÷ 2 = 4 updates.
+
+    An epoch is ⌊1000 ÷ 32⌋ · 8 ÷ 2 = 124 updates, three are 372; ⌈372 ÷ 4⌉ = 93 steps, ⌊500 ÷ 4⌋ = 125.
+    """
+    text = """--model_name_or_path Qwen/Qwen3-0.6B --learning_rate 1e-5 --dtype bfloat16 --use_peft
+        --lora_target_modules q_proj, v_proj --importance_sampling_level sequence --epsilon 3e-4 --epsilon_high 4e-4
+        --loss_type grpo --gradient_accumulation_steps 2 --steps_per_generation 8 --beta=0.0"""
+    words = text.split()
+    options = Options(world=4, rows=1000, data=Path("rows.jsonl"))
+    job = imported(tmp_path, PARSER_SCRIPT, *words, options=options)
+    check_values(job, {
+        "model.path": "Qwen/Qwen3-0.6B", "packer.groups_per_step": 32, "trainer.num_minibatches": 4,
+        "trainer.max_steps": 93, "trainer.checkpoint.interval": 125, "trainer.learning_rate": 1e-5,
+        "trainer.loss.importance_sampling_level": "sequence", "trainer.loss.epsilon": 3e-4,
+        "trainer.loss.epsilon_high": 4e-4, "trainer.loss.type": "grpo",
+        "trainer.loss.compat.loss_normalizer": "minibatch",
+        "model.lora": {"rank": 16, "alpha": 32.0, "dropout": 0.05, "target_modules": ["q_proj,", "v_proj"]},
+        "reward.functions.0.path": "trl.rewards:accuracy_reward",
+    })  # fmt: skip
+    assert any("a comma is part of" in note for note in job.report.notes)
+    # the same from a file, as `--config` would read it
+    lines = "\n".join(["model_name_or_path: Qwen/Qwen3-0.6B", "learning_rate: 1e-5", "gradient_accumulation_steps: 2"])
+    other = imported(tmp_path, PARSER_SCRIPT, "--steps_per_generation", "8", options=options, config=lines)
+    check_values(other, {"trainer.num_minibatches": 4, "trainer.learning_rate": 1e-5, "model.lora": None})
+    # dapo divides each update of a generation by its mean tokens
+    check_values(other, {"trainer.loss.compat.loss_normalizer": "step_mean"})
+
+
+def test_an_environment_of_the_script_becomes_one_of_the_run(tmp_path: Path) -> None:
+    """Six calls of tools and an answer are seven turns."""
+    job = imported(tmp_path, ENVIRONMENT_SCRIPT, options=Options(world=1, data=Path("rows.jsonl")))
+    check_values(job, {
+        "environments.0.type": "python", "environments.0.path": f"{tmp_path}/train.py:Wordle",
+        "environments.0.rows": "rows.jsonl", "environments.0.max_turns": 7, "environments.0.max_total_tokens": 1024,
+        "environments.0.chat_template_kwargs": {"enable_thinking": False}, "trainer.max_steps": 10,
+        "reward.functions.0.path": f"{tmp_path}/train.py:solved",
+    })  # fmt: skip
+    check_verdicts(job, {
+        "environment_factory": "converted", "max_tool_calling_iterations": "converted",
+        "chat_template_kwargs.enable_thinking": "converted", "train_dataset": "converted",
+    })  # fmt: skip
+
+
+def test_tools_need_a_name_that_a_worker_can_import(tmp_path: Path) -> None:
+    """A list inside the call has none; a list at the top level has."""
+    text = ENVIRONMENT_SCRIPT.replace("environment_factory=Wordle", "tools=[solved]")
+    job = imported(tmp_path, text, options=Options(world=1, data=Path("rows.jsonl")))
+    assert {question.target for question in job.report.questions} == {"environments.0.path"}
+    check_only_missing(job)
+    named = text.replace("tools=[solved]", "tools=TOOLS").replace("if __name__", "TOOLS = [solved]\n\nif __name__")
+    found = imported(tmp_path, named, options=Options(world=1, data=Path("rows.jsonl")))
+    check_values(found, {"environments.0.path": f"{tmp_path}/train.py:TOOLS"})
+
+
+def test_what_only_a_run_of_the_script_would_tell_is_asked_for(tmp_path: Path) -> None:
+    """An environment variable decides the accumulation, and with it the groups."""
+    job = imported(tmp_path, ASYNC_SCRIPT, options=Options(world=1, data=Path("rows.jsonl")))
+    assert {question.target for question in job.report.questions} == {"packer.groups_per_step"}
+    check_verdicts(job, {"gradient_accumulation_steps": "refused", "max_staleness": "converted"})
+    check_only_missing(job)
+    # 2 · 4 processes · 16 ÷ 8 = 16 groups; means over micro-batches of their token means
+    complete = imported(
+        tmp_path, ASYNC_SCRIPT, "--gradient_accumulation_steps", "16", options=Options(world=4, data=Path("rows.jsonl"))
+    )
+    check_values(complete, {
+        "packer.groups_per_step": 16, "packer.max_async_level": 5, "packer.max_off_policy_steps": 5,
+        "packer.order": "arrival", "trainer.max_steps": 100, "rollout.max_tokens": 2048,
+        "trainer.loss.type": "bnpo", "trainer.loss.old_logprobs": "inference",
+        "reward.advantage": {"type": "zscore", "std": "population", "eps": 1e-8}, "trainer.lr_scheduler": "constant",
+        "trainer.optimizer.beta2": 0.95, "inference.request_timeout": 600.0, "weights.timeout": 1800.0,
+        "inference.engine.type": "vllm",
+    })  # fmt: skip
+
+
+def test_rloo_takes_its_own_keys_and_defaults(tmp_path: Path) -> None:
+    """RLOO: two completions, KL 0.05 in the reward before the baseline, rewards clipped to ±3."""
+    text = """{model_name_or_path: a/b, normalize_advantages: true, reward_clip_range: [-3.0, 3.0],
+        reward_funcs: think_format_reward, max_steps: 100, num_iterations: 2, warmup_steps: 10}"""
+    job = imported(tmp_path, text)
+    # two passes are two updates of a step: 100 ÷ 2 and 10 ÷ 2
+    check_values(job, {
+        "rollout.group_size": 2, "packer.groups_per_step": 4, "trainer.loss.type": "rloo",
+        "reward.advantage": {"type": "rloo", "scale": "batch", "std_of": "advantages", "std": "unbiased", "eps": 1e-4},
+        "trainer.reference.beta": 0.05, "trainer.reference.estimator": "k1",
+        "trainer.reference.place": "group_reward", "reward.shaping.clip": 3.0, "trainer.num_iterations": 2,
+        "trainer.max_steps": 50, "trainer.warmup_steps": 5, "trainer.correction": None,
+    })  # fmt: skip
+    check_each_key_once(job, keys_of(text))
+
+
+def test_a_generation_smaller_than_an_update_is_a_part_of_one_step(tmp_path: Path) -> None:
+    """Updates of 4 · 16 = 64 completions of four generations: 8 groups of 8, one update.
+
+    1000 rows are ⌊1000 ÷ 2⌋ generations of 2 prompts, each of 4 micro-batches: ⌈500 · 4 ÷ 16⌉ = 125 updates.
+    """
+    text = """{model_name_or_path: a/b, per_device_train_batch_size: 4, gradient_accumulation_steps: 16,
+        steps_per_generation: 4, num_generations: 8, num_train_epochs: 2, reward_funcs: [m.f]}"""
+    check_values(imported(tmp_path, text), {
+        "packer.groups_per_step": 8, "trainer.num_minibatches": 1, "trainer.max_steps": 250,
+    })  # fmt: skip
+
+
+def test_the_page_has_what_an_import_of_its_script_gives(tmp_path: Path) -> None:
+    """All keys that the script decides; the page moves the functions to a file of their own."""
+    job = imported(tmp_path, page("trl").block("train_grpo.py"), options=Options(world=1, data=Path("train.jsonl")))
+    written = check_tree(parse(page("trl").block("run.yaml")))
+    tree = job.run.tree
+    assert [one["weight"] for one in tree["reward"]["functions"]] == [1.0, 0.1]
+    ours = check_tree(tree)
+    for section in ("trainer", "rollout", "eval", "model", "name", "output_dir", "seed", "inference", "up"):
+        assert getattr(ours, section) == getattr(written, section), section
+    assert ours.packer.model_copy(update={"sequence_len": 0}) == written.packer.model_copy(update={"sequence_len": 0})
+    assert any("does work (lines 22, 45)" in note for note in job.report.notes)
+
+
+def test_an_evaluation_is_on_the_whole_split_and_sampled_as_in_training(tmp_path: Path) -> None:
+    """By share: ⌈0.1 · 200⌉ = 20 updates."""
+    text = """{model_name_or_path: a/b, eval_strategy: steps, eval_steps: 0.1, max_steps: 200, temperature: 0.8,
+        num_generations_eval: 4, reward_funcs: [m.f], eval_on_start: true}"""
+    job = imported(tmp_path, text)
+    assert {question.target for question in job.report.questions} == {"environments.0.eval_path"}
+    job.run.set("environments.0.eval_path", "held.jsonl")
+    check_values(job, {
+        "eval.every_steps": 20, "eval.completions_per_prompt": 4, "eval.temperature": 0.8, "eval.at_start": True,
+        "eval.at_end": False, "eval.exact_match": None, "eval.num_prompts": 1_000_000,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ("loss_type: cispo, epsilon_high: 4.0", {"trainer.loss.type": "cispo", "trainer.loss.epsilon_high": 4.0}),
+        # without epsilon_high the cap is epsilon
+        ("loss_type: cispo", {"trainer.loss.epsilon_high": 0.2}),
+        ("loss_type: luspo", {"trainer.loss.importance_sampling_level": "token"}),
+        ("loss_type: sapo, sapo_temperature_neg: 1.2", {"trainer.loss.temperature_neg": 1.2}),
+        ("loss_type: vespo, vespo_k_pos: 1.5", {"trainer.loss.k_pos": 1.5, "trainer.loss.lambda_neg": 2.0}),
+        ("delta: 4.0", {"trainer.loss.delta": 4.0}),
+        ("scale_rewards: batch", {"reward.advantage.type": "batch_std", "reward.advantage.eps": 1e-4}),
+        ("scale_rewards: none", {"reward.advantage.type": "mean"}),
+        ("multi_objective_aggregation: normalize_then_sum", {"reward.advantage.eps": 1e-4}),
+        ("use_vllm: true, vllm_importance_sampling_mode: token_truncate",
+         {"trainer.correction.mode": "truncate", "trainer.correction.level": "token", "trainer.correction.high": 3.0}),
+        ("use_vllm: true, vllm_importance_sampling_cap: 5.0", {"trainer.correction.high": 5.0}),
+        ("use_vllm: true, vllm_importance_sampling_clip_max: null", {"trainer.correction.high": 1e9}),
+        ("use_vllm: true, vllm_importance_sampling_correction: false", {"trainer.correction": None}),
+        ("off_policy_mask_threshold: 0.5", {"trainer.off_policy_mask_threshold": 0.5}),
+        ("use_adaptive_entropy: true, entropy_coef: 0.01",
+         {"trainer.adaptive_entropy.target": 0.2, "trainer.entropy_coef": 0.01}),
+        ("top_entropy_quantile: 0.2", {"trainer.top_entropy_quantile": 0.2}),
+        ("top_k: -1", {"rollout.top_k": 0}),
+        ("min_p: 0.05", {"rollout.min_p": 0.05}),
+        # transformers' constant has no warm-up
+        ("lr_scheduler_type: constant, warmup_steps: 10", {"trainer.warmup_steps": 0}),
+        ("lr_scheduler_type: constant_with_warmup, warmup_steps: 10", {"trainer.warmup_steps": 10}),
+        # a share of 100 updates, rounded up
+        ("warmup_steps: 0.015", {"trainer.warmup_steps": 2}),
+        ("lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr: 1e-7}", {"trainer.min_lr_ratio": 0.1}),
+        ("lr_scheduler_type: polynomial", {"trainer.lr_scheduler": "linear", "trainer.min_lr_ratio": 0.1}),
+        ("save_strategy: 'no'", {"trainer.checkpoint.interval": 100}),
+        ("max_grad_norm: 0", {"trainer.max_grad_norm": 1e9}),
+        ("bf16: false", {"model.dtype": "float32"}),
+        ("use_peft: true, model_name_or_path: Qwen/Qwen2-7B", {"model.lora.target_modules": ["q_proj", "v_proj"]}),
+        ("use_peft: true, lora_target_modules: all-linear", {"model.lora.target_modules": "all-linear"}),
+        ("use_peft: true, lora_target_modules: [q_proj], load_in_4bit: true",
+         {"model.quantization": {"type": "nf4", "double_quant": False}}),
+        # α·√r, since alpha ÷ √r is the scale of rslora
+        ("use_peft: true, lora_target_modules: [q_proj], use_rslora: true", {"model.lora.alpha": 128.0}),
+        ("generation_batch_size: 32", {"packer.groups_per_step": 4, "trainer.num_minibatches": 4}),
+        ("reward_funcs: [get_soft_overlong_punishment]",
+         {"reward.functions.0.kwargs": {"max_tokens": 1280, "overlong_tokens": 256}}),
+        ("torch_dtype: float16", {"model.dtype": "bfloat16"}),
+        ("optim: paged_adamw_8bit", {"trainer.optimizer.type": "adamw"}),
+    ],
+)  # fmt: skip
+def test_a_key_has_the_value_of_the_origins_code(tmp_path: Path, keys: str, values: dict[str, Any]) -> None:
+    """One process, eight completions of one group, 100 updates."""
+    base = "max_steps: 100, model_name_or_path: a/b, reward_funcs: [m.f], "
+    names = [part.split(":")[0].strip() for part in keys.split(", ")]
+    base = "".join(part + ", " for part in base.split(", ")[:3] if part.split(":")[0] not in names)
+    check_values(imported(tmp_path, "{" + base + keys + "}"), values)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("generation_batch_size: 32, steps_per_generation: 4", "generation_batch_size: TRL refuses it together"),
+        ("num_generations: 3", "num_generations: 3 must divide"),
+        ("num_generations: 1", "num_generations: 1 must divide"),
+        ("gradient_accumulation_steps: 4, steps_per_generation: 6", "generation_batch_size: 48 must be a multiple"),
+        ("per_device_train_batch_size: 3, generation_batch_size: 8", "is no multiple of per_device_train_batch_size"),
+        ("per_device_train_batch_size: 0", "per_device_train_batch_size: must be 1 or more"),
+        ("scale_rewards: mean", "scale_rewards: 'mean' must be one of group, batch, none"),
+        ("loss_type: ppo", "loss_type: 'ppo' must be one of"),
+        ("eval_strategy: no", 'YAML reads a bare no as false, so write "no"'),
+        ("eval_strategy: steps, num_generations_eval: 3", "per_device_eval_batch_size: 8 completions"),
+        ("use_vllm: true, loss_type: vespo", "which TRL refuses; take token_truncate"),
+        ("reward_weights: [1.0, 2.0]", "reward_weights: 2 weights for 1 reward functions"),
+        ("learning_rate: fast", "learning_rate: must be a number, got 'fast'"),
+        ("num_generations: 8.5", "num_generations: must be an integer"),
+        ("use_vllm: maybe", "use_vllm: must be true or false"),
+        ("num_train_epochs: 1, max_steps: -1, per_device_train_batch_size: 8008", "are fewer than the 1001 prompts"),
+    ],
+)
+def test_what_the_origin_refuses_is_refused(tmp_path: Path, keys: str, problem: str) -> None:
+    """With the key, and what to change."""
+    base = "model_name_or_path: a/b, reward_funcs: [m.f]" + ("" if "max_steps" in keys else ", max_steps: 100")
+    with pytest.raises(ConfigError) as error:
+        imported(tmp_path, "{" + base + ", " + keys + "}")
+    assert problem in str(error.value)
+
+
+def test_the_number_of_processes_is_asked_for_and_never_taken_as_one(tmp_path: Path) -> None:
+    """With all that follows from it."""
+    text = "{model_name_or_path: a/b, reward_funcs: [m.f], generation_batch_size: 64}"
+    job = imported(tmp_path, text, options=Options(rows=100, data=Path("rows.jsonl")))
+    asked = {question.target for question in job.report.questions}
+    assert asked >= {"trainer.num_ranks", "packer.groups_per_step", "trainer.max_steps", "trainer.num_minibatches"}
+    check_only_missing(job)
+    without_rows = imported(tmp_path, "{model_name_or_path: a/b, warmup_ratio: 0.1}", options=Options(world=1))
+    assert {question.target for question in without_rows.report.questions} == {
+        *("trainer.max_steps", "trainer.warmup_steps", "environments.0.path", "reward.functions.0.path"),
+    }
+
+
+_VALUES: dict[type, Any] = {
+    bool: st.booleans(),
+    int: st.sampled_from([0, 1, 2, 8, 16, "4"]),
+    float: st.sampled_from([0.0, 0.1, 1.0, 3.0, "1e-5"]),
+    str: st.sampled_from(["none", "dapo", "steps", "x"]),
+}
+
+
+@st.composite
+def configurations(draw: st.DrawFn, trainer: str = "grpo") -> dict[str, Any]:
+    """Random subsets of known keys, with values of their type or the default."""
+    known = defaults(trainer, (1, 16))
+    keys = draw(st.lists(st.sampled_from(sorted(known)), unique=True, max_size=25))
+    return {
+        key: draw(st.just(known[key]) | _VALUES.get(type(known[key]), st.sampled_from([None, 1, "x"]))) for key in keys
+    }
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=configurations(), options=st.sampled_from([COMPLETE, Options()]))
+def test_any_known_keys_are_reported_once_or_refused_in_words(
+    tmp_path: Path, values: dict[str, Any], options: Options
+) -> None:
+    """No exception but a refusal of the origin's."""
+    (tmp_path / "any.yaml").write_text(yaml.safe_dump({"seed": 1} | values))
+    with contextlib.suppress(ConfigError):
+        check_each_key_once(read([tmp_path / "any.yaml"], [], options), {"seed": 1} | values)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.yaml", "a: [1, 2", "line 1: is not YAML"),
+        ("a.yaml", "- 1\n- 2", "has no map of keys"),
+        ("a.yaml", "", "has no map of keys"),
+        ("a.yaml", b"\xff\xfe\x00\x01", "is not UTF-8 text"),
+        ("a.yaml", "a: " + "[" * 2000, "is not YAML"),
+        ("a.yaml", "#" * 5_000_000, "has more than 4000000 bytes"),
+        ("a.py", "def f(:\n  pass", "line 1: is not Python"),
+        ("a.py", "x = 1", "calls none of GRPOTrainer"),
+        ("a.py", "(" * 3000 + ")" * 3000, "is not Python"),
+        ("b.py", "from trl import GRPOTrainer\nGRPOTrainer(model=" + "-" * 3000 + "1)", "b.py"),
+    ],
+)
+def test_files_that_are_no_configuration_are_refused_in_words(
+    tmp_path: Path, name: str, content: str | bytes, problem: str
+) -> None:
+    """With the name of the file."""
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError) as error:
+        read([tmp_path / name], [], COMPLETE)
+    assert problem in str(error.value)
+    assert str(tmp_path / name) in str(error.value) or name in str(error.value)
+
+
+def test_a_script_that_calls_itself_without_end_is_read_to_the_end(tmp_path: Path) -> None:
+    """Calls are followed to a depth, loops once."""
+    text = """
+from trl import GRPOConfig, GRPOTrainer
+
+def again(n):
+    for _ in range(10**9):
+        again(n + 1)
+        again(n + 1)
+    return again(n) + again(n)
+
+again(0)
+STEPS = 10 ** 10 ** 10
+NAME = "x" * 10**9
+GRPOTrainer(model="a/b", reward_funcs=lambda completions, **k: [1.0], args=GRPOConfig(max_steps=STEPS, run_name=NAME))
+"""
+    job = imported(tmp_path, text)
+    check_verdicts(job, {"max_steps": "refused", "run_name": "refused", "model": "renamed"})
+    (tmp_path / "side.txt").write_text("")
+    evil = "import os\nos.remove('side.txt')\n" + text
+    imported(tmp_path, evil)
+    assert (tmp_path / "side.txt").exists()
+
+
+def test_unknown_and_misspelt_keys_are_named(tmp_path: Path) -> None:
+    """With the name that was meant."""
+    text = "{model_name_or_path: a/b, num_generation: 4, made_up: 1, max_steps: 3}"
+    job = imported(tmp_path, text)
+    entries = {entry.key: entry.text for entry in job.report.entries}
+    assert "did you mean num_generations?" in entries["num_generation"]
+    assert "no key of TRL 1.16" in entries["made_up"]
