@@ -17,7 +17,7 @@ NO_TURN_LIMIT = 1000
 
 def is_open_r1(job: Import) -> bool:
     """Tell whether a file is a recipe of open-r1, whose script has keys and rewards of its own."""
-    return any(key in job.given for key in _OPEN_R1)
+    return any(job.given.get(key) is not None for key in _OPEN_R1)
 
 
 def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:

@@ -166,7 +166,7 @@ def _quantization(job: Import, inputs: Inputs) -> None:
         job.convert([four, f"{prefix}bnb_4bit_quant_type"], {"model.quantization.type": "nf4"}, "four bits, nf4")
         job.convert(nested, {"model.quantization.double_quant": double}, f"{double}")
         if job.run.get("model.lora.rank") is None:
-            job.note("model.quantization needs adapters here, and the origin trains none")
+            raise ConfigError(f"{four}: a quantised model can't be trained without adapters; set use_peft")
     elif is_on:
         job.refuse(four, f"no {kind} here; the base model is not quantised", "set model.quantization to nf4")
     job.refuse_unless(eight, False, "no quantisation of eight bits here", "set model.quantization to nf4")
