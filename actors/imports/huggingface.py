@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.algorithms.batch_sizes import TrlBatchSizes
 from actors.imports.job import Import
+from schemas.errors import ConfigError
 
 ALL = 1_000_000
 """Stands for "all" and "never" where a key here wants a number."""
@@ -39,6 +41,48 @@ class Pace:
     def formula(self, updates: str, steps: int) -> str:
         """Return the formula of a number of updates that became steps."""
         return f"{updates} updates ÷ {self.updates} per step = {steps}" if self.updates > 1 else f"{updates} steps"
+
+
+def generation_of(sizes: TrlBatchSizes) -> int:
+    """Return the completions of a generation."""
+    per_pass = sizes.per_device_train_batch_size * sizes.world_size
+    return sizes.generation_batch_size or per_pass * (sizes.steps_per_generation or sizes.gradient_accumulation_steps)
+
+
+def batch_formula(sizes: TrlBatchSizes, groups: int, parts: int) -> str:
+    """Return the formula of groups and minibatches with its numbers."""
+    world = sizes.world_size
+    per_pass = f"{sizes.per_device_train_batch_size} per device × {world} processes"
+    accumulation = sizes.gradient_accumulation_steps
+    if sizes.generation_batch_size is not None:
+        completions = f"generation_batch_size {sizes.generation_batch_size}"
+        steps = sizes.generation_batch_size // (sizes.per_device_train_batch_size * world)
+    else:
+        steps = sizes.steps_per_generation or accumulation
+        completions = f"{per_pass} × {steps} steps per generation"
+    if steps < accumulation:
+        completions = f"{per_pass} × {accumulation} accumulated, of {accumulation // steps} generations,"
+    text = f"{completions} ÷ {sizes.num_generations} = {groups} groups"
+    return f"{text}; {steps} ÷ {accumulation} accumulated = {parts} updates" if parts > 1 else text
+
+
+def updates_per_epoch(number: int, sizes: TrlBatchSizes) -> int:
+    """Return the optimizer updates of an epoch.
+
+    The sampler gives whole generations, each `num_iterations × steps_per_generation` times, and drops the rest.
+
+    Raises:
+        ConfigError: the rows do not fill a generation.
+    """
+    generation = generation_of(sizes)
+    prompts = generation // sizes.num_generations
+    if number < prompts:
+        raise ConfigError(
+            f"--rows: {number} rows are fewer than the {prompts} prompts of a generation; the origin would not train"
+        )
+    per_pass = sizes.per_device_train_batch_size * sizes.world_size
+    micro_steps = number // prompts * sizes.num_iterations * (generation // per_pass)
+    return max(1, math.ceil(micro_steps / sizes.gradient_accumulation_steps))
 
 
 def rows(job: Import) -> int | None:

@@ -4,7 +4,16 @@ import math
 from typing import Any
 
 from actors.algorithms.batch_sizes import TrlBatchSizes, our_keys
-from actors.imports.huggingface import Pace, evaluation, length, no_evaluation, rows
+from actors.imports.huggingface import (
+    Pace,
+    batch_formula,
+    evaluation,
+    generation_of,
+    length,
+    no_evaluation,
+    rows,
+    updates_per_epoch,
+)
 from actors.imports.job import Import
 from schemas.errors import ConfigError
 
@@ -69,14 +78,14 @@ def batches(job: Import, trainer: str, version: tuple[int, int], world: int | No
     job.rename("num_generations", "rollout.group_size")
     targets = {"packer.groups_per_step": groups, "trainer.num_minibatches": parts}
     keys = [key for key in _SIZES if key != "num_iterations"]
-    job.convert(keys, targets, _formula(sizes, world, groups, parts))
+    job.convert(keys, targets, batch_formula(sizes, groups, parts))
     job.rename("num_iterations", "trainer.num_iterations")
     job.run.set("packer.max_async_level", 0, "generation and training alternate")
-    generation = _generation(sizes)
+    generation = generation_of(sizes)
     _note_uneven(job, sizes, generation)
     number = rows(job)
     missing = "rows of the training data; --rows N"
-    per_epoch = None if number is None else _per_epoch(number, sizes, generation, version)
+    per_epoch = None if number is None else _per_epoch(number, sizes, version)
     return length(job, parts * sizes.num_iterations, per_epoch, missing)
 
 
@@ -107,27 +116,6 @@ def _sizes(job: Import, version: tuple[int, int], world: int) -> TrlBatchSizes:
     )
 
 
-def _generation(sizes: TrlBatchSizes) -> int:
-    """Return the completions of a generation."""
-    per_pass = sizes.per_device_train_batch_size * sizes.world_size
-    return sizes.generation_batch_size or per_pass * (sizes.steps_per_generation or sizes.gradient_accumulation_steps)
-
-
-def _formula(sizes: TrlBatchSizes, world: int, groups: int, parts: int) -> str:
-    per_pass = f"{sizes.per_device_train_batch_size} per device × {world} processes"
-    accumulation = sizes.gradient_accumulation_steps
-    if sizes.generation_batch_size is not None:
-        completions = f"generation_batch_size {sizes.generation_batch_size}"
-        steps = sizes.generation_batch_size // (sizes.per_device_train_batch_size * world)
-    else:
-        steps = sizes.steps_per_generation or accumulation
-        completions = f"{per_pass} × {steps} steps per generation"
-    if steps < accumulation:
-        completions = f"{per_pass} × {accumulation} accumulated, of {accumulation // steps} generations,"
-    text = f"{completions} ÷ {sizes.num_generations} = {groups} groups"
-    return f"{text}; {steps} ÷ {accumulation} accumulated = {parts} updates" if parts > 1 else text
-
-
 def _note_uneven(job: Import, sizes: TrlBatchSizes, generation: int) -> None:
     update = sizes.per_device_train_batch_size * sizes.world_size * sizes.gradient_accumulation_steps
     if generation > update:
@@ -139,22 +127,12 @@ def _note_uneven(job: Import, sizes: TrlBatchSizes, generation: int) -> None:
         )
 
 
-def _per_epoch(number: int, sizes: TrlBatchSizes, generation: int, version: tuple[int, int]) -> int:
-    """Return the optimizer updates of an epoch.
-
-    The sampler gives whole generations, each `num_iterations × steps_per_generation` times; before 0.20 its length
-    counted the rest of the data too.
-    """
-    prompts = generation // sizes.num_generations
-    if number < prompts:
-        raise ConfigError(
-            f"--rows: {number} rows are fewer than the {prompts} prompts of a generation; TRL would not train"
-        )
+def _per_epoch(number: int, sizes: TrlBatchSizes, version: tuple[int, int]) -> int:
+    """Return the optimizer updates of an epoch. Before 0.20 the sampler's length counted the rest of the data too."""
+    if version >= (0, 20):
+        return updates_per_epoch(number, sizes)
     per_pass = sizes.per_device_train_batch_size * sizes.world_size
-    if version < (0, 20):
-        micro_steps = math.ceil(number * sizes.num_generations * sizes.num_iterations / per_pass)
-    else:
-        micro_steps = number // prompts * sizes.num_iterations * (generation // per_pass)
+    micro_steps = math.ceil(number * sizes.num_generations * sizes.num_iterations / per_pass)
     return max(1, math.ceil(micro_steps / sizes.gradient_accumulation_steps))
 
 

@@ -90,7 +90,7 @@ def _trainer_of(values: dict[str, Any], commands: list[str]) -> str:
 def _typed(values: dict[str, Any], trainer: str, version: tuple[int, int]) -> dict[str, Any]:
     """Return flat values of the types that TRL's parser gives them."""
     defaults = versions.defaults(trainer, version) | {"bf16": False, "num_processes": None}
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Unreadable):
             found[key] = value
