@@ -8,7 +8,30 @@ from actors.imports.syntax import Call, Imported, Local, Method
 from actors.imports.trl.inputs import Inputs
 from schemas.errors import ConfigError
 
-_OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+_OF_TRL = {
+    "accuracy_reward": "accuracy",
+    "reasoning_accuracy_reward": "reasoning_accuracy",
+    "think_format_reward": "think_format",
+}
+"""Names here of TRL's reward functions."""
+_MADE_BY_TRL: dict[str, tuple[str, dict[str, str]]] = {
+    "get_soft_overlong_punishment": (
+        "soft_overlong",
+        {"max_completion_len": "max_tokens", "soft_punish_cache": "overlong_tokens"},
+    ),
+    "get_repetition_penalty_reward": (
+        "repetition_penalty",
+        {"ngram_size": "ngram_size", "max_penalty": "max_penalty"},
+    ),
+    "get_cosine_scaled_reward": (
+        "cosine_scaled",
+        {
+            name: name
+            for name in ("max_len", "min_value_wrong", "max_value_wrong", "min_value_correct", "max_value_correct")
+        },
+    ),
+}
+"""Functions of TRL that make a reward function: the name here, and the names of the arguments, in their order."""
 _OPEN_R1 = ("system_prompt", "dataset_prompt_column", "benchmarks", "dataset_mixture", "code_provider", "chat_template")
 _OPEN_R1_DEFAULT = ["accuracy", "format", "tag_count"]
 NO_TURN_LIMIT = 1000
@@ -219,14 +242,14 @@ def _known(function: Any, job: Import, inputs: Inputs) -> tuple[str, dict[str, A
     if isinstance(function, str) and inputs.script is None:
         return _named(function, job)
     if isinstance(function, Imported) and function.path.rpartition(".")[2] in _OF_TRL:
-        return f"trl.rewards:{function.path.rpartition('.')[2]}", {}
+        return _OF_TRL[function.path.rpartition(".")[2]], {}
     if isinstance(function, Call):
         arguments = [*function.args, *function.kwargs.values()]
         if any(isinstance(one, Call | Unreadable) for one in arguments) or function.is_partial:
             return None
-        if function.name == "get_soft_overlong_punishment":
-            names = dict(zip(("max_completion_len", "soft_punish_cache"), function.args, strict=False))
-            return _overlong(names | function.kwargs)
+        if function.name in _MADE_BY_TRL and isinstance(function.function, Imported):
+            names = dict(zip(_MADE_BY_TRL[function.name][1], function.args, strict=False))
+            return _made(function.name, names | function.kwargs)
         if function.name == "partial" and function.args and not function.args[1:]:
             path = _path_of(function.args[0], inputs)
             return None if path is None else (path, dict(function.kwargs))
@@ -235,26 +258,24 @@ def _known(function: Any, job: Import, inputs: Inputs) -> tuple[str, dict[str, A
     return None if path is None else (path, {})
 
 
-def _overlong(names: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    if set(names) != {"max_completion_len", "soft_punish_cache"}:
-        return None
-    return "soft_overlong", {"max_tokens": names["max_completion_len"], "overlong_tokens": names["soft_punish_cache"]}
+def _made(maker: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    name, names = _MADE_BY_TRL[maker]
+    return (name, {names[key]: value for key, value in arguments.items()}) if set(arguments) <= set(names) else None
 
 
 def _named(name: str, job: Import) -> tuple[str, dict[str, Any]] | None:
     """Return a function by its name in the command line's registry, or a dotted path."""
     if name in _OF_TRL:
-        return f"trl.rewards:{name}", {}
+        return _OF_TRL[name], {}
     if name == "get_soft_overlong_punishment":
-        return _overlong({"max_completion_len": 1280, "soft_punish_cache": 256})
+        return _made(name, {"max_completion_len": 1280, "soft_punish_cache": 256})
     if name == "soft_overlong_punishment":
         # open-r1: keys of its own
         length, cache = job.given.get("max_completion_len", 16384), job.given.get("soft_punish_cache", 4096)
-        shown = _overlong({"max_completion_len": length, "soft_punish_cache": cache})
-        target = "reward.functions"
+        shown = _made("get_soft_overlong_punishment", {"max_completion_len": length, "soft_punish_cache": cache})
         for key in ("max_completion_len", "soft_punish_cache"):
             if key in job.given and not job.report.has(key):
-                job.convert(key, {}, f"an argument of soft_overlong in {target}")
+                job.convert(key, {}, "an argument of soft_overlong in reward.functions")
         return shown
     module, dot, function = name.rpartition(".")
     return (f"{module}:{function}", {}) if dot else None
@@ -292,5 +313,3 @@ def _warn(job: Import, inputs: Inputs, functions: list[Any]) -> None:
             f"importing {inputs.script} does work (lines {numbers}), which each reward worker would repeat; put that "
             'below `if __name__ == "__main__":`, or move the functions to a file of their own'
         )
-    if any(str(job.run.get(f"reward.functions.{index}.path")).startswith("trl.") for index in range(len(functions))):
-        job.note("rewards of trl.rewards need the package trl in the environment of the reward actors")

@@ -306,7 +306,7 @@ def test_a_script_is_read_without_being_run(tmp_path: Path) -> None:
         "trainer.loss.type": "dr_grpo", "trainer.loss.epsilon": 0.2, "trainer.loss.epsilon_high": 0.28,
         "reward.advantage": {"type": "mean"}, "trainer.optimizer.type": "adamw_8bit", "rollout.top_k": 20,
         "trainer.checkpoint.interval": 50, "trainer.checkpoint.keep_interval": 50,
-        "reward.functions.0.path": "my_rewards:accuracy", "reward.functions.1.path": "trl.rewards:think_format_reward",
+        "reward.functions.0.path": "my_rewards:accuracy", "reward.functions.1.path": "think_format",
         "reward.functions.2.path": f"{tmp_path}/train.py:short", "reward.functions.2.kwargs": {"limit": 500},
         "reward.functions.3.path": "soft_overlong",
         "reward.functions.3.kwargs": {"max_tokens": 512, "overlong_tokens": 128},
@@ -342,7 +342,7 @@ def test_a_script_with_a_parser_takes_the_words_of_its_command_line(tmp_path: Pa
         "trainer.loss.epsilon_high": 4e-4, "trainer.loss.type": "grpo",
         "trainer.loss.compat.loss_normalizer": "minibatch",
         "model.lora": {"rank": 16, "alpha": 32.0, "dropout": 0.05, "target_modules": ["q_proj,", "v_proj"]},
-        "reward.functions.0.path": "trl.rewards:accuracy_reward",
+        "reward.functions.0.path": "accuracy",
     })  # fmt: skip
     assert any("a comma is part of" in note for note in job.report.notes)
     # the same from a file, as `--config` would read it

@@ -1,0 +1,538 @@
+"""Keys of ms-swift other than data and rewards: model, batches, sampling, objective, engine."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from actors.algorithms.batch_sizes import TrlBatchSizes, our_keys
+from actors.imports.files import map_of
+from actors.imports.huggingface import (
+    Pace,
+    batch_formula,
+    evaluation,
+    length,
+    no_evaluation,
+    sharding,
+    updates_per_epoch,
+)
+from actors.imports.job import Import
+from actors.imports.ms_swift.inputs import Inputs
+from actors.imports.ms_swift.versions import ONE_ACCUMULATED
+from actors.imports.words import mapping
+from schemas.errors import ConfigError
+
+ROOM = 2048
+"""Tokens for the prompt where no file limits it."""
+
+_SIZES = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "generation_batch_size"),
+)
+_ATTENTION = {"flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attn": "flash", "flex": "flex"} | {
+    "flex_attention": "flex",
+    "sdpa": "padded",
+    "eager": "padded",
+}
+_CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo")
+_LOSSES = (*_CLIPPED, "cispo", "sapo")
+_MODES = {
+    "token_truncate": ("truncate", "token"),
+    "token_mask": ("mask", "token"),
+    "sequence_truncate": ("truncate", "sequence"),
+    "sequence_mask": ("mask", "sequence"),
+}
+_NO_WORLD = "trainer processes of the run (NPROC_PER_NODE × NNODES); --world N"
+
+
+def model(job: Import) -> None:
+    """Write the model, its precision, its attention and its adapters."""
+    if job.is_set("model"):
+        job.rename("model", "model.path")
+    else:
+        job.ask("model.path", "no file names the model; --model NAME")
+    if re.search(r"-vl\b|-omni|internvl|llava|ovis", str(job.value("model")), re.IGNORECASE):
+        job.note(f"{job.value('model')} reads pictures or sound, which runs here do not")
+    if not job.value("use_hf"):
+        job.note("ms-swift loads models and data from ModelScope unless use_hf; here names are of the Hugging Face hub")
+    job.settle("use_hf", "names are of the Hugging Face hub here")
+    job.refuse_unless("model_revision", (None, "master", "main"), "the newest revision is loaded here")
+    dtype = job.value("torch_dtype")
+    if dtype in ("float16", "fp16") or job.value("fp16"):
+        for key in ("torch_dtype", "fp16"):
+            job.refuse(key, "float16 has no counterpart; the run computes in bfloat16", "set model.dtype")
+        job.run.set("model.dtype", "bfloat16", "float16 in the origin")
+    elif dtype is None and not job.unreadable(["torch_dtype"]):
+        job.run.set("model.dtype", "bfloat16", "torch_dtype is that of the model's config.json")
+    else:
+        job.rename("torch_dtype", "model.dtype")
+    job.settle("bf16", "model.dtype decides")
+    job.settle("fp16", "switched off")
+    kind = job.value("attn_impl")
+    if kind in _ATTENTION:
+        job.convert("attn_impl", {"model.attention": _ATTENTION[kind]}, f"{kind} is {_ATTENTION[kind]}")
+    job.settle("attn_impl", "model.attention auto")
+    job.rename("gradient_checkpointing", "model.gradient_checkpointing")
+    if job.value("torch_compile"):
+        job.convert("torch_compile", {"model.compile": True}, "true")
+    job.settle("torch_compile", "switched off")
+    _adapters(job)
+
+
+def _adapters(job: Import) -> None:
+    kind = job.value("tuner_type")
+    names = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "target_regex", "use_rslora", "use_dora")
+    if kind == "full":
+        job.convert("tuner_type", {}, "full: all weights are trained, no model.lora")
+        for key in (*names, "lora_bias", "lora_dtype", "init_weights", "modules_to_save", "target_parameters"):
+            job.settle(key, "tuner_type full has no adapters")
+        job.refuse_unless("freeze_parameters_ratio", 0.0, "all weights are trained here")
+        return
+    if kind != "lora":
+        job.refuse("tuner_type", f"no adapters of type {kind} here; the run has LoRA", "set model.lora")
+    rank, alpha = job.value("lora_rank"), job.value("lora_alpha")
+    job.rename("lora_rank", "model.lora.rank")
+    job.convert("tuner_type", {"model.lora.rank": rank}, "lora: adapters are trained")
+    if job.value("use_rslora"):
+        scaled = alpha * rank**0.5
+        text = f"use_rslora scales by alpha ÷ √rank: {alpha:g} × √{rank} = {scaled:g}"
+        job.convert(["lora_alpha", "use_rslora"], {"model.lora.alpha": scaled}, text)
+    else:
+        job.rename("lora_alpha", "model.lora.alpha")
+    job.settle("use_rslora", "switched off")
+    job.rename("lora_dropout", "model.lora.dropout")
+    targets = job.value("target_modules") or ["all-linear"]
+    if "all-linear" in targets:
+        job.convert("target_modules", {"model.lora.target_modules": "all-linear"}, "all-linear")
+    else:
+        job.convert("target_modules", {"model.lora.target_modules": targets}, "names of modules")
+    if job.value("target_regex"):
+        job.refuse("target_regex", "a regular expression has no counterpart", "list the names of the modules")
+        job.ask("model.lora.target_modules", f"names of the modules that {job.value('target_regex')} matches")
+    job.settle("target_regex", "empty")
+    job.refuse_unless("use_dora", False, "DoRA has no counterpart")
+    job.refuse_unless("modules_to_save", (None, [], ""), "adapters are on linear layers alone here")
+    job.refuse_unless("target_parameters", None, "adapters are on linear layers alone here")
+    job.refuse_unless("lora_bias", "none", "biases stay frozen here")
+    job.refuse_unless("init_weights", ("true", True), "adapters start as peft's default here")
+    job.settle("lora_dtype", "adapters are float32 here")
+    _quantization(job)
+
+
+def _quantization(job: Import) -> None:
+    method, bits, kind = (job.value(key) for key in ("quant_method", "quant_bits", "bnb_4bit_quant_type"))
+    if method == "bnb" and bits == 4 and kind == "nf4":
+        job.convert(["quant_method", "quant_bits", "bnb_4bit_quant_type"], {"model.quantization.type": "nf4"}, "nf4")
+        job.rename("bnb_4bit_use_double_quant", "model.quantization.double_quant")
+    elif method is not None:
+        for key in ("quant_method", "quant_bits"):
+            job.refuse(key, "only bnb with 4 bits and nf4 has a counterpart", "set model.quantization to nf4")
+    for key in ("quant_method", "quant_bits", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
+        job.settle(key, "the base model is not quantised")
+    for key in ("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage"):
+        job.settle(key, "the base model is computed in model.dtype")
+
+
+def world_of(job: Import, inputs: Inputs) -> int | None:
+    """Write `trainer.num_ranks` and return it; None if no file says it."""
+    keys = ("NPROC_PER_NODE", "NNODES")
+    given = [key for key in keys if key in job.given]
+    if job.options.world is not None:
+        job.run.set("trainer.num_ranks", job.options.world, "--world")
+        for key in keys:
+            job.settle(key, "--world decides")
+        return job.options.world
+    if job.unreadable(given):
+        job.convert(given, {"trainer.num_ranks": 1}, "")
+        job.ask("trainer.num_ranks", _NO_WORLD)
+        return None
+    numbers = [str(job.given.get(key, "1")) for key in keys]
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        raise ConfigError(f"NPROC_PER_NODE: {' and NNODES: '.join(numbers)} must be numbers of processes and nodes")
+    if not given and not inputs.is_shell:
+        job.ask("trainer.num_ranks", _NO_WORLD)
+        return None
+    world = int(numbers[0]) * int(numbers[1])
+    text = f"{numbers[0]} processes × {numbers[1]} nodes = {world}"
+    if "NPROC_PER_NODE" not in given:
+        text = "no NPROC_PER_NODE: swift starts one process"
+        job.note(text)
+    job.convert(given, {"trainer.num_ranks": world}, text)
+    if not given:
+        job.run.set("trainer.num_ranks", world, text)
+    return world
+
+
+def batches(job: Import, version: tuple[int, int], world: int | None, rows: int | None) -> Pace:
+    """Write groups, minibatches and the length of the run, and return the pace.
+
+    Raises:
+        ConfigError: ms-swift refuses the numbers too, or an update would straddle two generations.
+    """
+    values: dict[str, Any] = {key: job.value(key) for key in (*_SIZES, "num_iterations", "num_generations")}
+    for key, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{key}: must be 1 or more, got {value}")
+    per_device, accumulation = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
+    if accumulation is None:
+        # 16 completions of an update before GRPO had a default of its own
+        accumulation = 1 if version >= ONE_ACCUMULATED else max(1, math.ceil(16 / per_device / (world or 1)))
+    sizes = TrlBatchSizes(
+        per_device_train_batch_size=per_device,
+        num_generations=values["num_generations"],
+        world_size=world or 1,
+        generation_batch_size=values["generation_batch_size"],
+        steps_per_generation=values["steps_per_generation"],
+        gradient_accumulation_steps=accumulation,
+        num_iterations=values["num_iterations"],
+    )
+    job.rename("num_generations", "rollout.group_size")
+    level = int(bool(job.value("async_generate")))
+    text = "sampled by the weights before the last update" if level else "generation and training alternate"
+    job.run.set("packer.max_async_level", level, text)
+    if "async_generate" in job.given:
+        job.convert("async_generate", {"packer.max_async_level": level}, text)
+    if world is None or job.unreadable([*_SIZES, "num_iterations", "num_generations"]):
+        return _open(job, sizes, world)
+    ours = our_keys(sizes)
+    groups, parts = ours["packer.groups_per_step"], ours["trainer.num_minibatches"]
+    targets = {"packer.groups_per_step": groups, "trainer.num_minibatches": parts}
+    job.convert(list(_SIZES), targets, batch_formula(sizes, groups, parts))
+    job.rename("num_iterations", "trainer.num_iterations")
+    if parts > 1:
+        job.note("all updates of a step have one learning rate here; transformers changes it at each update")
+        if job.value("loss_type") in ("dapo", "cispo"):
+            job.note(
+                f"ms-swift divides {job.value('loss_type')} in each update by all tokens of the generation, so its "
+                f"gradients are {parts} times smaller than here; AdamW evens that out, max_grad_norm does not"
+            )
+    per_epoch = None if rows is None else updates_per_epoch(rows, sizes)
+    job.refuse("max_epochs", "the run ends after trainer.max_steps", "set num_train_epochs")
+    return length(job, parts * sizes.num_iterations, per_epoch, "rows of the training data; --rows N")
+
+
+def _open(job: Import, sizes: TrlBatchSizes, world: int | None) -> Pace:
+    """Write what can be said without the number of processes."""
+    accumulation = sizes.gradient_accumulation_steps
+    steps = sizes.steps_per_generation or accumulation
+    parts = max(steps // accumulation, 1)
+    job.convert(list(_SIZES), {"packer.groups_per_step": 1, "trainer.num_minibatches": parts}, "")
+    if world is None:
+        job.ask("packer.groups_per_step", f"completions of a generation ÷ {sizes.num_generations}; {_NO_WORLD}")
+        if sizes.generation_batch_size is not None:
+            job.ask("trainer.num_minibatches", f"updates per generation; {_NO_WORLD}")
+    job.rename("num_iterations", "trainer.num_iterations")
+    job.refuse("max_epochs", "the run ends after trainer.max_steps", "set num_train_epochs")
+    return length(job, parts * sizes.num_iterations, None, _NO_WORLD)
+
+
+def sampling(job: Import) -> None:
+    """Write sampling and the lengths of rows."""
+    aliases = [key for key in ("response_length", "max_new_tokens") if job.given.get(key)]
+    used = aliases[0] if aliases else "max_completion_length"
+    job.rename(used, "rollout.max_tokens")
+    for key in ("max_completion_length", "max_new_tokens", "response_length"):
+        job.settle(key, f"{used} decides")
+    tokens = job.value(used)
+    job.rename("temperature", "rollout.temperature")
+    job.rename("top_p", "rollout.top_p")
+    if job.value("top_k") is None or job.value("top_k") <= 0:
+        job.convert("top_k", {"rollout.top_k": 0}, f"{job.value('top_k')}: all tokens")
+    else:
+        job.rename("top_k", "rollout.top_k")
+    job.rename("min_p", "rollout.min_p", job.value("min_p") or 0.0)
+    job.refuse_unless("repetition_penalty", 1.0, "requests carry no repetition penalty here")
+    job.refuse_unless("stop_words", (None, []), "requests carry no stop words here")
+    job.refuse_unless("structured_outputs_regex", None, "requests carry no grammar here")
+    limit, context = job.value("max_length"), job.value("vllm_max_model_len")
+    if limit is not None:
+        total, text = limit + tokens, f"max_length {limit} + max_completion_length {tokens} = {limit + tokens}"
+    elif context is not None and context > tokens:
+        total, text = context, f"vllm_max_model_len {context}"
+    else:
+        total = tokens + ROOM
+        text = f"max_completion_length {tokens} + {ROOM} for the prompt, which nothing limits = {total}"
+    job.run.set("packer.sequence_len", total, text)
+    job.refuse(
+        "max_length",
+        "longer prompts are not cut here, they fail their group; the sum with max_completion_length is sequence_len",
+        "leave such rows out of the data",
+    )
+    job.settle("truncation_strategy", "prompts are neither cut nor left out here")
+
+
+def objective(job: Import) -> None:
+    """Write loss, advantage, reference and corrections.
+
+    Raises:
+        ConfigError: ms-swift refuses the values too.
+    """
+    job.run.set("reward.on_error", "fail", "an error of a reward function ends the run")
+    job.run.set("reward.none_as_zero", True, "a completion without any reward has 0")
+    _loss(job)
+    _advantage(job)
+    _reference(job)
+    _correction(job)
+    job.rename("top_entropy_quantile", "trainer.top_entropy_quantile", job.value("top_entropy_quantile") or 1e-9)
+    if job.is_set("off_policy_sequence_mask_delta"):
+        job.rename("off_policy_sequence_mask_delta", "trainer.off_policy_mask_threshold")
+        job.run.set("trainer.loss.compat.off_policy_tokens", "leave", "as in ms-swift")
+    job.settle("off_policy_sequence_mask_delta", "no mask")
+    job.rename("overlong_filter", "reward.mask_truncated_completions")
+    job.rename("dynamic_sample", "packer.dynamic_sampling")
+    job.rename("max_resample_times", "packer.max_resample_times")
+    for key, harmless, reason in (
+        ("sync_ref_model", False, "the reference stays as it is here"),
+        ("ref_model", None, "the reference is the first policy here"),
+        ("ref_adapters", (None, []), "the reference is the first policy here"),
+        ("advantage_reweight", None, "the teacher of rlsd reads another prompt; here it reads the policy's"),
+        ("sdar_loss_coef", 0.0, "the teacher of sdar reads another prompt; here it reads the policy's"),
+        ("teacher_model", None, "distillation next to rewards reads another advantage here"),
+        ("teacher_model_server", None, "a teacher is loaded here, not asked"),
+        ("loss_scale", (None, "default", "last_round"), "the loss is on all sampled tokens here"),
+    ):
+        job.refuse_unless(key, harmless, reason)
+
+
+def _loss(job: Import) -> None:
+    kind = job.value("loss_type")
+    if kind not in _LOSSES:
+        job.refuse("loss_type", f"no loss {kind} here; the run has grpo", "write a loss of type custom")
+        job.run.set("trainer.loss.type", "grpo", f"{kind} in the origin")
+        kind = "grpo"
+    else:
+        job.rename("loss_type", "trainer.loss.type")
+    job.run.set("trainer.loss.old_logprobs", "step_start", "the weights that sampled")
+    low, high = job.value("epsilon"), job.value("epsilon_high")
+    cap = low if high is None else high
+    if kind == "cispo":
+        job.convert(["epsilon_high", "epsilon"], {"trainer.loss.epsilon_high": cap}, f"cap of the ratio: {cap:g}")
+    elif kind in _CLIPPED:
+        job.rename("epsilon", "trainer.loss.epsilon")
+        if job.is_set("epsilon_high"):
+            job.rename("epsilon_high", "trainer.loss.epsilon_high")
+    for key in ("epsilon", "epsilon_high"):
+        job.settle(key, "empty: epsilon" if kind in _CLIPPED else f"loss {kind} does not clip")
+    delta = job.value("delta")
+    if kind in _CLIPPED and (job.unreadable(["delta"]) or (delta is not None and delta > max(1 + cap, 1))):
+        job.rename("delta", "trainer.loss.delta")
+    elif delta is not None and kind in _CLIPPED:
+        job.refuse("delta", f"must be above 1 + epsilon_high = {1 + cap:g} here", "raise it, or leave it out")
+    job.settle("delta", f"loss {kind} does not read it")
+    job.rename("importance_sampling_level", "trainer.loss.importance_sampling_level")
+    for theirs, ours in (("tau_pos", "temperature_pos"), ("tau_neg", "temperature_neg")):
+        if kind == "sapo":
+            job.rename(theirs, f"trainer.loss.{ours}")
+        job.settle(theirs, "only with loss_type sapo")
+
+
+def _advantage(job: Import) -> None:
+    estimator, scale = job.value("advantage_estimator"), job.value("scale_rewards")
+    if estimator not in ("grpo", "rloo", "reinforce_plus_plus"):
+        raise ConfigError(f"advantage_estimator: {estimator!r} must be grpo, rloo or reinforce_plus_plus")
+    default = {"grpo": "group", "rloo": "none", "reinforce_plus_plus": "batch"}[estimator]
+    words = {None: default, True: "group", False: "none", "true": "group", "false": "none"}
+    scale = words.get(scale.lower() if isinstance(scale, str) else scale, scale)
+    if scale not in ("group", "batch", "none", "gdpo"):
+        raise ConfigError(f"scale_rewards: {scale!r} must be one of group, batch, none, gdpo")
+    spread = {"std": "unbiased", "eps": 1e-4}
+    if scale == "gdpo":
+        found: dict[str, Any] = {"type": "gdpo", "std": "unbiased", "eps": 1e-8}
+    elif estimator == "grpo":
+        found = {"type": {"group": "zscore", "batch": "batch_std", "none": "mean"}[scale]}
+        found |= {} if scale == "none" else spread
+    else:
+        name = "rloo" if estimator == "rloo" else "reinforce_pp"
+        found = {"type": name, "scale": scale} | ({} if scale == "none" else spread)
+        found |= {"std_of": "rewards"} if name == "rloo" and scale != "none" else {}
+    targets = {f"reward.advantage.{key}": value for key, value in found.items()}
+    job.convert(["scale_rewards", "advantage_estimator"], targets, f"{estimator} scaled by {scale} is {found['type']}")
+
+
+def _reference(job: Import) -> None:
+    beta, in_reward = job.value("beta"), job.value("kl_in_reward")
+    if in_reward is None:
+        in_reward = job.value("advantage_estimator") != "grpo"
+    in_reward = in_reward if isinstance(in_reward, bool) else str(in_reward).lower() in ("true", "1")
+    if not beta and not job.unreadable(["beta"]):
+        job.settle("beta", "0: no reference")
+        job.settle("kl_in_reward", "no reference")
+        return
+    job.rename("beta", "trainer.reference.beta")
+    if in_reward:
+        targets: dict[str, Any] = {"estimator": "k1", "place": "group_reward"}
+    else:
+        targets = {"estimator": "k3", "max_kl": 10.0, "switches": "apply"}
+    text = "taken from the reward before the baseline" if in_reward else "added to the loss"
+    for key, value in targets.items():
+        job.run.set(f"trainer.reference.{key}", value, "ms-swift's KL")
+    if "kl_in_reward" in job.given:
+        job.convert("kl_in_reward", {f"trainer.reference.{key}": value for key, value in targets.items()}, text)
+
+
+def _correction(job: Import) -> None:
+    mode, key = job.value("rollout_importance_sampling_mode"), "rollout_importance_sampling_threshold"
+    if mode is None or not job.value("use_vllm"):
+        job.settle("rollout_importance_sampling_mode", "no correction" if mode is None else "only with use_vllm")
+        job.settle(key, "no correction")
+        return
+    if mode not in _MODES:
+        raise ConfigError(f"rollout_importance_sampling_mode: {mode!r} must be one of {', '.join(_MODES)}")
+    action, level = _MODES[mode]
+    targets: dict[str, Any] = {"trainer.correction.mode": action, "trainer.correction.level": level}
+    if level == "sequence":
+        targets["trainer.correction.sequence_ratio"] = "geometric_mean"
+        targets["trainer.correction.sequence_weight"] = "token" if action == "mask" else "completion"
+    job.convert("rollout_importance_sampling_mode", targets, f"{mode}: {action} by {level}")
+    job.rename(key, "trainer.correction.high")
+
+
+def evaluations(job: Import, pace: Pace, world: int | None) -> bool:
+    """Write the evaluation, and return whether there is one.
+
+    Raises:
+        ConfigError: ms-swift refuses the numbers too.
+    """
+    keys = ("eval_strategy", "eval_steps", "eval_on_start", "num_generations_eval", "per_device_eval_batch_size")
+    if not (job.value("val_dataset") or job.value("split_dataset_ratio")):
+        no_evaluation(job, "without val_dataset and split_dataset_ratio nothing is evaluated", keys)
+        return False
+    job.defaults["eval_strategy"] = job.value("save_strategy")
+    job.defaults["eval_steps"] = job.value("save_steps")
+    if job.value("eval_strategy") == "no":
+        no_evaluation(job, "eval_strategy no: nothing is evaluated", keys)
+        return False
+    completions = job.value("num_generations_eval") or job.value("num_generations")
+    size = job.value("per_device_eval_batch_size") * (world or completions)
+    if size % completions:
+        raise ConfigError(
+            f"per_device_eval_batch_size: {size} completions of all processes must be a multiple of the {completions} "
+            "generations of a prompt"
+        )
+    evaluation(job, pace, completions, ("num_generations_eval", "per_device_eval_batch_size"))
+    return True
+
+
+def engine(job: Import, world: int | None) -> None:
+    """Write the engine.
+
+    Raises:
+        ConfigError: ms-swift refuses the keys too.
+    """
+    mode = job.value("vllm_mode")
+    total = job.run.get("packer.sequence_len")
+    if not job.value("use_vllm"):
+        if "vllm_mode" in job.given and mode is not None:
+            raise ConfigError("vllm_mode: ms-swift refuses it without use_vllm; set use_vllm true")
+        job.run.set("inference.engine.type", "embedded", "use_vllm false: transformers samples")
+        job.run.set("inference.engine.max_sequence_len", total, "packer.sequence_len")
+        group = job.run.get("rollout.group_size")
+        if isinstance(group, int) and group > 256:
+            job.run.set("inference.engine.max_sequences", group, "a group at once")
+        job.run.set("up.colocate", True, "sampling and training share the GPU")
+        job.settle("use_vllm", "false: engine embedded")
+        _rest(job, "only with use_vllm")
+        return
+    if mode not in ("colocate", "server"):
+        raise ConfigError(f"vllm_mode: {mode!r}; with use_vllm ms-swift wants colocate or server")
+    job.convert("use_vllm", {"inference.engine.type": "vllm"}, "vLLM as a server of the run")
+    if mode == "server":
+        if not (job.is_set("vllm_server_host") or job.is_set("vllm_server_base_url") or job.has("rollout")):
+            raise ConfigError(
+                "vllm_server_host: is missing; ms-swift needs it, or vllm_server_base_url, in mode server"
+            )
+        prefix = "rollout."
+        job.settle("vllm_mode", "server: the run starts vLLM on GPUs of its own")
+    else:
+        prefix = ""
+        job.convert("vllm_mode", {"up.colocate": True}, "trainer and vLLM share GPUs")
+        size = job.value("vllm_tensor_parallel_size")
+        if world is not None and world % size:
+            raise ConfigError(f"vllm_tensor_parallel_size: {size} must divide the {world} processes")
+        if world is not None and world > size:
+            job.run.set("up.inference", world // size, f"{world} processes ÷ {size} per engine")
+    _vllm(job, prefix)
+    for key in ("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_group_port"):
+        job.refuse(key, "the server of swift rollout speaks another protocol; the run starts vLLM itself")
+    _rest(job, "belongs to the command of the server" if prefix else "without counterpart in the run's own server")
+
+
+def _vllm(job: Import, prefix: str) -> None:
+    """Write the keys of the engine, from the trainer's command or from that of the server."""
+    tokens, rank = job.run.get("rollout.max_tokens"), job.run.get("model.lora.rank")
+    plain = {
+        "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+        "vllm_tensor_parallel_size": "tensor_parallel_size",
+        "vllm_data_parallel_size": "data_parallel_size",
+        "vllm_enforce_eager": "enforce_eager",
+        "vllm_enable_prefix_caching": "enable_prefix_caching",
+        "vllm_quantization": "quantization",
+    }
+    for name, ours in plain.items():
+        key = f"{prefix}{name}"
+        job.defaults.setdefault(key, job.defaults[name])
+        value = mapping(str(job.value(key)).lower()) if isinstance(job.value(key), str) else job.value(key)
+        if value is not None and (not prefix or key in job.given):
+            job.rename(key, f"inference.engine.{ours}", job.value(key) if name == "vllm_quantization" else value)
+    key = f"{prefix}vllm_max_model_len"
+    limit = job.given.get(key)
+    limit = int(limit) if isinstance(limit, int | float | str) and str(limit).isdecimal() else None
+    if limit is not None and isinstance(tokens, int) and limit > tokens:
+        job.rename(key, "inference.engine.max_model_len", limit)
+    elif limit is not None:
+        job.refuse(key, f"leaves no room for a prompt and max_completion_length {tokens}", "raise it")
+    key = f"{prefix}vllm_max_lora_rank"
+    if isinstance(rank, int) and key in job.given and int(job.given[key]) >= rank:
+        job.rename(key, "inference.engine.max_lora_rank", int(job.given[key]))
+    job.settle(key, "follows from model.lora.rank")
+    arguments: list[str] = []
+    key = f"{prefix}vllm_max_num_seqs"
+    used = [key] if job.given.get(key) is not None and not job.unreadable([key]) else []
+    arguments += ["--max-num-seqs", str(job.given[key])] if used else []
+    more = job.given.get(f"{prefix}vllm_engine_kwargs")
+    more = mapping(more) if isinstance(more, str) else more
+    if isinstance(more, dict):
+        used.append(f"{prefix}vllm_engine_kwargs")
+        for name, value in more.items():
+            flag = f"--{str(name).replace('_', '-')}"
+            arguments += [flag] if value is True else [] if value in (False, None) else [flag, str(value)]
+    if arguments:
+        job.convert(used, {"inference.engine.extra_args": arguments}, "arguments of vllm serve")
+
+
+def _rest(job: Import, reason: str) -> None:
+    for key in ("sleep_level", "offload_model", "offload_optimizer"):
+        job.refuse_unless(key, (0, False), "engine and trainer never take turns on a GPU here")
+    job.refuse_unless("vllm_pipeline_parallel_size", 1, "engines are split by tensors alone here")
+    for key in [key for key in job.given if key.startswith(("vllm_", "rollout.", "move_model", "gc_collect"))]:
+        job.settle(key, reason)
+
+
+def spread(job: Import, inputs: Inputs, world: int | None) -> None:
+    """Write the sharding of the model over the ranks."""
+    job.refuse_unless("sequence_parallel_size", 1, "no parallelism within a sequence here")
+    kind = job.value("deepspeed")
+    file = inputs.folder / str(kind)
+    stage: Any = None
+    if job.unreadable(["deepspeed"]):
+        job.rename("deepspeed", "trainer.sharding")
+        return
+    if kind is not None and file.is_file():
+        stage = map_of(file).get("zero_optimization", {}).get("stage", 0)
+    elif isinstance(kind, str) and (found := re.search(r"zero_?(?:stage)?_?([0-3])|z([0-3])", kind)):
+        stage = int(found[1] or found[2])
+    elif kind is not None:
+        tree = mapping(kind) if isinstance(kind, str) else kind
+        stage = tree.get("zero_optimization", {}).get("stage", 0) if isinstance(tree, dict) else 3
+    keys = tuple(key for key in ("deepspeed", "fsdp") if job.is_set(key))
+    if keys:
+        is_sharded = bool(job.value("fsdp")) or (isinstance(stage, int) and stage >= 2)
+        what = "FSDP" if stage is None else f"ZeRO stage {stage}"
+        sharding(job, world, is_sharded, keys, f"{what} is {'fsdp' if is_sharded else 'none'}")
+    for key in ("deepspeed", "fsdp", "zero_hpz_partition_size", "deepspeed_autotp_size"):
+        job.settle(key, "each process has the whole model")
+
+
+def folder_of(name: str) -> str:
+    """Return the name of an output folder without a model given: ms-swift's `output/MODEL`."""
+    return f"output/{Path(name).name}"
