@@ -49,6 +49,8 @@ def typed(key: str, value: Any, default: Any, *, numeric: bool = False) -> Any:
     Raises:
         ConfigError: the value has another type.
     """
+    if isinstance(value, list | tuple):
+        raise ConfigError(f"{key}: takes one value, got {list(value)!r}")
     if value is None or (default is None and not numeric):
         return mapping(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
     if isinstance(default, bool):

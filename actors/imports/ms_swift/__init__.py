@@ -124,7 +124,7 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     settings.engine(job, world)
     rewards.data(job, inputs, has_evaluation)
     rewards.rewards(job, inputs)
-    rewards.mixed_in(job, world, int(job.run.get("trainer.num_minibatches") or 1) * job.value("num_iterations"))
+    rewards.mixed_in(job, world, pace.updates)
     settings.spread(job, inputs, world)
     _close(job)
     return job

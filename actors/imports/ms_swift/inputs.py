@@ -133,6 +133,8 @@ def _type(values: dict[str, Any], found: Inputs, version: tuple[int, int]) -> No
             found.given[key] = Unreadable(str(value).replace(UNKNOWN, "$…"))
         elif key in versions.LISTS and value is not None and value is not True:
             found.given[key] = items(key, value, numeric=key == "reward_weights")
+        elif isinstance(value, list | tuple) and key not in known:
+            found.given[key] = value
         elif key == "columns":
             found.given[key] = typed(key, value, None)
         else:

@@ -92,7 +92,9 @@ def _typed(values: dict[str, Any], trainer: str, version: tuple[int, int]) -> di
     defaults = versions.defaults(trainer, version) | {"bf16": False, "num_processes": None}
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Unreadable):
+        # lists of keys without a default here pass as they are
+        is_list = isinstance(value, list | tuple) and (key in versions.OTHER_LISTS or key not in defaults)
+        if isinstance(value, Unreadable) or is_list:
             found[key] = value
         elif key in versions.LISTS and value is not None:
             found[key] = items(key, value, numeric=key == "reward_weights")
@@ -106,7 +108,10 @@ def _of_script(path: Path, values: dict[str, Any], version: tuple[int, int]) -> 
     text = text_of(path)
     defaults = versions.defaults(_trainer_in(text), version)
     plain = {
-        one: typed(one, value, defaults.get(one), numeric=one in versions.NUMBERS) for one, value in values.items()
+        one: value
+        if isinstance(value, list | tuple)
+        else typed(one, value, defaults.get(one), numeric=one in versions.NUMBERS)
+        for one, value in values.items()
     }
     # TRL's getters give nothing where their switch is off
     is_quantized = any(plain.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))

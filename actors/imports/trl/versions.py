@@ -194,6 +194,9 @@ NUMBERS = {
 LISTS = {"reward_funcs", "reward_weights", "lora_target_modules", "lora_modules_to_save", "lora_target_parameters"}
 """Keys whose values are lists; a single value is a list of one."""
 
+OTHER_LISTS = {"reward_clip_range"}
+"""Keys whose values may be lists, but not of one."""
+
 _CHANGES: dict[str, list[tuple[tuple[int, int], dict[str, Any]]]] = {
     "grpo": [
         ((1, 10), {"max_completion_length": 256, "use_bias_correction_kl": False}),
