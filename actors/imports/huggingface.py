@@ -127,7 +127,11 @@ def length(job: Import, updates: int, per_epoch: int | None, missing: str) -> Pa
 
 def schedule(job: Import, pace: Pace) -> None:
     """Write learning rate, schedule and warm-up."""
-    job.rename("learning_rate", "trainer.learning_rate")
+    if job.is_set("learning_rate"):
+        job.rename("learning_rate", "trainer.learning_rate")
+    else:
+        rate = job.defaults["learning_rate"]
+        job.convert("learning_rate", {"trainer.learning_rate": rate}, f"empty: {rate:g}")
     kind = str(job.value("lr_scheduler_type"))
     options = {key: job.given[key] for key in job.given if key.startswith("lr_scheduler_kwargs.")}
     name, ratio, used = _schedule(kind, {key.partition(".")[2]: value for key, value in options.items()}, job)
@@ -153,7 +157,7 @@ def schedule(job: Import, pace: Pace) -> None:
 
 def _schedule(kind: str, options: dict[str, Any], job: Import) -> tuple[str | None, float, set[str]]:
     """Return the schedule here, its min_lr_ratio, and the parameters that it follows from."""
-    rate = job.value("learning_rate")
+    rate = job.value("learning_rate") or job.defaults["learning_rate"]
     if kind in ("constant", "linear", "cosine"):
         return kind, 0.0, {"num_cycles"} if options.get("num_cycles") == 0.5 else set()
     if kind == "constant_with_warmup":
@@ -300,7 +304,7 @@ def evaluation(job: Import, pace: Pace, completions: int, keys: tuple[str, ...])
     else:
         every = pace.steps(int(updates))
     job.convert(
-        [key for key in ("eval_strategy", "eval_steps", "eval_on_start", *keys) if key in job.given],
+        ["eval_strategy", "eval_steps", "eval_on_start", *keys],
         targets | {"eval.every_steps": every},
         f"by {strategy}: every {every} steps, all held-out rows, {completions} completions each at the temperature of "
         "training",

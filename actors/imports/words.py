@@ -10,6 +10,8 @@ from schemas.errors import ConfigError
 
 _NUMBER = re.compile(r"-?\.?\d")
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+MAY_BE_EMPTY = ("top_k", "min_p", "max_grad_norm", "vllm_importance_sampling_clip_max", "logging_steps")
+"""Keys with a number as default whose value may be None."""
 
 
 def options(words: Sequence[str]) -> dict[str, Any]:
@@ -51,6 +53,8 @@ def typed(key: str, value: Any, default: Any, *, numeric: bool = False) -> Any:
     """
     if isinstance(value, list | tuple):
         raise ConfigError(f"{key}: takes one value, got {list(value)!r}")
+    if value is None and isinstance(default, int | float) and key not in MAY_BE_EMPTY:
+        raise ConfigError(f"{key}: is empty; remove it, or give a value such as the default {default}")
     if value is None or (default is None and not numeric):
         return mapping(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
     if isinstance(default, bool):

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.cli import main
 from actors.imports.job import Import, Options
 from actors.imports.keys import flat
 from actors.imports.trl import read
@@ -525,6 +526,8 @@ def test_a_key_has_the_value_of_the_origins_code(tmp_path: Path, keys: str, valu
         ("reward_weights: [1.0, 2.0]", "reward_weights: 2 weights for 1 reward functions"),
         ("learning_rate: fast", "learning_rate: must be a number, got 'fast'"),
         ("num_generations: 8.5", "num_generations: must be an integer"),
+        ("num_generations: null", "num_generations: is empty"),
+        ("loss_type: [a, b]", "loss_type: takes one value"),
         ("use_vllm: maybe", "use_vllm: must be true or false"),
         ("num_train_epochs: 1, max_steps: -1, per_device_train_batch_size: 8008", "are fewer than the 1001 prompts"),
     ],
@@ -548,6 +551,22 @@ def test_the_number_of_processes_is_asked_for_and_never_taken_as_one(tmp_path: P
     assert {question.target for question in without_rows.report.questions} == {
         *("trainer.max_steps", "trainer.warmup_steps", "environments.0.path", "reward.functions.0.path"),
     }
+
+
+def test_the_command_takes_words_of_the_origins_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Among options of its own; run.yaml on stdout, the report on stderr."""
+    (tmp_path / "grpo.yaml").write_text("{model_name_or_path: a/b, reward_funcs: [m.f], learning_rate: 1e-6}")
+    words = ["--learning_rate", "3e-6", "--world", "2", "--max_steps=7", "--data", "rows.jsonl", "--use_vllm"]
+    assert main(["import", "trl", str(tmp_path / "grpo.yaml"), *words]) == 0
+    out, err = capsys.readouterr()
+    config = check_tree(parse(out))
+    assert (config.trainer.learning_rate, config.trainer.max_steps, config.trainer.num_ranks) == (3e-6, 7, 2)
+    assert config.inference.engine.type == "vllm"
+    assert "taken      learning_rate=3e-06" in err
+    assert main(["import", "trl", str(tmp_path / "grpo.yaml"), "--", "--max_steps", "many"]) == 2
+    assert "max_steps: must be a number" in capsys.readouterr().err
 
 
 _VALUES: dict[type, Any] = {
