@@ -87,7 +87,8 @@ class Report:
 
 def describe(entry: Entry) -> str:
     """Return an entry as a line without its verdict."""
-    value = str(entry.value)
+    # one key a line, also where the value has several
+    value = str(entry.value).replace("\n", "\\n")
     shown = f"{entry.key}={value if len(value) <= 60 else value[:57] + '...'}"
     targets = f" → {', '.join(entry.targets)}" if entry.targets else ""
     return f"{shown}{targets}{': ' + entry.text if entry.text else ''}"

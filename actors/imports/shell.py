@@ -42,7 +42,7 @@ def commands(text: str, path: Path) -> Iterator[Command]:
     exported: set[str] = set()
     for statement in _statements(text):
         try:
-            words = _without_files(shlex.split(_expanded(statement, variables), comments=True))
+            words = _without_files(shlex.split(_expanded(statement, variables)))
         except ValueError as error:
             raise ConfigError(f"{path}: {statement.strip()[:60]!r}: {error}") from None
         while words and words[0] in _BEFORE:

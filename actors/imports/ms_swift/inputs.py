@@ -17,6 +17,7 @@ ENVIRONMENT = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "MAX_PIXELS",
 _ALIASES = {"train_type": "tuner_type", "sft_type": "tuner_type", "tensor_parallel_size": "vllm_tensor_parallel_size"}
 _ALIASES |= {"model_id_or_path": "model", "evaluation_strategy": "eval_strategy"}
 _ALIASES |= {"lora_target_modules": "target_modules"}
+_OF_ENGINE = ("tensor_parallel_size", "data_parallel_size", "max_model_len", "gpu_memory_utilization", "enforce_eager")
 _LAUNCHERS = {"nproc_per_node": "NPROC_PER_NODE", "nnodes": "NNODES", "num_processes": "NPROC_PER_NODE"}
 
 
@@ -76,7 +77,11 @@ def _of_shell(file: Path, found: Inputs) -> dict[str, Any]:
         if kind == "rlhf":
             trainers.append((command, words))
         elif kind == "rollout":
-            values |= {f"rollout.{key}": value for key, value in options(words).items()}
+            for key, value in options(words).items():
+                # before 4.0 the server's keys had no prefix
+                name = f"rollout.vllm_{key}" if key in _OF_ENGINE else f"rollout.{key}"
+                values[name] = value
+                found.names |= {name: f"rollout.{key}"} if key in _OF_ENGINE else {}
         elif kind is not None:
             found.notes.append(f"the command swift {kind} of {file.name} is left out")
     if not trainers:

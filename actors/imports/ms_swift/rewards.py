@@ -150,6 +150,8 @@ def _system(job: Import, inputs: Inputs) -> None:
             job.ask(target, f"text of {text}, which is not in {inputs.folder}")
         else:
             job.convert("system", {target: text_of(file)}, f"text of {text}")
+    elif isinstance(text, str) and "\\n" in text:
+        job.convert("system", {target: text.replace("\\n", "\n")}, "with \\n as a new line")
     elif job.is_set("system"):
         job.rename("system", target)
     job.settle("system", "empty: that of the model's template")

@@ -241,13 +241,13 @@ def _known(function: Any, job: Import, inputs: Inputs) -> tuple[str, dict[str, A
     """Return path and arguments of a function that other processes can call; None if there is none."""
     if isinstance(function, str) and inputs.script is None:
         return _named(function, job)
-    if isinstance(function, Imported) and function.path.rpartition(".")[2] in _OF_TRL:
-        return _OF_TRL[function.path.rpartition(".")[2]], {}
+    if _is_of_trl(function) and _last(function) in _OF_TRL:
+        return _OF_TRL[_last(function)], {}
     if isinstance(function, Call):
         arguments = [*function.args, *function.kwargs.values()]
         if any(isinstance(one, Call | Unreadable) for one in arguments) or function.is_partial:
             return None
-        if function.name in _MADE_BY_TRL and isinstance(function.function, Imported):
+        if function.name in _MADE_BY_TRL and _is_of_trl(function.function):
             names = dict(zip(_MADE_BY_TRL[function.name][1], function.args, strict=False))
             return _made(function.name, names | function.kwargs)
         if function.name == "partial" and function.args and not function.args[1:]:
@@ -256,6 +256,14 @@ def _known(function: Any, job: Import, inputs: Inputs) -> tuple[str, dict[str, A
         return None
     path = _path_of(function, inputs)
     return None if path is None else (path, {})
+
+
+def _last(function: Imported) -> str:
+    return function.path.rpartition(".")[2]
+
+
+def _is_of_trl(function: Any) -> bool:
+    return isinstance(function, Imported) and function.path.startswith("trl.")
 
 
 def _made(maker: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:

@@ -36,7 +36,7 @@ swift rlhf \
     --model "$MODEL" \
     --train_type full \
     --torch_dtype bfloat16 \
-    --dataset 'org/math#20000' \
+    --dataset org/math#20000 \
     --system "$SYSTEM" \
     --reward_funcs accuracy soft_overlong repetition \
     --reward_weights 1.0 0.5 0.1 \
@@ -322,11 +322,11 @@ cat <<'END' > file
 swift rlhf --no
 END
 X=1 run --a "$B" '$B' ${D:-four} ${A}s \
-    --b=$(date "+%s") # a comment with 'one quote
+    --b=$(date "+%s") a/b#10 # a comment with 'one quote
 nohup run2 --c "#no comment" "\$A" > log.txt 2>&1 &
 """
     found = {command.words[0]: command for command in commands(text, Path("x.sh"))}
-    assert found["run"].words == ["run", "--a", "two one", "$B", "four", "ones", f"--b={UNKNOWN}"]
+    assert found["run"].words == ["run", "--a", "two one", "$B", "four", "ones", f"--b={UNKNOWN}", "a/b#10"]
     assert found["run"].environment == {"C": "three", "X": "1"}
     assert found["run2"].words == ["run2", "--c", "#no comment", "$A"]
     assert "swift" not in found
