@@ -17,6 +17,15 @@ ALL = 1_000_000
 NO_CLIPPING = 1e9
 """Norm that no gradient reaches."""
 
+ROOM = 2048
+"""Tokens for the prompt where no file limits it."""
+ATTENTION = {
+    **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attn"), "flash"),
+    **dict.fromkeys(("flex_attention", "flex"), "flex"),
+    **dict.fromkeys(("sdpa", "eager"), "padded"),
+}
+"""Values of `model.attention` by transformers' names."""
+
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_npu_fused")
 _ADAMW_8BIT = ("adamw_8bit", "adamw_bnb_8bit")
 
@@ -83,6 +92,43 @@ def updates_per_epoch(number: int, sizes: TrlBatchSizes) -> int:
     per_pass = sizes.per_device_train_batch_size * sizes.world_size
     micro_steps = number // prompts * sizes.num_iterations * (generation // per_pass)
     return max(1, math.ceil(micro_steps / sizes.gradient_accumulation_steps))
+
+
+def run_name(job: Import) -> None:
+    """Write the name of the run, with other signs than letters, digits, `_`, `.` and `-` as dashes."""
+    name = str(job.value("run_name"))
+    clean = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in name)
+    if clean != name and not job.unreadable(["run_name"]):
+        job.convert("run_name", {"name": clean}, "letters, digits, _ . and - only")
+    elif job.is_set("run_name"):
+        job.rename("run_name", "name")
+    job.settle("run_name", "empty")
+
+
+def embedded_engine(job: Import) -> None:
+    """Write the engine of a run without vLLM, after the lengths and the size of groups."""
+    job.run.set("inference.engine.type", "embedded", "use_vllm false: transformers samples")
+    job.run.set("inference.engine.max_sequence_len", job.run.get("packer.sequence_len"), "packer.sequence_len")
+    group = job.run.get("rollout.group_size")
+    # the engine's default is 256, and a group is sampled at once
+    if isinstance(group, int) and group > 256:
+        job.run.set("inference.engine.max_sequences", group, "a group at once")
+    job.run.set("up.colocate", True, "sampling and training share the GPU")
+    job.settle("use_vllm", "false: engine embedded")
+
+
+def function_of_option(job: Import, name: str, number: int) -> str | None:
+    """Return the function that `--reward` gives for a reward of the origin.
+
+    Args:
+        job: the import.
+        name: the reward.
+        number: rewards that no file gives. FILE.py:F is for one of them, FILE.py for all by their names.
+    """
+    option = job.options.reward
+    if option is None or ":" in option:
+        return option if number == 1 else None
+    return f"{option}:{name}" if name.isidentifier() else None
 
 
 def rows(job: Import) -> int | None:
@@ -223,6 +269,7 @@ def checkpoints(job: Import, pace: Pace) -> None:
     target = "trainer.checkpoint.interval"
     max_steps = job.run.get("trainer.max_steps")
     interval: int | None = None
+    # a number below 1 is a share of the run
     if strategy == "steps" and save_steps >= 1:
         interval = pace.steps(int(save_steps))
         job.convert(["save_steps"], {target: interval}, pace.formula(f"{int(save_steps)}", interval))
@@ -285,6 +332,7 @@ def evaluation(job: Import, pace: Pace, completions: int, keys: tuple[str, ...])
         keys: keys that are decided with the strategy and need no entry of their own.
     """
     strategy, given = str(job.value("eval_strategy")), job.value("eval_steps")
+    # transformers evaluates as often as it logs where eval_steps is left out
     updates = given or job.value("logging_steps")
     targets: dict[str, Any] = {
         "eval.num_prompts": ALL,

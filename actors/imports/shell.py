@@ -58,6 +58,7 @@ def commands(text: str, path: Path) -> Iterator[Command]:
             name, _, value = words[0].partition("=")
             own[name] = value
             words = words[1:]
+        # assignments in front of a command are the command's alone
         if words:
             yield Command(words, {name: variables[name] for name in exported if name in variables} | own)
         else:

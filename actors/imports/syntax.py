@@ -259,6 +259,7 @@ class Script:
                         self._bind(item.optional_vars, Unreadable(ast.unparse(item.context_expr)), names)
                 return self._block(node.body, names)
             case ast.Try():
+                # as if nothing failed
                 return self._block([*node.body, *node.orelse, *node.finalbody], names)
             case ast.For() | ast.AsyncFor() | ast.While():
                 self._loop(node, names)
@@ -317,6 +318,7 @@ class Script:
         if is_plain and len(value) == len(target.elts):
             return list(value)
         source = value.source if isinstance(value, Unreadable | Call) else ast.unparse(target)
+        # each part of an unpacked result may be asked for its source
         if isinstance(value, Call):
             return [value] * len(target.elts)
         return [Unreadable(source)] * len(target.elts)
@@ -533,6 +535,7 @@ class Script:
         for name in parameters:
             names.setdefault(name, unreadable)
         names |= dict(zip(parameters, args, strict=False)) | kwargs
+        # names of the function's own; changes of lists and objects stay
         self._depth += 1
         found = self._block(node.body, names)
         self._depth -= 1

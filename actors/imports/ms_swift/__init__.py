@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from actors.imports.huggingface import checkpoints, optimizer, schedule
+from actors.imports.huggingface import checkpoints, optimizer, run_name, schedule
 from actors.imports.job import Import, Options
 from actors.imports.ms_swift import rewards, settings, versions
 from actors.imports.ms_swift.inputs import ENVIRONMENT, gather
@@ -137,11 +137,7 @@ def _run(job: Import) -> None:
     elif isinstance(job.value("model"), str):
         job.run.set("output_dir", f"output/{Path(job.value('model')).name}", "default of ms-swift, without the version")
     job.settle("output_dir", "empty")
-    name = job.value("run_name")
-    if name is not None:
-        clean = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in str(name))
-        job.convert("run_name", {"name": clean}, "letters, digits, _ . and - only")
-    job.settle("run_name", "empty")
+    run_name(job)
 
 
 def _close(job: Import) -> None:

@@ -133,6 +133,7 @@ def _type(values: dict[str, Any], found: Inputs, version: tuple[int, int]) -> No
             raise ConfigError(f"{given}: means {key}, which is given too; leave one of them out")
         if key != given:
             found.names[key] = given
+        # a part that only the shell would know makes the whole value unknown
         is_open = UNKNOWN in str(value)
         if is_open:
             found.given[key] = Unreadable(str(value).replace(UNKNOWN, "$…"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.imports.files import text_of
+from actors.imports.huggingface import function_of_option
 from actors.imports.job import Import
 from actors.imports.ms_swift.inputs import Inputs
 from schemas.errors import ConfigError
@@ -51,6 +52,7 @@ def rows_of(job: Import, inputs: Inputs) -> int | None:
             number = sum(bool(line.strip()) for line in lines)
     else:
         return None
+    # a held-out share is taken from the rows; val_dataset leaves them whole
     share = 0.0 if job.value("val_dataset") else float(job.value("split_dataset_ratio") or 0.0)
     return number - max(int(number * share), 1) if share else number
 
@@ -85,9 +87,8 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
     names = job.given.get("dataset")
     if file is not None and answers is None:
         job.convert("dataset", {target: str(file)}, "rows as JSON Lines")
-    job.refuse("dataset", f"rows come from a file; export {names} to JSON Lines", "--data FILE.jsonl") if not (
-        job.report.has(job.name("dataset"))
-    ) else None
+    if not job.is_reported("dataset"):
+        job.refuse("dataset", f"rows come from a file; export {names} to JSON Lines", "--data FILE.jsonl")
     if has_evaluation:
         held = job.value("val_dataset") or []
         if len(held) == 1 and str(held[0]).endswith(".jsonl"):
@@ -119,6 +120,7 @@ def _turns(job: Import, inputs: Inputs, key: str, file: Path | None) -> None:
 def _column(job: Import, file: Path | None) -> None:
     """Write the column of the prompt: as `--columns` names it, or as the first row of the data has it."""
     columns = {key.partition(".")[2]: value for key, value in job.given.items() if key.startswith("columns.")}
+    # ms-swift's own names of a prompt; a column that is renamed to one of these holds it
     renamed = next((theirs for theirs, ours in columns.items() if ours in _COLUMNS), None)
     names: list[str] = []
     if file is not None and file.is_file():
@@ -202,7 +204,7 @@ def _functions(job: Import, names: list[str], plugins: dict[str, str]) -> dict[s
     used: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(names):
         at = f"reward.functions.{index}"
-        path = plugins.get(name) or _from_option(job, name, len(open_names))
+        path = plugins.get(name) or function_of_option(job, name, len(open_names))
         if name in _NAMED and name not in plugins:
             job.run.set(f"{at}.path", _NAMED[name][0], name)
             if kwargs := _arguments(job, name):
@@ -239,14 +241,6 @@ def _arguments(job: Import, name: str) -> dict[str, Any]:
         value = job.value(key)
         found[ours] = tokens if value is None and key in ("cosine_max_len", "soft_max_length") else value
     return found
-
-
-def _from_option(job: Import, name: str, number: int) -> str | None:
-    """Return the function of `--reward`: FILE.py:F for one open reward, FILE.py for all of them by their names."""
-    option = job.options.reward
-    if option is None or ":" in option:
-        return option if number == 1 else None
-    return f"{option}:{name}" if name.isidentifier() else None
 
 
 def _registered(job: Import, inputs: Inputs, table: str) -> dict[str, str]:

@@ -2,14 +2,16 @@
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 from actors.algorithms.batch_sizes import TrlBatchSizes, our_keys
 from actors.imports.files import map_of
 from actors.imports.huggingface import (
+    ATTENTION,
+    ROOM,
     Pace,
     batch_formula,
+    embedded_engine,
     evaluation,
     length,
     no_evaluation,
@@ -22,18 +24,10 @@ from actors.imports.ms_swift.versions import ONE_ACCUMULATED
 from actors.imports.words import mapping
 from schemas.errors import ConfigError
 
-ROOM = 2048
-"""Tokens for the prompt where no file limits it."""
-
 _SIZES = (
     *("per_device_train_batch_size", "gradient_accumulation_steps"),
     *("steps_per_generation", "generation_batch_size"),
 )
-_ATTENTION = {"flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attn": "flash", "flex": "flex"} | {
-    "flex_attention": "flex",
-    "sdpa": "padded",
-    "eager": "padded",
-}
 _CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo")
 _LOSSES = (*_CLIPPED, "cispo", "sapo")
 _MODES = {
@@ -69,8 +63,8 @@ def model(job: Import) -> None:
     job.settle("bf16", "model.dtype decides")
     job.settle("fp16", "switched off")
     kind = job.value("attn_impl")
-    if kind in _ATTENTION:
-        job.convert("attn_impl", {"model.attention": _ATTENTION[kind]}, f"{kind} is {_ATTENTION[kind]}")
+    if kind in ATTENTION:
+        job.convert("attn_impl", {"model.attention": ATTENTION[kind]}, f"{kind} is {ATTENTION[kind]}")
     job.settle("attn_impl", "model.attention auto")
     job.rename("gradient_checkpointing", "model.gradient_checkpointing")
     if job.value("torch_compile"):
@@ -177,6 +171,7 @@ def batches(job: Import, version: tuple[int, int], world: int | None, rows: int 
     if accumulation is None:
         # 16 completions of an update before GRPO had a default of its own
         accumulation = 1 if version >= ONE_ACCUMULATED else max(1, math.ceil(16 / per_device / (world or 1)))
+    # ms-swift builds on TRL: the sizes have TRL's names and meaning
     sizes = TrlBatchSizes(
         per_device_train_batch_size=per_device,
         num_generations=values["num_generations"],
@@ -352,6 +347,7 @@ def _advantage(job: Import) -> None:
 def _reference(job: Import) -> None:
     beta, in_reward = job.value("beta"), job.value("kl_in_reward")
     if in_reward is None:
+        # the default of rloo and reinforce_plus_plus is the KL in the reward
         in_reward = job.value("advantage_estimator") != "grpo"
     in_reward = in_reward if isinstance(in_reward, bool) else str(in_reward).lower() in ("true", "1")
     if not beta and not job.unreadable(["beta"]):
@@ -397,6 +393,7 @@ def evaluations(job: Import, pace: Pace, world: int | None) -> bool:
     if not (job.value("val_dataset") or job.value("split_dataset_ratio")):
         no_evaluation(job, "without val_dataset and split_dataset_ratio nothing is evaluated", keys)
         return False
+    # evaluation follows the checkpoints unless the command says otherwise
     job.defaults["eval_strategy"] = job.value("save_strategy")
     job.defaults["eval_steps"] = job.value("save_steps")
     if job.value("eval_strategy") == "no":
@@ -420,23 +417,17 @@ def engine(job: Import, world: int | None) -> None:
         ConfigError: ms-swift refuses the keys too.
     """
     mode = job.value("vllm_mode")
-    total = job.run.get("packer.sequence_len")
     if not job.value("use_vllm"):
         if "vllm_mode" in job.given and mode is not None:
             raise ConfigError("vllm_mode: ms-swift refuses it without use_vllm; set use_vllm true")
-        job.run.set("inference.engine.type", "embedded", "use_vllm false: transformers samples")
-        job.run.set("inference.engine.max_sequence_len", total, "packer.sequence_len")
-        group = job.run.get("rollout.group_size")
-        if isinstance(group, int) and group > 256:
-            job.run.set("inference.engine.max_sequences", group, "a group at once")
-        job.run.set("up.colocate", True, "sampling and training share the GPU")
-        job.settle("use_vllm", "false: engine embedded")
+        embedded_engine(job)
         _rest(job, "only with use_vllm")
         return
     if mode not in ("colocate", "server"):
         raise ConfigError(f"vllm_mode: {mode!r}; with use_vllm ms-swift wants colocate or server")
     job.convert("use_vllm", {"inference.engine.type": "vllm"}, "vLLM as a server of the run")
     if mode == "server":
+        # the engine's keys stand in the command of the server, `swift rollout`
         if not (job.is_set("vllm_server_host") or job.is_set("vllm_server_base_url") or job.has("rollout")):
             raise ConfigError(
                 "vllm_server_host: is missing; ms-swift needs it, or vllm_server_base_url, in mode server"
@@ -531,8 +522,3 @@ def spread(job: Import, inputs: Inputs, world: int | None) -> None:
         sharding(job, world, is_sharded, keys, f"{what} is {'fsdp' if is_sharded else 'none'}")
     for key in ("deepspeed", "fsdp", "zero_hpz_partition_size", "deepspeed_autotp_size"):
         job.settle(key, "each process has the whole model")
-
-
-def folder_of(name: str) -> str:
-    """Return the name of an output folder without a model given: ms-swift's `output/MODEL`."""
-    return f"output/{Path(name).name}"

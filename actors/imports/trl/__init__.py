@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from actors.imports.huggingface import checkpoints, optimizer, schedule
+from actors.imports.huggingface import checkpoints, optimizer, run_name, schedule
 from actors.imports.job import Import, Options
 from actors.imports.trl import batches, rewards, settings, versions
 from actors.imports.trl.inputs import Inputs, gather
@@ -132,14 +132,7 @@ def _note_age(job: Import, version: tuple[int, int]) -> None:
 
 
 def _run(job: Import) -> None:
-    name = job.value("run_name")
-    if job.is_set("run_name"):
-        clean = "".join(letter if letter.isalnum() or letter in "_.-" else "-" for letter in str(name))
-        if clean == name or job.unreadable(["run_name"]):
-            job.rename("run_name", "name")
-        else:
-            job.convert("run_name", {"name": clean}, "letters, digits, _ . and - only")
-    job.settle("run_name", "empty")
+    run_name(job)
     job.rename("seed", "seed")
     if job.is_set("output_dir"):
         job.rename("output_dir", "output_dir")

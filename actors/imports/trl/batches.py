@@ -74,6 +74,7 @@ def batches(job: Import, trainer: str, version: tuple[int, int], world: int | No
             f"num_generations: {completions} must divide per_device_train_batch_size "
             f"{sizes.per_device_train_batch_size} × {world} processes before TRL 0.17"
         )
+    # one step for each generation, with its updates as minibatches: `old` stays at the sampling weights
     groups, parts = ours["packer.groups_per_step"], ours["trainer.num_minibatches"]
     job.rename("num_generations", "rollout.group_size")
     targets = {"packer.groups_per_step": groups, "trainer.num_minibatches": parts}

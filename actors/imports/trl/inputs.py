@@ -51,6 +51,7 @@ def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inp
     """
     command = options(words)
     commands = [file.name for file in files if file.name in ("grpo", "rloo") and not file.exists()]
+    # `trl rloo --config x.yaml`: the subcommand stands among the files
     paths = [file for file in files if file.name not in commands or file.exists()]
     # files that the command line itself names
     paths += [Path(str(command[key])) for key in _LAUNCHER if key in command and Path(str(command[key])).is_file()]
@@ -63,6 +64,7 @@ def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inp
         if path in scripts:
             continue
         tree = map_of(path)
+        # both files have keys such as num_processes and debug, so accelerate's keep a name of their own
         if any(key in tree for key in _ACCELERATE):
             accelerate |= flat({"accelerate": tree})
         else:

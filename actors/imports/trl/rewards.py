@@ -3,6 +3,7 @@
 import ast
 from typing import Any
 
+from actors.imports.huggingface import function_of_option
 from actors.imports.job import Import, Unreadable
 from actors.imports.syntax import Call, Imported, Local, Method
 from actors.imports.trl.inputs import Inputs
@@ -89,6 +90,7 @@ def _turns(job: Import, inputs: Inputs) -> bool:
         job.ask("environments.0.path", "class or function that plays an episode, FILE.py:NAME")
     elif not factory and not tools:
         return False
+    # several environments come as a map from names to factories
     factories = factory if isinstance(factory, dict) else {"": factory if factory else tools}
     for index, (name, value) in enumerate(factories.items()):
         at = f"environments.{index}"
@@ -185,7 +187,9 @@ def rewards(job: Import, inputs: Inputs) -> None:
     targets = []
     for index, function in enumerate(functions):
         at = f"reward.functions.{index}"
-        known = _known(function, job, inputs) or _from_option(job, function, len(open_names))
+        known = _known(function, job, inputs)
+        if known is None and (path := function_of_option(job, _text(function), len(open_names))):
+            known = path, {}
         if known is None:
             job.ask(f"{at}.path", _question(function))
         else:
@@ -200,12 +204,7 @@ def rewards(job: Import, inputs: Inputs) -> None:
         if key in job.given:
             # the values stand already; the entry names them
             job.convert(key, {target: job.run.get(target) for target in targets}, f"{len(functions)} functions")
-    if weights is not None:
-        shown = {f"reward.functions.{index}.weight": float(weight) for index, weight in enumerate(weights)}
-        job.convert("reward_weights", shown, "in the order of the functions")
-    else:
-        job.rename("reward_weights", "reward.functions.0.weight", 1.0) if job.unreadable(["reward_weights"]) else None
-        job.settle("reward_weights", "empty: 1 each")
+    _weights(job, weights)
     if not functions and has_environment:
         job.run.set("reward.functions", [], "the environment gives the reward")
     elif not functions:
@@ -217,6 +216,17 @@ def rewards(job: Import, inputs: Inputs) -> None:
     for key in ("reward_processing_classes", "callbacks", "optimizers"):
         job.refuse(key, "nothing of the origin's code runs inside the trainer here")
     job.settle("processing_class", "the tokenizer of model.path")
+
+
+def _weights(job: Import, weights: list[float] | None) -> None:
+    """Report the weights, which stand with their functions already."""
+    key, first = "reward_weights", "reward.functions.0.weight"
+    if weights is not None:
+        shown = {f"reward.functions.{index}.weight": float(weight) for index, weight in enumerate(weights)}
+        job.convert(key, shown, "in the order of the functions")
+    elif job.unreadable([key]):
+        job.rename(key, first)
+    job.settle(key, "empty: 1 each")
 
 
 def _functions(job: Import, inputs: Inputs) -> list[Any]:
@@ -287,17 +297,6 @@ def _named(name: str, job: Import) -> tuple[str, dict[str, Any]] | None:
         return shown
     module, dot, function = name.rpartition(".")
     return (f"{module}:{function}", {}) if dot else None
-
-
-def _from_option(job: Import, function: Any, number: int) -> tuple[str, dict[str, Any]] | None:
-    """Return the function of `--reward`: FILE.py:F for one open function, FILE.py for all of them by their names."""
-    option = job.options.reward
-    if option is None:
-        return None
-    if ":" in option:
-        return (option, {}) if number == 1 else None
-    name = _text(function)
-    return (f"{option}:{name}", {}) if name.isidentifier() else None
 
 
 def _question(function: Any) -> str:

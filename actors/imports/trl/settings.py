@@ -4,17 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from actors.imports.files import map_of
-from actors.imports.huggingface import NO_CLIPPING, lora_targets, sharding
+from actors.imports.huggingface import ATTENTION, NO_CLIPPING, ROOM, embedded_engine, lora_targets, sharding
 from actors.imports.job import Import
 from actors.imports.trl.inputs import Inputs
 from schemas.errors import ConfigError
 
-ROOM = 2048
-"""Tokens for the prompt where no file limits it."""
-
-_ATTENTION = {"flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "padded", "eager": "padded"} | {
-    "flex_attention": "flex"
-}
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 _CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 _LEVELS = (*_CLIPPED, "cispo", "sapo")
@@ -36,8 +30,8 @@ def model(job: Import, inputs: Inputs) -> Any:
     _precision(job)
     keys = [one for one in ("model_init_kwargs.attn_implementation", "attn_implementation") if one in job.given]
     kind = job.given[keys[0]] if keys else None
-    if keys and kind in _ATTENTION:
-        ours = _ATTENTION[kind]
+    if keys and kind in ATTENTION:
+        ours = ATTENTION[kind]
         job.convert(keys, {"model.attention": ours}, f"{kind} is {ours}")
     for key in keys:
         job.settle(key, "the same attention by another implementation; here model.attention auto")
@@ -340,6 +334,7 @@ def _correction(job: Import) -> None:
         for key in keys:
             job.settle(key, "no correction" if job.value("use_vllm") else "only with use_vllm")
         return
+    # the sequence's ratio is exp of the sum of its log ratios in TRL
     action, level = {
         "token_truncate": ("truncate", "token"),
         "token_mask": ("mask", "token"),
@@ -375,6 +370,7 @@ def _correction(job: Import) -> None:
 def _entropy(job: Import) -> None:
     quantile = job.value("top_entropy_quantile")
     if quantile == 0:
+        # 0 keeps one token in TRL; here the share must be above 0, and one token is kept in any case
         job.convert("top_entropy_quantile", {"trainer.top_entropy_quantile": 1e-9}, "0: the highest token alone")
     else:
         job.rename("top_entropy_quantile", "trainer.top_entropy_quantile")
@@ -440,6 +436,7 @@ def _async_objective(job: Import) -> None:
     job.settle("epsilon_high", "empty: epsilon")
     for key, value in (("type", "zscore"), ("std", "population"), ("eps", 1e-8)):
         job.run.set(f"reward.advantage.{key}", value, "AsyncGRPOTrainer")
+    # TRL drops what is older; here groups also do not start so early that they would become older
     level = job.value("max_staleness")
     job.convert(
         "max_staleness",
@@ -469,15 +466,8 @@ def engine(job: Import, trainer: str, version: tuple[int, int], world: int | Non
         job.refuse(server[0], "the run starts vLLM itself", "set inference.engine.urls, if that server has its flags")
         _rest_of_vllm(job, server, "the run starts vLLM itself")
         return
-    length = job.run.get("packer.sequence_len")
     if not job.value("use_vllm"):
-        job.run.set("inference.engine.type", "embedded", "use_vllm false: transformers samples")
-        job.run.set("inference.engine.max_sequence_len", length, "packer.sequence_len")
-        group = job.run.get("rollout.group_size")
-        if isinstance(group, int) and group > 256:
-            job.run.set("inference.engine.max_sequences", group, "a group at once")
-        job.run.set("up.colocate", True, "sampling and training share the GPU")
-        job.settle("use_vllm", "false: engine embedded")
+        embedded_engine(job)
         _rest_of_vllm(job, server, "only with use_vllm")
         return
     job.convert("use_vllm", {"inference.engine.type": "vllm"}, "vLLM as a server of the run")
