@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     pass
 
-IMPORTED = ("areal", "prime-rl", "surogate")
+IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 """Systems whose files `actors import` translates."""
 ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool")
 EXIT_CONFIG = 2

@@ -11,6 +11,8 @@ SYSTEMS = {
     "surogate": "actors.imports.surogate",
     "prime-rl": "actors.imports.prime_rl",
     "areal": "actors.imports.areal",
+    "trl": "actors.imports.trl",
+    "ms-swift": "actors.imports.ms_swift",
 }
 """Module of each system. A module has `read(files, arguments, options) -> Import`, with the report finished."""
 

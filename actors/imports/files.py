@@ -56,5 +56,5 @@ def map_of(path: Path) -> dict[str, Any]:
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: is not YAML: {error}") from None
     if not isinstance(tree, dict) or not tree:
-        raise ConfigError(f"{path}: has no map of keys; it is {type(tree).__name__}")
+        raise ConfigError(f"{path}: must be a map of keys; it is {type(tree).__name__}")
     return {str(key): value for key, value in tree.items()}

@@ -9,7 +9,11 @@ import pytest
 import yaml
 
 from actors.cli import main
+from actors.datasets import make_dataset
+from actors.datasets.identity import data_changes, identities
+from actors.datasets.prepared import Prepared
 from actors.ops.view.diagnostics import learning
+from schemas.config.data import DatasetConfig
 from tests import models
 from tests.howto.pages import CODE, matches, page
 
@@ -43,6 +47,7 @@ MISTAKES: dict[str, list[str]] = {
     "bus.host:": ["bus.control=tcp://127.0.0.1:5555", "bus.host=10.0.0.5"],
 }
 """Overrides that make a mistake, by the beginning of its words on the page."""
+CHANGED_DATA = "… is not the data of this run: so far …"
 OTHERS = """
 def correct(prompts, completions, solution, **columns):
     return [0.0] * len(completions)
@@ -97,13 +102,27 @@ def test_the_rest_of_the_mistakes(told: Told, capsys: pytest.CaptureFixture[str]
     from schemas.config import load_config
     from schemas.config.resume import as_tree, differences, refusal
 
-    other, dashes = [words for words in words_of_the_page() if not any(map(words.startswith, MISTAKES))]
+    rest = [words for words in words_of_the_page() if not any(map(words.startswith, MISTAKES))]
+    other, dashes = [words for words in rest if words != CHANGED_DATA]
     assert told("check")
     before = as_tree(load_config("run.yaml", ["rollout.group_size=8"]))
     assert refusal(differences(before, load_config("run.yaml"))) == [other]
     with pytest.raises(SystemExit):
         main(["check", "run.yaml", "--trainer.max_steps=5"])
     assert dashes in capsys.readouterr().err
+
+
+def test_another_file_of_rows_is_refused_in_the_words_of_the_page(tmp_path: Path) -> None:
+    """The file of the earlier start had other bytes."""
+    path = tmp_path / "rows.csv"
+    found = []
+    for answer in ("2", "3"):
+        path.write_text(f"question,answer\n1+1,{answer}\n")
+        config = DatasetConfig(path=str(path), columns={"prompt": "question"})
+        found.append({"sums": make_dataset(config, "train", 0, prepared=Prepared(tmp_path / "prepared"))})
+    (line,) = data_changes(identities(found[0]), found[1])[0]
+    assert CHANGED_DATA in words_of_the_page()
+    assert matches(CHANGED_DATA, line)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from actors.reward.library.completions import Completion, text_of
 from actors.reward.sandbox.client import HARNESS, Box, End, Program, run_programs
+from bus.threads import Workers
 
 CODE = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 FORMS = (
@@ -43,7 +43,7 @@ def code_tests(
     if mode not in ("all", "fraction"):
         raise ValueError(f"kwargs.mode: {mode!r} must be all or fraction")
     work = [(program_in(text_of(c)), _parsed(one)) for c, one in zip(completions, tests, strict=True)]
-    with ThreadPoolExecutor(max(1, min(len(work), MOST_AT_ONCE)), "code-tests") as executor:
+    with Workers(max(1, min(len(work), MOST_AT_ONCE)), "code-tests") as executor:
         found = list(executor.map(lambda pair: _passed(pair[0], pair[1], box, stop_at_first=mode == "all"), work))
     if log_extra is not None:
         log_extra("code_tests", [words for _, words in found])

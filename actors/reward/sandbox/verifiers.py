@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from actors.reward.sandbox.client import SLOTS, SandboxError, environment
 from actors.reward.sandbox.verifier import LOAD_SECONDS
+from bus.threads import Workers
 
 READ_BYTES = 1 << 16
 CLOSE_SECONDS = 10.0
@@ -109,7 +109,7 @@ class Verifiers:
         Raises:
             SandboxError: no process can be started.
         """
-        with ThreadPoolExecutor(max(1, min(len(pairs), 8)), "verify") as executor:
+        with Workers(max(1, min(len(pairs), 8)), "verify") as executor:
             return list(executor.map(lambda pair: self._verify(pair, way, seconds), pairs))
 
     def close(self) -> None:

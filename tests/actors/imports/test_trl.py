@@ -602,8 +602,8 @@ def test_any_known_keys_are_reported_once_or_refused_in_words(
     ("name", "content", "problem"),
     [
         ("a.yaml", "a: [1, 2", "line 1: is not YAML"),
-        ("a.yaml", "- 1\n- 2", "has no map of keys"),
-        ("a.yaml", "", "has no map of keys"),
+        ("a.yaml", "- 1\n- 2", "must be a map of keys"),
+        ("a.yaml", "", "must be a map of keys"),
         ("a.yaml", b"\xff\xfe\x00\x01", "is not UTF-8 text"),
         ("a.yaml", "a: " + "[" * 2000, "is not YAML"),
         ("a.yaml", "#" * 5_000_000, "has more than 4000000 bytes"),
