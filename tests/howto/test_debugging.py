@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from actors.cli import main
-from actors.datasets import make_dataset
+from actors.datasets import Dataset, make_dataset
 from actors.datasets.identity import data_changes, identities
 from actors.datasets.prepared import Prepared
 from actors.ops.view.diagnostics import learning
@@ -115,12 +115,15 @@ def test_the_rest_of_the_mistakes(told: Told, capsys: pytest.CaptureFixture[str]
 def test_another_file_of_rows_is_refused_in_the_words_of_the_page(tmp_path: Path) -> None:
     """The file of the earlier start had other bytes."""
     path = tmp_path / "rows.csv"
-    found = []
-    for answer in ("2", "3"):
-        path.write_text(f"question,answer\n1+1,{answer}\n")
-        config = DatasetConfig(path=str(path), columns={"prompt": "question"})
-        found.append({"sums": make_dataset(config, "train", 0, prepared=Prepared(tmp_path / "prepared"))})
-    (line,) = data_changes(identities(found[0]), found[1])[0]
+    config = DatasetConfig(path=str(path), columns={"prompt": "question"})
+
+    def sums() -> dict[str, Dataset]:
+        return {"sums": make_dataset(config, "train", 0, prepared=Prepared(tmp_path / "prepared"))}
+
+    path.write_text("question,answer\n1+1,3\n")
+    before = json.loads(json.dumps(identities(sums())))
+    path.write_text("question,answer\n1+1,2\n")
+    (line,) = data_changes(before, sums())[0]
     assert CHANGED_DATA in words_of_the_page()
     assert matches(CHANGED_DATA, line)
 
