@@ -70,6 +70,9 @@ ELSEWHERE = {
     "'fake-engine'": "test_work_whose_result_nobody_reads_ends_the_process_when_it_raises",  # of a double
     "'abort'": "test_an_abort_that_hangs_or_fails_holds_no_exit_up",  # over NCCL alone
     "'reward-workers'": "test_the_end_waits_for_no_call",  # only with functions in workers
+    # only with rewards by these names: exceptions reach the thread `reward`, which waits for all answers
+    "'code-tests'": "test_a_machine_that_cant_run_programs_scores_nothing",
+    "'verify'": "test_a_process_that_cant_start_is_an_error_of_the_machine",
     "'flush'": "test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed",  # the end is under way
     "'parent'": "test_a_process_that_the_kernel_does_not_kill_ends_with_its_parent",  # on other systems than Linux
 }
