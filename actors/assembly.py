@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from actors.algorithms.losses import CustomLoss
     from actors.datasets import Dataset
     from actors.engines.protocol import Engine
-    from actors.environments.pool import Examples
     from actors.inference.loop import InferenceActor
     from actors.learner.protocol import Learner
     from actors.ledger import Store
@@ -138,8 +137,10 @@ def make_packer(
     from actors.algorithms.curriculum import Curriculum
     from actors.datasets import make_dataset, prepared_folder
     from actors.datasets.identity import pinned_commits
+    from actors.environments.own_examples import own_examples
     from actors.ledger import Store
     from actors.ops.previous_run import check_ledger_is_there, lacks_checkpoint
+    from actors.ops.run_length import with_run_length
     from actors.packer.loop import PackerActor
     from actors.telemetry.reporter import Reporter
 
@@ -158,6 +159,7 @@ def make_packer(
         # the ledger decides which commits of the hub the run has, also if somebody has removed the folder
         prepared.note("commits.json", pinned_commits(store.value("data") or {}))
         train = {e.label: dataset(e, "train") for e in config.trained}
+        config = with_run_length(config, train)
         # without evaluations no file of an eval split is read
         held_out = {
             label: dataset(one.environment, one.environment.evaluated_split)
@@ -188,33 +190,6 @@ def make_packer(
         # frees the ledger's lock at once, for the next packer
         store.close()
         raise
-
-
-def own_examples(config: "EnvironmentConfig") -> "Examples":
-    """Return the numbers of examples that an environment has itself; None where it does not say, or need not be asked.
-
-    A worker is started for it, and ended.
-
-    Raises:
-        ConfigError: the environment can't be loaded.
-    """
-    from schemas.config.environments import PackageConfig, PythonConfig
-
-    unknown: Examples = {"train": None, "eval": None}
-    if not isinstance(config, PackageConfig | PythonConfig):
-        return unknown
-    if isinstance(config, PythonConfig) and (config.rows is not None or config.num_examples is not None):
-        return unknown
-    import asyncio
-
-    from actors.environments.errors import EpisodeError
-    from actors.environments.pool import describe
-    from actors.environments.specs import spec_of
-
-    try:
-        return asyncio.run(describe(spec_of(config))) or unknown
-    except EpisodeError as error:
-        raise ConfigError(f"environments[]: {config.label}: {error}\n{error.trace}".rstrip()) from None
 
 
 def make_difficulty_pools(
@@ -320,7 +295,7 @@ def make_trainer(
         config,
         name,
         metrics,
-        learner or (lambda: make_learner(config, rank=rank)),
+        (lambda _: learner()) if learner else partial(make_learner, rank=rank),
         meet,
         make_publisher(config) if rank == 0 else None,
         # ranks share the folder: all read their checkpoint there, and one writes

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    pass
+    from schemas.config import RunConfig
 
 IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 """Systems whose files `actors import` translates."""
@@ -282,6 +282,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     for note in [*preflight(config, starts=False), *busy_ports(config)]:
         print(f"warning: {note}", file=sys.stderr)
+    length = _length_note(config)
     if arguments.resume is not None:
         from actors.ops.resume import compare  # here, since it loads numpy
 
@@ -291,6 +292,8 @@ def _check(arguments: argparse.Namespace) -> int:
         print("the run can continue with this configuration" if allowed else refused)
         return 0 if allowed else EXIT_CONFIG
     print(f"{arguments.config}: good")
+    if length:
+        print(length)
     if table := planned_table(config, arguments.gpus, arguments.machine):
         print(table)
     if arguments.memory:
@@ -298,6 +301,18 @@ def _check(arguments: argparse.Namespace) -> int:
 
         print(estimate(config).table())
     return 0
+
+
+def _length_note(config: "RunConfig") -> str:
+    """Return the number of steps of a run given in epochs, as a text; empty without epochs, or without the files."""
+    # an import of numpy and data sets, for runs in epochs alone
+    if config.trainer.max_epochs is None or not all(
+        Path(path).exists() for one in config.environments for _, path in one.files.values()
+    ):
+        return ""
+    from actors.ops.run_length import run_length_note
+
+    return run_length_note(config)
 
 
 def _default_name(actor: str) -> str:

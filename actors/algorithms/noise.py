@@ -13,6 +13,7 @@ from torch import Tensor
 
 from schemas.config import RunConfig
 from schemas.config.noise import NoiseConfig
+from schemas.errors import ConfigError
 
 NORMS = (
     "input_layernorm",
@@ -78,4 +79,9 @@ class NormNoise:
 def norm_noise(config: RunConfig) -> NormNoise | None:
     """Return the noise that engines add to the norm weights of a run's policy; None if not configured."""
     noise = config.inference.noise
+    if noise is not None and not config.trainer.max_steps:
+        raise ConfigError(
+            "inference.noise: its stages are parts of trainer.max_steps, which an actor that is started by itself does "
+            "not know from trainer.max_epochs; set trainer.max_steps instead, or use `actors up`"
+        )
     return None if noise is None else NormNoise(noise, config.trainer.max_steps, config.seed)

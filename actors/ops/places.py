@@ -52,7 +52,7 @@ def room_problems(config: RunConfig) -> Iterator[str]:
     if config.weights.channel != "filesystem" or not size:
         return
     # a version is written before the oldest is removed
-    versions = 1 + min(config.weights.keep, config.trainer.max_steps)
+    versions = 1 + min(config.weights.keep, config.trainer.max_steps or config.weights.keep)
     folder = weights_folder(config).path
     nearest = next(place for place in folder.parents if place.is_dir())
     # versions left by a killed run count as free, since the start of the run removes these

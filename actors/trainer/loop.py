@@ -62,7 +62,8 @@ class TrainerActor:
         config: configuration of the run.
         name: name in the run.
         metrics: destination of the `grpo_trainer_*` metrics.
-        make_learner: maker of the learner; called after the first heartbeat, since loading takes long.
+        make_learner: maker of the learner from the run's configuration; called after the first heartbeat, since loading
+            takes long.
         meet: connects the ranks of an incarnation; called with run, incarnation, and a function to call while waiting.
         publisher: publisher of weights; None on ranks that publish nothing.
         checkpoints: folder with the run's checkpoints.
@@ -75,7 +76,7 @@ class TrainerActor:
         config: RunConfig,
         name: str,
         metrics: Metrics,
-        make_learner: Callable[[], "Learner"],
+        make_learner: Callable[[RunConfig], "Learner"],
         meet: Callable[[str, int, Callable[[], object]], "Ranks"],
         publisher: WeightPublisher | None,
         checkpoints: CheckpointFolder,
@@ -167,7 +168,13 @@ class TrainerActor:
                 self._broadcaster.follow(directive.update)
 
     def _train(self) -> None:
-        learner = self._make_learner()
+        if not self._config.trainer.max_steps:
+            # trainer.max_epochs: only the packer is sure to see the examples
+            directive = wait_for_order(self.membership, self._drain, lambda directive: directive.max_steps > 0)
+            if directive is None:
+                return
+            self._config = self._config.with_steps(directive.max_steps)
+        learner = self._make_learner(self._config)
         # imported here, after the first heartbeat: torch is slow to import, and would keep the gang waiting
         from actors.learner.ranks import RanksBrokenError
 

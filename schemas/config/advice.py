@@ -68,7 +68,7 @@ def _keys_of_the_trainer_do_nothing(config: RunConfig) -> Iterator[str]:
 
 def _warms_up_for_ever(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
-    if trainer.warmup_steps >= trainer.max_steps:
+    if trainer.max_steps and trainer.warmup_steps >= trainer.max_steps:
         yield (
             f"trainer.warmup_steps: {trainer.warmup_steps} of trainer.max_steps {trainer.max_steps}, so the learning "
             f"rate never reaches {trainer.learning_rate:g}"

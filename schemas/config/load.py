@@ -14,7 +14,7 @@ from schemas.config.losses import CustomLossConfig
 from schemas.config.moved import with_keys_moved
 from schemas.config.problems import describe
 from schemas.config.resolved import RESOLVED
-from schemas.config.run import RunConfig
+from schemas.config.run import RESOLVED_CONTEXT, RunConfig
 from schemas.errors import ConfigError
 
 MISSING = "MISSING: "
@@ -42,13 +42,20 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     if path.name == RESOLVED and isinstance(tree, dict):
         tree = with_keys_moved(tree)
     for override in overrides or []:
+        # steps in a file written by a run follow from its epochs
+        if override.startswith("trainer.max_epochs=") and path.name == RESOLVED:
+            tree.get("trainer", {}).pop("max_steps", None)
         _apply(tree, override)
-    config = check_tree(tree)
+    config = check_tree(tree, resolved=path.name == RESOLVED)
     return _resolve_paths(config, path.parent.absolute())
 
 
-def check_tree(tree: Any) -> RunConfig:
+def check_tree(tree: Any, resolved: bool = False) -> RunConfig:
     """Return the configuration of a tree of plain values. Paths stay as given.
+
+    Args:
+        tree: the values.
+        resolved: True for values that a run has written, which hold the steps next to the epochs.
 
     Raises:
         ConfigError: all problems found, each as `path.to.key: problem, allowed values`.
@@ -58,7 +65,7 @@ def check_tree(tree: Any) -> RunConfig:
     if missing := _missing(tree):
         raise ConfigError(*missing)
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(tree, context={RESOLVED_CONTEXT: resolved})
     except ValidationError as error:
         # `from None`: pydantic's own text would repeat the problems with class names
         problems = [describe(problem) for problem in error.errors(include_url=False)]

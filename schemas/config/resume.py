@@ -46,7 +46,11 @@ def differences(before: Mapping[str, Any], config: RunConfig) -> list[Difference
     """
     trees = [_divided(tree) for tree in (with_keys_moved(before), as_tree(config))]
     (so_far, evaluated_so_far), (now, evaluated_now) = trees
-    found = [Difference(key, *values, class_of(key)) for key, values in _changed("", so_far, now).items()]
+    changed = _changed("", so_far, now)
+    if not config.trainer.max_steps:
+        # trainer.max_epochs, not counted here
+        changed.pop("trainer.max_steps", None)
+    found = [Difference(key, *values, class_of(key)) for key, values in changed.items()]
     # groups of training do not depend on environments that are evaluated only
     if evaluated_so_far != evaluated_now:
         found.append(Difference("environments[] with train: false", evaluated_so_far, evaluated_now, "free"))

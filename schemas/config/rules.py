@@ -21,6 +21,11 @@ def problems_of(config: "RunConfig") -> list[str]:
     return [problem for rule in (*RULES, config.inference.engine.problems) for problem in rule(config)]
 
 
+def _run_has_a_length(config: "RunConfig") -> Iterator[str]:
+    if not (config.trainer.max_steps or config.trainer.max_epochs):
+        yield "trainer.max_steps: is required, or trainer.max_epochs in its place"
+
+
 def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:
     trainer = config.trainer
     if trainer.sharding == "none":
@@ -275,6 +280,7 @@ def _trajectories_end_before_their_group(config: "RunConfig") -> Iterator[str]:
 
 RULES = (
     _sources_have_environments,
+    _run_has_a_length,
     _something_is_rewarded,
     _trajectories_end_before_their_group,
     _secrets_are_elsewhere,

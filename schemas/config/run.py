@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from schemas.config.actors import PackerConfig, RewardConfig, RolloutConfig
 from schemas.config.base import Section
@@ -16,6 +16,9 @@ from schemas.config.rules import problems_of
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
 from schemas.config.trainer import TrainerConfig
 from schemas.config.up import UpConfig
+
+RESOLVED_CONTEXT = "resolved"
+"""Key of pydantic's validation context: True for a configuration that a run has written."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,22 @@ class RunConfig(Section):
     """Processes that `actors up` starts on this machine: numbers, GPUs, restarts."""
 
     @model_validator(mode="after")
-    def _sections_agree(self) -> "RunConfig":
+    def _sections_agree(self, info: ValidationInfo) -> "RunConfig":
         # all problems at once: one per line, so that a user corrects the file in one go
         problems = problems_of(self)
+        # a file that a run has written has the steps that follow from the epochs too
+        if not (info.context or {}).get(RESOLVED_CONTEXT) and self.trainer.max_epochs and self.trainer.max_steps:
+            problems.append(
+                "trainer.max_epochs: trainer.max_steps is set too; remove one of the two (as an override: "
+                "trainer.max_epochs=null)"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def with_steps(self, max_steps: int) -> "RunConfig":
+        """Return a copy with this number of steps, which follows from `trainer.max_epochs`."""
+        return self.model_copy(update={"trainer": self.trainer.model_copy(update={"max_steps": max_steps})})
 
     @property
     def trained(self) -> list[EnvironmentConfig]:

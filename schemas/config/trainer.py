@@ -1,8 +1,8 @@
 """Keys of the trainer: objective, optimizer, ranks, checkpoints, teacher."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.config.base import Section
 from schemas.config.mismatch import MismatchConfig
@@ -39,8 +39,12 @@ class TeacherConfig(Section):
 class TrainerConfig(ObjectiveConfig):
     """Training: objective, updates per step, ranks, learning rate, optimizer, checkpoints."""
 
-    max_steps: Free[int] = Field(ge=1)
-    """Number of training steps of the run."""
+    max_steps: Free[int] = Field(0, ge=1, validate_default=False)
+    """Number of training steps of the run. Required, unless `max_epochs` is set."""
+    max_epochs: Free[float | None] = Field(None, gt=0)
+    """Number of passes over the examples, in place of `max_steps`. An epoch has as many steps as its examples fill, the
+    examples of all environments divided by `packer.groups_per_step` and rounded down; the run has max_epochs times as
+    many, rounded up. All environments need a known number of examples. Empty: `max_steps` counts."""
     num_iterations: Identity[int] = Field(1, ge=1)
     """Number of passes over the batch of a step (GRPO's μ, as in TRL and ms-swift)."""
     num_minibatches: Identity[int] = Field(1, ge=1)
@@ -79,3 +83,11 @@ class TrainerConfig(ObjectiveConfig):
     """Seconds for all ranks to find each other at a start. After that all ranks start over (protocol rule P19)."""
     mismatch: MismatchConfig = MismatchConfig()
     """Limits of the difference between the logprobs of trainer and engine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_not_counted_yet(cls, given: Any) -> Any:
+        # 0 in a configuration that was written out before its epochs were counted
+        if isinstance(given, dict) and given.get("max_epochs") is not None and given.get("max_steps") == 0:
+            return {key: value for key, value in given.items() if key != "max_steps"}
+        return given

@@ -11,7 +11,7 @@ TRL_NAMES = {
     "steps_per_generation": ("packer.max_async_level", "trainer.num_minibatches"),
     "max_staleness": ("packer.max_off_policy_steps", "packer.max_async_level"),
     "max_inflight_tasks": ("rollout.max_concurrent_groups",),
-    "num_train_epochs": ("trainer.max_steps",),
+    "num_train_epochs": ("trainer.max_epochs",),
     "save_steps": ("trainer.checkpoint.interval",),
     "save_total_limit": ("trainer.checkpoint.keep_last",),
     "eval_steps": ("eval.every_steps",),

@@ -23,6 +23,7 @@ from actors.ops.device_plan import actors_of, plan_here
 from actors.ops.fit import busy_ports
 from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
+from actors.ops.run_length import run_length_note, with_run_length
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
 from actors.ops.up.run_lock import hold_run_lock
 from actors.ops.view.result import result_on_disk
@@ -90,6 +91,7 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
     with hold_run_lock(output) as run_lock, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
         # under the lock: a run that goes on here would still change ledger and files
         other_data, more_data = changed_data(config)
+        config = with_run_length(config)
         refused = refusal(differences(run_so_far(config), config)) + other_data
         if refused and not fork:
             raise ConfigError(*refused)  # before config.resolved.yaml is overwritten
@@ -103,6 +105,8 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
         resolved = write_resolved(config)
         for warning in [*warnings(config), *notes, *more_data]:
             print(f"warning: {warning}", file=sys.stderr)
+        if length := run_length_note(config):
+            print(length)
         configure_logs(config.telemetry, up_log)
         bind_everywhere(actor="up")
         raise_limits(config)
@@ -124,9 +128,12 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
 
 def nothing_to_do(config: RunConfig, step: int) -> str:
     """Return the text for a run that is done already, with the ways to continue."""
+    trainer = config.trainer
+    key = "trainer.max_steps" if trainer.max_epochs is None else "trainer.max_epochs"
+    value = trainer.max_steps if trainer.max_epochs is None else trainer.max_epochs
     return (
-        f"nothing to do: done at step {step} (trainer.max_steps {config.trainer.max_steps}). To train on, raise "
-        f"trainer.max_steps; for a new run, set another output_dir; to go back, actors rewind {config.output} --step N"
+        f"nothing to do: done at step {step} ({key} {value:g}). To train on, raise {key}; for a new run, set another "
+        f"output_dir; to go back, actors rewind {config.output} --step N"
     )
 
 

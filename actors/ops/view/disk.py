@@ -30,7 +30,9 @@ def view_on_disk(config: RunConfig) -> View:
     name, output = config.name, str(config.output)
     if summary and _is_done(config):
         words = f"done at step {summary['steps']}, after {seconds_in_words(summary['wall_seconds'])}"
-        done = {"phase": "done", "step": summary["steps"], "max_steps": config.trainer.max_steps, "failure": ""}
+        # 0 with trainer.max_epochs, which are not counted for a screen
+        last = config.trainer.max_steps or summary["steps"]
+        done = {"phase": "done", "step": summary["steps"], "max_steps": last, "failure": ""}
         return View(name, output, progress | done, ended=words)
     phase, words = _why(config, progress)
     # progress.json may be older than the trainer's last save

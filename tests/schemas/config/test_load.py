@@ -98,7 +98,10 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"rollout__max_steps": 5}, "rollout.max_steps: no such key, did you mean 'trainer.max_steps'?"),
         ({"environments": []}, "environments: list should have at least 1 item after validation, not 0"),
         ({"environments": [{"type": "jsonl"}]}, "environments.0.path: is required"),
-        ({"trainer": {}}, "trainer.max_steps: is required"),
+        ({"trainer": {}}, "trainer.max_steps: is required, or trainer.max_epochs in its place"),
+        ({"trainer__max_epochs": 2.0},
+         ("trainer.max_epochs: trainer.max_steps is set too; remove one of the two (as an override: "
+         "trainer.max_epochs=null)")),
         ({"trainer": 5}, "trainer: must be a map of keys, got 5"),
         ({"trainer__max_steps": 0}, "trainer.max_steps: must be greater than or equal to 1, got 0"),
         ({"trainer__max_steps": "many"},
@@ -542,3 +545,15 @@ def test_json_schema_resolves_and_describes_every_key() -> None:
     assert references <= set(schema["$defs"])
     assert undescribed == []
     assert schema["required"] == ["model", "environments", "reward", "trainer"]
+
+
+def test_a_file_that_a_run_has_written_has_the_steps_of_its_epochs(tmp_path: Path) -> None:
+    """Both keys load; an override of the epochs has the steps counted again."""
+    config = check_tree(_tree(trainer={"max_epochs": 2.0})).with_steps(40)
+    path = tmp_path / "config.resolved.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(path).trainer.max_steps == 40
+    trainer = load_config(path, ["trainer.max_epochs=3.0"]).trainer
+    assert (trainer.max_epochs, trainer.max_steps) == (3.0, 0)
+    # written out before the epochs were counted
+    assert check_tree(config.with_steps(0).model_dump()).trainer.max_steps == 0

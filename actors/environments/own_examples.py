@@ -1,0 +1,34 @@
+"""Numbers of examples that environments have themselves."""
+
+import asyncio
+
+from actors.environments.errors import EpisodeError
+from actors.environments.pool import Examples, describe
+from actors.environments.specs import spec_of
+from schemas.config.environments import EnvironmentConfig, PackageConfig, PythonConfig
+from schemas.errors import ConfigError
+
+
+def must_be_asked(config: EnvironmentConfig) -> bool:
+    """Return whether only a worker of the environment can tell the number of examples."""
+    if isinstance(config, PythonConfig):
+        return config.rows is None and config.num_examples is None
+    return isinstance(config, PackageConfig)
+
+
+def own_examples(config: EnvironmentConfig) -> Examples:
+    """Return the numbers of examples that an environment has itself; None where it does not say, or need not be asked.
+
+    A worker is started for it, and ended.
+
+    Raises:
+        ConfigError: the environment can't be loaded.
+    """
+    unknown: Examples = {"train": None, "eval": None}
+    if not must_be_asked(config):
+        return unknown
+    assert isinstance(config, PackageConfig | PythonConfig)
+    try:
+        return asyncio.run(describe(spec_of(config))) or unknown
+    except EpisodeError as error:
+        raise ConfigError(f"environments[]: {config.label}: {error}\n{error.trace}".rstrip()) from None
