@@ -253,7 +253,7 @@ class LonePacker:
         self.rewards = [Reward(run, f"reward-{i}") for i in range(num_rewards)]
         self.engine = Engine(run, "inference-0")
         saved = trainer.checkpoint
-        self.trainer = Trainer(run, "trainer-0", saved.interval, saved.keep_last, trainer.max_steps)
+        self.trainer = Trainer(run, "trainer-0", saved.interval, saved.num_resumable, trainer.max_steps)
         self.peers: list[Peer] = [*self.rollouts, *self.rewards, self.engine, self.trainer]
         self._directives: dict[bytes, Directive | None] = {}
         self._template = template(config, run)

@@ -136,7 +136,7 @@ class CheckpointFolder:
         them.
         """
         found = []
-        for step in self.steps()[-self._config.keep_last :]:
+        for step in self.steps()[-self._config.num_resumable :]:
             problem = "" if step in self._checked else self._problem(step)
             if problem:
                 log.warning("checkpoint not usable", checkpoint=str(self.path(step)), detail=problem)
@@ -219,9 +219,12 @@ class CheckpointFolder:
         Checkpoints left half written by a crash are deleted, later checkpoints are moved to the dead ones.
 
         Raises:
-            FolderTakenError: another process writes here now.
+            FolderTakenError: another process writes here now, or has removed the checkpoint of this step for a later
+                one. Nothing has been changed.
         """
         self._ensure_ours()
+        if step and not (self.path(step) / SUMS).is_file():
+            raise FolderTakenError(f"{self.path(step)} is gone; an earlier writer has saved a later checkpoint")
         for half_written in self._folder.glob(".step_[0-9]*"):
             remove_folder(half_written)  # a process still writing there has lost the folder
         _tell_buried(self._bury_after(step))
@@ -320,8 +323,13 @@ class CheckpointFolder:
         return later
 
     def _prune(self, run: str) -> None:
-        every = self._config.keep_interval
-        for step in self.steps()[: -self._config.keep_last]:
+        """Remove the older checkpoints of this run that are not to be kept.
+
+        Raises:
+            FolderTakenError: another process writes here now; its gang may have started from an older checkpoint.
+        """
+        keep, every = self._config.keep_last, self._config.keep_interval
+        for step in self.steps()[:-keep] if keep else []:
             if every is not None and step % every == 0:  # keep_interval 10 keeps 10, 20, …
                 continue
             try:
@@ -330,7 +338,15 @@ class CheckpointFolder:
                 # a damaged checkpoint goes too; without checksums the folder may be anything of this name
                 is_ours = (self.path(step) / SUMS).is_file()
             if is_ours:
-                remove_folder(self.path(step))
+                self._ensure_ours()
+                # renamed first: a successor finds a whole checkpoint under the name, or none
+                leaving = self._folder / f".step_{step}.pruned"
+                remove_folder(leaving)
+                try:
+                    self.path(step).rename(leaving)
+                except OSError as error:
+                    log.warning("checkpoint not removed", checkpoint=str(self.path(step)), detail=str(error))
+                remove_folder(leaving)
 
 
 def _tell_buried(steps: Sequence[int]) -> None:

@@ -70,8 +70,9 @@ class Backups:
         self._asked_for = durable_step
         if durable_step and not self._stopping:
             self._num_asked += 1
-            # behind keep_last newer checkpoints the backup's own checkpoint is pruned, and the backup is of no use
-            is_outdated = self._num_asked - self._num_backed_up >= self._keep_last
+            # behind keep_last newer checkpoints the backup's own checkpoint is pruned, and the backup is of no use; the
+            # newest checkpoint is just being backed up
+            is_outdated = self._num_asked - self._num_backed_up >= max(2, self._keep_last)
             if is_outdated and not self._told_outdated:
                 log.warning(
                     "the newest backup of the ledger is older than the newest checkpoints that are kept; until the "

@@ -518,8 +518,8 @@ class Machine:
             self.groups.move(self.steps.composed[step].ordinals, state, step)
 
     def _compact_steps(self) -> None:
-        """Compact the steps up to the oldest kept checkpoint, if at least two checkpoints are kept (P21)."""
-        if len(self._saved_steps) < 2:  # a single checkpoint may turn out to be damaged
+        """Compact the steps up to the oldest kept checkpoint, if enough checkpoints are kept (P21)."""
+        if len(self._saved_steps) < self.settings.min_checkpoints:
             return
         kept = self.trained_step - self.settings.keep_steps
         slice_end = self.compacted.step + max(1, COMPACTED_GROUPS_PER_ROUND // self.settings.groups_per_step)

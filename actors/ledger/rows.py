@@ -279,6 +279,8 @@ class Settings:
     eval_rules: Mapping[str, EvalRule] = field(default_factory=dict)
     """Rules by the name of the evaluation, which is the label of its examples."""
     keep_steps: int = 0
+    min_checkpoints: int = 2
+    """Number of kept checkpoints from which on older steps are compacted (P21)."""
 
     def eval_rule(self, label: str) -> EvalRule:
         """Return the rule of an evaluation."""

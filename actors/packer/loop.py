@@ -117,7 +117,7 @@ class PackerActor:
         )
         self._payloads = Payloads(store)
         self.batches = BatchSender(config, self.machine, self._payloads)
-        keep_last = config.trainer.checkpoint.keep_last
+        keep_last = config.trainer.checkpoint.num_resumable
         self._backups = Backups(Path(store.path), keep_last) if store.path != ":memory:" else None
         order = StartOrder(started_at, fork, lacks_checkpoint)
         restore(config, store, self.machine, self._examples, self._control.listened, order)

@@ -49,6 +49,8 @@ def settings_of(config: RunConfig, shares: Mapping[str, float] | None = None) ->
         evaluation=_rule_of(config.eval),
         eval_rules={label: _rule_of(one.keys) for label, one in config.evaluations.items()},
         keep_steps=config.ledger.keep_steps,
+        # a single checkpoint may turn out to be damaged, and a run that keeps no other accepts that
+        min_checkpoints=min(2, config.trainer.checkpoint.num_resumable),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
+from actors.algorithms.run_length import checkpoint_interval
 from actors.learner.checkpoints import CheckpointFolder, FolderTakenError
 from actors.process.fault_points import point
 from actors.process.membership import Drain, Membership, PackerSilentError, StartOverError
@@ -299,7 +300,7 @@ class TrainerActor:
             weights = next((one.digest for one in self._published() if one.policy.version == batch.step), "")
             self._reports.add(StepReport(step=batch.step, values=values, weights=weights))
             self.membership.report(reports=self._reports.oldest())
-            if batch.step % self._config.trainer.checkpoint.interval == 0:
+            if batch.step % checkpoint_interval(self._config.trainer) == 0:
                 self._save(learner)
         self._finish_gathers(learner)
         show_step(self._metrics, batch, values)

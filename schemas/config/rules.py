@@ -24,6 +24,8 @@ def problems_of(config: "RunConfig") -> list[str]:
 def _run_has_a_length(config: "RunConfig") -> Iterator[str]:
     if not (config.trainer.max_steps or config.trainer.max_epochs):
         yield "trainer.max_steps: is required, or trainer.max_epochs in its place"
+    if config.trainer.checkpoint.interval_epochs is not None and config.trainer.max_epochs is None:
+        yield "trainer.checkpoint.interval_epochs: needs trainer.max_epochs; set that in place of trainer.max_steps"
 
 
 def _shards_hold_what_they_can(config: "RunConfig") -> Iterator[str]:

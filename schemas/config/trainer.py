@@ -17,14 +17,33 @@ class CheckpointConfig(Section):
 
     interval: Free[int] = Field(50, ge=1)
     """Steps between two checkpoints. The last step is always saved."""
-    keep_last: Free[int] = Field(3, ge=2)
-    """Number of newest checkpoints kept. A run can resume from each of these."""
+    interval_share: Free[float | None] = Field(None, gt=0, le=1)
+    """Steps between two checkpoints as a share of the run, rounded up, in place of `interval` (TRL: save_steps below
+    1). With 1 only the last step is saved. Empty: `interval` counts."""
+    interval_epochs: Free[float | None] = Field(None, gt=0)
+    """Epochs between two checkpoints, in place of `interval` (TRL, with 1: save_strategy epoch). Needs
+    `trainer.max_epochs`. Empty: `interval` counts."""
+    keep_last: Free[int | None] = Field(3, ge=1)
+    """Number of newest checkpoints kept. A run can resume from each of these. An older checkpoint is removed once a
+    newer one is whole on disk and has been read back, so that there is one at any time. With 1, a checkpoint that is
+    damaged later ends the run. Empty: all checkpoints are kept, and a run can resume from the newest 3."""
     keep_interval: Free[int | None] = Field(None, ge=1)
     """Steps between two checkpoints kept for good, in addition to `keep_last`. A run can resume from the newest
     `keep_last` checkpoints only, since the ledger has no groups for older ones. Empty: none."""
     timeout: Free[float] = Field(300.0, gt=0)
     """Seconds of retries while the last checkpoint can't be written, or the checkpoint folder can't be claimed at a
     start (full disk). After that the run fails."""
+
+    @property
+    def num_resumable(self) -> int:
+        """Number of newest checkpoints from which a run can resume."""
+        return 3 if self.keep_last is None else self.keep_last
+
+    @model_validator(mode="after")
+    def _one_interval(self) -> "CheckpointConfig":
+        if self.interval_share is not None and self.interval_epochs is not None:
+            raise ValueError("interval_share and interval_epochs are two intervals; remove one of the two")
+        return self
 
 
 class TeacherConfig(Section):

@@ -66,9 +66,11 @@ def undisturbed(tmp_path_factory) -> str:
     return weights_of(config)
 
 
-def test_a_run_whose_actors_are_killed_reaches_the_same_weights(tmp_path, undisturbed):
+@pytest.mark.parametrize("checkpoint", [{"interval": 3}, {"interval_share": 0.3, "keep_last": 1}], ids=["many", "one"])
+def test_a_run_whose_actors_are_killed_reaches_the_same_weights(tmp_path, undisturbed, checkpoint):
     """Packer, rollout, trainer, reward and engine crash one after the other; bit for bit the same result."""
-    config = level_0(tmp_path, inference={"engine": {"type": "fake", "token_seconds": 0.003}})
+    slow = {"engine": {"type": "fake", "token_seconds": 0.003}}
+    config = level_0(tmp_path, inference=slow, trainer={"checkpoint": checkpoint})
     with ring(config) as run:
         run.start()
         for step, kind in enumerate(("packer", "rollout", "trainer", "reward", "inference"), start=1):
@@ -77,6 +79,8 @@ def test_a_run_whose_actors_are_killed_reaches_the_same_weights(tmp_path, undist
         run.wait(PATIENCE_SECONDS)
     assert check_promise(config).dropped == {}
     assert weights_of(config) == undisturbed
+    if "keep_last" in checkpoint:
+        assert [path.name for path in (config.output / "checkpoints").glob("step_*")] == ["step_9"]
 
 
 @pytest.mark.slow

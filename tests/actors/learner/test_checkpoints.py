@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from actors.learner import checkpoints
 from actors.learner.checkpoints import CheckpointFolder, FolderTakenError, Writer
 from actors.learner.fake import FakeLearner
 from actors.learner.snapshots import Snapshot
@@ -143,6 +145,91 @@ def test_checkpoints_of_a_dead_history_neither_count_nor_push_out_the_live_one(f
     assert sorted(path.name for path in copies) == ["step_20.json", "step_25.json"]
     save(folder, 30)
     assert [(info.step, info.chain) for info in folder.good(RUN)] == [(25, "chain25"), (30, "chain30")]
+
+
+def keeps(folder: Path, keep_last: int | None) -> CheckpointFolder:
+    """The folder as a process sees it that has just been started."""
+    return CheckpointFolder(folder / "checkpoints", CheckpointConfig(keep_last=keep_last))
+
+
+@pytest.mark.parametrize("at", ["checkpoint.written", "checkpoint.complete", "checkpoint.renamed"])
+def test_a_crash_during_a_save_leaves_a_good_checkpoint_where_one_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Wherever it comes, the older or the newer one is whole; the next save leaves the newest alone."""
+    save(keeps(tmp_path, 1), 10)
+
+    def die(name: str) -> None:
+        if name == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(checkpoints, "point", die)
+        try:
+            save(keeps(tmp_path, 1), 20)
+        finally:
+            os.abort()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    again = keeps(tmp_path, 1)
+    newest = 20 if at == "checkpoint.renamed" else 10
+    assert [info.step for info in again.good(RUN)] == [newest]
+    again.begin_at(newest)
+    save(again, 30)
+    assert live(again) == ["step_30"]
+    assert list((tmp_path / "checkpoints").glob(".step_*")) == []
+
+
+def test_a_write_that_fails_keeps_the_only_checkpoint(tmp_path: Path) -> None:
+    """A full disk, where one is kept."""
+    folder = keeps(tmp_path, 1)
+    save(folder, 10)
+
+    def die(path: Path) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        folder.save(20, "chain", 10, [], RUN, Snapshot(write_model=die))
+    assert [info.step for info in folder.good(RUN)] == [10]
+
+
+def test_all_are_kept_and_the_newest_three_count(tmp_path: Path) -> None:
+    """The ledger has no groups to continue from older ones."""
+    folder = keeps(tmp_path, None)
+    for step in (10, 20, 30, 40, 50):
+        save(folder, step)
+    assert live(folder) == ["step_10", "step_20", "step_30", "step_40", "step_50"]
+    assert [info.step for info in folder.good(RUN)] == [30, 40, 50]
+
+
+def test_a_writer_that_lost_the_folder_removes_no_checkpoint_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor took the folder, and its gang starts from step 10, while the earlier writer ended a save."""
+    path = tmp_path / "checkpoints"
+    late = CheckpointFolder(path, CheckpointConfig(keep_last=1))
+    late.take(Writer(RUN, 1, "a"))
+    save(late, 10)
+    successor = CheckpointFolder(path, CheckpointConfig(keep_last=1))
+
+    def taken_in_between(name: str) -> None:
+        if name == "checkpoint.renamed":
+            successor.take(Writer(RUN, 2, "b"))
+
+    monkeypatch.setattr(checkpoints, "point", taken_in_between)
+    with pytest.raises(FolderTakenError, match="incarnation=2"):
+        save(late, 20)
+    successor.begin_at(10)
+    assert [info.step for info in successor.good(RUN)] == [10]
+
+
+def test_a_gang_does_not_start_from_a_checkpoint_that_is_gone(tmp_path: Path) -> None:
+    """An earlier writer has saved step 20 and removed step 10 since the gang looked; step 20 stays where it is."""
+    save(keeps(tmp_path, 1), 10)
+    save(keeps(tmp_path, 1), 20)
+    with pytest.raises(FolderTakenError, match=r"step_10 is gone; an earlier writer has saved a later checkpoint"):
+        keeps(tmp_path, 1).begin_at(10)
+    assert live(keeps(tmp_path, 1)) == ["step_20"]
 
 
 def live(folder: CheckpointFolder) -> list[str]:

@@ -75,6 +75,15 @@ def test_nothing_folds_before_there_are_two_checkpoints(ring: Ring) -> None:
     assert sorted(ring.machine.steps.composed)[0] == 1
 
 
+def test_steps_fold_up_to_the_only_checkpoint_where_one_is_kept() -> None:
+    """Else the ledger of a run with keep_last 1 would grow for ever."""
+    made = Ring(settings(max_steps=12, min_checkpoints=1), compact=True)
+    made.add(Rollout("a"), Reward("r"), Engine("e"), Trainer("t", last_step=12))
+    run_to(made, 3)
+    made.turn()
+    assert made.machine.compacted.step == 2
+
+
 def test_steps_up_to_the_oldest_kept_checkpoint_fold(ring: Ring) -> None:
     """Rows, payload digests, steps and chains before it are gone from memory and file; what is counted stays."""
     run_to(ring, 9)

@@ -102,6 +102,12 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"trainer__max_epochs": 2.0},
          ("trainer.max_epochs: trainer.max_steps is set too; remove one of the two (as an override: "
          "trainer.max_epochs=null)")),
+        ({"trainer__checkpoint": {"interval_epochs": 1.0}},
+         "trainer.checkpoint.interval_epochs: needs trainer.max_epochs; set that in place of trainer.max_steps"),
+        ({"trainer__checkpoint": {"interval_epochs": 1.0, "interval_share": 0.5}},
+         "trainer.checkpoint: interval_share and interval_epochs are two intervals; remove one of the two"),
+        ({"trainer__checkpoint": {"keep_last": 0}},
+         "trainer.checkpoint.keep_last: must be greater than or equal to 1, got 0"),
         ({"trainer": 5}, "trainer: must be a map of keys, got 5"),
         ({"trainer__max_steps": 0}, "trainer.max_steps: must be greater than or equal to 1, got 0"),
         ({"trainer__max_steps": "many"},
