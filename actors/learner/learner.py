@@ -218,7 +218,7 @@ class TorchLearner:
         watch = Stopwatch(self._device)
         watch.mark()
         num_updates = self._config.trainer.num_iterations * batch.num_minibatches
-        rate = learning_rate(batch.step, self._config.trainer)
+        rate = 0.0
         updates: list[_Gradients] = []
         with self._parallelism.watched():
             # with a single update the old policy is the current one, and its logprobs are computed anyway
@@ -232,6 +232,7 @@ class TorchLearner:
                 if update == 0:  # later updates have weights from which no engine has sampled
                     self._watch_mismatch(batch.step, updates[0].sums)
                 watch.mark()
+                rate = learning_rate(batch.step, self._config.trainer, update + 1)
                 self._optimizer.set_rate(rate)
                 self._optimizer.step()
                 self._masters.round()

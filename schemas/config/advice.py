@@ -68,9 +68,10 @@ def _keys_of_the_trainer_do_nothing(config: RunConfig) -> Iterator[str]:
 
 def _warms_up_for_ever(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
-    if trainer.max_steps and trainer.warmup_steps >= trainer.max_steps:
+    steps, unit = trainer.max_steps * trainer.rates_per_step, trainer.lr_schedule.unit
+    if steps and trainer.warmup_steps >= steps:
         yield (
-            f"trainer.warmup_steps: {trainer.warmup_steps} of trainer.max_steps {trainer.max_steps}, so the learning "
+            f"trainer.warmup_steps: {trainer.warmup_steps} of {steps} {unit}s of the run, so the learning "
             f"rate never reaches {trainer.learning_rate:g}"
         )
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from schemas.config.base import Section
+from schemas.config.lr_schedule import LrScheduleConfig, LrScheduler
 from schemas.config.mismatch import MismatchConfig
 from schemas.config.model import Dtype
 from schemas.config.objective import ObjectiveConfig
@@ -69,7 +70,7 @@ class TrainerConfig(ObjectiveConfig):
     num_minibatches: Identity[int] = Field(1, ge=1)
     """Parts of a step's batch, each with an optimizer update of its own. Parts are whole groups if num_minibatches
     divides `packer.groups_per_step`, else whole completions. A step has num_iterations × num_minibatches updates, all
-    at the step's learning rate."""
+    at the step's learning rate, or each at its own (`lr_schedule.unit`)."""
     teacher: Identity[TeacherConfig | None] = None
     """Teacher model, for loss `ref_kl`, `teacher_tau`, `distillation` and `environments[].ref_kl_weight`. Empty:
     none."""
@@ -85,13 +86,21 @@ class TrainerConfig(ObjectiveConfig):
     that torch can't compute so is an error. On a CPU steps have the same bits in either case."""
     learning_rate: Free[float] = Field(1e-6, gt=0)
     """Peak learning rate."""
-    lr_scheduler: Free[Literal["constant", "linear", "cosine"]] = "constant"
-    """Learning rate schedule after the warm-up. `linear` and `cosine` fall to learning_rate × min_lr_ratio at
-    max_steps."""
+    lr_scheduler: Free[LrScheduler] = "constant"
+    """Learning rate schedule after the warm-up, with the names of transformers. `linear`, `cosine` and `polynomial`
+    fall to learning_rate × min_lr_ratio at max_steps, `cosine_with_restarts` falls several times,
+    `warmup_stable_decay` falls at the end of the run alone, and `inverse_sqrt` falls without end.
+    `constant_with_warmup` is `constant`."""
+    lr_schedule: LrScheduleConfig = LrScheduleConfig()
+    """Counting of the schedule, in steps or in updates, and its shape."""
     warmup_steps: Free[int] = Field(0, ge=0)
     """Steps of the linear rise of the learning rate from 0 to `learning_rate`."""
+    warmup_ratio: Free[float | None] = Field(None, ge=0, le=1)
+    """Steps of this rise as a share of the run, rounded up, in place of `warmup_steps`. Empty: `warmup_steps`
+    counts."""
     min_lr_ratio: Free[float] = Field(0.0, ge=0, le=1)
-    """Final learning rate relative to `learning_rate`, for schedules `linear` and `cosine`."""
+    """Final learning rate relative to `learning_rate`, for schedules that fall to an end. The warm-up of
+    `warmup_stable_decay` starts from there too, as in transformers."""
     optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and its parameters. A map without `type` is AdamW."""
     max_grad_norm: Free[float] = Field(1.0, gt=0)
@@ -102,6 +111,23 @@ class TrainerConfig(ObjectiveConfig):
     """Seconds for all ranks to find each other at a start. After that all ranks start over (protocol rule P19)."""
     mismatch: MismatchConfig = MismatchConfig()
     """Limits of the difference between the logprobs of trainer and engine."""
+
+    @property
+    def rates_per_step(self) -> int:
+        """Number of learning rates in a step: one, or one for each update (`lr_schedule.unit`)."""
+        return self.num_iterations * self.num_minibatches if self.lr_schedule.unit == "update" else 1
+
+    @model_validator(mode="after")
+    def _schedule_is_whole(self) -> "TrainerConfig":
+        if self.warmup_ratio is not None and self.warmup_steps:
+            raise ValueError("warmup_steps and warmup_ratio are two lengths of one warm-up; remove one of the two")
+        is_given = (self.lr_schedule.decay_steps, self.lr_schedule.decay_ratio) != (None, None)
+        if self.lr_scheduler == "warmup_stable_decay" and not is_given:
+            raise ValueError(
+                "lr_scheduler warmup_stable_decay needs the length of its decay; set lr_schedule.decay_steps or "
+                "lr_schedule.decay_ratio"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

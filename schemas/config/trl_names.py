@@ -17,7 +17,7 @@ TRL_NAMES = {
     "eval_steps": ("eval.every_steps",),
     "eval_on_start": ("eval.at_start",),
     "lr_scheduler_type": ("trainer.lr_scheduler",),
-    "warmup_ratio": ("trainer.warmup_steps",),
+    "lr_scheduler_kwargs": ("trainer.lr_schedule",),
     "optim": ("trainer.optimizer.type",),
     "adam_beta1": ("trainer.optimizer.beta1",),
     "adam_beta2": ("trainer.optimizer.beta2",),

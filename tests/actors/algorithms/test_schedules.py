@@ -1,5 +1,7 @@
 """Learning rate and temperature, at the steps where they can be checked by hand."""
 
+from typing import Any
+
 import pytest
 
 from actors.algorithms.schedules import learning_rate, sampling_temperature
@@ -9,7 +11,7 @@ from schemas.config.trainer import TrainerConfig
 
 def rates(steps: list[int], **changes: object) -> list[float]:
     """Peak 1.0, ten steps unless said otherwise."""
-    config = TrainerConfig(**{"max_steps": 10, "learning_rate": 1.0} | changes)
+    config = TrainerConfig.model_validate({"max_steps": 10, "learning_rate": 1.0} | changes)
     return [learning_rate(step, config) for step in steps]
 
 
@@ -47,6 +49,87 @@ def test_a_run_that_is_all_warm_up_ends_at_its_peak(scheduler: str) -> None:
 def test_steps_beyond_the_last_keep_the_last_rate(scheduler: str) -> None:
     """A resumed run with fewer steps does not go negative."""
     assert rates([11, 50], lr_scheduler=scheduler, min_lr_ratio=0.3) == pytest.approx([0.3, 0.3])
+
+
+PEAK, STEPS = 3e-4, 40
+HUGGING_FACE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("constant", {}, {}),
+    ("constant_with_warmup", {"warmup_steps": 7}, {}),
+    ("linear", {"warmup_steps": 7}, {}),
+    ("cosine", {"warmup_steps": 7}, {}),
+    ("cosine_with_restarts", {"warmup_steps": 7, "lr_schedule": {"num_cycles": 3}}, {"num_cycles": 3}),
+    ("cosine_with_restarts", {}, {}),
+    ("polynomial", {"min_lr_ratio": 1e-7 / PEAK}, {}),
+    ("polynomial", {"warmup_steps": 4, "min_lr_ratio": 0.1, "lr_schedule": {"power": 2.5}},
+     {"lr_end": 0.1 * PEAK, "power": 2.5}),
+    ("inverse_sqrt", {"warmup_steps": 7}, {}),
+    ("inverse_sqrt", {}, {}),
+    ("inverse_sqrt", {"warmup_steps": 7, "lr_schedule": {"timescale": 3}}, {"timescale": 3}),
+    ("warmup_stable_decay", {"warmup_steps": 7, "lr_schedule": {"decay_steps": 11}}, {"num_decay_steps": 11}),
+    ("warmup_stable_decay",
+     {"warmup_steps": 7, "min_lr_ratio": 0.1, "lr_schedule": {"decay_steps": 11, "decay_type": "linear"}},
+     {"num_decay_steps": 11, "decay_type": "linear", "min_lr_ratio": 0.1}),
+]  # fmt: skip
+
+
+def hugging_face(name: str, kwargs: dict[str, Any], warmup: int, num_updates: int) -> list[float]:
+    """The rate of each update with transformers' schedule of this name."""
+    import torch
+    import transformers
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    scheduler = transformers.get_scheduler(name, optimizer, warmup, num_updates, kwargs)
+    found = []
+    for _ in range(num_updates):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(("name", "keys", "kwargs"), HUGGING_FACE)
+def test_schedule_has_the_rates_of_transformers_in_every_step(
+    name: str, keys: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    """Counted from 0, as there."""
+    keys = keys | {"lr_schedule": {"first": 0} | keys.get("lr_schedule", {})}
+    found = rates(list(range(1, STEPS + 1)), max_steps=STEPS, learning_rate=PEAK, lr_scheduler=name, **keys)
+    assert found == pytest.approx(hugging_face(name, kwargs, keys.get("warmup_steps", 0), STEPS), rel=1e-9, abs=1e-15)
+
+
+def test_cosine_with_a_floor_is_cosine_with_min_lr_of_transformers() -> None:
+    """Another name of the same."""
+    keys = {"warmup_steps": 5, "min_lr_ratio": 0.2, "lr_schedule": {"first": 0}}
+    found = rates(list(range(1, STEPS + 1)), max_steps=STEPS, learning_rate=PEAK, lr_scheduler="cosine", **keys)
+    assert found == pytest.approx(hugging_face("cosine_with_min_lr", {"min_lr_rate": 0.2}, 5, STEPS), rel=1e-9)
+
+
+@pytest.mark.parametrize("warmup", [{"warmup_steps": 6}, {"warmup_ratio": 0.15}])
+def test_updates_of_a_step_have_the_rates_of_as_many_updates_of_transformers(warmup: dict[str, Any]) -> None:
+    """Ten steps of two passes over two parts; a warm-up of six updates is a step and a half."""
+    keys = {"num_iterations": 2, "num_minibatches": 2, "lr_schedule": {"unit": "update", "first": 0}} | warmup
+    config = TrainerConfig.model_validate({"max_steps": 10, "learning_rate": PEAK, "lr_scheduler": "linear"} | keys)
+    found = [learning_rate(step, config, update) for step in range(1, 11) for update in range(1, 5)]
+    assert found == pytest.approx(hugging_face("linear", {}, 6, 40), rel=1e-9)
+
+
+def test_updates_of_a_step_have_one_rate_unless_asked_for() -> None:
+    """The step is counted."""
+    config = TrainerConfig.model_validate({"max_steps": 10, "num_minibatches": 4, "lr_scheduler": "linear"})
+    assert len({learning_rate(3, config, update) for update in range(1, 5)}) == 1
+
+
+def test_restarts_and_decays_at_the_end_reach_their_ends_in_the_last_step() -> None:
+    """Counted from 1: two falls from the peak to a tenth; five steps of decay to 0."""
+    falls = rates([5, 6, 10], lr_scheduler="cosine_with_restarts", lr_schedule={"num_cycles": 2}, min_lr_ratio=0.1)
+    # in step 5 the second fall starts
+    assert falls == pytest.approx([1.0, 0.1 + 0.9 * 0.9045085, 0.1])
+    for kind, half in (("linear", 0.5), ("cosine", 0.5), ("1-sqrt", 1 - 0.5**0.5)):
+        decay = {"decay_steps": 4, "decay_type": kind}
+        found = rates([1, 6, 8, 10, 12], lr_scheduler="warmup_stable_decay", lr_schedule=decay)
+        assert found == pytest.approx([1.0, 1.0, half, 0.0, 0.0])
+    ratio = rates([8], lr_scheduler="warmup_stable_decay", lr_schedule={"decay_ratio": 0.35, "decay_type": "linear"})
+    assert ratio == pytest.approx([0.5])
 
 
 @pytest.mark.parametrize(

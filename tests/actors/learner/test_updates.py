@@ -11,7 +11,7 @@ from torch import Tensor
 from actors.algorithms.losses import LossInputs, LossOutput, compute_loss
 from actors.learner import learner as learner_module
 from actors.learner.learner import TorchLearner
-from actors.learner.optimizer import make_optimizer
+from actors.learner.optimizer import PolicyOptimizer, make_optimizer
 from schemas.config import RunConfig
 from schemas.config.advantages import GaeAdvantageConfig
 from tests import models
@@ -224,3 +224,27 @@ def test_each_update_of_a_step_has_random_numbers_of_its_own(
     first, second, *again = (inputs.logprobs_T for inputs in seen)
     assert not torch.equal(first, second)
     assert [torch.equal(*pair) for pair in zip((first, second), again, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [({}, [0.005, 0.005, 0.01, 0.01]), ({"unit": "update"}, [0.005, 0.01, 0.01, 0.01]),
+     ({"unit": "update", "first": 0}, [0.0, 0.005, 0.01, 0.01])],
+)  # fmt: skip
+def test_each_update_of_a_step_has_its_own_rate_where_updates_are_counted(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], expected: list[float]
+) -> None:
+    """A warm-up of two steps, or of two updates, over two steps of two updates."""
+    seen: list[float] = []
+    step = PolicyOptimizer.step
+
+    def noted(self: PolicyOptimizer) -> None:
+        seen.append(self.param_groups[0]["lr"])
+        step(self)
+
+    monkeypatch.setattr(PolicyOptimizer, "step", noted)
+    learner = TorchLearner(run_config(model_folder(), num_minibatches=2, lr_schedule=schedule, warmup_steps=2))
+    groups = [scored_group(1), scored_group(2)]
+    told = [learner.step(batches_of(groups, 1, 2, step=number)[0])["learning_rate"] for number in (1, 2)]
+    assert seen == pytest.approx(expected)
+    assert told == seen[1::2]

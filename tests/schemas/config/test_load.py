@@ -106,6 +106,13 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
          "trainer.checkpoint.interval_epochs: needs trainer.max_epochs; set that in place of trainer.max_steps"),
         ({"trainer__checkpoint": {"interval_epochs": 1.0, "interval_share": 0.5}},
          "trainer.checkpoint: interval_share and interval_epochs are two intervals; remove one of the two"),
+        ({"trainer__lr_scheduler": "warmup_stable_decay"},
+         ("trainer: lr_scheduler warmup_stable_decay needs the length of its decay; set lr_schedule.decay_steps or "
+          "lr_schedule.decay_ratio")),
+        ({"trainer__lr_schedule": {"decay_ratio": 0.1, "decay_steps": 1}},
+         "trainer.lr_schedule: decay_steps and decay_ratio are two lengths of one decay; remove one of the two"),
+        ({"trainer__warmup_ratio": 0.1, "trainer__warmup_steps": 1},
+         "trainer: warmup_steps and warmup_ratio are two lengths of one warm-up; remove one of the two"),
         ({"trainer__checkpoint": {"keep_last": 0}},
          "trainer.checkpoint.keep_last: must be greater than or equal to 1, got 0"),
         ({"trainer": 5}, "trainer: must be a map of keys, got 5"),
