@@ -15,7 +15,7 @@ from actors.learner.snapshots import Snapshot, copied
 from actors.models import loading
 from actors.models.attention import PADDED
 from bus.weights import Weights
-from schemas.config.model import ModelConfig
+from schemas.config.model import LoraConfig, ModelConfig
 
 
 def weights(model: nn.Module, config: ModelConfig, keep: bool = True) -> Weights:
@@ -29,7 +29,7 @@ def weights(model: nn.Module, config: ModelConfig, keep: bool = True) -> Weights
     if config.lora is None:
         return Weights("full", _published(_gathered(model, config, keep), loading.TORCH_DTYPES[config.dtype]))
     tensors = _published(_gathered(model, config, keep), torch.float32)  # as trained
-    return Weights("adapter", tensors, {"adapter_config.json": _adapter_config(model)})
+    return Weights("adapter", tensors, {"adapter_config.json": _adapter_config(model, config.lora)})
 
 
 def snapshot(model: nn.Module, config: ModelConfig, keep: bool = True) -> Snapshot:
@@ -85,8 +85,19 @@ def _gathered(model: nn.Module, config: ModelConfig, keep: bool) -> Iterator[tup
     return gathered(named.items(), keep)
 
 
-def _adapter_config(model: Any) -> str:
-    settings = model.peft_config["default"].to_dict() | {"inference_mode": True}  # as peft saves adapters
+def _adapter_config(model: Any, published: LoraConfig | None = None) -> str:
+    """Return peft's configuration of the adapter, as JSON.
+
+    Args:
+        model: model with the adapter.
+        published: the adapter's keys, for engines: some know no rank-stabilised scale, and no expression in place of
+            names, so both are written out. None: as peft saves adapters.
+    """
+    settings = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    if published is not None and published.rslora:
+        settings |= {"use_rslora": False, "lora_alpha": published.scale * published.rank}
+    if published is not None and isinstance(settings["target_modules"], str):
+        settings |= {"target_modules": sorted({name.rpartition(".")[2] for name in model.targeted_module_names})}
     return json.dumps(settings, default=lambda value: sorted(value) if isinstance(value, set) else str(value))
 
 

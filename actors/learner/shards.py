@@ -47,9 +47,10 @@ def overwrite(tensor: Tensor, value: Tensor) -> None:
     tensor.copy_(placed(value, tensor) if isinstance(tensor, DTensor) else value)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> float:
-    """Scale all gradients down to a global norm of `limit`; return the norm before, equal on each rank."""
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> float:
+    """Scale all gradients down to a global norm of `limit`, if given; return the norm before, equal on each rank."""
     # over all parameters and ranks before any is scaled; of spread gradients the norm itself is a spread scalar
     norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    if limit is not None:
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return float(norm)

@@ -226,7 +226,8 @@ def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
     """Return the model with a new adapter (peft). Only the adapter is trainable.
 
     Raises:
-        ConfigError: peft is not installed, or a target module does not exist.
+        ConfigError: peft is not installed, or a module of `target_modules` or `modules_to_save` does not exist, or a
+            module to save shares its weights with another.
     """
     try:
         import peft
@@ -238,12 +239,48 @@ def add_lora(model: nn.Module, config: LoraConfig) -> nn.Module:
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        use_rslora=config.rslora,
+        use_dora=config.dora,
+        init_lora_weights=True if config.init == "kaiming" else config.init,
+        modules_to_save=config.modules_to_save or None,
         task_type="CAUSAL_LM",
     )
+    if config.modules_to_save:
+        _check_modules_to_save(model, config.modules_to_save)
     try:
-        return peft.get_peft_model(model, settings)  # type: ignore[no-any-return]
+        adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
         raise ConfigError(f"model.lora.target_modules: {error}") from error
+    for parameter in adapted.parameters():
+        # peft leaves modules to save in the precision of the base
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return adapted  # type: ignore[no-any-return]
+
+
+def _check_modules_to_save(model: nn.Module, names: Sequence[str]) -> None:
+    """Check that modules trained as a whole exist, and that none shares its weights with a module that stays frozen.
+
+    Raises:
+        ConfigError: a module is missing or shared.
+    """
+    modules = dict(model.named_modules())
+    owners: dict[int, set[str]] = {}
+    for name, module in modules.items():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(name)
+    for name in names:
+        found = [path for path in modules if path == name or path.endswith(f".{name}")]
+        if not found:
+            raise ConfigError(f"model.lora.modules_to_save: the model has no module {name}")
+        for path in found:
+            shared = {other for p in modules[path].parameters() for other in owners[id(p)]}
+            others = [other for other in shared if not f"{other}.".startswith(f"{path}.")]
+            if others:
+                raise ConfigError(
+                    f"model.lora.modules_to_save: {path} has the weights of {others[0]} too (tied), and a copy of them "
+                    f"would be trained apart; remove {name}"
+                )
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:

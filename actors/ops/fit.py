@@ -6,6 +6,7 @@ run into the problems only 10 to 20 seconds after its start.
 
 import errno
 import json
+import re
 import socket
 import struct
 import time
@@ -58,9 +59,13 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
             f"{path} can attend to",
             fatal=not engine.has_server,  # a server may be configured to go beyond its model
         )
-    if config.model.lora is None or not isinstance(config.model.lora.target_modules, list):
+    if config.model.lora is None:
         return
     targets, names = config.model.lora.target_modules, module_names(path)
+    if isinstance(targets, str):
+        if names and targets != "all-linear" and not any(re.fullmatch(targets, name) for name in names):
+            yield Finding(f"model.lora.target_modules: no module's name matches {targets}, e.g. {min(names)}")
+        return
     missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
     # without local files (a model on the hub) there are no names to compare with
     if names and missing:

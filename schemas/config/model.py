@@ -1,5 +1,7 @@
 """Keys of the policy model: path, precision, adapters, quantisation, attention."""
 
+import math
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -19,10 +21,48 @@ class LoraConfig(Section):
     """Rank of the adapter matrices."""
     alpha: float = Field(32.0, gt=0)
     """Scale of the adapter: its output is multiplied by alpha ÷ rank."""
+    rslora: bool = False
+    """Scale alpha ÷ √rank instead of alpha ÷ rank (rank-stabilised LoRA; peft: use_rslora)."""
+    dora: bool = False
+    """Trained length of each row of an adapted matrix, apart from its direction (DoRA; peft: use_dora). Engine
+    `embedded` alone takes these adapters."""
+    init: Literal["kaiming", "gaussian", "orthogonal"] = "kaiming"
+    """Initial values of the adapter matrices (peft: init_lora_weights; `kaiming` is peft's true). The adapter's output
+    starts at 0 with each of them. `orthogonal` needs an even rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout probability on the adapter's input. Above 0 the trainer's logprobs differ from the engine's."""
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Names of the modules with an adapter. `all-linear`: every linear layer except the output head."""
+    target_modules: str | list[str] = "all-linear"
+    """Names of the modules with an adapter, or a regular expression that whole names match. `all-linear`: every linear
+    layer except the output head."""
+    modules_to_save: list[str] = []
+    """Names of modules that are trained as a whole next to the adapters, e.g. `lm_head` of a model with an output layer
+    of its own. Engine `embedded` alone takes them."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the adapter's output."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    @property
+    def beyond_plain(self) -> list[str]:
+        """Keys that make more of the adapter than two matrices for each adapted matrix."""
+        return [key for key in ("dora", "modules_to_save") if getattr(self, key)]
+
+    @field_validator("target_modules")
+    @classmethod
+    def _is_an_expression(cls, given: str | list[str]) -> str | list[str]:
+        if isinstance(given, str):
+            try:
+                re.compile(given)
+            except re.error as error:
+                raise ValueError(f"is no regular expression: {error}") from None
+        return given
+
+    @model_validator(mode="after")
+    def _rank_can_be_halved(self) -> "LoraConfig":
+        if self.init == "orthogonal" and self.rank % 2:
+            raise ValueError(f"init: orthogonal needs an even rank, and rank is {self.rank}")
+        return self
 
 
 class QuantizationConfig(Section):
@@ -82,6 +122,12 @@ class ModelConfig(Section):
     def _quantised_base_is_frozen(self) -> "ModelConfig":
         if self.quantization is not None and self.lora is None:
             raise ValueError("quantization: quantised weights can't be trained themselves; set lora too, e.g. lora: {}")
+        return self
+
+    @model_validator(mode="after")
+    def _quantised_base_has_plain_adapters(self) -> "ModelConfig":
+        if self.quantization is not None and self.lora is not None and self.lora.beyond_plain:
+            raise ValueError(f"quantization: not with lora.{self.lora.beyond_plain[0]}; remove one of the two")
         return self
 
     @model_validator(mode="after")

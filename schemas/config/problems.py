@@ -82,7 +82,7 @@ def _at(location: Location) -> tuple[list[str | int], Sections, Sections]:
     """Return a pydantic location as keys of the file, section classes allowed there, and classes chosen there.
 
     Besides keys, a location has the tag of a discriminated union between key and field, and the member of a plain
-    union, such as `list[str]`. Both are skipped.
+    union, such as `str` or `list[str]`. Both are skipped.
     """
     keys: list[str | int] = []
     members: Sections = [RunConfig]
@@ -92,7 +92,7 @@ def _at(location: Location) -> tuple[list[str | int], Sections, Sections]:
         if chosen is members and len(members) > 1 and tagged:
             chosen = tagged
         # `list[str]`, a member of a plain union, is no key
-        elif not str(part).endswith("]"):
+        elif part != "str" and not str(part).endswith("]"):
             keys.append(part)
             if isinstance(part, str):
                 members = chosen = [section for key in keys_in(chosen, part) for section in key.sections]

@@ -119,6 +119,20 @@ def _engine_does_what_is_asked(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _engine_takes_the_adapter(config: "RunConfig") -> Iterator[str]:
+    lora, engine = config.model.lora, config.inference.engine
+    if lora is None:
+        return
+    for key in lora.beyond_plain:
+        if not engine.takes_any_adapter:
+            yield (
+                f"model.lora.{key}: engine {engine.type} takes plain LoRA adapters only; remove model.lora.{key}, or "
+                f"set inference.engine.type to {types_with('takes_any_adapter')}"
+            )
+        if config.trainer.sharding != "none":
+            yield f"model.lora.{key}: not with trainer.sharding fsdp; remove one of the two"
+
+
 def _environments_go_together(config: "RunConfig") -> Iterator[str]:
     """Require different labels, and weights for all environments or for none."""
     # labels are names of metrics, and part of the identity of an example in the ledger
@@ -292,6 +306,7 @@ RULES = (
     _samples_fit,
     _every_engine_has_a_server,
     _engine_does_what_is_asked,
+    _engine_takes_the_adapter,
     _environments_go_together,
     _addresses_are_safe_and_reachable,
     _minibatches_have_completions,

@@ -13,6 +13,7 @@ class SglangEngineConfig(EngineBase):
     """Existing SGLang server behind each inference actor, started by you (docs/reference/engines.md)."""
 
     has_server: ClassVar[bool] = True
+    takes_any_adapter: ClassVar[bool] = False
     channels: ClassVar[frozenset[WeightChannel]] = frozenset({"filesystem"})
 
     type: Free[Literal["sglang"]] = "sglang"

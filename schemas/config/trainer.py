@@ -103,8 +103,9 @@ class TrainerConfig(ObjectiveConfig):
     `warmup_stable_decay` starts from there too, as in transformers."""
     optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and its parameters. A map without `type` is AdamW."""
-    max_grad_norm: Free[float] = Field(1.0, gt=0)
-    """Maximum global norm of the gradients over all ranks; larger gradients are scaled down."""
+    max_grad_norm: Free[float | None] = Field(1.0, gt=0)
+    """Maximum global norm of the gradients over all ranks; larger gradients are scaled down. Empty: no maximum; the
+    norm is measured all the same."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Interval and number of checkpoints."""
     gang_timeout: Free[float] = Field(20.0, gt=0)

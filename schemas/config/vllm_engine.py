@@ -33,6 +33,7 @@ class VllmEngineConfig(EngineBase):
     """vLLM server behind each inference actor, started by the actor or an existing one (`urls`)."""
 
     has_server: ClassVar[bool] = True
+    takes_any_adapter: ClassVar[bool] = False
     supports_noise: ClassVar[bool] = True
 
     type: Free[Literal["vllm"]] = "vllm"

@@ -33,7 +33,7 @@ def make_engine(model_folder: ModelFolder) -> Iterator[MakeEngine]:
         mode: str = "interrupt",
         max_sequences: int = 8,
         eos: int = 2,
-        lora: bool = False,
+        lora: bool | LoraConfig = False,
         dtype: Literal["float32", "bfloat16"] = "float32",
         noise: NormNoise | None = None,
         **engine_keys: Any,
@@ -42,7 +42,7 @@ def make_engine(model_folder: ModelFolder) -> Iterator[MakeEngine]:
             path=str(model_folder(family, eos=eos)),
             dtype=dtype,
             device="cpu",
-            lora=LoraConfig(rank=4, alpha=8.0) if lora else None,
+            lora=(LoraConfig(rank=4, alpha=8.0) if lora else None) if isinstance(lora, bool) else lora,
         )
         config = EmbeddedEngineConfig(max_sequences=max_sequences, max_sequence_len=64, **engine_keys)
         made.append(EmbeddedEngine(model, config, mode, Decoder(model, config, noise)))  # type: ignore[arg-type]

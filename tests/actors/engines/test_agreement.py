@@ -11,6 +11,7 @@ from actors.learner.micro_batches import micro_batch
 from actors.learner.reference_models import logprobs_without_gradient
 from actors.models import loading
 from actors.models.token_logprobs import TokenLogprobs
+from schemas.config.model import LoraConfig
 from tests.actors.engines.engines import WAIT, MakeEngine, ask, policy, sample
 from tests.actors.learner.steps import Sampled, run_config, step_batch
 from tests.conftest import ModelFolder
@@ -47,6 +48,29 @@ def test_learner_and_engine_agree_on_logprobs(
         seen.append([c.logprobs for group in groups for c in group])
         found = learner.step(step_batch(to_train_on(groups, temperature), step=version + 1))
         assert found["mismatch_max"] < 1e-5
+    assert seen[0] != seen[1] != seen[2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "lora",
+    [LORA | {"rslora": True, "target_modules": r".*_proj"}, LORA | {"dora": True},
+     LORA | {"modules_to_save": ["lm_head", "embed_tokens"]}],
+    ids=["rslora", "dora", "modules"],
+)  # fmt: skip
+def test_learner_and_engine_agree_on_every_kind_of_adapter(
+    model_folder: ModelFolder, make_engine: MakeEngine, lora: Any, dtype: Any
+) -> None:
+    """As loaded, and after each of two updates; the engine's policy moves with the learner's."""
+    learner = TorchLearner(run_config(model_folder("llama"), dtype, lora=lora))
+    engine = make_engine("llama", lora=LoraConfig.model_validate(lora), dtype=dtype)
+    seen = []
+    for version in range(3):
+        engine.load(policy(version), learner.weights(), WAIT)
+        groups = sample(engine, *(ask(prompt, n=4, max_tokens=10, seed=7) for prompt in PROMPTS))
+        seen.append([c.logprobs for group in groups for c in group])
+        found = learner.step(step_batch(to_train_on(groups), step=version + 1))
+        assert found["mismatch_max"] < (1e-5 if dtype == "float32" else 0.05)
     assert seen[0] != seen[1] != seen[2]
 
 

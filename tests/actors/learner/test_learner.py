@@ -1,6 +1,8 @@
 """One step of the learner: what is updated, what is refused, what is published and saved."""
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ from actors.algorithms.losses import LossInputs, LossOutput
 from actors.learner import formats
 from actors.learner import learner as learner_module
 from actors.learner.learner import TorchLearner
+from actors.learner.parallelism import DataParallel
+from actors.learner.reference_models import ReferenceModels
 from actors.learner.saved_tensors import SavedTensors
 from actors.models import loading
+from actors.models.token_logprobs import TokenLogprobs
 from schemas.config import RunConfig
-from schemas.errors import RunFailedError
+from schemas.errors import ConfigError, RunFailedError
 from tests import models
 from tests.actors.learner.steps import Sampled, random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
@@ -101,6 +106,17 @@ def test_gradient_is_scaled_down_to_the_allowed_norm(model_folder: ModelFolder) 
         steps.append((parameters(learner)[name].double() - before[name].double()).norm())
     assert float(steps[0]) > 0
     assert float(steps[1] / steps[0]) == pytest.approx(0.5, rel=0.05)
+
+
+def test_gradient_without_a_maximum_is_the_gradient(model_folder: ModelFolder) -> None:
+    """As with a maximum that no norm reaches; the norm is measured."""
+    found = []
+    for limit in (None, 1e9):
+        learner = TorchLearner(run_config(model_folder(), max_grad_norm=limit))
+        measured = learner.step(step_batch(random_samples()))
+        found.append((measured["grad_norm"], parameters(learner)))
+    assert found[0][0] == found[1][0] > 0
+    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -237,24 +253,101 @@ def test_full_checkpoint_loads_with_transformers_alone(model_folder: ModelFolder
     assert mismatch_of(learner, single) < 1e-5
 
 
+ADAPTERS = [
+    LORA,
+    LORA | {"rslora": True},
+    LORA | {"dora": True},
+    LORA | {"modules_to_save": ["lm_head", "norm"]},
+    LORA | {"target_modules": r"model\.layers\.1\..*_proj", "init": "gaussian"},
+    LORA | {"init": "orthogonal", "rslora": True, "dora": True, "modules_to_save": ["embed_tokens"]},
+]
+ADAPTER_IDS = ["plain", "rslora", "dora", "modules", "expression", "all"]
+
+
 @pytest.mark.slow
-def test_lora_checkpoint_loads_with_peft_alone(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """The adapter loads onto the base model and gives the learner's logprobs."""
+@pytest.mark.parametrize("lora", ADAPTERS, ids=ADAPTER_IDS)
+def test_lora_checkpoint_loads_with_peft_alone(model_folder: ModelFolder, tmp_path: Path, lora: Any) -> None:
+    """The adapter loads onto the base model and gives the learner's logprobs, merged into it too."""
     from peft import PeftModel
 
-    learner = TorchLearner(run_config(model_folder(), lora=LORA))
-    base = models.plain(model_folder())
+    learner = TorchLearner(run_config(model_folder("llama"), lora=lora))
+    base = models.plain(model_folder("llama"))
     learner.step(step_batch(random_samples()))
     saved(learner, tmp_path / "checkpoint")
     assert mismatch_of(learner, base) > 1e-3
-    single = PeftModel.from_pretrained(models.plain(model_folder()), tmp_path / "checkpoint")
-    fresh = TorchLearner(run_config(model_folder(), lora=LORA))
+    single = PeftModel.from_pretrained(models.plain(model_folder("llama")), tmp_path / "checkpoint")
+    fresh = TorchLearner(run_config(model_folder("llama"), lora=lora))
     fresh.restore(tmp_path / "checkpoint")
     assert mismatch_of(fresh, single) < 1e-5
+    again = TorchLearner(run_config(model_folder("llama"), lora=lora))
+    again.restore(tmp_path / "checkpoint")
+    assert mismatch_of(again, single.merge_and_unload()) < 1e-5
+
+
+@pytest.mark.parametrize("lora", ADAPTERS[1:], ids=ADAPTER_IDS[1:])
+def test_adapters_start_at_the_base_model_and_the_reference_stays_there(model_folder: ModelFolder, lora: Any) -> None:
+    """Without its adapter, and without copies of whole modules, the policy is the reference."""
+    config = run_config(model_folder("llama"), lora=lora, reference={"beta": 0.1}, num_iterations=2)
+    learner = TorchLearner(config)
+    first = learner.step(step_batch(random_samples()))
+    assert first["mismatch_max"] > 0
+    base = models.plain(model_folder("llama"))
+    fixed = ReferenceModels(config, TokenLogprobs(learner.model), nullcontext, DataParallel())
+    batch = step_batch(random_samples())
+    (found,) = fixed.logprobs(batch, True).values()
+    expected = torch.cat([models.logprobs(base, sample.prompt, sample.completion) for sample in random_samples()])
+    assert found.reference_T is not None
+    torch.testing.assert_close(found.reference_T, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(found.old_T, expected, atol=1e-3)  # type: ignore[arg-type]
+
+
+def test_published_adapters_have_a_plain_scale_and_names(model_folder: ModelFolder) -> None:
+    """Engines that know alpha ÷ rank and names alone compute the same: 8 ÷ √4 is 16 ÷ 4."""
+    lora = LORA | {"rslora": True, "target_modules": r".*layers\.1\..*\.(q|v)_proj"}
+    learner = TorchLearner(run_config(model_folder(), lora=lora))
+    published = json.loads(learner.weights().files["adapter_config.json"])
+    assert (published["use_rslora"], published["lora_alpha"], published["r"]) == (False, 16.0, 4)
+    assert published["target_modules"] == ["q_proj", "v_proj"]
+    # a checkpoint is peft's own
+    snapshot = json.loads(learner.snapshot().texts["adapter_config.json"])
+    assert (snapshot["use_rslora"], snapshot["lora_alpha"]) == (True, 8.0)
+    assert snapshot["target_modules"] == lora["target_modules"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_modules_are_trained_in_float32(model_folder: ModelFolder, dtype: str) -> None:
+    """Their copies are, whatever the precision of the frozen base."""
+    lora = LORA | {"modules_to_save": ["lm_head"]}
+    learner = TorchLearner(run_config(model_folder("llama"), dtype, lora=lora))
+    trained = {name: p for name, p in learner.model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trained.values()} == {torch.float32}
+    head = next(name for name in trained if "lm_head" in name)
+    before = parameters(learner)
+    learner.step(step_batch(random_samples()))
+    assert head in changed(before, learner)
+    assert {str(t.dtype) for t in learner.weights().tensors.values()} == {"torch.float32"}
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save: lm_head has the weights of .*embed_tokens too \(tied\)"),
+        ({"modules_to_save": ["value_head"]}, r"modules_to_save: the model has no module value_head"),
+        ({"target_modules": r"model\.layer\..*"}, r"target_modules: .*layer"),
+    ],
+)
+def test_modules_that_can_not_be_adapted_are_named(model_folder: ModelFolder, lora: Any, words: str) -> None:
+    """On the tied model."""
+    with pytest.raises(ConfigError, match=rf"^model\.lora\.{words}"):
+        TorchLearner(run_config(model_folder(), lora=lora))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [None, LORA | {"dropout": 0.3}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora",
+    [None, LORA | {"dropout": 0.3}, LORA | {"dora": True, "modules_to_save": ["norm"], "rslora": True}],
+    ids=["full", "lora", "dora"],
+)
 def test_going_on_from_a_checkpoint_is_going_on(model_folder: ModelFolder, lora: Any, tmp_path: Path) -> None:
     """Two steps, save, restore elsewhere, third step: the same bits, in optimizer and dropout too."""
     learner = TorchLearner(run_config(model_folder(), lora=lora))

@@ -248,3 +248,10 @@ def test_ports_that_are_in_use_are_named_with_the_key_they_follow_from(tmp_path:
         assert words.startswith(f"telemetry.metrics_port: 127.0.0.1:{port} is in use (`actors up` gives its actors ")
         assert f"the ports from {port - 3} on" in words
     assert not [words for words in busy_ports(config) if f":{port} " in words]
+
+
+def test_an_expression_that_names_no_module_is_told_before_the_start(run: Any) -> None:
+    """Whole names are compared, so a part of one is no match."""
+    (problem,) = problems(run(model={"lora": {"target_modules": "q_proj"}}))
+    assert problem.startswith("model.lora.target_modules: no module's name matches q_proj, e.g. ")
+    assert problems(run(model={"lora": {"target_modules": r".*\.q_proj"}})) == []

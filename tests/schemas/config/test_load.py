@@ -113,6 +113,22 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
          "trainer.lr_schedule: decay_steps and decay_ratio are two lengths of one decay; remove one of the two"),
         ({"trainer__warmup_ratio": 0.1, "trainer__warmup_steps": 1},
          "trainer: warmup_steps and warmup_ratio are two lengths of one warm-up; remove one of the two"),
+        ({"model__lora": {"init": "orthogonal", "rank": 3}},
+         "model.lora: init: orthogonal needs an even rank, and rank is 3"),
+        ({"model__lora": {"target_modules": "(q"}},
+         ("model.lora.target_modules: is no regular expression: missing ), unterminated subpattern at position 0, "
+          "got '(q'")),
+        ({"model__lora": {"dora": True}, "model__quantization": {"type": "nf4"}},
+         "model: quantization: not with lora.dora; remove one of the two"),
+        ({"model__lora": {"dora": True}, "inference__engine": {"type": "vllm"}},
+         ("model.lora.dora: engine vllm takes plain LoRA adapters only; remove model.lora.dora, or set "
+          "inference.engine.type to embedded or fake")),
+        ({"model__lora": {"modules_to_save": ["lm_head"]},
+          "inference__engine": {"type": "sglang", "urls": ["http://a:1"]}},
+         ("model.lora.modules_to_save: engine sglang takes plain LoRA adapters only; remove "
+          "model.lora.modules_to_save, or set inference.engine.type to embedded or fake")),
+        ({"model__lora": {"dora": True}, "trainer__sharding": "fsdp"},
+         "model.lora.dora: not with trainer.sharding fsdp; remove one of the two"),
         ({"trainer__checkpoint": {"keep_last": 0}},
          "trainer.checkpoint.keep_last: must be greater than or equal to 1, got 0"),
         ({"trainer": 5}, "trainer: must be a map of keys, got 5"),
@@ -143,7 +159,7 @@ def test_problem_reads(changes: dict[str, Any], problem: str) -> None:
 def test_both_members_of_a_plain_union_are_named_at_the_key() -> None:
     """A value that fits neither member is told both, at the key itself."""
     assert _problems(_tree(model__lora={"target_modules": 5})) == [
-        "model.lora.target_modules: must be 'all-linear', got 5",
+        "model.lora.target_modules: must be a valid string, got 5",
         "model.lora.target_modules: must be a valid list, got 5",
     ]
 

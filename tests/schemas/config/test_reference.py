@@ -84,7 +84,7 @@ def test_the_smallest_run_is_one() -> None:
         ("seed", "integer ≥ 0, < 2147483648"),
         ("environments", "non-empty [list of sections](#environments)"),
         ("model.lora", "[section](#modellora) or `null`"),
-        ("model.lora.target_modules", "`all-linear` or list of text"),
+        ("model.lora.target_modules", "text or list of text"),
         ("rollout.top_p", "number > 0, ≤ 1"),
         ("trainer.loss.dual_clip", "number > 1 or `null`"),
         ("reward.functions[].kwargs", "map of text to any value"),
