@@ -1,4 +1,4 @@
-"""Number of steps of a run whose length is given in epochs (`trainer.max_epochs`)."""
+"""Number of steps of a run with a length in epochs (`trainer.max_epochs`)."""
 
 from collections.abc import Mapping
 

@@ -55,7 +55,7 @@ def check_tree(tree: Any, resolved: bool = False) -> RunConfig:
 
     Args:
         tree: the values.
-        resolved: True for values that a run has written, which hold the steps next to the epochs.
+        resolved: True for values written by a run: the steps stand next to the epochs.
 
     Raises:
         ConfigError: all problems found, each as `path.to.key: problem, allowed values`.

@@ -21,16 +21,16 @@ LrScheduler = Literal[
 
 
 class LrScheduleConfig(Section):
-    """Details of `trainer.lr_scheduler`: what it counts, and its shape."""
+    """Counting and shape of the schedule `trainer.lr_scheduler`."""
 
     unit: Free[Literal["step", "update"]] = "step"
-    """Count of the schedule. `step`: all updates of a step have one rate. `update`: each of the num_iterations ×
-    num_minibatches updates of a step has a rate of its own (TRL), and `trainer.warmup_steps`, `decay_steps` and
+    """Count of the schedule. `step`: all updates of a step have the same rate. `update`: each of the num_iterations ×
+    num_minibatches updates of a step has a separate rate (TRL), and `trainer.warmup_steps`, `decay_steps` and
     `timescale` count updates."""
     first: Free[Literal[0, 1]] = 1
-    """Number of the first step (or update). 1: the first step of a warm-up has a rate above 0, and a decay reaches its
-    end in the last step. 0: as in transformers, where the first step of a warm-up has rate 0, and a decay would reach
-    its end one step after the last."""
+    """Number of the first step (or update). 1: the first step of a warm-up has a rate above 0, and a decay ends in
+    the last step. 0: as in transformers, where the first step of a warm-up has rate 0, and a decay would end a step
+    after the last."""
     num_cycles: Free[int] = Field(1, ge=1)
     """Number of falls of `cosine_with_restarts`."""
     power: Free[float] = Field(1.0, gt=0)

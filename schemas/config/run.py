@@ -83,7 +83,7 @@ class RunConfig(Section):
         return self
 
     def with_steps(self, max_steps: int) -> "RunConfig":
-        """Return a copy with this number of steps, which follows from `trainer.max_epochs`."""
+        """Return a copy with the number of steps counted for `trainer.max_epochs`."""
         return self.model_copy(update={"trainer": self.trainer.model_copy(update={"max_steps": max_steps})})
 
     @property

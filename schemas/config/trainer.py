@@ -25,9 +25,9 @@ class CheckpointConfig(Section):
     """Epochs between two checkpoints, in place of `interval` (TRL, with 1: save_strategy epoch). Needs
     `trainer.max_epochs`. Empty: `interval` counts."""
     keep_last: Free[int | None] = Field(3, ge=1)
-    """Number of newest checkpoints kept. A run can resume from each of these. An older checkpoint is removed once a
-    newer one is whole on disk and has been read back, so that there is one at any time. With 1, a checkpoint that is
-    damaged later ends the run. Empty: all checkpoints are kept, and a run can resume from the newest 3."""
+    """Number of newest checkpoints kept. A run can resume from each of these. An older checkpoint is removed after a
+    newer checkpoint is whole on disk and has been read back. With 1, later damage of the checkpoint ends the run.
+    Empty: all checkpoints are kept, and a run can resume from the newest 3."""
     keep_interval: Free[int | None] = Field(None, ge=1)
     """Steps between two checkpoints kept for good, in addition to `keep_last`. A run can resume from the newest
     `keep_last` checkpoints only, since the ledger has no groups for older ones. Empty: none."""
