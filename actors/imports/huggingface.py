@@ -361,6 +361,25 @@ def evaluation(job: Import, pace: Pace, completions: int, keys: tuple[str, ...])
         job.ask("eval.every_steps", f"steps between two evaluations; {pace.missing}")
 
 
+def moving_reference(job: Import, pace: Pace) -> None:
+    """Write the moves of the reference towards the policy. Call after the keys of reference and adapter."""
+    keys = ("ref_model_sync_steps", "ref_model_mixup_alpha")
+    if not (job.value("sync_ref_model") or job.unreadable(["sync_ref_model"])):
+        job.irrelevant("sync_ref_model", "switched off")
+    elif job.run.get("trainer.reference.beta") is None:
+        job.irrelevant("sync_ref_model", "beta 0: no reference")
+    elif job.run.get("model.lora.rank") is not None:
+        job.refuse("sync_ref_model", "with an adapter the reference is the base model, which stays as it is")
+    else:
+        updates = int(job.value(keys[0]))
+        steps = pace.steps(updates)
+        text = f"every {pace.formula(str(updates), steps)}"
+        job.convert(["sync_ref_model", keys[0]], {"trainer.reference.sync.every_steps": steps}, text)
+        job.rename(keys[1], "trainer.reference.sync.alpha")
+    for key in keys:
+        job.settle(key, "only with sync_ref_model")
+
+
 def lora_targets(job: Import, model: Any) -> list[str] | None:
     """Return peft's modules where no file names them, by the family in a model's name; None if it is not known."""
     name = Path(str(model)).name.lower()

@@ -158,8 +158,9 @@ class TorchLearner:
         return self._masters.model
 
     def restore(self, folder: Path) -> None:
-        """Restore weights, optimizer and entropy control from a checkpoint's folder. Call before `join`."""
+        """Restore weights, optimizer, reference and entropy control from a checkpoint. Call before `join`."""
         self._entropy_control = restored_control(folder, EntropyControl(self._config.trainer.entropy_coef))
+        self._reference_models.restore(folder)
         if self._parallelism.sharded:
             # weights and state would be three times the model on each rank: `join` restores this rank's part alone
             self._restored_from = folder
@@ -238,6 +239,7 @@ class TorchLearner:
                 self._masters.round()
                 self._optimizer.zero_grad(set_to_none=True)
                 watch.mark()
+            self._reference_models.follow(self.trained, batch.step)
         measured = self._measured(updates, rate)
         adaptive = self._config.trainer.adaptive_entropy
         # equal on every rank, since the measurements are sums over ranks; a step without tokens has no entropy
@@ -468,7 +470,9 @@ class TorchLearner:
         # model before optimizer, on every rank: each tensor is a collective, so the order must be the same
         model = formats.snapshot(self.trained, self._config.model, keep)
         optimizer = optimizer_snapshot(self._optimizer, keep)
-        return model.with_files(optimizer).with_files(control_snapshot(self._entropy_control))
+        own = model.with_files(optimizer).with_files(control_snapshot(self._entropy_control))
+        # each rank has the whole reference, so nothing is gathered
+        return own.with_files(self._reference_models.snapshot()) if keep else own
 
 
 def update_seed(seed: int, step: int, update: int, rank: int) -> int:

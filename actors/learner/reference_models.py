@@ -1,20 +1,23 @@
 """Logprobs that no update of a step changes: of the policy before the first update, of the reference, of the teacher.
 
 Under LoRA the reference is the policy without the adapter. Otherwise a second model is read from `model.path` in
-`model.dtype`, and restored checkpoints do not change this model.
+`model.dtype`. Restored checkpoints do not change this model, unless it follows the policy (`trainer.reference.sync`).
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_batch, non_empty
+from actors.learner.moving_reference import MovingReference
 from actors.learner.parallelism import Parallelism
+from actors.learner.snapshots import Snapshot
 from actors.models import loading
 from actors.models.token_logprobs import TokenLogprobs
 from actors.models.tokenizer import vocabulary
@@ -67,6 +70,9 @@ class ReferenceModels:
         self._device = loading.device_of(config.model)
         self._wants_reference, has_adapter = config.trainer.reference is not None, config.model.lora is not None
         self._reference = _frozen(config.model) if self._wants_reference and not has_adapter else None
+        self._moving: MovingReference | None = None
+        if self._reference is not None and config.trainer.reference is not None and config.trainer.reference.sync:
+            self._moving = MovingReference(self._reference.model, config.model, config.trainer.reference.sync)
         self._teacher: TokenLogprobs | None = None
         if config.trainer.teacher is not None:
             # a teacher is never quantised
@@ -98,6 +104,20 @@ class ReferenceModels:
                 break
             log.warning("logprobs computed again", step=batch.step, micro_batches=broken)
         return found
+
+    def follow(self, policy: nn.Module, step: int) -> None:
+        """Move the reference towards the policy after a step, if configured. Together with all ranks."""
+        if self._moving is not None:
+            self._moving.follow(policy, step)
+
+    def snapshot(self) -> Snapshot:
+        """Return the files of a checkpoint: weights of a reference that follows the policy, else none."""
+        return self._moving.snapshot() if self._moving is not None else Snapshot()
+
+    def restore(self, folder: Path) -> None:
+        """Restore the reference from a checkpoint's folder, if it follows the policy."""
+        if self._moving is not None:
+            self._moving.restore(folder)
 
     def of(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
         """Return the fixed logprobs of a micro-batch."""

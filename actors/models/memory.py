@@ -105,6 +105,11 @@ def estimate(config: RunConfig) -> MemoryEstimate:
     on_cpu = not torch.cuda.is_available() or model.device == "cpu"
     published = policy.adapter or base  # without LoRA all weights are published
     has_second = trainer.reference is not None and model.lora is None
+    moves, exact = trainer.reference is not None and trainer.reference.sync is not None, 0
+    if moves:
+        # a reference that moves is kept in float32, beside the one that computes unless that is float32 itself
+        in_float32 = parameter_bytes(model.model_copy(update={"dtype": "float32"}))
+        exact = in_float32 if model.dtype != "float32" else 0
     # a teacher is loaded like the policy, but never quantised
     taught = trainer.teacher.model_dump() | {"quantization": None} if trainer.teacher else {}
     teacher = model.model_copy(update=taught)
@@ -123,10 +128,10 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         gathered=policy.gathered if shards > 1 else 0,
         activations=policy.activations,
         output_layer=3 * CHUNK_BYTES["cpu" if on_cpu else "cuda"] + policy.head_gradient,
-        reference=base if has_second else 0,
+        reference=base + exact if has_second else 0,
         teacher=parameter_bytes(teacher, "trainer.teacher.path") if taught else 0,
         published=published * (config.weights.keep if config.weights.channel == "rendezvous" else 1),
-        checkpoint=policy.trained_bytes + policy.states,
+        checkpoint=policy.trained_bytes + policy.states + (exact or base) * moves,
         engine_weights=base + policy.adapter if engine.loads_model and not engine.has_server else 0,
         engine_kv_cache=kv_cache,
     )

@@ -59,8 +59,23 @@ class CorrectionConfig(Section):
         return self
 
 
+class ReferenceSyncConfig(Section):
+    """Reference that follows the policy (TRL's and ms-swift's sync_ref_model, from TR-DPO).
+
+    After every `every_steps`-th step each weight of the reference becomes (1 − alpha) · reference + alpha · policy.
+    The reference is kept in float32 and saved in checkpoints, so a run that continues or is rewound has the reference
+    of its step.
+    """
+
+    every_steps: int = Field(512, ge=1)
+    """Steps between two moves. TRL's ref_model_sync_steps counts optimizer updates, of which a step may have
+    several."""
+    alpha: float = Field(0.6, gt=0, le=1)
+    """Share of the policy in the new reference (TRL: ref_model_mixup_alpha). 1: the reference becomes the policy."""
+
+
 class ReferenceConfig(Section):
-    """KL penalty towards a frozen reference policy.
+    """KL penalty towards a reference policy, which is frozen unless `sync` moves it.
 
     With LoRA the reference is the policy with its adapter switched off, else a second copy of the first weights.
     """
@@ -86,6 +101,9 @@ class ReferenceConfig(Section):
     switches: Literal["escape", "apply"] = "escape"
     """Effect of `correction` and of the off-policy mask on the KL in the loss. `escape`: none (TRL). `apply`: the same
     as on the policy loss (ms-swift)."""
+    sync: ReferenceSyncConfig | None = None
+    """Moves of the reference towards the policy. Not with `model.lora`, where the reference is the base model itself.
+    Empty: the reference never changes."""
 
 
 class AdaptiveEntropyConfig(Section):
@@ -121,7 +139,7 @@ class ObjectiveConfig(Section):
     """Importance weights for the gap between engine and trainer. Refused with losses whose ratio is to the engine
     already, like the default. Empty: none."""
     reference: Identity[ReferenceConfig | None] = None
-    """KL penalty towards a frozen reference. Empty: none."""
+    """KL penalty towards a reference. Empty: none."""
     off_policy_mask_threshold: Identity[float | None] = Field(None, gt=0)
     """Off-policy mask (DeepSeek-V3.2): tokens with a negative advantage are dropped if engine logprob minus trainer
     logprob, averaged over the completion, is above this threshold in nats. Empty: no mask."""

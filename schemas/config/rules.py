@@ -262,6 +262,15 @@ def _rewards_with_kl_make_advantages(config: "RunConfig") -> Iterator[str]:
         yield "reward.mask_no_eos_with_zero: not with trainer.reference.place group_reward; remove one of the two"
 
 
+def _reference_that_moves_has_weights(config: "RunConfig") -> Iterator[str]:
+    reference = config.trainer.reference
+    if reference is not None and reference.sync is not None and config.model.lora is not None:
+        yield (
+            "trainer.reference.sync: with model.lora the reference is the base model, which has no weights of its own "
+            "to move; remove one of the two"
+        )
+
+
 def _sources_have_environments(config: "RunConfig") -> Iterator[str]:
     """Require sources of evaluations to name an environment, and results to have different names."""
     labels = [one.label for one in config.environments]
@@ -312,6 +321,7 @@ RULES = (
     _minibatches_have_completions,
     _teacher_for_a_loss_that_reads_it,
     _zero_advantages_are_for_nothing,
+    _reference_that_moves_has_weights,
     _rewards_with_kl_make_advantages,
     _weights_of_losses_that_know_them,
 )

@@ -116,7 +116,7 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
         raise ConfigError("warmup_ratio: ms-swift refuses it together with warmup_steps; leave one of them out")
     pace = settings.batches(job, version, world, rows)
     settings.sampling(job)
-    settings.objective(job)
+    settings.objective(job, pace)
     schedule(job, pace)
     optimizer(job)
     checkpoints(job, pace)

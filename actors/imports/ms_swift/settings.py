@@ -14,6 +14,7 @@ from actors.imports.huggingface import (
     embedded_engine,
     evaluation,
     length,
+    moving_reference,
     no_evaluation,
     sharding,
     updates_per_epoch,
@@ -256,7 +257,7 @@ def sampling(job: Import) -> None:
     job.settle("truncation_strategy", "prompts are neither cut nor left out here")
 
 
-def objective(job: Import) -> None:
+def objective(job: Import, pace: Pace) -> None:
     """Write loss, advantage, reference and corrections.
 
     Raises:
@@ -267,6 +268,7 @@ def objective(job: Import) -> None:
     _loss(job)
     _advantage(job)
     _reference(job)
+    moving_reference(job, pace)
     _correction(job)
     job.rename("top_entropy_quantile", "trainer.top_entropy_quantile", job.value("top_entropy_quantile") or 1e-9)
     if job.is_set("off_policy_sequence_mask_delta"):
@@ -277,7 +279,6 @@ def objective(job: Import) -> None:
     job.rename("dynamic_sample", "packer.dynamic_sampling")
     job.rename("max_resample_times", "packer.max_resample_times")
     for key, harmless, reason in (
-        ("sync_ref_model", False, "the reference stays as it is here"),
         ("ref_model", None, "the reference is the first policy here"),
         ("ref_adapters", (None, []), "the reference is the first policy here"),
         ("advantage_reweight", None, "the teacher of rlsd reads another prompt; here it reads the policy's"),

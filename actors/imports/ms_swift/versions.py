@@ -143,6 +143,8 @@ DEFAULTS: dict[str, Any] = {
     "offload_model": False,
     "offload_optimizer": False,
     "sync_ref_model": False,
+    "ref_model_mixup_alpha": 0.6,
+    "ref_model_sync_steps": 512,
     "multi_turn_scheduler": None,
     "gym_env": None,
     "use_gym_env": None,

@@ -106,7 +106,7 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     world = batches.world_of(job)
     pace = batches.batches(job, inputs.trainer, version, world)
     settings.sampling(job, inputs)
-    settings.objective(job, inputs.trainer, version, pace.updates)
+    settings.objective(job, inputs.trainer, version, pace)
     schedule(job, pace)
     optimizer(job)
     checkpoints(job, pace)

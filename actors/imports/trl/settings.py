@@ -4,7 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from actors.imports.files import map_of
-from actors.imports.huggingface import ATTENTION, NO_CLIPPING, ROOM, embedded_engine, lora_targets, sharding
+from actors.imports.huggingface import (
+    ATTENTION,
+    NO_CLIPPING,
+    ROOM,
+    Pace,
+    embedded_engine,
+    lora_targets,
+    moving_reference,
+    sharding,
+)
 from actors.imports.job import Import
 from actors.imports.trl.inputs import Inputs
 from schemas.errors import ConfigError
@@ -217,7 +226,7 @@ def _lengths(job: Import) -> None:
     )
 
 
-def objective(job: Import, trainer: str, version: tuple[int, int], updates: int) -> None:
+def objective(job: Import, trainer: str, version: tuple[int, int], pace: Pace) -> None:
     """Write loss, advantage, reference and corrections.
 
     Raises:
@@ -229,7 +238,7 @@ def objective(job: Import, trainer: str, version: tuple[int, int], updates: int)
     elif trainer == "rloo":
         _rloo_objective(job)
     else:
-        _loss(job, updates)
+        _loss(job, pace.updates)
         _advantage(job)
         _reference(job)
         _correction(job)
@@ -240,9 +249,7 @@ def objective(job: Import, trainer: str, version: tuple[int, int], updates: int)
         job.settle("off_policy_mask_threshold", "no mask")
     if trainer != "async":
         job.rename("mask_truncated_completions", "reward.mask_truncated_completions")
-        job.refuse_unless("sync_ref_model", False, "the reference stays as it is here")
-        for key in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
-            job.settle(key, "only with sync_ref_model")
+        moving_reference(job, pace)
 
 
 def _loss(job: Import, updates: int) -> None:

@@ -78,6 +78,8 @@ _SAMPLING: dict[str, Any] = {
     "reward_weights": None,
     "mask_truncated_completions": False,
     "sync_ref_model": False,
+    "ref_model_mixup_alpha": 0.6,
+    "ref_model_sync_steps": 512,
     "use_transformers_continuous_batching": False,
     "use_transformers_paged": False,
     "log_completions": False,

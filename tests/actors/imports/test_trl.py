@@ -655,3 +655,26 @@ def test_unknown_and_misspelt_keys_are_named(tmp_path: Path) -> None:
     entries = {entry.key: entry.text for entry in job.report.entries}
     assert "did you mean num_generations?" in entries["num_generation"]
     assert "no key of TRL 1.16" in entries["made_up"]
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict", "sync"),
+    [
+        ("--beta 0.04 --sync_ref_model true", "converted", {"every_steps": 128, "alpha": 0.6}),
+        ("--beta 0.04 --sync_ref_model true --ref_model_sync_steps 64 --ref_model_mixup_alpha 0.9", "converted",
+         {"every_steps": 16, "alpha": 0.9}),
+        ("--sync_ref_model true", "irrelevant", None),
+        ("--beta 0.04 --sync_ref_model false --ref_model_sync_steps 64", "irrelevant", None),
+        ("--beta 0.04 --sync_ref_model true --use_peft true", "refused", None),
+    ],
+)  # fmt: skip
+def test_the_reference_follows_the_policy_as_in_trl(tmp_path: Path, words: str, verdict: str, sync: Any) -> None:
+    """Steps of TRL are updates, of which a step has four here: 512 ÷ 4 = 128."""
+    text = """{model_name_or_path: Qwen/Qwen3-0.6B, max_steps: 100, output_dir: out, num_generations: 8,
+        per_device_train_batch_size: 8, gradient_accumulation_steps: 1, steps_per_generation: 4}"""
+    job = imported(tmp_path, text, *words.split())
+    check_verdicts(job, {"sync_ref_model": verdict})
+    config = check_tree(job.run.tree)
+    reference = config.trainer.reference
+    found = reference.sync.model_dump() if reference is not None and reference.sync is not None else None
+    assert found == sync

@@ -115,6 +115,13 @@ def test_reference_and_engine_are_counted_where_the_run_has_them(model_folder: M
     assert estimate(run_config(model_folder(), lora=LORA, reference={"beta": 0.1})).reference == 0
     assert found.engine_kv_cache == 16 * 64 * 2 * 2 * 2 * 8 * 4
     assert "reference" in found.table()
+    moves = {"beta": 0.1, "sync": {}}
+    assert estimate(run_config(model_folder(), reference=moves)).reference == found.reference
+    rounded, moving = (
+        estimate(run_config(model_folder(), dtype="bfloat16", reference=reference)) for reference in ({"beta": 0.1}, moves)
+    )
+    assert moving.reference == 3 * rounded.reference  # 4 bytes of each weight beside 2
+    assert moving.checkpoint == rounded.checkpoint + 2 * rounded.reference
 
 
 def test_check_prints_the_estimate(model_folder: ModelFolder, tmp_path: Path, capsys: Any) -> None:

@@ -128,6 +128,18 @@ def test_a_kl_in_the_rewards_needs_advantages_that_the_trainer_can_make(
     assert problem is None or found[0].startswith(problem)
 
 
+def test_a_reference_that_moves_needs_weights_of_its_own() -> None:
+    """Under LoRA the reference is the frozen base model."""
+    tree = {"model": {"path": "m", "lora": {}}, "environments": [{"type": "reverse_text"}]}
+    tree |= {"reward": {"functions": [{"path": "characters_in_place"}]}}
+    tree |= {"trainer": {"max_steps": 1, "reference": {"beta": 0.1, "sync": {}}}}
+    with pytest.raises(ConfigError) as refused:
+        check_tree(tree)
+    assert [one.partition(":")[0] for one in refused.value.problems] == ["trainer.reference.sync"]
+    tree["model"] = {"path": "m"}
+    assert check_tree(tree).trainer.reference
+
+
 @pytest.mark.parametrize(
     ("environment", "packer", "trainer", "problem"),
     [
