@@ -16,6 +16,7 @@ surplus of 4 is issued once: groups left over by a step are taken first by the n
 """
 
 import math
+from collections.abc import Iterable
 
 
 def lag_of(step: int, oldest_version: int) -> int:
@@ -72,6 +73,25 @@ def min_version(position: int, groups_per_step: int, max_async_level: int, surpl
     `tickets_allowed` admits the position as soon as this version is served, so no ticket waits for weights.
     """
     return max(0, step_of(position - surplus, groups_per_step) - 1 - max_async_level)
+
+
+def newest_allowed(
+    under_way: Iterable[int], next_position: int, groups_per_step: int, max_async_level: int, max_steps: int
+) -> int | None:
+    """Return the newest version that engines may serve with `strict_async_level` (P22); None: any.
+
+    Engines stay at the version of the oldest group under way, then go on to that of the next group to issue. So the
+    groups of step k are sampled by version k − 1 − max_async_level, or 0 in the first steps.
+
+    Args:
+        under_way: `min_version` of each train group that is neither settled nor dropped.
+        next_position: position of the next group to issue.
+        groups_per_step, max_async_level, max_steps: as in the configuration.
+    """
+    needed = list(under_way)
+    if next_position < max_steps * groups_per_step:
+        needed.append(min_version(next_position, groups_per_step, max_async_level))
+    return min(needed, default=None)
 
 
 def is_stale(step: int, oldest_version: int, max_off_policy_steps: int) -> bool:

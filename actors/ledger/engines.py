@@ -1,6 +1,6 @@
 """Policy versions of the engines: newest served (P15, P25) and next to serve (P22, P26)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from actors.ledger.rows import Changes
@@ -57,7 +57,12 @@ class Engines:
         )
 
     def retarget(
-        self, published: Iterable[Manifest], pinned: PolicyVersion | None, due: int | None, served: int
+        self,
+        published: Collection[Manifest],
+        pinned: PolicyVersion | None,
+        due: int | None,
+        served: int,
+        newest: int | None = None,
     ) -> bool:
         """Choose the version for the engines to serve; return True for a new choice.
 
@@ -66,8 +71,11 @@ class Engines:
             pinned: policy of the running evaluation, kept until the evaluation is done. None: no evaluation runs.
             due: next version to evaluate; no newer version is named before. None: no further evaluation.
             served: newest version served by an engine.
+            newest: newest version to name, unless only newer ones are left. None: any.
         """
         self.floor = max(self.floor, served)
+        if newest is not None:
+            published = _up_to(max(newest, self.floor), published, self.floor)
         wanted: Manifest | None = None
         for manifest in published:
             if self.target is not None and manifest.policy == self.target.policy:
@@ -90,3 +98,10 @@ class Engines:
             "update_id": self.update_id,
             "dead_lineage": self.dead_lineage,
         }
+
+
+def _up_to(newest: int, published: Collection[Manifest], floor: int) -> list[Manifest]:
+    """Return the versions up to a newest one; if none of them can be received any more, the next one after it."""
+    usable = [one for one in published if one.policy.version >= floor]
+    within = [one for one in usable if one.policy.version <= newest]
+    return within or sorted(usable, key=lambda one: one.policy.version)[:1]

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from actors.algorithms.fair_shares import drawable, limits_of, overtaken_of, slow_groups
-from actors.algorithms.lag import min_version, tickets_allowed
+from actors.algorithms.lag import min_version, newest_allowed, tickets_allowed
 from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.composed_steps import ComposedSteps
 from actors.ledger.engines import Engines
@@ -562,11 +562,20 @@ class Machine:
         if not self.updates.under_way:  # during an update its members receive the target, so it must not change
             served = self.engines.served_version(engines)
             due, pinned = self.evaluations.next_version(), self.evaluations.policy
-            self.engines.retarget(published, pinned, due, served or 0)
+            self.engines.retarget(published, pinned, due, served or 0, self._newest_allowed())
             target = self.engines.target
         held = target if target in published else None  # a dead trainer's versions are gone
         if self.updates.decide(now, held, engines, trainers.get(self.gang.members.get(0, ""))):
             self.tell_everybody()
+
+    def _newest_allowed(self) -> int | None:
+        """Return the newest version that engines may serve before older ones have done their work (P22)."""
+        s, groups = self.settings, self.groups
+        if not s.strict_async_level:
+            return None
+        under_way = (groups.rows[o].min_version for ordinals in groups.under_way.values() for o in ordinals)
+        position = groups.num_issued["train"] - groups.num_dropped("train")
+        return newest_allowed(under_way, position, s.groups_per_step, s.max_async_level, s.max_steps)
 
     def _compose(self) -> None:
         """Compose steps up to two ahead of the newest trained step: the trainer's next step and another in advance."""

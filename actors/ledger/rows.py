@@ -251,6 +251,7 @@ class Settings:
     order: Literal["ordinal", "arrival"] = "ordinal"
     max_async_level: int = 1
     max_off_policy_steps: int = 8
+    strict_async_level: bool = False
     lease: float = 3.0
     group_timeout: float = 300.0
     reward_timeout: float = 300.0

@@ -31,6 +31,7 @@ def settings_of(config: RunConfig, shares: Mapping[str, float] | None = None) ->
         order=config.packer.order,
         max_async_level=config.packer.max_async_level,
         max_off_policy_steps=config.packer.max_off_policy_steps,
+        strict_async_level=config.packer.strict_async_level,
         surplus=surplus,
         shares=shares if is_shared and shares is not None else {},
         allowance=allowance_of(*limits, surplus) if is_shared else 0,

@@ -136,6 +136,11 @@ class PackerConfig(Section):
     max_async_level: Free[int] = Field(1, ge=0)
     """Steps that sampling may run ahead of training (AReaL: max_head_offpolicyness). 0: sampling and training
     alternate, and every token is sampled by the weights that its step starts from."""
+    strict_async_level: Free[bool] = False
+    """Sampling of each step by exactly the weights `max_async_level` steps older than those that the step starts from
+    (prime-rl, Surogate): engines take no newer version before all groups of the older one are scored. False: engines
+    take each new version at once, and the lag is at most the level. The first steps are sampled by version 0, and a
+    group that replaces a dropped one may be newer (protocol rule P22)."""
     max_off_policy_steps: Free[int] = Field(8, ge=0)
     """Maximum lag of a group, at least `max_async_level`. The lag is the number of steps trained between the weights
     that sampled the group's oldest token and the step that trains the group. A group with a larger lag is dropped as

@@ -57,6 +57,23 @@ def _lag_rules_agree(config: "RunConfig") -> Iterator[str]:
     level, limit = config.packer.max_async_level, config.packer.max_off_policy_steps
     if limit < level:
         yield f"packer.max_off_policy_steps: {limit} is below packer.max_async_level {level}; all groups would be stale"
+    if not config.packer.strict_async_level:
+        return
+    if config.packer.oversampling_factor > 1:
+        yield (
+            "packer.strict_async_level: with packer.oversampling_factor groups of one version train in several steps; "
+            "remove one of the two"
+        )
+    if config.packer.order == "arrival" and len(config.trained) > 1:
+        yield (
+            "packer.strict_async_level: with packer.order arrival and several environments a slow group trains in a "
+            "later step; set order: ordinal"
+        )
+    if config.weights.keep < level + 2:
+        yield (
+            f"weights.keep: {config.weights.keep} with packer.strict_async_level; engines serve a version up to "
+            f"{level + 1} steps old, so set at least {level + 2}"
+        )
 
 
 def _leases_outlast_a_lost_heartbeat(config: "RunConfig") -> Iterator[str]:

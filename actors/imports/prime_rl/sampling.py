@@ -132,9 +132,20 @@ def convert_lag(job: Import, has_level: bool) -> None:
         job.convert("orchestrator.max_off_policy_steps", {"packer.max_off_policy_steps": level}, text)
     else:
         job.rename("orchestrator.max_off_policy_steps", "packer.max_off_policy_steps")
-    job.refuse_unless(
-        "orchestrator.strict_async_level", False, "work starts here as soon as staleness allows", "leave it out"
-    )
+    _strictness(job, level)
+
+
+def _strictness(job: Import, level: int) -> None:
+    """Write whether each step is sampled by weights of exactly the level."""
+    key = "orchestrator.strict_async_level"
+    if not job.given.get(key):
+        job.irrelevant(key, "switched off")
+    elif (job.given.get("orchestrator.oversampling_factor") or 0) > 1:
+        job.refuse(key, "not with oversampling, whose surplus trains in later steps here", "leave one of them out")
+    else:
+        job.rename(key, "packer.strict_async_level")
+        # the version of the level must still be there while newer ones are trained
+        job.run.set("weights.keep", max(3, level + 2), f"max_async_level {level} + 2, at least 3")
 
 
 def convert_lengths(job: Import, sources: list[str], era: str) -> None:

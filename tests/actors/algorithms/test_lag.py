@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.algorithms.lag import is_stale, lag_of, min_version, step_of, surplus_groups, tickets_allowed
+from actors.algorithms.lag import (
+    is_stale,
+    lag_of,
+    min_version,
+    newest_allowed,
+    step_of,
+    surplus_groups,
+    tickets_allowed,
+)
 
 
 def test_lag_counts_versions_between_the_weights_a_step_starts_from_and_its_oldest_token() -> None:
@@ -161,3 +169,22 @@ def test_admission_is_that_of_areal(
     issued = accepted + running + rejected
     assert tickets_allowed(issued, rejected, version, 8, eta, 1_000) == expected
     assert areal_capacity(eta, version, 8, accepted, running) == expected
+
+
+@pytest.mark.parametrize(
+    ("under_way", "next_position", "expected"),
+    [
+        ([], 0, 0),  # the first steps are sampled by version 0
+        ([0, 0], 4, 0),
+        ([], 4, 1),  # step 3 needs version 1, and nothing needs an older one
+        ([1, 1], 6, 1),
+        ([2, 1], 8, 1),
+        ([3], 10, 3),  # nothing is left to issue
+        ([], 10, None),
+    ],
+)
+def test_a_strict_level_keeps_engines_at_the_version_that_is_needed(
+    under_way: list[int], next_position: int, expected: int | None
+) -> None:
+    """Level 1, two groups a step, five steps."""
+    assert newest_allowed(under_way, next_position, 2, 1, 5) == expected

@@ -707,3 +707,23 @@ def test_any_keys_end_in_one_entry_each_or_in_words(values: dict[str, Any], tmp_
         return
     tree, _ = read_tree([tmp_path / "rl.toml"], ())
     check_each_key_once(job, flat(tree, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict", "strict", "keep"),
+    [
+        ("strict_async_level = true", "taken", True, 3),
+        ("strict_async_level = true\nmax_async_level = 4", "taken", True, 6),
+        ("strict_async_level = true\noversampling_factor = 2.0", "refused", False, 3),
+        ("strict_async_level = false", "irrelevant", False, 3),
+    ],
+)
+def test_a_strict_level_keeps_the_versions_that_it_needs(
+    keys: str, verdict: str, strict: bool, keep: int, tmp_path: Path
+) -> None:
+    """Engines serve weights that are max_async_level + 1 steps old while the trainer goes on."""
+    text = f"max_steps = 3\n[orchestrator]\n{keys}\n[[orchestrator.env]]\nid = 'x'\n"
+    job = imported(tmp_path, text, options=Options(version="2026-02"))
+    check_verdicts(job, {"orchestrator.strict_async_level": verdict})
+    assert bool(job.run.get("packer.strict_async_level")) is strict
+    assert (job.run.get("weights.keep") or 3) == keep

@@ -48,7 +48,7 @@ def test_moves_come_after_every_nth_step() -> None:
 
 
 def test_reference_logprobs_are_those_of_the_mixed_weights(model_folder: ModelFolder) -> None:
-    """In steps 1 and 2 the model of the start, in 3 and 4 three quarters of it and a quarter of the policy of step 2."""
+    """In steps 1 and 2 the model of the start, then three quarters of it and a quarter of the policy of step 2."""
     learner, samples = TorchLearner(run_config(model_folder(), **SYNC)), random_samples()
     plain = models.plain(model_folder())
 

@@ -132,3 +132,41 @@ def test_lag_never_exceeds_the_level_in_ordinal_order() -> None:
     assert len(steps) == 8
     lags = [k - 1 - ring.row(o).oldest_version for k, step in steps.items() for o in step.ordinals]
     assert max(lags) == 2
+
+
+@pytest.mark.parametrize(("level", "strict"), [(0, True), (1, True), (2, True), (1, False)])
+def test_a_strict_level_samples_each_step_by_the_version_of_the_level(level: int, strict: bool) -> None:
+    """Sampling is slower than training: step k by version k − 1 − level, where a free level has newer ones (P22)."""
+    changes = {"max_async_level": level, "max_steps": 6, "strict_async_level": strict}
+    ring, rollout, engine = ring_with_slots(**changes)
+    trainer = ring.add(Trainer("t", last_step=6, keep_published=level + 2))
+    lags: list[int] = []
+    for _ in range(80):
+        ring.turn()
+        # the engine takes a version at once, between two groups too, and trains before it samples the next group
+        engine.load(trainer)
+        if trainer.can_train:
+            trainer.train()
+        elif rollout.to_sample:
+            ordinal = min(hold[0] for hold in rollout.to_sample)
+            lags.append(ordinal // 2 - engine.policy.version)
+            ring.settle(rollout, engine.policy, ordinal)
+    assert len(lags) == 12
+    expected = [min(level, ordinal // 2) for ordinal in range(12)]
+    assert (lags == expected) is strict
+
+
+def test_a_strict_level_goes_on_after_a_dropped_group_and_a_version_that_is_gone() -> None:
+    """The last groups of a version are poison; the trainer has only newer versions (P11, P22)."""
+    ring, rollout, engine = ring_with_slots(max_async_level=1, max_steps=4, strict_async_level=True)
+    trainer = ring.add(Trainer("t", last_step=4, keep_published=1))
+    for turn in range(120):
+        ring.turn()
+        engine.load(trainer)
+        if turn < 9 and rollout.to_sample:
+            rollout.fail(rollout.to_sample[-1])
+            continue
+        ring.settle(rollout, engine.policy)
+        if trainer.can_train:
+            trainer.train()
+    assert trainer.next_step == 5

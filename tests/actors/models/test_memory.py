@@ -118,7 +118,7 @@ def test_reference_and_engine_are_counted_where_the_run_has_them(model_folder: M
     moves = {"beta": 0.1, "sync": {}}
     assert estimate(run_config(model_folder(), reference=moves)).reference == found.reference
     rounded, moving = (
-        estimate(run_config(model_folder(), dtype="bfloat16", reference=reference)) for reference in ({"beta": 0.1}, moves)
+        estimate(run_config(model_folder(), dtype="bfloat16", reference=one)) for one in ({"beta": 0.1}, moves)
     )
     assert moving.reference == 3 * rounded.reference  # 4 bytes of each weight beside 2
     assert moving.checkpoint == rounded.checkpoint + 2 * rounded.reference

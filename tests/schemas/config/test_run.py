@@ -128,6 +128,20 @@ def test_a_kl_in_the_rewards_needs_advantages_that_the_trainer_can_make(
     assert problem is None or found[0].startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("packer", "key"),
+    [
+        ({"max_async_level": 1}, None),
+        ({"max_async_level": 2}, "weights.keep"),
+        ({"order": "arrival", "oversampling_factor": 1.5}, "packer.strict_async_level"),
+    ],
+)
+def test_a_strict_level_needs_its_versions_and_groups_in_their_steps(packer: dict[str, Any], key: str | None) -> None:
+    """Three versions are kept, which is enough for level 1."""
+    found = problems({}, {"strict_async_level": True} | packer)
+    assert [one.partition(":")[0] for one in found] == ([key] if key else [])
+
+
 def test_a_reference_that_moves_needs_weights_of_its_own() -> None:
     """Under LoRA the reference is the frozen base model."""
     tree = {"model": {"path": "m", "lora": {}}, "environments": [{"type": "reverse_text"}]}
