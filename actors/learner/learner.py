@@ -199,6 +199,8 @@ class TorchLearner:
         """Reason why a step that is computed again may have other bits; empty if it has the same."""
         if is_inexact(self._device):
             return "computed on a GPU without trainer.deterministic"
+        if self._config.trainer.teacher_server is not None:
+            return "a server computed the teacher's logprobs"
         return "layers were compiled (model.compile)" if self._config.model.compile else ""
 
     # --- a step --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from actors.learner.micro_batches import MicroBatch, dummy_micro_batch, micro_ba
 from actors.learner.moving_reference import MovingReference
 from actors.learner.parallelism import Parallelism
 from actors.learner.snapshots import Snapshot
+from actors.learner.teacher_server import TeacherServer
 from actors.models import loading
 from actors.models.token_logprobs import TokenLogprobs
 from actors.models.tokenizer import vocabulary
@@ -74,13 +75,18 @@ class ReferenceModels:
         if self._reference is not None and config.trainer.reference is not None and config.trainer.reference.sync:
             self._moving = MovingReference(self._reference.model, config.model, config.trainer.reference.sync)
         self._teacher: TokenLogprobs | None = None
+        self._server: TeacherServer | None = None
+        server = config.trainer.teacher_server
         if config.trainer.teacher is not None:
             # a teacher is never quantised
             given = config.trainer.teacher.model_dump() | {"quantization": None, "attention": "auto"}
             teacher = config.model.model_copy(update=given)
             # token by token: the teacher's logprobs are looked up by the policy's token ids
             check_vocabulary(config.model, teacher)
-            self._teacher = _frozen(teacher, TEACHER_KEY)
+            if server is None:
+                self._teacher = _frozen(teacher, TEACHER_KEY)
+            else:
+                self._server = TeacherServer(server, config.trainer.teacher.path)
 
     def logprobs(self, batch: StepBatch, with_old: bool) -> dict[int, FixedLogprobs]:
         """Return the fixed logprobs of a batch by micro-batch. Infinite or NaN logprobs are computed a second time.
@@ -89,12 +95,17 @@ class ReferenceModels:
             batch: batch of one rank.
             with_old: include the policy's. A step with a single update needs none: the loss computes the same logprobs.
         """
-        if not (with_old or self._wants_reference or self._teacher):
+        if not (with_old or self._wants_reference or self._teacher or self._server):
             return {}
+        # all samples of the step at once, while no other rank waits in a collective
+        taught = self._server.logprobs(batch, self._device) if self._server else {}
         numbers = non_empty(batch)
         found: dict[int, FixedLogprobs] = {}
         for _ in range(2):  # an error of the machine passes, an error of the run stays
-            found = {number: self.of(micro_batch(batch, number, self._device), with_old) for number in numbers}
+            found = {
+                number: self.of(micro_batch(batch, number, self._device), with_old, taught.get(number))
+                for number in numbers
+            }
             if self._parallelism.sharded:
                 # a forward of the policy is a collective, so a rank without samples computes as often as the others
                 for _ in range(batch.num_micro_batches - len(numbers)):
@@ -119,8 +130,14 @@ class ReferenceModels:
         if self._moving is not None:
             self._moving.restore(folder)
 
-    def of(self, micro: MicroBatch, with_old: bool) -> FixedLogprobs:
-        """Return the fixed logprobs of a micro-batch."""
+    def of(self, micro: MicroBatch, with_old: bool, teacher_T: Tensor | None = None) -> FixedLogprobs:
+        """Return the fixed logprobs of a micro-batch.
+
+        Args:
+            micro: the micro-batch.
+            with_old: include the policy's.
+            teacher_T: logprobs of a teacher that is served elsewhere.
+        """
         old_T = logprobs_without_gradient(self._policy, micro, self._autocast) if with_old else None
         reference_T = None
         if self._reference is not None:
@@ -130,7 +147,8 @@ class ReferenceModels:
             adapted: Any = self._policy.model
             with adapted.disable_adapter():
                 reference_T = logprobs_without_gradient(self._policy, micro, self._autocast)
-        teacher_T = logprobs_without_gradient(self._teacher, micro) if self._teacher else None
+        if self._teacher is not None:
+            teacher_T = logprobs_without_gradient(self._teacher, micro)
         return FixedLogprobs(old_T, reference_T, teacher_T)
 
 

@@ -111,7 +111,8 @@ def estimate(config: RunConfig) -> MemoryEstimate:
         in_float32 = parameter_bytes(model.model_copy(update={"dtype": "float32"}))
         exact = in_float32 if model.dtype != "float32" else 0
     # a teacher is loaded like the policy, but never quantised
-    taught = trainer.teacher.model_dump() | {"quantization": None} if trainer.teacher else {}
+    is_here = trainer.teacher is not None and trainer.teacher_server is None
+    taught = trainer.teacher.model_dump() | {"quantization": None} if trainer.teacher and is_here else {}
     teacher = model.model_copy(update=taught)
     engine = config.inference.engine
     shards = trainer.num_ranks if trainer.sharding == "fsdp" else 1

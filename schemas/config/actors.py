@@ -137,7 +137,7 @@ class PackerConfig(Section):
     """Steps that sampling may run ahead of training (AReaL: max_head_offpolicyness). 0: sampling and training
     alternate, and every token is sampled by the weights that its step starts from."""
     strict_async_level: Free[bool] = False
-    """Sampling of each step by exactly the weights `max_async_level` steps older than those that the step starts from
+    """Sampling of each step by exactly the weights `max_async_level` steps older than the weights at the step's start
     (prime-rl, Surogate): engines take no newer version before all groups of the older one are scored. False: engines
     take each new version at once, and the lag is at most the level. The first steps are sampled by version 0, and a
     group that replaces a dropped one may be newer (protocol rule P22)."""

@@ -230,6 +230,18 @@ def _teacher_for_a_loss_that_reads_it(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _teacher_server_has_the_temperature(config: "RunConfig") -> Iterator[str]:
+    if config.trainer.teacher_server is None:
+        return
+    if config.trainer.teacher is None:
+        yield "trainer.teacher_server: needs trainer.teacher.path, whose tokenizer is compared with that of the policy"
+    if config.rollout.temperature != 1.0 or config.rollout.temperature_schedule is not None:
+        yield (
+            "trainer.teacher_server: a server's logprobs are of temperature 1; set rollout.temperature: 1.0 without "
+            "temperature_schedule, or remove trainer.teacher_server, and the trainer loads the teacher"
+        )
+
+
 def _zero_advantages_are_for_nothing(config: "RunConfig") -> Iterator[str]:
     """Refuse filter_zero_advantages where tokens with advantage 0 have a loss, or are not known at packing."""
     if not config.packer.filter_zero_advantages:
@@ -337,6 +349,7 @@ RULES = (
     _addresses_are_safe_and_reachable,
     _minibatches_have_completions,
     _teacher_for_a_loss_that_reads_it,
+    _teacher_server_has_the_temperature,
     _zero_advantages_are_for_nothing,
     _reference_that_moves_has_weights,
     _rewards_with_kl_make_advantages,

@@ -11,6 +11,7 @@ from schemas.config.model import Dtype
 from schemas.config.objective import ObjectiveConfig
 from schemas.config.optimizers import AdamWConfig, OptimizerConfig
 from schemas.config.resume_classes import Free, Identity, Repack
+from schemas.config.server_pool import ServerUrl
 
 
 class CheckpointConfig(Section):
@@ -56,6 +57,28 @@ class TeacherConfig(Section):
     """Precision of the teacher's weights and computation."""
 
 
+class TeacherServerConfig(Section):
+    """Server with `trainer.teacher`, in place of a copy of the teacher in each rank of the trainer.
+
+    The server is vLLM's, or another with OpenAI's completions API and the field `prompt_logprobs`. Rollouts must be
+    sampled at temperature 1, the temperature of the server's logprobs.
+    """
+
+    url: Free[ServerUrl]
+    """URL of the server (http://host:port), without /v1."""
+    model: Free[str] = ""
+    """Name of the model at the server. Empty: `trainer.teacher.path`."""
+    api_key_env: Free[str] = ""
+    """Environment variable of the trainer with the API key. Empty: no key is sent."""
+    max_concurrent: Free[int] = Field(16, ge=1)
+    """Largest number of requests at the same time, per rank. A request has one sample."""
+    request_timeout: Free[float] = Field(120.0, gt=0)
+    """Seconds for one request."""
+    timeout: Free[float] = Field(600.0, gt=0)
+    """Seconds of retries for the samples of a step, while the server can't be reached or is overloaded. After that the
+    run fails."""
+
+
 class TrainerConfig(ObjectiveConfig):
     """Training: objective, updates per step, ranks, learning rate, optimizer, checkpoints."""
 
@@ -74,6 +97,8 @@ class TrainerConfig(ObjectiveConfig):
     teacher: Identity[TeacherConfig | None] = None
     """Teacher model, for loss `ref_kl`, `teacher_tau`, `distillation` and `environments[].ref_kl_weight`. Empty:
     none."""
+    teacher_server: Free[TeacherServerConfig | None] = None
+    """Server that computes the teacher's logprobs. Empty: each rank loads the teacher."""
     num_ranks: Repack[int] = Field(1, ge=1, le=1024)
     """Number of trainer processes (ranks). Each trains its share of a step's samples; all need the same
     `output_dir`."""

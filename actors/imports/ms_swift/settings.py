@@ -284,7 +284,7 @@ def objective(job: Import, pace: Pace) -> None:
         ("advantage_reweight", None, "the teacher of rlsd reads another prompt; here it reads the policy's"),
         ("sdar_loss_coef", 0.0, "the teacher of sdar reads another prompt; here it reads the policy's"),
         ("teacher_model", None, "distillation next to rewards reads another advantage here"),
-        ("teacher_model_server", None, "a teacher is loaded here, not asked"),
+        ("teacher_model_server", None, "distillation next to rewards reads another advantage here"),
         ("loss_scale", (None, "default", "last_round"), "the loss is on all sampled tokens here"),
     ):
         job.refuse_unless(key, harmless, reason)

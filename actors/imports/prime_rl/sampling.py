@@ -435,6 +435,8 @@ def convert_advantages(job: Import, sources: list[str]) -> None:
         )
     if kind == "opd":
         _convert_distillation(job)
+    elif job.run.get("trainer.teacher.path"):
+        convert_teacher_server(job, "orchestrator.teacher_model.client.base_url")
     job.refuse_unless(f"{algo}.length_penalty", (None,), "no such penalty here", "see the function length_penalty")
     job.refuse_unless(f"{algo}.loss_aggregation", "token", "the loss is averaged over tokens here")
 
@@ -446,10 +448,35 @@ def _convert_distillation(job: Import) -> None:
     job.run.set("trainer.loss.type", "ref_kl", "algo opd")
     job.defaults["orchestrator.train.filter_zero_advantages"] = False
     if isinstance(teacher, dict) and isinstance(teacher.get("name"), str):
-        job.rename("orchestrator.algo.teacher.name", "trainer.teacher.path", text="the trainer loads the teacher here")
+        job.rename("orchestrator.algo.teacher.name", "trainer.teacher.path")
     else:
         job.ask("trainer.teacher.path", "the teacher's model")
-    job.sweep({}, {"orchestrator.algo.teacher.**": "the trainer loads the teacher; no endpoint is asked"})
+    convert_teacher_server(job, "orchestrator.algo.teacher.base_url")
+    job.sweep({}, {"orchestrator.algo.teacher.**": "not built here"})
+
+
+def convert_teacher_server(job: Import, key: str) -> None:
+    """Write the address of a teacher that is served, from a URL or a list of one."""
+    given = job.given.get(key)
+    urls = given if isinstance(given, list) else [given] if given else []
+    if not urls:
+        job.settle(key, "empty: the trainer loads the teacher here")
+        return
+    url = str(urls[0]).rstrip("/").removesuffix("/v1")
+    reason = ""
+    if len(urls) > 1:
+        reason = "one server of a teacher here; put a router in front of them"
+    elif not re.fullmatch(r"https?://[^/\s]+", url):
+        reason = "a URL with a path; the server's is http://host:port"
+    elif (
+        job.run.get("rollout.temperature") not in (None, 1.0)
+        or job.run.get("rollout.temperature_schedule.end") is not None
+    ):
+        reason = "a served teacher needs temperature 1 here; the trainer loads the teacher"
+    if reason:
+        job.refuse(key, reason)
+    else:
+        job.convert(key, {"trainer.teacher_server.url": url}, "the teacher is served, without /v1 here")
 
 
 def convert_filters(job: Import, era: str) -> None:

@@ -213,7 +213,7 @@ def convert_loss(job: Import, era: str) -> None:
     if job.run.get("trainer.loss.teacher_tau"):
         key = "orchestrator.teacher_model.model.name"
         if job.given.get(key):
-            job.rename(key, "trainer.teacher.path", text="the trainer loads the teacher here")
+            job.rename(key, "trainer.teacher.path")
         else:
             job.ask("trainer.teacher.path", "the teacher's model; teacher_tau reads it")
 

@@ -426,6 +426,8 @@ type = "linear"
 rollouts_per_example = 4
 [orchestrator.teacher_model.model]
 name = "Qwen/Qwen3-8B"
+[orchestrator.teacher_model.client]
+base_url = ["http://a:8000/v1", "http://b:8000/v1"]
 [[orchestrator.env]]
 id = "gsm8k"
 [orchestrator.sampling]
@@ -453,6 +455,7 @@ max_tokens = 1024
         {
             "trainer.optim.max_norm": "converted",
             "orchestrator.teacher_model.model.name": "renamed",
+            "orchestrator.teacher_model.client.base_url": "refused",
             "trainer.scheduler.type": "converted",
             "wandb": "refused",
         },
@@ -494,6 +497,7 @@ level = "warn"
         {
             "trainer.loss.type": "ref_kl",
             "trainer.teacher.path": "Qwen/Qwen3-32B",
+            "trainer.teacher_server.url": "http://teacher:8000",
             "packer.filter_zero_advantages": False,
             "packer.groups_per_step": 32,
             "rollout.group_size": 8,
@@ -510,7 +514,7 @@ level = "warn"
             "orchestrator.train.source.0.ratio": "renamed",
             "orchestrator.train.source.0.group_size": "converted",
             "orchestrator.algo.teacher.name": "renamed",
-            "orchestrator.algo.teacher.base_url": "refused",
+            "orchestrator.algo.teacher.base_url": "converted",
             "log.level": "converted",
         },
     ),

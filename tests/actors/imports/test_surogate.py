@@ -129,16 +129,19 @@ CASES = {
     "teacher": Case(
         "model: m\nlora_rank: 4\nloss: {teacher_tau: 0.1, kl_tau: 0.0}\nmax_async_level: 3\nmax_steps: 7\n",
         "batch_size: 8\nrollouts_per_example: 2\nsampling: {max_tokens: 10}\nmax_async_level: 3\n"
-        "max_off_policy_steps: 2\nteacher_model: {model: {name: big}}\n"
+        "max_off_policy_steps: 2\nstrict_async_level: true\n"
+        "teacher_model: {model: {name: big}, client: {base_url: 'http://t:80/v1'}}\n"
         "advantage: {length_weighted_mean: true}\nfilters: []\n" + ENV,
         "",
         {
-            "trainer.teacher.path": "big", "trainer.loss.teacher_tau": 0.1, "trainer.loss.kl_tau": 0.0,
+            "trainer.teacher.path": "big", "trainer.teacher_server.url": "http://t:80", "weights.keep": 5,
+            "packer.strict_async_level": True, "trainer.loss.teacher_tau": 0.1, "trainer.loss.kl_tau": 0.0,
             "packer.max_async_level": 3, "packer.max_off_policy_steps": 3, "trainer.max_steps": 7,
             "reward.advantage": {"type": "length_weighted_mean"}, "reward.filters": [],
         },
         {"orch.max_async_level": "taken", "train.max_async_level": "irrelevant", "train.max_steps": "taken",
-         "orch.max_off_policy_steps": "converted"},
+         "orch.max_off_policy_steps": "converted", "orch.strict_async_level": "taken",
+         "orch.teacher_model.client.base_url": "converted"},
     ),
 }  # fmt: skip
 

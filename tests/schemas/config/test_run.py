@@ -142,6 +142,28 @@ def test_a_strict_level_needs_its_versions_and_groups_in_their_steps(packer: dic
     assert [one.partition(":")[0] for one in found] == ([key] if key else [])
 
 
+@pytest.mark.parametrize(
+    ("teacher", "temperature", "found"),
+    [
+        ({"path": "big"}, 1.0, 0),
+        (None, 1.0, 1),
+        ({"path": "big"}, 0.7, 1),
+    ],
+)
+def test_a_served_teacher_has_a_name_and_temperature_1(teacher: Any, temperature: float, found: int) -> None:
+    """The server's logprobs are of temperature 1; the name tells the tokenizer."""
+    tree = {"model": {"path": "m"}, "environments": [{"type": "reverse_text"}], "rollout": {"temperature": temperature}}
+    tree |= {"reward": {"functions": [{"path": "characters_in_place"}]}}
+    loss = {"type": "ref_kl"} if teacher else {"type": "dapo"}
+    trainer = {"max_steps": 1, "loss": loss, "teacher": teacher, "teacher_server": {"url": "http://h:1"}}
+    try:
+        check_tree(tree | {"trainer": trainer})
+        problems_found = []
+    except ConfigError as error:
+        problems_found = error.problems
+    assert [one.partition(":")[0] for one in problems_found] == ["trainer.teacher_server"] * found
+
+
 def test_a_reference_that_moves_needs_weights_of_its_own() -> None:
     """Under LoRA the reference is the frozen base model."""
     tree = {"model": {"path": "m", "lora": {}}, "environments": [{"type": "reverse_text"}]}
