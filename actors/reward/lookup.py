@@ -26,6 +26,10 @@ def load_function(path: str, key: str) -> RewardFunction:
     Raises:
         ConfigError: there is no built-in function of this name, or the user's module or function can't be loaded.
     """
+    module, _, name = path.partition(":")
+    if module == "trl.rewards" and name.startswith("get_"):
+        here = NAMES_ELSEWHERE.get(name, "a function of your own file that calls it")
+        raise ConfigError(f"{key}: {path} returns a function and is none itself; use {here}")
     # names of built-in functions have no colon
     if ":" in path:
         return user_code.load_function(path, key)

@@ -118,6 +118,17 @@ class ModelConfig(Section):
     """Quantisation of the base model in the trainer and in engine `embedded`. Needs `lora`. For vLLM also set
     `inference.engine.quantization`. Empty: none."""
 
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _is_no_float16(cls, dtype: object) -> object:
+        if dtype in ("float16", "fp16", "half"):
+            # gradients of small values vanish in it without a scale, and an engine's logits overflow with it
+            raise ValueError(
+                f"{dtype} is not supported: its numbers end at 65504, so training would need a loss scaler that leaves "
+                "out steps; write bfloat16, which needs the same memory, or float32 on a GPU without bfloat16"
+            )
+        return dtype
+
     @model_validator(mode="after")
     def _quantised_base_is_frozen(self) -> "ModelConfig":
         if self.quantization is not None and self.lora is None:

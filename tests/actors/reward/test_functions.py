@@ -94,3 +94,17 @@ def test_functions_of_the_same_name_are_told_apart() -> None:
         RewardFunctionConfig(path="actors.reward.builtin:exact_match"),
     ]
     assert [reward.name for reward in load_rewards(configs)] == ["exact_match_0", "exact_match_1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "here"),
+    [
+        ("trl.rewards:get_cosine_scaled_reward", "use cosine_scaled"),
+        ("trl.rewards:get_soft_overlong_punishment", "use soft_overlong_punishment"),
+        ("trl.rewards:get_new_reward", "use a function of your own file"),
+    ],
+)
+def test_a_function_of_trl_that_returns_a_function_is_refused_with_its_counterpart(path: str, here: str) -> None:
+    """Called as a reward it would return no numbers; TRL need not be installed for the words."""
+    with pytest.raises(ConfigError, match=f"key: {path} returns a function and is none itself; {here}"):
+        load_function(path, "key")

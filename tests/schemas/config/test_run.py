@@ -164,6 +164,15 @@ def test_a_served_teacher_has_a_name_and_temperature_1(teacher: Any, temperature
     assert [one.partition(":")[0] for one in problems_found] == ["trainer.teacher_server"] * found
 
 
+@pytest.mark.parametrize("dtype", ["float16", "fp16", "half"])
+def test_float16_is_refused_with_what_to_write(dtype: str) -> None:
+    """As in TRL's and ms-swift's fp16, which users bring along."""
+    tree = {"model": {"path": "m", "dtype": dtype}, "environments": [{"type": "reverse_text"}]}
+    tree |= {"reward": {"functions": [{"path": "characters_in_place"}]}, "trainer": {"max_steps": 1}}
+    with pytest.raises(ConfigError, match=f"model.dtype: {dtype} is not supported: .* write bfloat16"):
+        check_tree(tree)
+
+
 def test_a_reference_that_moves_needs_weights_of_its_own() -> None:
     """Under LoRA the reference is the frozen base model."""
     tree = {"model": {"path": "m", "lora": {}}, "environments": [{"type": "reverse_text"}]}
