@@ -58,9 +58,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_processes_leave_the_same_weights(tmp_path: Path, model: Path) -> None:
+MOVES = {"sync": {"every_steps": 2, "alpha": 0.3}}
+"""Reference that follows the policy."""
+
+
+@pytest.mark.parametrize(
+    "trainer", first_of([{}, {"reference": {"beta": 0.1, **MOVES}}]), ids=["no reference", "moving reference"]
+)
+def test_killed_processes_leave_the_same_weights(tmp_path: Path, model: Path, trainer: dict[str, object]) -> None:
     """Packer, rollout, trainer and engine get SIGKILL in turn; the model is that of an undisturbed run, to the bit."""
-    quiet, disturbed = model_config(tmp_path / "quiet", model), model_config(tmp_path / "disturbed", model)
+    quiet, disturbed = (model_config(tmp_path / name, model, **trainer) for name in ("quiet", "disturbed"))
     for config in (quiet, disturbed):
         config.output.parent.mkdir()
         with processes(config, config.output.parent) as started:
@@ -82,7 +89,7 @@ SEVERAL_UPDATES = {
     "num_iterations": 2,
     "num_minibatches": 3,
     "loss": {"type": "dapo"},
-    "reference": {"beta": 0.1},
+    "reference": {"beta": 0.1, **MOVES},
     "entropy_coef": 0.01,
 }
 
