@@ -370,3 +370,23 @@ def test_any_known_keys_are_reported_once_or_refused_in_words(
     (tmp_path / "any.yaml").write_text(yaml.safe_dump(values))
     with contextlib.suppress(ConfigError):
         check_each_key_once(read([tmp_path / "any.yaml"], [], options), values)
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict", "sync"),
+    [
+        ("beta: 0.04, tuner_type: full", "converted", {"every_steps": 128, "alpha": 0.6}),
+        ("beta: 0.04, tuner_type: full, ref_model_sync_steps: 8", "converted", {"every_steps": 2, "alpha": 0.6}),
+        ("beta: 0, tuner_type: full", "irrelevant", None),
+        ("beta: 0.04, tuner_type: lora", "refused", None),
+    ],
+)
+def test_the_reference_follows_the_policy_as_in_ms_swift(tmp_path: Path, keys: str, verdict: str, sync: Any) -> None:
+    """A step has four updates: 512 ÷ 4 = 128."""
+    text = f"""{{rlhf_type: grpo, model: m, sync_ref_model: true, {keys}, max_steps: 100, num_generations: 8,
+        per_device_train_batch_size: 8, gradient_accumulation_steps: 1, steps_per_generation: 4, output_dir: out,
+        dataset: rows.jsonl, reward_funcs: [accuracy]}}"""
+    job = imported(tmp_path, text)
+    check_verdicts(job, {"sync_ref_model": verdict})
+    every, alpha = (job.run.get(f"trainer.reference.sync.{key}") for key in ("every_steps", "alpha"))
+    assert ({"every_steps": every, "alpha": alpha} if every else None) == sync
