@@ -34,6 +34,16 @@ ENVIRONMENTS = Dashboard(
                     stacked=True,
                 ),
                 plot(
+                    "Share of demanded forms",
+                    "Turns whose form the environment has demanded, divided by all turns. The engine's logprobs of "
+                    "such turns are of a cut distribution; train_forced_turns says whether they are trained.",
+                    "percentunit",
+                    (
+                        f"{rate('grpo_rollout_forced_turns_total', 'run, environment')} / {TURNS}",
+                        "{{run}} {{environment}}",
+                    ),
+                ),
+                plot(
                     "Share of branches",
                     "Turns that start a new sample, because their prompt does not continue the turn before, divided by "
                     "all turns. Each branch trains its history as a row of its own. See GrpoPrefixBreaks in "

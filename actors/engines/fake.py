@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engines.protocol import (
+    NO_FORMS,
     Completion,
     EngineStatus,
     EngineStoppedError,
@@ -24,6 +25,7 @@ from actors.engines.protocol import (
 from actors.engines.text import StopWatch, text_of
 from actors.trajectories.bridges import Bridges, Message
 from actors.trajectories.chat import Chat
+from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.parsing import Parsed
 from bus import threads
 from bus.weights import Weights
@@ -67,7 +69,11 @@ class FakeEngine:
         check_token_ids("prompt", request.prompt_ids, self._config.vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._config.vocab_size)
         sampling = request.sampling.model_dump(exclude={"temperature", "top_p"}, exclude_defaults=True)
-        others = {"logit_bias": request.logit_bias, "logprobs, top_logprobs": request.num_top_logprobs}
+        others = {
+            "logit_bias": request.logit_bias,
+            "logprobs, top_logprobs": request.num_top_logprobs,
+            "response_format, tool_choice": request.form,
+        }
         for name, value in (sampling | others).items():
             if value:
                 raise RequestError(f"{name}: the fake engine has no distribution, so it can't serve {value!r}")
@@ -112,6 +118,10 @@ class FakeEngine:
             prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
         # 0 ends a completion, 1 is unused
         return [2 + ord(character) % (self._config.vocab_size - 2) for character in prompt]
+
+    def form_of(self, prompt_ids: list[int], demand: Demand) -> AnswerForm:
+        """Refuse a demand: a hash has no distribution to cut."""
+        raise RequestError(f"response_format, tool_choice: {NO_FORMS.format(engine='fake')}")
 
     def read_message(
         self, prompt_ids: list[int], completion: Completion, tools: Sequence[Mapping[str, Any]] = ()

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.parsing import Parsed
 from bus.weights import Weights
 from schemas.config.sampling import SamplingParams
@@ -15,6 +16,10 @@ Segment = tuple[int, int, int]
 
 Alternatives = list[tuple[int, float]]
 """(token, logprob) of the most probable tokens at a position, best first."""
+
+
+NO_FORMS = "engine {engine} can't demand a form of an answer; use vllm or sglang, or ask for it in a message"
+"""Words of the engines without structured outputs."""
 
 
 class RequestError(ValueError):
@@ -66,6 +71,9 @@ class SampleRequest:
     stop_token_ids: tuple[int, ...] = ()
     num_top_logprobs: int = 0
     """Number of alternatives to report per token."""
+    form: AnswerForm | None = None
+    """Form of each completion; None leaves the model free. Logprobs are then of the distribution without the tokens
+    that the form forbids."""
     # requests compare by content
     on_piece: Callable[[int, Completion], None] | None = field(default=None, compare=False)
     """Callback for each piece, with the completion's number; None for no callback. Called in a thread of the
@@ -158,6 +166,14 @@ class Engine(Protocol):
 
         Raises:
             RequestError: the model has no chat template, or the template refuses the messages or has no tool calls.
+        """
+        ...
+
+    def form_of(self, prompt_ids: list[int], demand: Demand) -> AnswerForm:
+        """Return the form that meets a demand on the answer to this prompt.
+
+        Raises:
+            RequestError: the engine, or the model's chat template, can't meet the demand.
         """
         ...
 

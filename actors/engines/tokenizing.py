@@ -9,7 +9,9 @@ import jinja2
 from actors.engines.protocol import Completion, RequestError
 from actors.engines.text import text_of
 from actors.models.tokenizer import Tokenizer, eos_ids
-from actors.trajectories.parsing import OPENING_TOKENS, Parsed, looked_for, parse, syntax_of
+from actors.trajectories import forms
+from actors.trajectories.forms import AnswerForm, Demand
+from actors.trajectories.parsing import OPENING_TOKENS, Parsed, looked_for, opens_thoughts, parse, syntax_of
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from schemas.messages import Prompt
@@ -59,6 +61,19 @@ class Tokenizing:
             raise RequestError(f"chat_template_kwargs.{error}") from None
         except (jinja2.TemplateError, TypeError) as error:
             raise RequestError(f"messages: the model's chat template refuses them: {error}") from None
+
+    def form_of(self, prompt_ids: list[int], demand: Demand) -> AnswerForm:
+        """Return the form that meets a demand on the answer to this prompt.
+
+        Raises:
+            RequestError: the model's chat template can't meet the demand.
+        """
+        opened = self._tokenizer.decode(prompt_ids[-OPENING_TOKENS:], skip_special=False)
+        try:
+            syntax = syntax_of(self._tokenizer.chat_template(demand.tools)) if demand.tools else None
+            return forms.form_of(demand, syntax, opens_thoughts(opened))
+        except ValueError as error:
+            raise RequestError(str(error)) from None
 
     def read_message(
         self, prompt_ids: list[int], completion: Completion, tools: Sequence[Mapping[str, Any]] = ()

@@ -18,6 +18,7 @@ from actors.engines.http.client import EngineError, RequestRefusedError, Sampled
 from actors.rollout.held import AttemptError
 from actors.rollout.presence import Presence
 from actors.telemetry.metrics import Metrics
+from actors.trajectories.forms import AnswerForm
 from schemas.config import RunConfig
 from schemas.messages import EnginePeer, RolloutDirective, Ticket
 
@@ -33,7 +34,12 @@ class Client(Protocol):
     """Interface to the engines; implemented by `actors.engines.http.client.CompletionClient`."""
 
     async def sample(
-        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = ()
+        self,
+        engine: EnginePeer,
+        ticket: Ticket,
+        prompt_ids: list[int],
+        stop: Sequence[str] = (),
+        form: AnswerForm | None = None,
     ) -> list[SampledCompletion]:
         """Return all completions of a ticket, sampled by this engine; `stop` are texts that end one.
 
@@ -102,6 +108,7 @@ class EngineChoice:
         prompt_ids: list[int],
         stop: Sequence[str] = (),
         affinity: "Affinity | None" = None,
+        form: AnswerForm | None = None,
     ) -> list[SampledCompletion]:
         """Return all completions of a ticket. Retry on another engine after a failure, inside the same attempt.
 
@@ -115,6 +122,7 @@ class EngineChoice:
             prompt_ids: the prompt.
             stop: texts that end a completion.
             affinity: of a trajectory, whose turns go to the same engine while it may sample.
+            form: form that each completion must have.
 
         Raises:
             AttemptError: the engine refuses the request, or all retries have failed.
@@ -127,7 +135,7 @@ class EngineChoice:
             self.asked[engine.boot_id] += ticket.num_completions
             self._waits[ticket.ordinal] = f": {engine.name} at {engine.url} has not answered"
             try:
-                completions = await self._answer(engine, ticket, prompt_ids, stop)
+                completions = await self._answer(engine, ticket, prompt_ids, stop, form)
                 check_answer(engine, ticket, completions)
                 return completions
             except RequestRefusedError as error:
@@ -145,7 +153,12 @@ class EngineChoice:
         raise AttemptError("engine", str(last_error))
 
     async def _answer(
-        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str]
+        self,
+        engine: EnginePeer,
+        ticket: Ticket,
+        prompt_ids: list[int],
+        stop: Sequence[str],
+        form: AnswerForm | None,
     ) -> list[SampledCompletion]:
         """Return the engine's answer. Wait as long as the engine is alive: a frozen engine keeps connections open.
 
@@ -154,7 +167,7 @@ class EngineChoice:
                 lease, or name another process under the engine's name.
         """
         assert self._client is not None
-        request = asyncio.ensure_future(self._client.sample(engine, ticket, prompt_ids, stop))
+        request = asyncio.ensure_future(self._client.sample(engine, ticket, prompt_ids, stop, form))
         try:
             while not (await asyncio.wait({request}, timeout=LIVE_CHECK_SECONDS))[0]:
                 if self._presence.is_gone(engine.name, engine.boot_id):

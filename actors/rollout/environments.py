@@ -46,6 +46,7 @@ SERIES = [
     *(("grpo_rollout_worker_events_total", {"event": event}) for event in WORKER_EVENTS),
     ("grpo_rollout_turns_total", {}),
     ("grpo_rollout_branches_total", {}),
+    ("grpo_rollout_forced_turns_total", {}),
     *(("grpo_rollout_tool_calls_total", {"outcome": outcome}) for outcome in ("answered", "failed", "malformed")),
     *(("grpo_rollout_trajectory_seconds_total", {"place": place}) for place in ("model", "environment")),
 ]
@@ -184,6 +185,7 @@ class EnvironmentPlayer:
             config.max_total_tokens,
             config.max_message_tokens,
             config.train_cut_turns,
+            config.train_forced_turns,
         )
         seed, affinity = seed_of(ticket.seed, member), Affinity()
         model_seconds = 0.0
@@ -194,7 +196,7 @@ class EnvironmentPlayer:
             started = time.monotonic()
             try:
                 [completion] = await self._engines.ask(
-                    ticket.model_copy(update=turn), request.prompt_ids, request.stop, affinity
+                    ticket.model_copy(update=turn), request.prompt_ids, request.stop, affinity, request.form
                 )
             finally:
                 model_seconds += time.monotonic() - started
@@ -234,6 +236,7 @@ class EnvironmentPlayer:
             count("grpo_rollout_trajectories_total", stop=one.stop)
             count("grpo_rollout_turns_total", recorder.tree.num_turns)
             count("grpo_rollout_branches_total", recorder.tree.num_branches)
+            count("grpo_rollout_forced_turns_total", recorder.num_forced)
             count("grpo_rollout_tool_calls_total", recorder.num_calls - one.num_tool_failures, outcome="answered")
             count("grpo_rollout_tool_calls_total", one.num_tool_failures, outcome="failed")
             count("grpo_rollout_tool_calls_total", recorder.num_malformed, outcome="malformed")

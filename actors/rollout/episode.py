@@ -12,9 +12,13 @@ from typing import Any, Protocol
 
 from actors.environments.errors import EpisodeError
 from actors.trajectories.bridges import Message
+from actors.trajectories.forms import demand_of
 from actors.trajectories.recorder import Recorder, TrajectoryOverError
 from actors.trajectories.tree import TrajectoryTree
 from schemas.messages import Prompt, StopCondition
+
+OPTIONS = frozenset({"tools", "max_tokens", "stop", "response_format", "tool_choice"})
+"""Options with which an environment that drives may ask for a sample."""
 
 Json = dict[str, Any]
 Rewards = dict[str, float | None]
@@ -191,12 +195,19 @@ async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row:
 
     async def answer(messages: list[Message], options: Json) -> Message:
         nonlocal is_cut
-        if unknown := sorted(options.keys() - {"tools", "max_tokens", "stop"}):
-            raise ValueError(f"{unknown[0]}: is no option of a sample; tools, max_tokens and stop are")
+        if unknown := sorted(options.keys() - OPTIONS):
+            raise ValueError(f"{unknown[0]}: is no option of a sample; {', '.join(sorted(OPTIONS))} are")
+        demand = demand_of(
+            options.get("response_format"), options.get("tool_choice"), options.get("tools") or (), once=False
+        )
         stops = options.get("stop") or ()
         try:
             message = await recorder.ask(
-                messages, options.get("tools"), options.get("max_tokens"), [stops] if isinstance(stops, str) else stops
+                messages,
+                options.get("tools"),
+                options.get("max_tokens"),
+                [stops] if isinstance(stops, str) else stops,
+                demand,
             )
         except TrajectoryOverError as error:
             over.append(error.stop)

@@ -108,6 +108,12 @@ SPECS = (
         _labels(environment=()),
     ),
     Spec(
+        "grpo_rollout_forced_turns_total",
+        "counter",
+        "Turns whose form the environment has demanded; their logprobs are of a cut distribution.",
+        _labels(environment=()),
+    ),
+    Spec(
         "grpo_rollout_tool_calls_total",
         "counter",
         "Tool calls of the model: answered, failed in the environment, or malformed.",

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.trajectories.bridges import Bridges, Message
-from actors.trajectories.parsing import OPENING_TOKENS, Parsed, Syntax, looked_for, parse
+from actors.trajectories.forms import AnswerForm, Demand, form_of
+from actors.trajectories.parsing import OPENING_TOKENS, Parsed, Syntax, looked_for, opens_thoughts, parse
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Chat:
     decode: Callable[[Sequence[int]], str]
     ends: tuple[str, ...]
     syntax: Syntax | None = None
+
+    def form_of(self, prompt_ids: Sequence[int], demand: Demand) -> AnswerForm:
+        """Return the form that meets a demand on the answer to this prompt.
+
+        Raises:
+            ValueError: the chat template can't meet the demand.
+        """
+        return form_of(demand, self.syntax, opens_thoughts(self.decode(prompt_ids[-OPENING_TOKENS:])))
 
     def read(
         self,

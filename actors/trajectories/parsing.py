@@ -117,9 +117,14 @@ def parse(
     return found
 
 
+def opens_thoughts(prompt: str) -> bool:
+    """Return whether a prompt, or its end, has opened the model's thoughts."""
+    return prompt.rstrip().endswith("<think>")
+
+
 def _split_thoughts(text: str, opened: str) -> tuple[str, str]:
     """Return thoughts and the rest. A prompt that ends with <think> has opened them, and the text may close them."""
-    is_open = opened.rstrip().endswith("<think>")
+    is_open = opens_thoughts(opened)
     stripped = text.lstrip()
     if not is_open and not stripped.startswith("<think>"):
         return "", text

@@ -14,6 +14,7 @@ from typing import Any
 
 from actors.trajectories.bridges import Message
 from actors.trajectories.chat import Chat, assistant_message
+from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.tree import SampledTurn, TrajectoryTree
 from schemas.messages import StopCondition
 
@@ -44,6 +45,8 @@ class TurnLimits:
     """Tokens of a message from the environment; longer ones lose their middle. 0 for any number."""
     train_cut_turns: bool = True
     """Whether a turn that was cut off at its limit is part of the loss."""
+    train_forced_turns: bool = False
+    """Whether a turn that was sampled under a demand is part of the loss."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class TurnRequest:
     max_tokens: int
     seed: int
     stop: tuple[str, ...] = ()
+    form: AnswerForm | None = None
+    """Form that the answer must have."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ class Recorder:
     """Tool calls that could be read."""
     num_malformed: int = 0
     """Tool calls that could not be read; they stay in the text."""
+    num_forced: int = 0
+    """Turns sampled under a demand, whose logprobs are of the distribution without the forbidden tokens."""
     cut_off: bool = False
     """Whether the last turn that came reached its limit of tokens, so that its message is not whole."""
     _turns: dict[bytes, _Turn] = field(default_factory=dict)
@@ -120,6 +127,7 @@ class Recorder:
         tools: Sequence[Any] | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        demand: Demand | None = None,
     ) -> Message:
         """Return the model's next message.
 
@@ -129,13 +137,14 @@ class Recorder:
                 the prompt.
             max_tokens: a lower limit for this turn.
             stop: texts that end the turn; the message is without them.
+            demand: demand on the message, which the engine meets by masking tokens.
 
         Several may be asked at the same time.
 
         Raises:
             TrajectoryOverError: a limit is reached, the turn to be continued was cut off, or the recorder is closed.
             BridgeError: the chat template can't render what is new.
-            ValueError: max_tokens is below 1, or the engine answered without a token.
+            ValueError: max_tokens is below 1, the demand can't be met, or the engine answered without a token.
         """
         self._check_open()
         if max_tokens is not None and max_tokens < 1:
@@ -145,12 +154,13 @@ class Recorder:
         left = self._left()
         prompt_ids, num_boundary = self._prompt(messages, tools)
         budget = self._budget(prompt_ids, left, max_tokens)
+        form = None if demand is None else self.chat.form_of(prompt_ids, demand)
         # taken before the wait: what is asked meanwhile gets another one
         ordinal = next(number for number in itertools.count() if number not in self._taken)
         self._taken.add(ordinal)
         self._under_way[ordinal] = budget
         try:
-            answer = await self.sample(TurnRequest(prompt_ids, budget, self.turn_seed(ordinal), tuple(stop)))
+            answer = await self.sample(TurnRequest(prompt_ids, budget, self.turn_seed(ordinal), tuple(stop), form))
             self._check_open()
             if not answer.token_ids:
                 raise ValueError("the engine answered a turn without a token")
@@ -164,7 +174,8 @@ class Recorder:
         message = assistant_message(parsed, ordinal)
         self.num_calls += len(parsed.calls)
         self.num_malformed += len(parsed.malformed)
-        self._keep(prompt_ids, num_boundary, answer, messages, message, tools)
+        self.num_forced += form is not None
+        self._keep(prompt_ids, num_boundary, answer, messages, message, tools, forced=form is not None)
         return message
 
     def _keep(
@@ -175,6 +186,8 @@ class Recorder:
         messages: Sequence[Message],
         message: Message,
         tools: Sequence[Any] | None,
+        *,
+        forced: bool,
     ) -> None:
         """Add a turn to the tree, and remember its conversation."""
         self.cut_off = answer.finish_reason == "length"
@@ -183,7 +196,7 @@ class Recorder:
             answer.logprobs,
             answer.segments,
             answer.temperature,
-            trains=self.limits.train_cut_turns or not self.cut_off,
+            trains=(self.limits.train_cut_turns or not self.cut_off) and (self.limits.train_forced_turns or not forced),
         )
         number = self.tree.add(prompt_ids, turn, num_boundary)
         *_, digest = _digests([*messages, message], tools)

@@ -51,6 +51,9 @@ class EnvironmentBase(DatasetBase):
     three quarters of `rollout.group_timeout`."""
     train_cut_turns: bool = True
     """Loss on a turn that was cut off at `rollout.max_tokens`. Such a turn ends the trajectory in any case."""
+    train_forced_turns: bool = False
+    """Loss on a turn whose form the environment has demanded (`response_format`, a forced `tool_choice`). The engine's
+    logprobs of such a turn are of the distribution without the forbidden tokens, which biases the importance ratio."""
     on_failure: Literal["retry", "unscorable"] = "retry"
     """Reaction to a failing environment, in training. `retry`: the attempt fails and the group is sampled again.
     `unscorable`: the trajectory has no reward and no advantage, and the group goes on; a trajectory that fails before

@@ -27,6 +27,7 @@ import torch
 from actors.engines.embedded.decoder import Decoder
 from actors.engines.embedded.running import Request, Running
 from actors.engines.protocol import (
+    NO_FORMS,
     Completion,
     EngineStatus,
     EngineStoppedError,
@@ -173,6 +174,8 @@ class EmbeddedEngine(Tokenizing):
 
     def _check(self, request: SampleRequest) -> None:
         size, longest = len(request.prompt_ids), self._decoder.max_length
+        if request.form is not None:
+            raise RequestError(f"response_format, tool_choice: {NO_FORMS.format(engine='embedded')}")
         if size == 0:
             raise RequestError("prompt: is empty")
         check_token_ids("prompt", request.prompt_ids, self._decoder.vocab_size)

@@ -22,6 +22,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -251,6 +252,9 @@ class ServedEngine(Tokenizing, ABC):
         if begun.finish_reason != ABORTED:
             return begun
         completion = begun
+        # behind the tokens so far a form would begin again, so these completions are sampled again from their start
+        while asked.form is not None and completion.finish_reason == ABORTED:
+            completion = await ask(replace(asked, num_completions=1, seed=asked.seed + number))
         while completion.finish_reason == ABORTED:
             completion = joined(completion, await ask(rest_of(asked, number, completion)))
         return cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion

@@ -2,12 +2,13 @@
 
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import aiohttp
 
 from actors.engines.protocol import Completion
+from actors.trajectories.forms import AnswerForm
 from schemas.messages import EnginePeer, Ticket
 
 
@@ -55,9 +56,18 @@ class CompletionClient:
         )
 
     async def sample(
-        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = ()
+        self,
+        engine: EnginePeer,
+        ticket: Ticket,
+        prompt_ids: list[int],
+        stop: Sequence[str] = (),
+        form: AnswerForm | None = None,
     ) -> list[SampledCompletion]:
-        """Return all completions of a ticket, sampled by one engine; `stop` are texts that end one.
+        """Return all completions of a ticket, sampled by one engine.
+
+        Args:
+            stop: texts that end a completion.
+            form: form that each completion must have.
 
         Raises:
             EngineError: connection, timeout, HTTP 5xx, an answer without completions, or an answer from another boot of
@@ -75,6 +85,8 @@ class CompletionClient:
             "return_token_ids": True,
             **ticket.sampling.model_dump(),
         } | ({"stop": list(stop)} if stop else {})
+        if form is not None:
+            body["answer_form"] = asdict(form)
         answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)
         try:
             if answer["boot_id"] != engine.boot_id:

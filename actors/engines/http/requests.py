@@ -1,7 +1,7 @@
 """Requests from clients: the bodies of OpenAI's two endpoints, with vLLM's sampling parameters.
 
-A chat may have tools. Their calls are read from the sampled text, so that training sees the model's own distribution:
-whatever would force a call or a JSON answer changes that distribution, and is refused.
+A chat may have tools. Their calls are read from the sampled text. A form of the answer (`response_format`, a forced
+`tool_choice`) cuts the distribution, and the logprobs are of the rest; engines without structured outputs refuse it.
 
 A parameter without a field here is refused by name: ignoring it would answer another question. null counts as absent.
 """
@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from actors.engines.protocol import Completion, RequestError, SampleRequest
+from actors.trajectories.forms import AnswerForm, Demand, demand_of
 from schemas import limits
 from schemas.config.sampling import SamplingParams
 from schemas.messages import Prompt
@@ -105,11 +106,15 @@ class Sampling(_Body, SamplingParams, ABC):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sample_request(
-        self, prompt_ids: list[int], on_piece: Callable[[int, Completion], None] | None = None
+        self,
+        prompt_ids: list[int],
+        on_piece: Callable[[int, Completion], None] | None = None,
+        form: AnswerForm | None = None,
     ) -> SampleRequest:
         """Return the engine's request for a single prompt. Without a seed a random seed is drawn.
 
         Args:
+            form: form that the answer must have.
             on_piece: callback for each piece, with the completion's number.
         """
         return SampleRequest(
@@ -123,6 +128,7 @@ class Sampling(_Body, SamplingParams, ABC):
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             num_top_logprobs=self.num_top_logprobs,
+            form=form,
             on_piece=on_piece,
         )
 
@@ -137,6 +143,8 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     """Number of alternatives per token; 0 for the logprob of the sampled token alone, None for no logprobs."""
     echo: Literal[False] = False  # accepted only as false
+    answer_form: AnswerForm | None = None
+    """Form of each completion, for callers that make the prompt themselves, as rollouts do."""
 
     @property
     def prompts(self) -> list[Prompt | list[int]]:
@@ -234,49 +242,36 @@ class Message(_Body):
         return self
 
 
-class ResponseFormat(_Body):
-    """Form of the answer."""
-
-    type: str
-    json_schema: Any = None
-
-    @field_validator("type")
-    @classmethod
-    def _free_text(cls, kind: str) -> str:
-        if kind != "text":
-            raise ValueError(f"{kind!r} would change the distribution that is trained; ask for the form in a message")
-        return kind
-
-
 class ChatRequest(Sampling):
     """Body of `POST /v1/chat/completions`. Without max_tokens an answer may fill the model's context."""
 
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] = Field([], max_length=limits.HTTP_TOOLS)
     tool_choice: str | dict[str, Any] = "auto"
-    """`auto` reads calls from the answer, `none` leaves them in its text; the prompt has the tools either way."""
+    """`auto` reads calls from the answer, `none` leaves them in its text; `required`, or a function's name, demands a
+    call. The prompt has the tools in any case."""
     parallel_tool_calls: bool = True
     """False keeps only the first call of an answer."""
     separate_reasoning: bool | None = None
     """True puts thoughts into `reasoning_content` (SGLang's name); by default only where there are tools."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template, such as `enable_thinking` (vLLM's name)."""
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
+    """`{"type": "text"}`, `json_object`, or `json_schema` with a schema."""
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _unforced(cls, choice: Any) -> Any:
-        if choice not in ("auto", "none"):
-            raise ValueError("must be auto or none: a call that is forced is not drawn from the trained distribution")
-        return choice
 
     @model_validator(mode="after")
     def _same_tools(self) -> Self:
         names = [tool.function.name for tool in self.tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"tools: {twice[0]!r} is the name of several")
+        return self
+
+    @model_validator(mode="after")
+    def _demand_can_be_met(self) -> Self:
+        # the property raises; its words name the parameter
+        _ = self.demand
         return self
 
     @model_validator(mode="after")
@@ -305,7 +300,12 @@ class ChatRequest(Sampling):
     @property
     def called_tools(self) -> list[dict[str, Any]]:
         """Tools whose calls are read from the answer."""
-        return self.template_tools if self.tool_choice == "auto" else []
+        return [] if self.tool_choice == "none" else self.template_tools
+
+    @cached_property
+    def demand(self) -> Demand | None:
+        """Demand on the answer; None if the model is free."""
+        return demand_of(self.response_format, self.tool_choice, self.template_tools, not self.parallel_tool_calls)
 
     @property
     def wants_logprobs(self) -> bool:

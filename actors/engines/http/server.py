@@ -25,6 +25,7 @@ from actors.engines.http.connections import Connections
 from actors.engines.http.requests import ChatRequest, CompletionRequest, Request, Sampling, parse
 from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SamplingError
 from actors.process.fault_points import point
+from actors.trajectories.forms import AnswerForm
 from bus import threads
 from schemas import limits
 
@@ -157,10 +158,13 @@ class CompletionServer:
             else:
                 prompts.append(prompt)  # type: ignore[arg-type]
         engine = self._engine
+        form = asked.answer_form if isinstance(asked, CompletionRequest) else None
+        if isinstance(asked, ChatRequest) and asked.demand is not None:
+            form = await asyncio.to_thread(engine.form_of, prompts[0], asked.demand)
         answer = make_answer(asked, prompts, self._boot_id, engine.detokenize, self._token_text, engine.read_message)
         if asked.stream:
-            return await self._stream(http, asked, prompts, answer)
-        with self._submitted(asked, prompts) as futures:
+            return await self._stream(http, asked, prompts, answer, form)
+        with self._submitted(asked, prompts, form) as futures:
             async with self._in_time():
                 groups = [await asyncio.wrap_future(future) for future in futures]
         completions = [completion for group in groups for completion in group]
@@ -169,7 +173,11 @@ class CompletionServer:
 
     @contextlib.contextmanager
     def _submitted(
-        self, asked: Sampling, prompts: list[list[int]], on_piece: "OnPiece | None" = None
+        self,
+        asked: Sampling,
+        prompts: list[list[int]],
+        form: AnswerForm | None,
+        on_piece: "OnPiece | None" = None,
     ) -> Iterator[list["Future[list[Completion]]"]]:
         """Submit all prompts; yield the futures.
 
@@ -179,7 +187,7 @@ class CompletionServer:
         try:
             for number, prompt in enumerate(prompts):
                 listener = on_piece and functools.partial(on_piece, number * asked.n)
-                futures.append(self._engine.submit(asked.sample_request(prompt, listener)))
+                futures.append(self._engine.submit(asked.sample_request(prompt, listener, form)))
             point("inference.request")
             yield futures
         finally:
@@ -197,12 +205,17 @@ class CompletionServer:
             ) from None
 
     async def _stream(
-        self, http: web.Request, asked: Request, prompts: list[list[int]], answer: Answer[Request]
+        self,
+        http: web.Request,
+        asked: Request,
+        prompts: list[list[int]],
+        answer: Answer[Request],
+        form: AnswerForm | None,
     ) -> web.StreamResponse:
         """Send server-sent events, a chunk per token. An error after the first byte becomes a separate event."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         pieces = _Pieces()
-        with self._submitted(asked, prompts, pieces.put) as futures:
+        with self._submitted(asked, prompts, form, pieces.put) as futures:
             pieces.end_with(futures)
             await response.prepare(http)
             try:

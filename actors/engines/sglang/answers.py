@@ -41,6 +41,8 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
     }
     if asked.stop:
         params["stop"] = list(asked.stop)
+    if asked.form is not None:
+        params[asked.form.kind] = asked.form.text
     if asked.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in asked.logit_bias.items()}
     return {

@@ -38,6 +38,9 @@ def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]
         # one more: see `alternatives`
         "logprobs": asked.num_top_logprobs and asked.num_top_logprobs + 1,
     }
+    if asked.form is not None:
+        key = "json" if asked.form.kind == "json_schema" else asked.form.kind
+        params["structured_outputs"] = {key: asked.form.text}
     return params | ({} if asked.max_tokens is None else {"max_tokens": asked.max_tokens})
 
 

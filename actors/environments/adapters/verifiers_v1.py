@@ -150,6 +150,7 @@ class Endpoint:
         options: Json = {"tools": body["tools"]} if body.get("tools") else {}
         if stop := body.get("stop"):
             options["stop"] = stop
+        options |= {key: body[key] for key in ("response_format", "tool_choice") if body.get(key)}
         if limit := body.get("max_completion_tokens") or body.get("max_tokens"):
             options["max_tokens"] = limit
         try:

@@ -56,7 +56,7 @@ class Policy:
         Args:
             messages: the whole conversation. Messages sampled before are passed back unchanged, so that their tokens
                 continue; any other history begins a branch.
-            options: `tools`, `max_tokens`, `stop`.
+            options: `tools`, `max_tokens`, `stop`, `response_format`, `tool_choice`.
 
         Raises:
             SampleError: there is no answer; the text says why.

@@ -46,7 +46,7 @@ class Client:
         self.answers: dict[str, list[SampledCompletion]] = {}
 
     async def sample(
-        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Any = ()
+        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Any = (), form: Any = None
     ) -> list[SampledCompletion]:
         """Two completions of version 3."""
         self.asked.append(engine.name)

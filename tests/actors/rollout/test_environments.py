@@ -30,7 +30,9 @@ class Engines:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
 
-    async def ask(self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None) -> list[Any]:
+    async def ask(
+        self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None, form: Any = None
+    ) -> list[Any]:
         """Two tokens, the last of which ends the turn."""
         if one.ordinal:
             await self.go_on.wait()

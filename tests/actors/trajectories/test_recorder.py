@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.trajectories.bridges import Message
+from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.recorder import Recorder, TrajectoryOverError, TurnAnswer, TurnLimits, TurnRequest
 from actors.trajectories.tree import Origin
 from tests.actors.trajectories.families import FAMILIES, Chat
@@ -193,6 +194,21 @@ async def test_a_cut_turn_may_be_kept_out_of_the_loss() -> None:
     await recorder.ask([USER])
     [sample] = recorder.tree.samples()
     assert sum(sample.loss_mask) == 2
+
+
+@pytest.mark.parametrize(("trains", "trained"), [(False, 2), (True, 3)])
+async def test_a_turn_of_a_demanded_form_stays_in_the_context_and_trains_only_if_it_may(
+    trains: bool, trained: int
+) -> None:
+    """Its logprobs are of a cut distribution; the free turn behind it always trains."""
+    writer = Writer(Chat("qwen2_5"), ["", "x"])
+    recorder = writer.recorder(TurnLimits(1000, 4, train_forced_turns=trains))
+    message = await recorder.ask([USER], demand=Demand({"type": "object"}))
+    await recorder.ask([USER, message, {"role": "user", "content": "on"}])
+    forms = [request.form for request in writer.requests]
+    assert forms == [AnswerForm("json_schema", '{"type": "object"}'), None]
+    [sample] = recorder.tree.samples()
+    assert (sum(sample.loss_mask), recorder.num_forced) == (trained, 1)
 
 
 class Gate:

@@ -431,6 +431,13 @@ def test_a_chat_that_cannot_be_served_is_refused_by_name(
     assert client.post("/chat/completions", body=asked | dict.fromkeys(change, None) | asked, cast_to=object)
 
 
+def test_engines_without_structured_outputs_refuse_a_demanded_form(client: openai.OpenAI) -> None:
+    """Both engines say which ones can."""
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 2}
+    with pytest.raises(openai.BadRequestError, match=r"response_format, tool_choice: engine .* use vllm or sglang"):
+        client.chat.completions.create(**asked, response_format={"type": "json_object"})
+
+
 def test_streams_do_not_disturb_each_other(client: openai.OpenAI) -> None:
     """Four at once, each with another prompt: every one is its whole answer."""
     found: dict[int, str] = {}

@@ -20,6 +20,7 @@ from actors.engines.http.requests import ChatRequest, parse
 from actors.engines.http.server import CompletionServer
 from actors.engines.protocol import Completion, RequestError, SampleRequest
 from actors.engines.tokenizing import Tokenizing
+from actors.trajectories.forms import AnswerForm
 from schemas.config.fake_engine import FakeEngineConfig
 from schemas.config.model import ModelConfig
 from tests.actors.engines.engines import WAIT
@@ -59,6 +60,7 @@ class Scripted(Tokenizing):
     def __init__(self, folder: Path, family: str) -> None:
         super().__init__(ModelConfig(path=str(folder)))
         self.family, self.texts, self.prompts = FAMILIES[family], iter([""]), []
+        self.forms: list[AnswerForm | None] = []
         self.encode, self.decode = tokenizer_of(family).encode, tokenizer_of(family).decode
 
     def write(self, *texts: str) -> None:
@@ -68,6 +70,7 @@ class Scripted(Tokenizing):
     def submit(self, request: SampleRequest) -> "Future[list[Completion]]":
         """Answer at once: a token per piece."""
         self.prompts.append(request.prompt_ids)
+        self.forms.append(request.form)
         completions = []
         for number, text in enumerate(itertools.islice(self.texts, request.num_completions)):
             end = ENDS.get(self.family.name, self.family.ends[0])
@@ -255,6 +258,58 @@ def test_calls_are_read_only_where_the_client_wants_them(start: Start) -> None:
     assert engine.prompts[0] == engine.prompts[1], "the prompt has the tools whatever the choice"
 
 
+@pytest.mark.parametrize(
+    ("choice", "names", "once"),
+    [("required", ["weather", "now"], False), ({"type": "function", "function": {"name": "now"}}, ["now"], True)],
+)
+def test_a_demanded_call_reaches_the_engine_in_the_syntax_of_the_family(
+    start: Start, choice: Any, names: list[str], once: bool
+) -> None:
+    """And the calls are read from the answer like free ones, in a stream too."""
+    engine, client = start("qwen3_instruct_2507")
+    tools: Any = [WEATHER, {"type": "function", "function": {"name": "now"}}]
+    engine.write(HERMES_CALL)
+    answer = client.chat.completions.create(model=MODEL, messages=ASKED, tools=tools, tool_choice=choice)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    engine.write(HERMES_CALL)
+    list(client.chat.completions.create(model=MODEL, messages=ASKED, tools=tools, tool_choice=choice, stream=True))
+    assert engine.forms[0] == engine.forms[1]
+    form = engine.forms[0]
+    assert form is not None
+    assert form.kind == "structural_tag"
+    wanted = json.loads(form.text)["format"]
+    assert (wanted["at_least_one"], wanted["stop_after_first"]) == (True, once)
+    assert [tag["begin"] for tag in wanted["tags"]] == [
+        f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in names
+    ]
+
+
+def test_demanded_json_begins_behind_the_thoughts_that_the_prompt_has_opened(start: Start, tmp_path: Path) -> None:
+    """Otherwise with the first token, as a plain schema, which all backends of structured outputs know."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    for family, kind in (("qwen3_5_think", "structural_tag"), ("qwen2_5", "json_schema")):
+        engine, client = start(family)
+        engine.write("{}")
+        client.chat.completions.create(model=MODEL, messages=ASKED, response_format=wanted)
+        [form] = engine.forms
+        assert form is not None
+        assert form.kind == kind
+        told = json.loads(form.text)
+        if kind == "structural_tag":
+            thoughts, answer = told["format"]["elements"]
+            assert thoughts["end"].startswith("</think>")
+            told = answer["json_schema"]
+        assert told == schema
+
+
+def test_a_call_cannot_be_demanded_in_every_syntax(start: Start) -> None:
+    """The words name the syntaxes in which it can."""
+    _, client = start("gptoss")
+    with pytest.raises(openai.BadRequestError, match="tool_choice: a call can be demanded in the syntaxes hermes"):
+        client.chat.completions.create(model=MODEL, messages=ASKED, tools=[WEATHER], tool_choice="required")
+
+
 def test_variables_of_the_template_reach_it(start: Start) -> None:
     """Those that transformers takes itself are refused by name."""
     engine, client = start("qwen3")
@@ -280,11 +335,17 @@ ANSWERED = {"id": "1", "type": "function", "function": {"name": "weather", "argu
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tool_choice": "required"}, "tool_choice: must be auto or none: a call that is forced"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice: must be auto or none"),
+        ({"tool_choice": "always"}, "tool_choice: must be auto, none, required or "),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice: there are no tools"),
         (
-            {"response_format": {"type": "json_object"}},
-            "response_format.type: 'json_object' would change the distrib",
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "moon"}}},
+            "tool_choice: no tool is called 'moon'",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format.type: 'xml' is not known"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: must be"),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format: tool_choice demands a call already",
         ),
         ({"tools": [WEATHER, WEATHER]}, "tools: 'weather' is the name of several"),
         ({"tools": [{"type": "web_search"}]}, r"tools.0.type: Input should be 'function'"),
@@ -323,7 +384,7 @@ ANSWERED = {"id": "1", "type": "function", "function": {"name": "weather", "argu
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
-    """Nothing is ignored: a forced call or a JSON form would not be the policy's own distribution."""
+    """Nothing is ignored."""
     with pytest.raises(RequestError, match=words):
         parse(ChatRequest, json.dumps({"model": MODEL, "messages": ASKED} | changes).encode())
 

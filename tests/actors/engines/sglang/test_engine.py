@@ -9,6 +9,7 @@ import torch
 
 from actors.engines.external.upstream import RefusedError
 from actors.engines.protocol import Completion, EngineStoppedError, RequestError
+from actors.trajectories.forms import AnswerForm
 from bus.weights import Weights
 from bus.weights.filesystem import FilesystemPublisher, FilesystemReceiver
 from schemas.errors import ConfigError
@@ -231,6 +232,27 @@ def test_a_third_version_takes_over_what_the_first_one_still_does(make_sglang: M
     rest = stub.asked("/generate")[2:]
     assert sorted(body["input_ids"] for body in rest) == sorted(PROMPT + c.token_ids[:2] for c in (first, second))
     assert {(body["lora_path"], body["sampling_params"]["max_new_tokens"]) for body in rest} == {("policy-1.2.2", 3)}
+
+
+def test_a_completion_of_a_demanded_form_begins_again_after_an_interruption(
+    make_sglang: MakeSglang, stub: StubServer
+) -> None:
+    """Behind the tokens so far the server would begin the form anew; with its own seed the completion is the same."""
+    engine = make_sglang(lora=True, max_loras=2)
+    engine.load(policy(1), ADAPTER, WAIT)
+    stub.holding = True
+    form = AnswerForm("json_schema", '{"type": "object"}')
+    old = engine.submit(ask(PROMPT, n=2, max_tokens=5, seed=40, form=form))
+    under_way(stub, 2)
+    engine.load(policy(2), ADAPTER, WAIT)
+    engine.load(policy(3), ADAPTER, WAIT)
+    stub.holding = False
+    completions = old.result(WAIT)
+    assert [c.token_ids for c in completions] == [[token(40 + n, i) for i in range(5)] for n in range(2)]
+    bodies = stub.asked("/generate")
+    assert len(bodies) == 4
+    assert all(body["input_ids"] == PROMPT for body in bodies)
+    assert all(body["sampling_params"]["json_schema"] == form.text for body in bodies)
 
 
 def test_an_adapter_that_the_server_refuses_leaves_the_old_one(make_sglang: MakeSglang, stub: StubServer) -> None:

@@ -26,6 +26,8 @@ from actors.engines.protocol import Completion, EngineStoppedError, RequestError
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.engine import VllmEngine
 from actors.engines.vllm.shared_gpu import ServerMemory
+from actors.trajectories.forms import WRITABLE, Demand, demand_of, form_of
+from actors.trajectories.parsing import Syntax
 from bus.weights import Weights
 from schemas.config.embedded_engine import EmbeddedEngineConfig
 from schemas.config.model import LoraConfig, ModelConfig
@@ -33,6 +35,7 @@ from schemas.config.noise import NoiseConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from tests import models
 from tests.actors.engines.engines import ask, policy, sample
+from tests.actors.engines.http.test_tools import CALLS, WEATHER
 from tests.actors.engines.vllm.conftest import ServableModel
 from tests.actors.engines.vllm.test_process import members, wait_for
 from tests.folders import scratch_at
@@ -293,6 +296,50 @@ def test_completions_end_as_asked_for(full: VllmEngine) -> None:
     assert full.detokenize(told.token_ids).endswith(text)
     assert told_by_token.stop_reason == second == told_by_token.token_ids[-1]
     assert told_by_token.token_ids == longest.token_ids[: len(told_by_token.token_ids)]
+
+
+def test_logprobs_under_a_form_are_of_the_tokens_that_it_allows(
+    full: VllmEngine, servable_model: ServableModel
+) -> None:
+    """The trainer's logprobs are smaller by what the forbidden tokens have together: such a turn has a biased ratio."""
+    full.load(policy(0), weights(servable_model(0, tied=True)), WAIT)
+    reference, words = models.plain(servable_model(0, tied=True)), ("true", "false")
+    form = full.form_of(PROMPT, Demand({"type": "boolean"}))
+    [completions] = sample(full, ask(PROMPT, n=16, max_tokens=20, seed=3, form=form))
+    assert {full.detokenize(c.token_ids) for c in completions} == set(words)
+    for completion in completions:
+        assert (completion.token_ids[-1], completion.finish_reason) == (models.EOS, "stop")
+        spelt = [full.detokenize([token]) for token in completion.token_ids[:-1]]
+        with torch.no_grad():
+            whole = reference(torch.tensor([PROMPT + completion.token_ids])).logits[0, len(PROMPT) - 1 : -1]
+        free = whole.log_softmax(-1)
+        # the first letter is a choice of two, all others are certain
+        first = whole[0, [models.VOCABULARY.index(word[0]) for word in words]].log_softmax(-1)
+        expected = [float(first[words.index("".join(spelt))]), *[0.0] * len(spelt)]
+        assert completion.logprobs == pytest.approx(expected, abs=TIGHT)
+        trained = free.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        assert bool((trained < torch.tensor(completion.logprobs)).all())
+
+
+def test_calls_that_are_demanded_are_written_in_the_syntax_of_the_family(full: VllmEngine) -> None:
+    """vLLM's own grammar takes what a model of the family writes, behind free thoughts too, and nothing else."""
+    import xgrammar
+    from xgrammar.testing import _is_grammar_accept_string as accepts
+
+    tools: Any = [WEATHER, {"type": "function", "function": {"name": "now"}}]
+    syntaxes: dict[Syntax, str] = {"hermes": "qwen2_5", "qwen3_coder": "qwen3_5_think", "llama3": "llama3_1"}
+    assert set(syntaxes) == set(WRITABLE)
+    for syntax, family in syntaxes.items():
+        call = CALLS[family].rpartition("</think>\n\n")[2]
+        for thinks in (False, True):
+            demand = demand_of(None, "required", tools)
+            assert demand is not None
+            grammar = xgrammar.Grammar.from_structural_tag(form_of(demand, syntax, thinks).text)
+            thoughts = "so <b>\n</think>\n\n" if thinks else ""
+            assert accepts(grammar, thoughts + call)
+            assert not accepts(grammar, thoughts + call.replace("Graz", "") + "x")
+            assert not accepts(grammar, thoughts + "Rain.")
+            assert not accepts(grammar, thoughts + call.replace("weather", "moon"))
 
 
 def test_alternatives_are_the_models_most_probable_tokens(full: VllmEngine, servable_model: ServableModel) -> None:
