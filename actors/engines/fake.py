@@ -73,6 +73,7 @@ class FakeEngine:
             "logit_bias": request.logit_bias,
             "logprobs, top_logprobs": request.num_top_logprobs,
             "response_format, tool_choice": request.form,
+            "ignore_eos": request.ignore_eos,
         }
         for name, value in (sampling | others).items():
             if value:

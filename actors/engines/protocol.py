@@ -69,6 +69,8 @@ class SampleRequest:
     """Values to add to the logits, by token id."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    """Whether the end of sequence ends no completion."""
     num_top_logprobs: int = 0
     """Number of alternatives to report per token."""
     form: AnswerForm | None = None
@@ -78,6 +80,14 @@ class SampleRequest:
     on_piece: Callable[[int, Completion], None] | None = field(default=None, compare=False)
     """Callback for each piece, with the completion's number; None for no callback. Called in a thread of the
     engine before the future is done. Must not raise."""
+
+    def ends(self, eos: frozenset[int]) -> list[int]:
+        """Return the tokens that end a completion, in order.
+
+        Args:
+            eos: the model's ends of sequence.
+        """
+        return sorted((frozenset() if self.ignore_eos else eos) | set(self.stop_token_ids))
 
 
 @dataclass(frozen=True)

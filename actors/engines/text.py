@@ -67,10 +67,17 @@ class TextStream:
 
 
 class StopWatch:
-    """Detector of a request's stop tokens and stop strings in a single completion."""
+    """Detector of a request's stop tokens and stop strings in a single completion.
 
-    def __init__(self, stop: Sequence[str], stop_token_ids: Sequence[int], detokenize: Detokenize) -> None:
+    Args:
+        min_tokens: number of tokens in which no stop string counts.
+    """
+
+    def __init__(
+        self, stop: Sequence[str], stop_token_ids: Sequence[int], detokenize: Detokenize, min_tokens: int = 0
+    ) -> None:
         self._stop, self._stop_token_ids = stop, frozenset(stop_token_ids)
+        self._unwatched = min_tokens
         self._stream, self._end = TextStream(detokenize), ""
         # the longest proper beginning of a stop string
         self._kept = max(map(len, stop), default=1) - 1
@@ -82,6 +89,10 @@ class StopWatch:
         if not self._stop:
             return None
         text = self._end + self._stream.add([token_id])
+        # a stop string that begins in these tokens does not count, as in vLLM
+        if self._unwatched > 0:
+            self._unwatched -= 1
+            return None
         # keep only the end that may be part of a stop string: the cost per token does not grow with the completion
         self._end = text[max(0, len(text) - self._kept) :]
         return first_stop(text, self._stop)

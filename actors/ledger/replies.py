@@ -191,6 +191,8 @@ def ticket_of(group: Group, settings: Settings) -> Ticket:
         num_completions=group.num_completions,
         sampling=sampling,
         max_tokens=max_tokens,
+        stop=list(settings.stop),
+        ignore_eos=settings.ignore_eos and group.policy is None,
         min_version=group.min_version,
         policy=group.policy,
     )

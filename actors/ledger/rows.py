@@ -274,6 +274,8 @@ class Settings:
     """Sampling parameters of train groups; the schedule changes their temperature."""
     temperature_schedule: TemperatureScheduleConfig | None = None
     max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
     seed: int = 0
     evaluation: EvalRule = EvalRule()
     """Rule of evaluations without a rule of their own."""

@@ -186,6 +186,7 @@ class EnvironmentPlayer:
             config.max_message_tokens,
             config.train_cut_turns,
             config.train_forced_turns,
+            tuple(ticket.stop),
         )
         seed, affinity = seed_of(ticket.seed, member), Affinity()
         model_seconds = 0.0

@@ -47,6 +47,8 @@ class TurnLimits:
     """Whether a turn that was cut off at its limit is part of the loss."""
     train_forced_turns: bool = False
     """Whether a turn that was sampled under a demand is part of the loss."""
+    stop: tuple[str, ...] = ()
+    """Texts that end each turn."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Recorder:
             ValueError: max_tokens is below 1, the demand can't be met, or the engine answered without a token.
         """
         self._check_open()
+        stop = tuple(dict.fromkeys([*self.limits.stop, *stop]))
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens: {max_tokens} is less than 1")
         if len(self._taken) >= self.limits.max_turns:
@@ -160,7 +163,7 @@ class Recorder:
         self._taken.add(ordinal)
         self._under_way[ordinal] = budget
         try:
-            answer = await self.sample(TurnRequest(prompt_ids, budget, self.turn_seed(ordinal), tuple(stop), form))
+            answer = await self.sample(TurnRequest(prompt_ids, budget, self.turn_seed(ordinal), stop, form))
             self._check_open()
             if not answer.token_ids:
                 raise ValueError("the engine answered a turn without a token")

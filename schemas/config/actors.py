@@ -1,6 +1,6 @@
 """Keys of the actors that sample, score and pack groups, and the number of processes (`up`)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,9 @@ from schemas.config.difficulty_pools import DifficultyPoolsConfig
 from schemas.config.filters import CompletionFilterConfig
 from schemas.config.resume_classes import Free, Identity, Repack
 from schemas.config.sampling import SamplingParams
+
+StopText = Annotated[str, Field(min_length=1, max_length=limits.HTTP_STOP_CHARACTERS)]
+"""Text that ends a completion."""
 
 
 class TemperatureScheduleConfig(Section):
@@ -42,6 +45,13 @@ class RolloutConfig(SamplingParams):
     trainer. Evaluations have `eval.temperature`."""
     temperature_schedule: Free[TemperatureScheduleConfig | None] = None
     """Course of the temperature over the run. Empty: constant."""
+    stop: Free[list[StopText]] = Field([], max_length=limits.HTTP_STOPS)
+    """Texts that end a completion, in evaluations too (ms-swift: stop_words). The tokens stay as they were sampled, up
+    to the one that completes the text; reward functions see the completion without the text. Such a completion counts
+    as ended (`stop`), not as cut off, and its ratio is unbiased."""
+    ignore_eos: Free[bool] = False
+    """Sampling beyond the end of sequence, in training: each completion ends at `max_tokens`, or at a text of `stop`
+    (AReaL: ignore_eos). The distribution stays the model's, so the ratio is unbiased."""
     max_concurrent_groups: Free[int] = Field(16, ge=1)
     """Groups sampled at once by each rollout actor."""
     group_timeout: Free[float] = Field(300.0, gt=0)

@@ -99,6 +99,18 @@ def _samples_fit(config: "RunConfig") -> Iterator[str]:
                 yield f"{section}.max_tokens: {most} leaves no room for a prompt in {key} {length}"
 
 
+def _completions_may_end(config: "RunConfig") -> Iterator[str]:
+    rollout, reward = config.rollout, config.reward
+    if rollout.min_tokens > rollout.max_tokens:
+        yield f"rollout.min_tokens: {rollout.min_tokens} exceeds rollout.max_tokens {rollout.max_tokens}"
+    masks = [key for key in ("mask_truncated_completions", "mask_no_eos_with_zero") if getattr(reward, key)]
+    if rollout.ignore_eos and not rollout.stop and masks:
+        yield (
+            f"rollout.ignore_eos: every completion is cut off at rollout.max_tokens, and reward.{masks[0]} leaves "
+            "nothing of such completions to learn from; remove one of the two, or set rollout.stop"
+        )
+
+
 def _every_engine_has_a_server(config: "RunConfig") -> Iterator[str]:
     """Require a server per actor, from the list of the engine or from a pool, never from both."""
     engine, actors = config.inference.engine, config.up.inference
@@ -342,6 +354,7 @@ RULES = (
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,
     _samples_fit,
+    _completions_may_end,
     _every_engine_has_a_server,
     _engine_does_what_is_asked,
     _engine_takes_the_adapter,

@@ -28,6 +28,17 @@ class SamplingParams(Section):
     """Number subtracted from the logit of each token that the completion already has, once however often it has the
     token (OpenAI). Other than 0 the importance ratio is biased, and `actors check` warns."""
 
+    frequency_penalty: Free[float] = Field(0.0, ge=-2, le=2)
+    """Number subtracted from the logit of each token for each time that the completion already has the token (OpenAI).
+    Other than 0 the importance ratio is biased, and `actors check` warns."""
+    repetition_penalty: Free[float] = Field(1.0, gt=0)
+    """Divisor of the positive, and factor of the negative, logits of all tokens that the prompt or the completion
+    already has (with engine `sglang` the completion alone). Other than 1 the importance ratio is biased, and
+    `actors check` warns."""
+    min_tokens: Free[int] = Field(0, ge=0)
+    """Number of new tokens before which a completion does not end: the end of sequence has probability 0, and no stop
+    string counts. Above 0 the importance ratio of these tokens is biased, and `actors check` warns."""
+
     @property
     def sampling(self) -> "SamplingParams":
         """Sampling parameters alone, without the other keys of a derived class."""

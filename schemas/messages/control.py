@@ -43,6 +43,10 @@ class Ticket(Frozen):
     sampling: SamplingParams
     max_tokens: int
     """Maximum number of new tokens per completion."""
+    stop: list[str] = []
+    """Texts that end a completion."""
+    ignore_eos: bool = False
+    """True: the end of sequence ends no completion."""
     min_version: int
     """Oldest policy version allowed to sample the group (protocol rule P10)."""
     policy: PolicyVersion | None = None

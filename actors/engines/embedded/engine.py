@@ -88,7 +88,7 @@ class EmbeddedEngine(Tokenizing):
         self._decoder = decoder or Decoder(model, config)
         self._eos_E = np.array(sorted(self._eos), np.int32)
         self._policy: PolicyVersion | None = None
-        self._running = Running(config.max_sequences, self._decoder.max_length, self._tokenizer.decode)
+        self._running = Running(config.max_sequences, self._decoder.max_length, self._tokenizer.decode, self._eos)
         self._waiting: deque[Request] = deque()
         self._update: _Update | None = None
         self._loading = threading.Lock()

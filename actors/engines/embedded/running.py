@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engines.embedded.sampling import Distribution, Drawn, sample, uniforms
+from actors.engines.embedded.sampling import Distribution, Drawn, TokenValues, sample, uniforms
 from actors.engines.protocol import Alternatives, Completion, SampleRequest, Segment
 from actors.engines.text import Detokenize, StopWatch
 from schemas.config.sampling import SamplingParams
@@ -48,11 +48,29 @@ class _Owner:
     top_logprobs: list[Alternatives] = field(default_factory=list)
 
 
-class Running:
-    """Table of up to `capacity` sequences of up to `max_length` tokens."""
+Entry = tuple[int, int, float]
+"""Row, token id, and a value."""
 
-    def __init__(self, capacity: int, max_length: int, detokenize: Detokenize) -> None:
-        self._detokenize = detokenize
+
+def _values(entries: list[Entry]) -> TokenValues | None:
+    # also with a penalty alone, as long as no token is there for it
+    if not entries:
+        return None
+    rows, tokens, values = zip(*entries, strict=True)
+    return np.array(rows), np.array(tokens), np.array(values, np.float32)
+
+
+class Running:
+    """Table of up to `capacity` sequences of up to `max_length` tokens.
+
+    Args:
+        eos: tokens that end a sequence, unless its request ignores them.
+    """
+
+    def __init__(
+        self, capacity: int, max_length: int, detokenize: Detokenize, eos: frozenset[int] = frozenset()
+    ) -> None:
+        self._detokenize, self._eos = detokenize, eos
         self._owners: list[_Owner] = []
         self._tokens_BL = np.zeros((capacity, max_length), np.int32)
         self._logprobs_BL = np.zeros((capacity, max_length), np.float32)
@@ -69,8 +87,10 @@ class Running:
         self._min_p_B = np.zeros(capacity, np.float32)
         self._num_top_logprobs_B = np.zeros(capacity, np.int64)
         self._biased_B, self._watched_B, self._told_B = (np.zeros(capacity, bool) for _ in range(3))
-        """Rows with a bias or presence penalty, with stop strings or stop tokens, and with a callback. Loops over rows
-        touch only these few."""
+        """Rows with a bias, penalty or `min_tokens`, with stop strings or stop tokens, and with a callback. Loops over
+        rows touch only these few."""
+        self._endless_B = np.zeros(capacity, bool)
+        """Rows that an end of sequence does not end."""
         # `remove` moves the rows of all arrays alike
         self._arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
 
@@ -96,7 +116,7 @@ class Running:
         watched = bool(asked.stop or asked.stop_token_ids)
         for number in range(n):
             # a watch of its own for each completion: it keeps the end of the completion's text
-            watch = StopWatch(asked.stop, asked.stop_token_ids, self._detokenize) if watched else None
+            watch = self._watch(asked) if watched else None
             self._owners.append(_Owner(request, number, list(segments), watch))
         self._tokens_BL[rows, :prompt] = asked.prompt_ids
         self._lengths_B[rows] = self._prompts_B[rows] = prompt
@@ -108,7 +128,11 @@ class Running:
         self._temperatures_B[rows], self._top_p_B[rows] = sampling.temperature, sampling.top_p
         self._top_k_B[rows], self._min_p_B[rows] = sampling.top_k, sampling.min_p
         self._num_top_logprobs_B[rows] = asked.num_top_logprobs
-        self._biased_B[rows] = bool(asked.logit_bias or asked.sampling.presence_penalty)
+        # `asked.sampling`: penalties and `min_tokens` count in greedy rows too
+        s = asked.sampling
+        is_penalized = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1
+        self._biased_B[rows] = bool(asked.logit_bias or is_penalized or s.min_tokens)
+        self._endless_B[rows] = asked.ignore_eos
         self._watched_B[rows] = watched
         self._told_B[rows] = asked.on_piece is not None
 
@@ -130,25 +154,39 @@ class Running:
         """Return the distributions from which the rows from `first` on draw the next tokens."""
         rows = slice(first, len(self))
         return Distribution(
-            self._temperatures_B[rows], self._top_p_B[rows], self._top_k_B[rows], self._min_p_B[rows], self._bias(first)
+            self._temperatures_B[rows],
+            self._top_p_B[rows],
+            self._top_k_B[rows],
+            self._min_p_B[rows],
+            *self._changes(first),
         )
 
-    def _bias(self, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None:
-        entries: list[tuple[int, int, float]] = []
+    def _watch(self, asked: SampleRequest) -> StopWatch:
+        return StopWatch(asked.stop, asked.stop_token_ids, self._detokenize, asked.sampling.min_tokens)
+
+    def _changes(self, first: int) -> tuple[TokenValues | None, TokenValues | None, TokenValues | None]:
+        """Return bias, repetition penalties and other penalties of the rows from `first` on."""
+        biases: list[Entry] = []
+        repetitions: list[Entry] = []
+        penalties: list[Entry] = []
         for row in np.flatnonzero(self._biased_B[first : len(self)]).tolist():
             b = first + row
-            asked = self._owners[b].request.asked
-            penalty, values = asked.sampling.presence_penalty, dict(asked.logit_bias)
-            if penalty:
-                # the prompt does not count, as with OpenAI and vLLM
-                for token in set(self._tokens_BL[b, self._prompts_B[b] : self._lengths_B[b]].tolist()):
-                    values[token] = values.get(token, 0.0) - penalty
-            entries += [(row, token, value) for token, value in values.items()]
-        # also with a penalty alone, as long as no token is there for it
-        if not entries:
-            return None
-        rows, tokens, added = zip(*entries, strict=True)
-        return np.array(rows), np.array(tokens), np.array(added, np.float32)
+            asked, prompt, length = self._owners[b].request.asked, self._prompts_B[b], self._lengths_B[b]
+            sampling = asked.sampling
+            values = dict(asked.logit_bias)
+            if length - prompt < sampling.min_tokens:
+                values |= dict.fromkeys(asked.ends(self._eos), float("-inf"))
+            biases += [(row, token, value) for token, value in values.items()]
+            if sampling.repetition_penalty != 1:
+                seen = np.unique(self._tokens_BL[b, :length]).tolist()
+                repetitions += [(row, token, sampling.repetition_penalty) for token in seen]
+            if not (sampling.presence_penalty or sampling.frequency_penalty):
+                continue
+            # the prompt does not count, as with OpenAI and vLLM
+            tokens, counts = np.unique(self._tokens_BL[b, prompt:length], return_counts=True)
+            each = sampling.presence_penalty + sampling.frequency_penalty * counts
+            penalties += [(row, token, value) for token, value in zip(tokens.tolist(), each.tolist(), strict=True)]
+        return _values(biases), _values(repetitions), _values(penalties)
 
     def num_top_logprobs(self, first: int) -> int:
         """Return the largest number of alternatives reported by a row from `first` on."""
@@ -183,7 +221,7 @@ class Running:
         rows = slice(first, len(self))
         tokens_B, positions_B = (array[first:] for array in self.last_tokens())
         # the end of sequence counts before stop strings, and has no stop reason
-        stopped_B = (tokens_B[:, None] == eos).any(1)
+        stopped_B = (tokens_B[:, None] == eos).any(1) & ~self._endless_B[rows]
         for b in np.flatnonzero(self._watched_B[rows] & ~stopped_B):
             owner = self._owners[first + b]
             assert owner.watch is not None

@@ -4,6 +4,7 @@ The random number is a hash of seed and position alone. So a completion depends 
 the rest of the batch: P10 (seeds follow from run seed, ordinal and completion).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,10 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
+TokenValues = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
+"""Rows, token ids, and a value for each."""
+
+
 @dataclass(frozen=True)
 class Distribution:
     """Parameters for turning the logits of each sequence into the distribution of the next token."""
@@ -40,8 +45,12 @@ class Distribution:
     top_k_B: NDArray[np.int64]
     """Number of most probable tokens to keep; 0 keeps all."""
     min_p_B: NDArray[np.float32]
-    bias: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None
-    """Rows, token ids, and the values to add to the logits."""
+    bias: TokenValues | None = None
+    """Values to add to the logits."""
+    repetition: TokenValues | None = None
+    """Divisors of positive, and factors of negative logits, after the bias."""
+    penalties: TokenValues | None = None
+    """Values to subtract from the logits, after the repetition penalty."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ def sample(
 
 
 def processed_logprobs(logits_BV: Tensor, distribution: Distribution) -> Tensor:
-    """Return logprobs (B, V) after bias, temperature, min_p, top_k and top_p, in the order of vLLM's sampler.
+    """Return logprobs (B, V) after bias, penalties, temperature, min_p, top_k and top_p, in vLLM's order.
 
     Each cut gives probability 0 to the removed tokens and renormalises the rest before the next cut. (vLLM:
     `v1/sample/sampler.py`, `logprobs_mode processed_logprobs`.)
@@ -82,8 +91,15 @@ def processed_logprobs(logits_BV: Tensor, distribution: Distribution) -> Tensor:
     logits_BV = logits_BV.float()
     # each step is skipped if no row asks for it: most runs sample at temperature 1 without cuts
     if d.bias is not None:
-        rows, tokens, values = (torch.from_numpy(array).to(device) for array in d.bias)
+        rows, tokens, values = _on(device, d.bias)
         logits_BV = logits_BV.index_put((rows, tokens), values, accumulate=True)
+    if d.repetition is not None:
+        rows, tokens, values = _on(device, d.repetition)
+        before = logits_BV[rows, tokens]
+        logits_BV = logits_BV.index_put((rows, tokens), torch.where(before > 0, before / values, before * values))
+    if d.penalties is not None:
+        rows, tokens, values = _on(device, d.penalties)
+        logits_BV = logits_BV.index_put((rows, tokens), -values, accumulate=True)
     if (d.temperatures_B != 1).any():
         divisor_B = np.where(d.temperatures_B == 0, np.float32(1), d.temperatures_B)
         logits_BV = logits_BV / torch.from_numpy(divisor_B).to(device)[:, None]
@@ -106,6 +122,10 @@ def processed_logprobs(logits_BV: Tensor, distribution: Distribution) -> Tensor:
         outside_BV = (before_BV >= top_p_B[:, None]) & (top_p_B < 1)[:, None]
         log_p_BV = _cut(log_p_BV, torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV))
     return log_p_BV
+
+
+def _on(device: torch.device, entries: TokenValues) -> Iterator[Tensor]:
+    return (torch.from_numpy(array).to(device) for array in entries)
 
 
 def _cut(log_p_BV: Tensor, gone_BV: Tensor) -> Tensor:

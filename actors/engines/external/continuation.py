@@ -20,7 +20,8 @@ def rest_of(asked: SampleRequest, number: int, so_far: Completion) -> SampleRequ
     The new seed is a hash of the completion's seed and the place. With the old seed, the random numbers of the first
     tokens would be used again, for tokens that depend on these numbers already.
 
-    For the server the tokens so far are part of the prompt, so `presence_penalty` does not see them any more.
+    For the server the tokens so far are part of the prompt, so `presence_penalty` and `frequency_penalty` do not see
+    them any more.
     """
     done = len(so_far.token_ids)
     digest = hashlib.sha256(f"{asked.seed + number} {done}".encode()).digest()
@@ -29,6 +30,7 @@ def rest_of(asked: SampleRequest, number: int, so_far: Completion) -> SampleRequ
         prompt_ids=asked.prompt_ids + so_far.token_ids,
         num_completions=1,
         max_tokens=None if asked.max_tokens is None else asked.max_tokens - done,
+        sampling=asked.sampling.model_copy(update={"min_tokens": max(0, asked.sampling.min_tokens - done)}),
         # 7 bytes, so that the seed is below 2**63
         seed=int.from_bytes(digest[:7]),
         on_piece=None,
@@ -50,12 +52,15 @@ def joined(so_far: Completion, rest: Completion) -> Completion:
     )
 
 
-def cut_at_stop(whole: Completion, stop: Sequence[str], detokenize: Detokenize) -> Completion:
+def cut_at_stop(whole: Completion, stop: Sequence[str], detokenize: Detokenize, min_tokens: int = 0) -> Completion:
     """Return a joined completion up to its first stop string.
 
     The server can't see a stop string that spans the seam.
+
+    Args:
+        min_tokens: number of tokens in which no stop string counts.
     """
-    watch = StopWatch(stop, (), detokenize)
+    watch = StopWatch(stop, (), detokenize, min_tokens)
     for last, token in enumerate(whole.token_ids):
         reason = watch.add(token)
         if reason is not None:

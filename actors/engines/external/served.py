@@ -257,7 +257,9 @@ class ServedEngine(Tokenizing, ABC):
             completion = await ask(replace(asked, num_completions=1, seed=asked.seed + number))
         while completion.finish_reason == ABORTED:
             completion = joined(completion, await ask(rest_of(asked, number, completion)))
-        return cut_at_stop(completion, asked.stop, self.detokenize) if asked.stop else completion
+        if not asked.stop:
+            return completion
+        return cut_at_stop(completion, asked.stop, self.detokenize, asked.sampling.min_tokens)
 
     def _quarantine(self, version: ServedWeights, reason: str) -> None:
         # otherwise an earlier answer has reported it

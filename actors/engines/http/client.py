@@ -66,7 +66,7 @@ class CompletionClient:
         """Return all completions of a ticket, sampled by one engine.
 
         Args:
-            stop: texts that end a completion.
+            stop: further texts that end a completion.
             form: form that each completion must have.
 
         Raises:
@@ -84,7 +84,11 @@ class CompletionClient:
             "logprobs": 0,
             "return_token_ids": True,
             **ticket.sampling.model_dump(),
-        } | ({"stop": list(stop)} if stop else {})
+        }
+        if stops := list(dict.fromkeys([*ticket.stop, *stop])):
+            body["stop"] = stops
+        if ticket.ignore_eos:
+            body["ignore_eos"] = True
         if form is not None:
             body["answer_form"] = asdict(form)
         answer = await self._post(f"{engine.url}/v1/completions", body, engine.name)

@@ -60,6 +60,7 @@ class Sampling(_Body, SamplingParams, ABC):
         BeforeValidator(lambda v: (v,) if isinstance(v, str) else v),  # a single text or a list
     ] = Field((), max_length=limits.HTTP_STOPS)
     stop_token_ids: tuple[int, ...] = Field((), max_length=limits.HTTP_STOPS)
+    ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -78,6 +79,9 @@ class Sampling(_Body, SamplingParams, ABC):
             raise ValueError("max_tokens: is the older name of max_completion_tokens; give one of them")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: needs stream: true")
+        longest = self.max_tokens or self.max_completion_tokens or self.max_tokens_by_default
+        if longest is not None and self.min_tokens > longest:
+            raise ValueError(f"min_tokens: {self.min_tokens} exceeds the limit of {longest} new tokens")
         num = len(self.prompts)
         if num > limits.HTTP_PROMPTS:
             raise ValueError(f"prompt: {num} prompts exceed the limit of {limits.HTTP_PROMPTS} per request")
@@ -127,6 +131,7 @@ class Sampling(_Body, SamplingParams, ABC):
             logit_bias=self.logit_bias,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
             num_top_logprobs=self.num_top_logprobs,
             form=form,
             on_piece=on_piece,

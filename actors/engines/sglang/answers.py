@@ -26,7 +26,7 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
     The completion's seed is the request's seed + number.
 
     The end of sequence is sent as stop tokens. So the model's generation_config decides, as in every engine
-    here. `ignore_eos` would switch off these stop tokens as well.
+    here. `ignore_eos` switches off all stop tokens, so `SglangEngine` refuses it next to others.
 
     Args:
         salt: salt of the prefix cache, different for each version of the weights.
@@ -37,8 +37,12 @@ def generate_body(asked: SampleRequest, number: int, max_tokens: int, eos: froze
         # SGLang's value for all tokens is −1
         "top_k": asked.sampling.top_k or -1,
         "sampling_seed": (asked.seed + number) % LARGEST_SEED,
-        "stop_token_ids": sorted(eos | set(asked.stop_token_ids)),
+        "stop_token_ids": asked.ends(eos),
     }
+    # SGLang's name
+    params["min_new_tokens"] = params.pop("min_tokens")
+    if asked.ignore_eos:
+        params["ignore_eos"] = True
     if asked.stop:
         params["stop"] = list(asked.stop)
     if asked.form is not None:

@@ -99,6 +99,8 @@ class SglangEngine(ServedEngine):
         size, new = len(request.prompt_ids), request.max_tokens or 1
         if size == 0:
             raise RequestError("prompt: is empty")
+        if request.ignore_eos and request.stop_token_ids:
+            raise RequestError("ignore_eos: SGLang ignores stop_token_ids then too; give one of the two")
         check_token_ids("prompt", request.prompt_ids, self._vocab_size)
         check_token_ids("stop_token_ids", request.stop_token_ids, self._vocab_size)
         check_token_ids("logit_bias", request.logit_bias, self._vocab_size)

@@ -31,7 +31,7 @@ def sampling_params(asked: SampleRequest, eos: frozenset[int]) -> dict[str, Any]
         "seed": asked.seed,
         "logit_bias": {str(token): bias for token, bias in asked.logit_bias.items()} or None,
         "stop": list(asked.stop),
-        "stop_token_ids": sorted(eos | set(asked.stop_token_ids)),
+        "stop_token_ids": asked.ends(eos),
         "ignore_eos": True,
         # the server finds stop strings in text alone
         "detokenize": bool(asked.stop),

@@ -21,7 +21,16 @@ from tests.actors.engines.engines import WAIT
 from tests.ring.harness import ring_config
 from tests.schemas.messages.examples import EXAMPLES
 
-OTHER: dict[str, Any] = {"temperature": 0.5, "top_p": 0.875, "top_k": 7, "min_p": 0.125, "presence_penalty": 1.5}
+OTHER: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.875,
+    "top_k": 7,
+    "min_p": 0.125,
+    "presence_penalty": 1.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.25,
+    "min_tokens": 3,
+}
 """A value besides the default for each parameter."""
 
 
@@ -53,7 +62,7 @@ def sent(config: RunConfig, policy: PolicyVersion | None = None) -> Ticket:
 async def test_every_parameter_of_the_configuration_reaches_every_engine(tmp_path: Path) -> None:
     """Over ticket and HTTP to the engine in the actor, and on to vLLM's and SGLang's own requests."""
     assert set(OTHER) == set(SamplingParams.model_fields)
-    ticket = sent(config_with(tmp_path, **OTHER))
+    ticket = sent(config_with(tmp_path, **OTHER, stop=["x"], ignore_eos=True))
     engine = Recording(FakeEngineConfig())
     server, client = CompletionServer(engine, "tiny", "b1", "127.0.0.1", 0, WAIT), CompletionClient("tiny", WAIT, 4)
     peer = EnginePeer(
@@ -64,18 +73,25 @@ async def test_every_parameter_of_the_configuration_reaches_every_engine(tmp_pat
         load=0,
     )
     try:
-        await client.sample(peer, ticket, [3, 4])
+        await client.sample(peer, ticket, [3, 4], ["y", "x"])
     finally:
         await client.close()
         server.close()
         engine.close()
     assert engine.asked.sampling == SamplingParams(**OTHER)
-    assert sampling_params(engine.asked, frozenset()).items() >= OTHER.items()
-    body = generate_body(engine.asked, 0, 4, frozenset(), "salt")
-    assert body["sampling_params"].items() >= OTHER.items()
+    assert (engine.asked.stop, engine.asked.ignore_eos) == (("x", "y"), True)
+    params = sampling_params(engine.asked, frozenset({2}))
+    assert params.items() >= OTHER.items()
+    assert (params["stop"], params["stop_token_ids"], params["ignore_eos"]) == (["x", "y"], [], True)
+    params = generate_body(engine.asked, 0, 4, frozenset({2}), "salt")["sampling_params"]
+    assert "min_tokens" not in params
+    assert (params | {"min_tokens": params["min_new_tokens"]}).items() >= OTHER.items()
+    assert (params["stop"], params["stop_token_ids"], params["ignore_eos"]) == (["x", "y"], [], True)
 
 
 def test_evaluations_sample_the_whole_distribution_at_their_own_temperature(tmp_path: Path) -> None:
     """Cuts are for exploration; what is evaluated is the policy."""
-    ticket = sent(config_with(tmp_path, **OTHER), PolicyVersion(lineage=1, version=0))
+    given = config_with(tmp_path, **OTHER, stop=["x"], ignore_eos=True)
+    ticket = sent(given, PolicyVersion(lineage=1, version=0))
     assert ticket.sampling == SamplingParams(temperature=0.0)
+    assert (ticket.stop, ticket.ignore_eos) == (["x"], False), "a stop string is part of the task"

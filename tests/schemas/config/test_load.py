@@ -187,6 +187,11 @@ def test_all_problems_are_told_at_once() -> None:
             {"rollout__group_size": 8, "inference__engine": {"type": "embedded", "max_sequences": 7}},
             ("rollout.group_size", "inference.engine.max_sequences"),
         ),
+        ({"rollout__max_tokens": 8, "rollout__min_tokens": 9}, ("rollout.min_tokens", "rollout.max_tokens 8")),
+        (
+            {"rollout__ignore_eos": True, "reward__mask_truncated_completions": True},
+            ("rollout.ignore_eos", "reward.mask_truncated_completions"),
+        ),
         ({"environments": [{"type": "arithmetic"}] * 2}, ("environments", "environments[].name")),
         (
             {"environments": [{"type": "arithmetic", "weight": 1}, {"type": "reverse_text"}]},
@@ -477,6 +482,9 @@ def test_dumped_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
         ({"rollout__top_k": 50}, ("rollout.top_k", "trainer.loss")),
         ({"rollout__min_p": 0.05}, ("rollout.min_p", "trainer.loss")),
         ({"rollout__presence_penalty": -0.5}, ("rollout.presence_penalty", "0.0 does not")),
+        ({"rollout__frequency_penalty": 0.5}, ("rollout.frequency_penalty", "0.0 does not")),
+        ({"rollout__repetition_penalty": 1.1}, ("rollout.repetition_penalty", "1.0 does not")),
+        ({"rollout__min_tokens": 4}, ("rollout.min_tokens", "0 does not")),
         ({"packer__pools": {"easy_threshold": 1.0}}, ("packer.pools", "never end")),
         (
             {"packer__groups_per_step": 128, "rollout__group_size": 16, "packer__sequence_len": 8300},

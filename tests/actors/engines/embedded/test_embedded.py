@@ -108,6 +108,66 @@ def test_a_presence_penalty_is_for_tokens_that_the_completion_has_already(
         assert temperature or tokens == logprobs_TV.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_repetition_and_frequency_penalties_are_for_tokens_that_are_there_already(
+    model_folder: ModelFolder, make_engine: MakeEngine, temperature: float
+) -> None:
+    """The repetition penalty counts the prompt too, the frequency penalty each occurrence in the completion."""
+    plain, divisor, engine = models.plain(model_folder()), temperature or 1.0, make_engine(eos=ENDLESS)
+    asked = {"n": 3, "max_tokens": 12, "temperature": temperature}
+    [completions] = sample(engine, ask(PROMPTS[1], **asked, frequency_penalty=0.5, repetition_penalty=1.5))
+    for completion in completions:
+        tokens = completion.token_ids
+        with torch.no_grad():
+            logits_TV = plain(torch.tensor([PROMPTS[1] + tokens])).logits[0, len(PROMPTS[1]) - 1 : -1]
+        for place in range(len(tokens)):
+            for token in set(PROMPTS[1] + tokens[:place]):
+                logit = logits_TV[place, token]
+                logits_TV[place, token] = logit / 1.5 if logit > 0 else logit * 1.5
+            for token in tokens[:place]:
+                logits_TV[place, token] -= 0.5
+        logprobs_TV = (logits_TV / divisor).log_softmax(-1)
+        expected = logprobs_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_completion_does_not_end_before_its_least_number_of_tokens(
+    model_folder: ModelFolder, make_engine: MakeEngine
+) -> None:
+    """The end of sequence has probability 0 until then, which the logprobs tell; no stop string counts either."""
+    plain, engine = models.plain(model_folder()), make_engine(max_sequences=80)
+    asked: dict[str, Any] = {"n": 40, "max_tokens": 40, "logit_bias": {models.EOS: 3.0}}
+    [free, late] = sample(engine, ask(PROMPTS[1], **asked), ask(PROMPTS[1], **asked, min_tokens=6))
+    assert min(len(c.token_ids) for c in free) < 6
+    assert min(len(c.token_ids) for c in late) == 7
+    for completion in late[:4]:
+        tokens = completion.token_ids
+        with torch.no_grad():
+            logits_TV = plain(torch.tensor([PROMPTS[1] + tokens])).logits[0, len(PROMPTS[1]) - 1 : -1]
+        logits_TV[:, models.EOS] += 3.0
+        logits_TV[:6, models.EOS] = -torch.inf
+        expected = logits_TV.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+    seed = next(i for i, c in enumerate(late) if len(c.token_ids) > 8)
+    stop = tuple(engine.detokenize([token]) for token in set(late[seed].token_ids[:-1]))
+    [[ended]] = sample(engine, ask(PROMPTS[1], **asked | {"n": 1}, seed=seed, min_tokens=6, stop=stop))
+    assert ended.token_ids == late[seed].token_ids[:7]
+    assert ended.stop_reason == engine.detokenize(ended.token_ids[-1:])
+
+
+def test_the_end_of_sequence_may_be_ignored(model_folder: ModelFolder, make_engine: MakeEngine) -> None:
+    """The tokens before it stay the same, and the logprobs are of the whole distribution."""
+    plain, engine = models.plain(model_folder()), make_engine(max_sequences=32)
+    [ended, endless] = sample(
+        engine, ask(PROMPTS[1], n=16, max_tokens=30), ask(PROMPTS[1], n=16, max_tokens=30, ignore_eos=True)
+    )
+    assert any(c.finish_reason == "stop" for c in ended)
+    for first, whole in zip(ended, endless, strict=True):
+        assert (len(whole.token_ids), whole.finish_reason) == (30, "length")
+        assert whole.token_ids[: len(first.token_ids)] == first.token_ids
+        assert close_to(whole, models.logprobs(plain, PROMPTS[1], whole.token_ids))
+
+
 def test_samples_are_distributed_as_the_model_says(model_folder: ModelFolder, make_engine: MakeEngine) -> None:
     """1 000 first tokens: each token's share is its probability, within four standard errors."""
     plain = models.plain(model_folder())

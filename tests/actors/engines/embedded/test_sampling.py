@@ -13,7 +13,7 @@ LOGITS = torch.tensor([[math.log(5), math.log(1), math.log(4)]])
 """Probabilities 0.5, 0.1, 0.4."""
 
 
-def distribution(*rows: dict[str, float], bias: Any = None) -> Distribution:
+def distribution(*rows: dict[str, float], **changes: Any) -> Distribution:
     """One row of settings per sequence."""
     names: dict[str, tuple[float, Any]] = {
         "temperature": (1.0, np.float32),
@@ -21,7 +21,7 @@ def distribution(*rows: dict[str, float], bias: Any = None) -> Distribution:
         "top_k": (0, np.int64),
         "min_p": (0.0, np.float32),
     }
-    return Distribution(*(np.array([row.get(n, v) for row in rows], t) for n, (v, t) in names.items()), bias)
+    return Distribution(*(np.array([row.get(n, v) for row in rows], t) for n, (v, t) in names.items()), **changes)
 
 
 def draw(uniform: float, **settings: float) -> tuple[int, float]:
@@ -159,3 +159,20 @@ def test_random_numbers_are_uniform_and_depend_on_seed_and_position_alone() -> N
     assert abs(np.corrcoef(table[:-1].ravel(), table[1:].ravel())[0, 1]) < 0.03
     assert abs(np.corrcoef(table[:, :-1].ravel(), table[:, 1:].ravel())[0, 1]) < 0.03
     assert uniforms(seeds[77:78], positions[77:78])[0] == drawn[77]
+
+
+def test_penalties_change_logits_after_the_bias() -> None:
+    """Logits 2, -2, 0.5: the bias makes 3; doubled penalties make 1.5 and -4; then 1 is subtracted from the last."""
+
+    def entries(tokens: list[int], values: list[float]) -> Any:
+        return np.zeros(len(tokens), np.int64), np.array(tokens), np.array(values, np.float32)
+
+    given = distribution(
+        {"temperature": 0.5},
+        bias=entries([0], [1.0]),
+        repetition=entries([0, 1], [2.0, 2.0]),
+        penalties=entries([2], [1.0]),
+    )
+    found = processed_logprobs(torch.tensor([[2.0, -2.0, 0.5]]), given)[0]
+    expected = (torch.tensor([1.5, -4.0, -0.5]) / 0.5).log_softmax(-1)
+    assert found.tolist() == pytest.approx(expected.tolist())

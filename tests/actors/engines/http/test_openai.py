@@ -396,6 +396,8 @@ def test_the_fake_engine_refuses_by_name_what_needs_a_distribution() -> None:
             ("top_k", extra(top_k=5)),
             ("min_p", extra(min_p=0.1)),
             ("presence_penalty", {"presence_penalty": 0.5}),
+            ("repetition_penalty", extra(repetition_penalty=1.5)),
+            ("ignore_eos", extra(ignore_eos=True)),
             ("logit_bias", {"logit_bias": {"5": 1}}),
             ("logprobs, top_logprobs", {"logprobs": 2}),
         ):
@@ -417,6 +419,7 @@ def test_the_fake_engine_refuses_by_name_what_needs_a_distribution() -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
         ({"audio": {"voice": "a"}}, "audio: is not known"),
         ({"n": 0}, "n: "),
+        ({"min_tokens": 3}, "min_tokens: 3 exceeds the limit of 2 new tokens"),
     ],
     ids=str,
 )

@@ -170,7 +170,6 @@ def test_without_a_seed_every_request_is_another(client: openai.OpenAI) -> None:
         ({"prompt": [1, 30]}, "prompt: token ids must be from 0 to 29"),
         ({"prompt": {"a": 1}}, "prompt: must be a text, token ids, or a list of either"),
         ({"best_of": 4}, "best_of: is not known or not supported here"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty: is not known or not supported here"),
     ],
     ids=str,
 )

@@ -298,6 +298,42 @@ def test_completions_end_as_asked_for(full: VllmEngine) -> None:
     assert told_by_token.token_ids == longest.token_ids[: len(told_by_token.token_ids)]
 
 
+def test_penalties_and_least_lengths_are_those_of_the_embedded_engine(
+    full: VllmEngine, servable_model: ServableModel
+) -> None:
+    """Seeds differ between engines, so vLLM's logprobs are computed again: bias, repetition, frequency, presence."""
+    full.load(policy(0), weights(servable_model(0, tied=True)), WAIT)
+    reference = models.plain(servable_model(0, tied=True))
+    asked: dict[str, Any] = {"n": 8, "max_tokens": 30, "seed": 5, "temperature": 0.8, "min_tokens": 6}
+    penalties = {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": 0.3}
+    [completions] = sample(full, ask(PROMPT, **asked, **penalties, logit_bias={models.EOS: 4.0}))
+    assert min(len(c.token_ids) for c in completions) == 7
+    for completion in completions:
+        tokens = completion.token_ids
+        with torch.no_grad():
+            logits = reference(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1].double()
+        logits[:, models.EOS] += 4.0
+        logits[:6, models.EOS] = -torch.inf
+        for place in range(len(tokens)):
+            for token in set(PROMPT + tokens[:place]):
+                logit = logits[place, token]
+                logits[place, token] = logit / 1.5 if logit > 0 else logit * 1.5
+            for token in set(tokens[:place]):
+                logits[place, token] -= 0.3 + 0.4 * tokens[:place].count(token)
+        expected = (logits / 0.8).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+        assert completion.logprobs == pytest.approx(expected, abs=TIGHT)
+
+
+def test_an_ignored_end_of_sequence_is_a_token_like_others(full: VllmEngine, servable_model: ServableModel) -> None:
+    """The completion goes on to its limit, with the logprobs of the whole distribution."""
+    full.load(policy(0), weights(servable_model(0, tied=True)), WAIT)
+    reference = models.plain(servable_model(0, tied=True))
+    [completions] = sample(full, ask(PROMPT, n=8, max_tokens=60, seed=1, ignore_eos=True))
+    assert all((len(c.token_ids), c.finish_reason) == (60, "length") for c in completions)
+    assert any(models.EOS in c.token_ids[:-1] for c in completions)
+    assert max(gap(reference, c) for c in completions) < TIGHT
+
+
 def test_logprobs_under_a_form_are_of_the_tokens_that_it_allows(
     full: VllmEngine, servable_model: ServableModel
 ) -> None:
