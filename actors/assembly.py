@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from actors.algorithms.difficulty_pools import DifficultyPools, Keys
     from actors.algorithms.losses import CustomLoss
     from actors.datasets import Dataset
+    from actors.datasets.prompts import Encode
     from actors.engines.protocol import Engine
     from actors.inference.loop import InferenceActor
     from actors.learner.protocol import Learner
@@ -50,7 +51,6 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     from actors.datasets import Dataset, make_dataset, prepared_folder
     from actors.engines.http.access import api_key, client_tls
     from actors.engines.http.client import CompletionClient
-    from actors.models.tokenizer import Tokenizer
     from actors.rollout.engine_choice import EngineChoice
     from actors.rollout.environments import EnvironmentPlayer
     from actors.rollout.group import GroupSampler, longest_sample
@@ -67,9 +67,15 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     for label, one in config.evaluations.items():
         split = one.environment.evaluated_split
         datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False, prepared=prepared)
-    loads_model = config.inference.engine.loads_model
-    # an engine without a model has token ids of its own; the fake engine counts one token per character
-    encode = Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
+    encode = make_encode(config, name)
+    for one in config.environments:
+        if one.long_prompts != "drop":
+            # a series that appears later would look like a jump to Prometheus
+            metrics.count("grpo_rollout_cut_prompts_total", 0.0, environment=one.label)
+
+    def note_cut(label: str) -> None:
+        metrics.count("grpo_rollout_cut_prompts_total", environment=label)
+
     engine, key, tls = config.inference, api_key(config.inference), client_tls(config.inference)
 
     def client() -> CompletionClient:
@@ -84,7 +90,18 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     if labels := {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}:
         chats = {label: make_chat(config, one.chat_template_kwargs) for label, one in labels.items()}
         player = EnvironmentPlayer(config, chats, engines, metrics, longest_sample(config)[1])
-    return RolloutActor(config, name, metrics, GroupSampler(config, name, datasets, encode, engines, player))
+    return RolloutActor(config, name, metrics, GroupSampler(config, name, datasets, encode, engines, player, note_cut))
+
+
+def make_encode(config: RunConfig, name: str) -> "Encode":
+    """Make the function from prompts to token ids.
+
+    An engine without a model has token ids of its own; the fake engine counts one token per character.
+    """
+    from actors.models.tokenizer import Tokenizer
+
+    loads_model = config.inference.engine.loads_model
+    return Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
 
 
 def make_chat(config: RunConfig, template_kwargs: dict[str, Any]) -> "Chat":
@@ -137,6 +154,7 @@ def make_packer(
     from actors.algorithms.curriculum import Curriculum
     from actors.datasets import make_dataset, prepared_folder
     from actors.datasets.identity import pinned_commits
+    from actors.datasets.prompts import Prompts
     from actors.environments.own_examples import own_examples
     from actors.ledger import Store
     from actors.ops.previous_run import check_ledger_is_there, lacks_checkpoint
@@ -152,6 +170,10 @@ def make_packer(
     def dataset(e: "EnvironmentConfig", split: "Split") -> "Dataset":
         return make_dataset(e, split, config.seed, num_examples=own[e.label][split], prepared=prepared)
 
+    prompts = None
+    # the tokenizer is loaded only where prompts must be measured
+    if any(e.max_prompt_tokens is not None and e.long_prompts == "drop" for e in config.environments):
+        prompts = Prompts(config.environments, make_encode(config, name))
     weights = [e.weight for e in config.trained if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)
@@ -185,6 +207,7 @@ def make_packer(
             lambda step: lacks_checkpoint(config, store, step),
             started_at,
             fork,
+            prompts,
         )
     except BaseException:
         # frees the ledger's lock at once, for the next packer

@@ -159,6 +159,14 @@ TRAINING = Dashboard(
                     (f"grpo_packer_pool_examples{{{MATCH}}}", "{{run}} {{pool}}"),
                 ),
                 plot(
+                    "Long prompts",
+                    "Train examples left out so far, and prompts cut per second, since they exceed "
+                    "environments[].max_prompt_tokens.",
+                    "none",
+                    (f"grpo_packer_long_prompts{{{MATCH}}}", "{{run}} {{environment}} left out"),
+                    (rate("grpo_rollout_cut_prompts_total", "run, environment"), "{{run}} {{environment}} cut"),
+                ),
+                plot(
                     "Checkpoint",
                     "Median seconds from the snapshot to a checkpoint that was written and read back, in the "
                     "background.",

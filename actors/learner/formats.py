@@ -42,7 +42,7 @@ def snapshot(model: nn.Module, config: ModelConfig, keep: bool = True) -> Snapsh
     """
     tensors = copied(_gathered(model, config, keep))
     if config.lora is not None:
-        texts = loading.tokenizer_files(config.path) | {"adapter_config.json": _adapter_config(model).encode()}
+        texts = loading.tokenizer_files(config) | {"adapter_config.json": _adapter_config(model).encode()}
         return Snapshot({"adapter_model.safetensors": tensors}, texts)
     saver: Any = model
 
@@ -50,7 +50,7 @@ def snapshot(model: nn.Module, config: ModelConfig, keep: bool = True) -> Snapsh
     def write_model(folder: Path) -> None:
         saver.save_pretrained(folder, state_dict=tensors)
 
-    return Snapshot(texts=loading.tokenizer_files(config.path), write_model=write_model)
+    return Snapshot(texts=loading.tokenizer_files(config), write_model=write_model)
 
 
 def restore(model: nn.Module, config: ModelConfig, folder: Path) -> None:

@@ -345,8 +345,11 @@ def check_alike(targets: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int
         )
 
 
-def tokenizer_files(path: str) -> dict[str, bytes]:
-    """Return the tokenizer's files of a model directory, to be put into checkpoints; empty for a model on the hub."""
+def tokenizer_files(config: ModelConfig) -> dict[str, bytes]:
+    """Return the tokenizer's files of a model, to be put into checkpoints, with the chat template of the run.
+
+    Only the template is returned for a model on the hub.
+    """
     names = (
         "tokenizer.json",
         "tokenizer_config.json",
@@ -357,5 +360,7 @@ def tokenizer_files(path: str) -> dict[str, bytes]:
         "tokenizer.model",
         "added_tokens.json",
     )
-    folder = Path(path)
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    folder = Path(config.path)
+    found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    # transformers and vLLM read this file before the template in tokenizer_config.json
+    return found | ({} if config.chat_template is None else {"chat_template.jinja": config.chat_template.encode()})

@@ -39,11 +39,16 @@ class Tokenizer:
             template_kwargs: variables of the chat template, such as `enable_thinking`.
 
         Raises:
-            ConfigError: messages, but the model has no chat template.
+            ConfigError: messages, but the model has no chat template; or a text with `template_kwargs`.
             ValueError: a name in `template_kwargs` is a parameter of transformers; names it.
             TypeError, jinja2.TemplateError: the chat template refuses the messages.
         """
         if isinstance(prompt, str):
+            if template_kwargs:
+                raise ConfigError(
+                    f"environments[].chat_template_kwargs: {min(template_kwargs)!r} has no effect on a prompt of plain "
+                    "text; set environments[].chat, or remove chat_template_kwargs"
+                )
             return list(self._raw.encode(prompt).ids)
         return self.encode_text(self.render(prompt, tools, template_kwargs))
 
@@ -124,10 +129,12 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self._model.path, trust_remote_code=self._model.trust_remote_code)
+        if self._model.chat_template is not None:
+            tokenizer.chat_template = self._model.chat_template
         if tokenizer.chat_template is None:
             raise ConfigError(
                 f"model.path: {self._model.path} has no chat template, but a prompt is a list of messages; "
-                "use an instruct model, or text prompts (environments[].chat: false)"
+                "use an instruct model, set model.chat_template, or use text prompts (environments[].chat: false)"
             )
         return tokenizer
 

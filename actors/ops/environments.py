@@ -43,7 +43,7 @@ def template_findings(config: RunConfig) -> Iterator[Finding]:
     # a name on the hub is not looked up
     if not (played and config.inference.engine.loads_model and model.is_absolute() and model.is_dir()):
         return
-    if not has_chat_template(model):
+    if config.model.chat_template is None and not has_chat_template(model):
         yield Finding(
             f"model.path: {model} has no chat template, by which environment {played[0].label} exchanges messages with "
             "the model; use an instruct model, or add a chat_template.jinja to the folder"

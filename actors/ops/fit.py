@@ -20,6 +20,7 @@ from actors.models.positions import num_positions
 from actors.ops.device_plan import actors_of
 from actors.reward.lookup import ARGUMENTS
 from schemas.config import RunConfig
+from schemas.config.data import DatasetBase
 from schemas.config.model import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -114,11 +115,19 @@ def module_names(model: Path) -> list[str]:
     return sorted(names)
 
 
-def prompt_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Iterator[Finding]:
+def prompt_findings(
+    config: RunConfig, rows: "Jsonl | Preview", key: str, environment: DatasetBase | None = None
+) -> Iterator[Finding]:
     """Check the prompts of a file, as many as PROMPT_SECONDS allow: chat template, and length in tokens.
 
     Texts are counted as the engine gets them. Messages are counted without the chat template, which only makes them
     longer: a prompt found too long here is too long in any case.
+
+    Args:
+        config: configuration of the run.
+        rows: the file.
+        key: configuration key of the file.
+        environment: owner of the file, with the limit of its prompts.
     """
     model, engine = Path(config.model.path), config.inference.engine
     if not engine.loads_model or not (model / "tokenizer.json").is_file():
@@ -133,10 +142,13 @@ def prompt_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Ite
     if hard < 1:
         return
     limit = max(prompt_limit(config, own), 0) or hard
+    own_limit = environment.max_prompt_tokens if environment is not None else None
+    if own_limit is not None:
+        limit = hard = own_limit
     deadline, longest, shortest, too_long, number = time.monotonic() + PROMPT_SECONDS, 0, hard + 1, 0, 0
     for number in range(1, rows.num_read + 1):
         prompt = rows.example(number - 1).prompt
-        if not isinstance(prompt, str) and not has_chat_template(model):
+        if not isinstance(prompt, str) and config.model.chat_template is None and not has_chat_template(model):
             yield Finding(
                 f"model.path: {model} has no chat template, but the prompt in row {number} of {rows.path} is a list of "
                 "messages; use an instruct model, or text prompts (environments[].chat: false)"
@@ -154,14 +166,23 @@ def prompt_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Ite
         longest, shortest, too_long = max(longest, length), min(shortest, length), too_long + (length > limit)
         if time.monotonic() > deadline:
             break
-    if too_long:
-        looked_at = number if number == rows.num_examples else f"the first {number}"
+    whole = number == rows.num_examples
+    looked_at = number if whole else f"the first {number}"
+    if too_long and environment is not None and own_limit is not None:
+        drops = environment.long_prompts == "drop"
+        yield Finding(
+            f"{key}: {too_long} of {looked_at} prompts of {rows.path} have more than "
+            f"environments[].max_prompt_tokens {limit} tokens (the longest {longest}) and are "
+            f"{'left out' if drops else 'cut'}",
+            fatal=drops and whole and too_long == rows.num_examples,
+        )
+    elif too_long:
         yield Finding(
             f"{key}: {too_long} of {looked_at} prompts of {rows.path} have more than {limit} tokens (the longest "
             f"{longest}), which is what rollout.max_tokens {config.rollout.max_tokens} leaves of packer.sequence_len "
             f"{config.packer.sequence_len} and of the engine's length; they are dropped as poison",
             # fatal only if every prompt was looked at and none fits
-            fatal=shortest > hard and number == rows.num_examples,
+            fatal=shortest > hard and whole,
         )
 
 

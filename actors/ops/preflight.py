@@ -215,7 +215,7 @@ def _fit(config: RunConfig, tables: Tables) -> Iterator[Finding]:
             continue
         key = f"environments[].{rows.key}"
         yield from column_findings(config, rows, key)
-        yield from prompt_findings(config, rows, key)
+        yield from prompt_findings(config, rows, key, environments[label])
         wanted = config.packer.groups_per_step
         if use == "train" and len(config.trained) == 1 and rows.num_examples < wanted:
             yield Finding(

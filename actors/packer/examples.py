@@ -1,5 +1,7 @@
 """Examples of a run: draws for training, prompts of evaluations, difficulty as measured by rewards."""
 
+import itertools
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,11 +11,16 @@ import structlog
 from actors.algorithms.curriculum import Curriculum
 from actors.algorithms.difficulty_pools import FILTERED_POOLS
 from actors.datasets import Dataset
+from actors.datasets.prompts import Prompts
 from actors.ledger import ExampleRef
 from actors.telemetry.metrics import Metrics
+from schemas.errors import ConfigError
 from schemas.messages import ScoredGroup
 
 log = structlog.get_logger("packer")
+
+DRAWS_IN_A_ROW = 5000
+"""Examples without end that may be left out in a row, before the limit of their prompts counts as a mistake."""
 
 
 class Examples:
@@ -24,6 +31,7 @@ class Examples:
         curriculum: draws the next train example; its state is saved with each commit that issues a ticket.
         num_eval_prompts: greatest number of prompts of an evaluation, by label.
         metrics: destination of the pools' sizes.
+        prompts: encoder of prompts, by which long ones are left out; None: none is.
     """
 
     def __init__(
@@ -33,8 +41,11 @@ class Examples:
         curriculum: Curriculum,
         num_eval_prompts: Mapping[str, int],
         metrics: Metrics,
+        prompts: Prompts | None = None,
     ) -> None:
-        self.train = train
+        self.train, self._prompts = train, prompts
+        self._left_out: dict[str, set[int]] = {label: set() for label in train}
+        """Train examples left out so far, because their prompts are too long."""
         self._evaluation, self._num_eval_prompts = evaluation, num_eval_prompts
         self._labels, self._curriculum, self._metrics = list(train), curriculum, metrics
 
@@ -49,7 +60,48 @@ class Examples:
         return dict(zip(self._labels, self._curriculum.shares, strict=True))
 
     def draw(self, excluded: Collection[str] = ()) -> ExampleRef:
-        """Return the example of the next train ordinal, not of these data sets."""
+        """Return the example of the next train ordinal, not of the excluded data sets.
+
+        An example with a prompt that is too long (`environments[].max_prompt_tokens`) is left out, and the next one is
+        drawn. The draws are counted as usual, so a restarted packer leaves out the same ones.
+
+        Raises:
+            ConfigError: all prompts of an environment are too long, or as many in a row as there may be by chance.
+        """
+        num_drawn: Counter[str] = Counter()
+        while True:
+            drawn = self._drawn(excluded)
+            label = drawn.environment
+            prompt = self.train[label].example(drawn.index).prompt
+            if self._prompts is None or not self._prompts.is_left_out(label, prompt):
+                return drawn
+            num_drawn[label] += 1
+            self._note_left_out(drawn, num_drawn[label])
+
+    def _note_left_out(self, drawn: ExampleRef, in_a_row: int) -> None:
+        """Count an example that is left out; raise if there is none to be found."""
+        label, found = drawn.environment, self._left_out[drawn.environment]
+        size = self.train[label].num_examples
+        if drawn.index not in found:
+            found.add(drawn.index)
+            self._metrics.set("grpo_packer_long_prompts", len(found), environment=label)
+            # at 1, 2, 4, 8, …: enough to be seen, and no flood
+            if len(found).bit_count() == 1:
+                log.warning(
+                    "examples are left out, since their prompts are too long (environments[].max_prompt_tokens)",
+                    environment=label,
+                    left_out=len(found),
+                    of=size or "any number",
+                    newest=drawn.index,
+                )
+        # two epochs, as difficulty pools may have set all others aside
+        if len(found) == size or in_a_row >= 2 * (size or DRAWS_IN_A_ROW):
+            raise ConfigError(
+                f"environments[].max_prompt_tokens: of {label} no prompt is short enough; raise it, or set "
+                "long_prompts: truncate_left"
+            )
+
+    def _drawn(self, excluded: Collection[str]) -> ExampleRef:
         dataset, index = self._curriculum.draw([self._labels.index(label) for label in excluded])
         # the curriculum knows data sets by number, ledger and messages by label
         label = self._labels[dataset]
@@ -73,10 +125,25 @@ class Examples:
         """Return the examples of all evaluations: the first ones of each data set."""
         examples = []
         for label, dataset in self._evaluation.items():
-            asked = self._num_eval_prompts[label]
+            found, left_out, asked = list[ExampleRef](), 0, self._num_eval_prompts[label]
             # num_examples is None for a generated data set, which has no end
-            size = asked if dataset.num_examples is None else min(asked, dataset.num_examples)
-            examples += [ExampleRef(label, index, dataset.example(index).key(label)) for index in range(size)]
+            for index in itertools.count() if dataset.num_examples is None else range(dataset.num_examples):
+                if len(found) >= asked or left_out >= DRAWS_IN_A_ROW:
+                    break
+                example = dataset.example(index)
+                if self._prompts is not None and self._prompts.is_left_out(label, example.prompt):
+                    left_out += 1
+                else:
+                    found.append(ExampleRef(label, index, example.key(label)))
+            if left_out:
+                log.warning(
+                    "examples are left out of evaluations, since their prompts are too long "
+                    "(environments[].max_prompt_tokens)",
+                    environment=label,
+                    left_out=left_out,
+                    evaluated=len(found),
+                )
+            examples += found
         return examples
 
     def note_difficulty(self, example: ExampleRef, group: ScoredGroup) -> None:

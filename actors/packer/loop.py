@@ -21,6 +21,7 @@ import structlog
 from actors.algorithms.curriculum import Curriculum
 from actors.algorithms.filters import rejected_as
 from actors.datasets import Dataset
+from actors.datasets.prompts import Prompts
 from actors.ledger import Changes, GroupState, Machine, Store, Verdict, replies
 from actors.ledger.backup import Backups
 from actors.packer.batch_sender import BatchSender
@@ -70,6 +71,7 @@ class PackerActor:
         started_at: wall-clock time of the `actors up` command, for summary.json; None without `actors up`.
         fork: True to fork the run from the newest checkpoint, also with other identity keys (P23: a configuration with
             another identity is refused without `--fork`).
+        prompts: encoder of prompts, by which long ones are left out; None: no environment leaves any out.
 
     Raises:
         ConfigError: the ledger belongs to a run of another identity.
@@ -91,6 +93,7 @@ class PackerActor:
         lacks_checkpoint: Callable[[int], bool],
         started_at: float | None = None,
         fork: bool = False,
+        prompts: Prompts | None = None,
     ) -> None:
         self.name, self.liveness, self.store = name, Liveness(), store
         self._config, self._metrics = config, metrics
@@ -104,7 +107,7 @@ class PackerActor:
             addresses.control, self.heard, bus=config.bus, on_lost=self._lost, stale_after=config.bus.lease
         )
         num_prompts = {label: one.keys.num_prompts for label, one in config.evaluations.items()}
-        self._examples = Examples(train, evaluation, curriculum, num_prompts, metrics)
+        self._examples = Examples(train, evaluation, curriculum, num_prompts, metrics, prompts)
         self.machine = Machine(
             settings_of(config, self._examples.shares),
             store.run,

@@ -8,13 +8,14 @@ import numpy as np
 
 from actors.datasets import Dataset, Example
 from actors.datasets.base import why_not_sendable
+from actors.datasets.prompts import Encode, Prompts
 from actors.engines.http.client import SampledCompletion
 from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.held import AttemptError
 from actors.rollout.trajectory_group import build_trajectory_group, head_of
 from schemas.config import RunConfig
-from schemas.messages import Prompt, Purpose, RolloutGroup, Ticket, single_turn
+from schemas.messages import Purpose, RolloutGroup, Ticket, single_turn
 
 
 class GroupSampler:
@@ -27,6 +28,7 @@ class GroupSampler:
         encode: function from a prompt to token ids.
         engines: asker of engines; public, since the actor's loop passes each directive on to the engines.
         player: player of environments; None if the run has none.
+        note_cut: called with the label of each prompt that is cut (`environments[].long_prompts`).
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class GroupSampler:
         config: RunConfig,
         name: str,
         datasets: Mapping[tuple[Purpose, str], Dataset],
-        encode: Callable[[Prompt], list[int]],
+        encode: Encode,
         engines: EngineChoice,
         player: EnvironmentPlayer | None = None,
+        note_cut: Callable[[str], object] = lambda label: None,
     ) -> None:
-        self._name, self._datasets, self._encode, self.engines = name, datasets, encode, engines
+        self._name, self._datasets, self.engines = name, datasets, engines
+        self._prompts = Prompts(config.environments, encode, note_cut)
         self._player = player
         self._limit_key, self._limit = longest_sample(config)
 
@@ -85,7 +89,7 @@ class GroupSampler:
         if self._player is not None and self._player.plays(ticket.environment):
             trajectories, columns = await self._player.play(ticket, example)
             return build_trajectory_group(run, self._name, ticket, columns, trajectories)
-        prompt_ids = self._encode(example.prompt)
+        prompt_ids = self._prompts.encode(ticket.environment, example.prompt)
         if len(prompt_ids) + ticket.max_tokens > self._limit:
             raise AttemptError(
                 "prompt_too_long",

@@ -100,6 +100,12 @@ SPECS = (
         "Trajectories played with an environment, by the reason of their end.",
         _labels(environment=(), stop=get_args(StopCondition)),
     ),
+    Spec(
+        "grpo_rollout_cut_prompts_total",
+        "counter",
+        "Prompts cut to environments[].max_prompt_tokens.",
+        _labels(environment=()),
+    ),
     Spec("grpo_rollout_turns_total", "counter", "Turns of the model in environments.", _labels(environment=())),
     Spec(
         "grpo_rollout_branches_total",
@@ -176,6 +182,12 @@ SPECS = (
         "grpo_packer_resampled_in_vain_total",
         "counter",
         "Groups taken though a filter rejects them, after packer.max_resample_times others in their place.",
+    ),
+    Spec(
+        "grpo_packer_long_prompts",
+        "gauge",
+        "Train examples left out so far, since their prompts exceed environments[].max_prompt_tokens.",
+        _labels(environment=()),
     ),
     Spec("grpo_packer_pool_examples", "gauge", "Examples set aside, by difficulty pool.", _labels(pool=POOLS)),
     Spec("grpo_packer_copies_dropped_total", "counter", "Scored groups of ordinals that were settled already."),

@@ -17,6 +17,7 @@ from benchmarks.gpu.setting import Setting, relative_error
 from benchmarks.gpu.trainer import lengths_of, rates, sequence_len
 from benchmarks.machine import peak_flops
 from benchmarks.trainer_cases import Shape, mixed_lengths, step_batch
+from schemas.config.model import ModelConfig
 from schemas.messages import StepBatch
 
 SMALL = Shape(8_000, 256, 512, 4, 8, 4, 64)
@@ -81,7 +82,7 @@ def _write_dequantised(quantised: nn.Module, model: Path, folder: Path, setting:
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain.get_submodule(name).weight.data.copy_(weight)
     plain.save_pretrained(folder)
-    for text, content in loading.tokenizer_files(str(model)).items():
+    for text, content in loading.tokenizer_files(ModelConfig(path=str(model))).items():
         (folder / text).write_bytes(content)
 
 

@@ -9,6 +9,7 @@ from schemas.config.base import FunctionPath, Section
 from schemas.config.resume_classes import Free
 from schemas.config.sampling import SamplingParams
 from schemas.config.splits import parse_split
+from schemas.config.texts import Text
 
 Split = Literal["train", "eval"]
 DATA_SUFFIX = re.compile(r"\.(?:(parquet|arrow)|(csv|json|jsonl|ndjson)(?:\.(gz|bz2|xz|zst))?)$")
@@ -34,6 +35,17 @@ class DatasetBase(Section):
     """Factor of distillation towards `trainer.teacher` on tokens of this environment (prime-rl's ref_kl). The
     distillation loss is averaged over the step's tokens with a factor above 0, and added to the policy loss."""
 
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Most tokens of a prompt. Empty: as many as `rollout.max_tokens` leaves of `packer.sequence_len`; a longer prompt
+    then fails as `prompt_too_long`."""
+    long_prompts: Literal["drop", "truncate_left", "truncate_right"] = "drop"
+    """Treatment of prompts with more than `max_prompt_tokens` tokens. `drop`: the example is left out, in evaluations
+    too; the packer's log and `grpo_packer_long_prompts` say how many. `truncate_left`: the first tokens are cut off,
+    `truncate_right`: the last ones; `grpo_rollout_cut_prompts_total` counts. A cut takes no account of messages, and
+    reward functions see the whole prompt."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template, such as `enable_thinking`, for prompts that are messages."""
+
     @property
     def label(self) -> str:
         """Name of the environment in metrics and errors: `name`, or the type if `name` is empty."""
@@ -50,7 +62,17 @@ class DatasetBase(Section):
         return "train" if not self.train and self.files.keys() == {"train"} else "eval"
 
 
-class ReverseTextConfig(DatasetBase):
+class PlainTextBase(DatasetBase):
+    """Base of generated tasks, whose prompts are plain text."""
+
+    @model_validator(mode="after")
+    def _has_no_messages(self) -> "PlainTextBase":
+        if self.chat_template_kwargs:
+            raise ValueError("chat_template_kwargs: the prompts of this environment are plain text; remove the key")
+        return self
+
+
+class ReverseTextConfig(PlainTextBase):
     """Task: reverse a random word, letter by letter.
 
     Words are generated without end. Words for evaluation never occur in training.
@@ -69,7 +91,7 @@ class ReverseTextConfig(DatasetBase):
         return self
 
 
-class ArithmeticConfig(DatasetBase):
+class ArithmeticConfig(PlainTextBase):
     """Task: integer sums, differences and products.
 
     Problems are generated without end. Problems for evaluation never occur in training.
@@ -94,8 +116,9 @@ class JsonlConfig(DatasetBase):
     environment."""
     prompt_column: str = "prompt"
     """Column of the prompt, e.g. `question` for GSM8K."""
-    system_prompt: str | None = None
-    """System message in front of each prompt; a text prompt then becomes a user message. Empty: none."""
+    system_prompt: Text | None = None
+    """System message in front of each prompt, as a text or as `{file: PATH}`; a text prompt then becomes a user
+    message. Empty: none."""
     chat: bool = False
     """Conversion of text prompts to a user message, so that the model's chat template applies."""
 
@@ -141,8 +164,9 @@ class DatasetConfig(DatasetBase):
     """Greatest number of training examples; the first ones of the filtered rows are taken. Empty: all."""
     shuffle: bool = True
     """Another order of the rows in each epoch. False: the order of the data set (TRL: shuffle_dataset)."""
-    system_prompt: str | None = None
-    """System message in front of each prompt; a text prompt then becomes a user message. Empty: none."""
+    system_prompt: Text | None = None
+    """System message in front of each prompt, as a text or as `{file: PATH}`; a text prompt then becomes a user
+    message. Empty: none."""
     chat: bool = False
     """Conversion of text prompts to a user message, so that the model's chat template applies."""
     cut_answer: bool = False

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from schemas.config.base import FunctionPath, Section
 from schemas.config.data import ArithmeticConfig, DatasetBase, DatasetConfig, JsonlConfig, ReverseTextConfig, Split
+from schemas.config.texts import Text
 
 
 class EnvironmentLimitsConfig(Section):
@@ -63,8 +64,14 @@ class EnvironmentBase(DatasetBase):
     for all. If given, names that are not listed are measured only."""
     limits: EnvironmentLimitsConfig = EnvironmentLimitsConfig()
     """Limits of the workers."""
-    chat_template_kwargs: dict[str, Any] = {}
-    """Variables of the chat template, such as `enable_thinking`."""
+
+    @model_validator(mode="after")
+    def _has_no_prompts_to_measure(self) -> "EnvironmentBase":
+        if self.max_prompt_tokens is not None:
+            raise ValueError(
+                "max_prompt_tokens: an environment makes its prompts itself; set max_message_tokens, or remove the key"
+            )
+        return self
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -88,8 +95,8 @@ class PythonConfig(EnvironmentBase):
     """File with held-out examples, for evaluation. Empty: with `rows` no evaluation, else other numbers and seeds."""
     prompt_column: str = "prompt"
     """Column of the prompt in `rows`."""
-    system_prompt: str | None = None
-    """System message in front of each prompt. Empty: none."""
+    system_prompt: Text | None = None
+    """System message in front of each prompt, as a text or as `{file: PATH}`. Empty: none."""
     num_examples: int | None = Field(None, ge=1)
     """Number of training examples without `rows`. Empty: as many as the environment says, else without end."""
 

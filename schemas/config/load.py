@@ -15,6 +15,7 @@ from schemas.config.moved import with_keys_moved
 from schemas.config.problems import describe
 from schemas.config.resolved import RESOLVED
 from schemas.config.run import RESOLVED_CONTEXT, RunConfig
+from schemas.config.texts import FOLDER, locate
 from schemas.errors import ConfigError
 
 MISSING = "MISSING: "
@@ -46,15 +47,16 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
         if override.startswith("trainer.max_epochs=") and path.name == RESOLVED:
             tree.get("trainer", {}).pop("max_steps", None)
         _apply(tree, override)
-    config = check_tree(tree, resolved=path.name == RESOLVED)
-    return _resolve_paths(config, path.parent.absolute())
+    folder = path.parent.absolute()
+    return _resolve_paths(check_tree(tree, folder, resolved=path.name == RESOLVED), folder)
 
 
-def check_tree(tree: Any, resolved: bool = False) -> RunConfig:
+def check_tree(tree: Any, folder: Path | None = None, *, resolved: bool = False) -> RunConfig:
     """Return the configuration of a tree of plain values. Paths stay as given.
 
     Args:
-        tree: the values.
+        tree: map of sections.
+        folder: folder of the configuration file, for texts in files; None: the current directory.
         resolved: True for values written by a run: the steps stand next to the epochs.
 
     Raises:
@@ -65,7 +67,8 @@ def check_tree(tree: Any, resolved: bool = False) -> RunConfig:
     if missing := _missing(tree):
         raise ConfigError(*missing)
     try:
-        return RunConfig.model_validate(tree, context={RESOLVED_CONTEXT: resolved})
+        context = {RESOLVED_CONTEXT: resolved, FOLDER: folder or Path.cwd()}
+        return RunConfig.model_validate(tree, context=context)
     except ValidationError as error:
         # `from None`: pydantic's own text would repeat the problems with class names
         problems = [describe(problem) for problem in error.errors(include_url=False)]
@@ -186,7 +189,7 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     """Return the configuration with absolute paths, so that actors started in other directories find the same files."""
     environments = []
     for one in config.environments:
-        update = {key: str(_locate(value, folder)) for key, value in one.files.values()}
+        update = {key: str(locate(value, folder)) for key, value in one.files.values()}
         if isinstance(one, DatasetConfig):
             update |= {key: _locate_data(path, folder) for key, path, _ in one.sources.values()}
             update |= {"filter": _locate_code(one.filter, folder)} if one.filter else {}
@@ -194,14 +197,14 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
             update |= {"path": _locate_code(one.path, folder)}
         if isinstance(one, EnvironmentBase):
             update |= {"python": _locate_python(one.python, folder)}
-            update |= {"directory": str(_locate(one.directory, folder))} if one.directory else {}
+            update |= {"directory": str(locate(one.directory, folder))} if one.directory else {}
         environments.append(one.model_copy(update=update))
     tls = {key: getattr(config.inference, key) for key in ("tls_cert", "tls_key")}
     trainer, teacher, sft = config.trainer, config.trainer.teacher, config.trainer.sft
     trained = {
         "loss": _with_code(trainer.loss, folder) if isinstance(trainer.loss, CustomLossConfig) else trainer.loss,
         "teacher": teacher and teacher.model_copy(update={"path": _locate_model(teacher.path, folder)}),
-        "sft": sft and sft.model_copy(update={"path": str(_locate(sft.path, folder))}),
+        "sft": sft and sft.model_copy(update={"path": str(locate(sft.path, folder))}),
     }
     reward = config.reward
     located: dict[str, Any] = {"functions": [_with_code(function, folder) for function in reward.functions]}
@@ -219,11 +222,11 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     return config.model_copy(
         update={
             "output_dir": str(config.output),
-            "bus": config.bus.model_copy(update={"keys": config.bus.keys and str(_locate(config.bus.keys, folder))}),
+            "bus": config.bus.model_copy(update={"keys": config.bus.keys and str(locate(config.bus.keys, folder))}),
             "model": config.model.model_copy(update={"path": _locate_model(config.model.path, folder)}),
             "environments": environments,
             "inference": config.inference.model_copy(
-                update={key: str(_locate(path, folder)) for key, path in tls.items() if path}
+                update={key: str(locate(path, folder)) for key, path in tls.items() if path}
             ),
             "trainer": trainer.model_copy(update=trained),
             "reward": reward.model_copy(update=located),
@@ -232,24 +235,14 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
     )
 
 
-def _locate(path: str, folder: Path) -> Path:
-    """Return the path of a file or folder that the run reads: next to the configuration, else in the current directory.
-
-    A path that exists in neither is returned as next to the configuration, for the error text.
-    """
-    given = Path(path).expanduser() if path.startswith("~/") else Path(path)
-    places = (folder / given, Path.cwd() / given)
-    return next((place for place in places if place.exists()), places[0])
-
-
 def _locate_model(path: str, folder: Path) -> str:
     """Return a model's path, absolute for a directory and unchanged for a name on the Hugging Face hub.
 
     If a folder `a` exists, `a/b` means a directory in it, even a missing one: a typo must not become a download.
     """
-    located = _locate(path, folder)
+    located = locate(path, folder)
     owner, slash, _ = path.partition("/")
-    is_hub_name = _HUB_NAME.fullmatch(path) and not (slash and _locate(owner, folder).is_dir())
+    is_hub_name = _HUB_NAME.fullmatch(path) and not (slash and locate(owner, folder).is_dir())
     return path if is_hub_name and not located.exists() else str(located)
 
 
@@ -264,21 +257,21 @@ def _locate_data(path: str, folder: Path) -> str:
         # a pattern exists where its folder does
         head, _, tail = path[: magic.start()].rpartition("/")
         return str(
-            _locate(f"{head}/" if head or path.startswith("/") else ".", folder) / (tail + path[magic.start() :])
+            locate(f"{head}/" if head or path.startswith("/") else ".", folder) / (tail + path[magic.start() :])
         )
-    located, (owner, slash, name) = _locate(path, folder), path.partition("/")
-    is_file = DATA_SUFFIX.search(name) or located.exists() or _locate(owner, folder).is_dir()
+    located, (owner, slash, name) = locate(path, folder), path.partition("/")
+    is_file = DATA_SUFFIX.search(name) or located.exists() or locate(owner, folder).is_dir()
     return path if slash and _HUB_NAME.fullmatch(path) and not is_file else str(located)
 
 
 def _locate_code(path: str, folder: Path) -> str:
     file, colon, function = path.rpartition(":")
-    return f"{_locate(file, folder)}:{function}" if colon and file.endswith(".py") else path
+    return f"{locate(file, folder)}:{function}" if colon and file.endswith(".py") else path
 
 
 def _locate_python(python: str, folder: Path) -> str:
     """Return an interpreter's path. A bare name stays: it is looked up in PATH."""
-    return str(_locate(python, folder)) if "/" in python else python
+    return str(locate(python, folder)) if "/" in python else python
 
 
 def _with_python(section: Any, folder: Path) -> Any:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from schemas.config.base import Section
 from schemas.config.resume_classes import Free, Identity
+from schemas.config.texts import Text
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPE_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
@@ -92,6 +93,9 @@ class ModelConfig(Section):
     """Precision of the computation in trainer and engine, and of the weights that engines receive. The trained weights,
     their gradients and the optimizer state are float32 in either case. With `bfloat16` full training keeps a rounded
     copy of the weights for the computation; the frozen base model under `lora` is kept in this precision alone."""
+    chat_template: Identity[Text | None] = None
+    """Chat template (Jinja) in place of the model's own, as a text or as `{file: PATH}`. Requests to inference actors
+    and the trainer's supervised examples are rendered by it too, and checkpoints have it. Empty: the model's own."""
     trust_remote_code: Free[bool] = False
     """Permission to run Python code shipped with the model (transformers and vLLM)."""
     device: Free[Literal["auto", "cpu", "cuda"]] = "auto"

@@ -99,6 +99,18 @@ def _samples_fit(config: "RunConfig") -> Iterator[str]:
                 yield f"{section}.max_tokens: {most} leaves no room for a prompt in {key} {length}"
 
 
+def _prompts_leave_room(config: "RunConfig") -> Iterator[str]:
+    tokens = config.rollout.max_tokens
+    for one in config.environments:
+        limits = {"packer.sequence_len": config.packer.sequence_len} | config.inference.engine.max_tokens_per_sequence()
+        key, length = min(limits.items(), key=lambda limit: limit[1])
+        if one.max_prompt_tokens is not None and one.max_prompt_tokens + tokens > length:
+            yield (
+                f"environments[].max_prompt_tokens: {one.max_prompt_tokens} of {one.label} and rollout.max_tokens "
+                f"{tokens} exceed {key} {length}"
+            )
+
+
 def _completions_may_end(config: "RunConfig") -> Iterator[str]:
     rollout, reward = config.rollout, config.reward
     if rollout.min_tokens > rollout.max_tokens:
@@ -354,6 +366,7 @@ RULES = (
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,
     _samples_fit,
+    _prompts_leave_room,
     _completions_may_end,
     _every_engine_has_a_server,
     _engine_does_what_is_asked,

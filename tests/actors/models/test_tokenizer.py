@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from actors.datasets.prompts import Prompts
+from actors.engines.tokenizing import Tokenizing
+from actors.models.loading import tokenizer_files
 from actors.models.tokenizer import Tokenizer, eos_ids
+from actors.rollout.model_chat import chat_of
+from schemas.config.data import JsonlConfig
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 from tests.conftest import ModelFolder
@@ -91,3 +96,24 @@ def test_texts_need_no_torch(model_folder: ModelFolder) -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert found.stdout == "[1, 4, 5] False\n"
+
+
+def test_a_template_of_the_run_is_that_of_engine_rollout_recorder_and_checkpoints(chat_folder: Path) -> None:
+    """In place of the model's own; with the environment's variables all write the same prompt."""
+    own = "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'b' if brief else 'a' }}="
+    model = ModelConfig(path=str(chat_folder), chat_template=own)
+    messages, variables = [{"role": "user", "content": "xyz"}], {"brief": True}
+    config = JsonlConfig(path="rows.jsonl", name="rows", chat_template_kwargs=variables)
+    expected = [27, 28, 29, 5, 3]
+    assert Prompts([config], Tokenizer(model).encode).encode("rows", messages) == expected
+    assert Tokenizing(model).tokenize(messages, (), variables) == expected
+    assert chat_of(model, variables).bridges.first(messages, None) == expected
+    assert Tokenizer(ModelConfig(path=str(chat_folder))).encode(messages) != expected
+    assert tokenizer_files(model)["chat_template.jinja"].decode() == own
+    assert "chat_template.jinja" not in tokenizer_files(ModelConfig(path=str(chat_folder)))
+
+
+def test_variables_of_the_template_are_refused_for_a_plain_text(chat_folder: Path) -> None:
+    """They would do nothing."""
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs: 'brief' has no effect on a prompt of plain text"):
+        Tokenizer(model_config(chat_folder)).encode("xyz", (), {"brief": True})

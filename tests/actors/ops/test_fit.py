@@ -255,3 +255,20 @@ def test_an_expression_that_names_no_module_is_told_before_the_start(run: Any) -
     (problem,) = problems(run(model={"lora": {"target_modules": "q_proj"}}))
     assert problem.startswith("model.lora.target_modules: no module's name matches q_proj, e.g. ")
     assert problems(run(model={"lora": {"target_modules": r".*\.q_proj"}})) == []
+
+
+@pytest.mark.parametrize(("kind", "words"), [("drop", "are left out"), ("truncate_left", "are cut")])
+def test_prompts_above_their_own_limit_are_counted(run: Any, kind: str, words: str) -> None:
+    """A note; an error only if every prompt is left out."""
+    rows = [{"prompt": letters, "answer": "c"} for letters in ("abc", "abcdefgh", "abcdefghi")]
+    config = run(*rows)
+    [one] = config.environments
+
+    def limited(limit: int) -> RunConfig:
+        changed = one.model_copy(update={"max_prompt_tokens": limit, "long_prompts": kind})
+        return config.model_copy(update={"environments": [changed]})
+
+    told = preflight(limited(5), starts=False)
+    assert any("2 of 3 prompts" in note and words in note and "the longest 10" in note for note in told), told
+    found = problems(limited(2))
+    assert [words in problem for problem in found] == ([True] if kind == "drop" else [])

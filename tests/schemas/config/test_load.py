@@ -187,6 +187,14 @@ def test_all_problems_are_told_at_once() -> None:
             {"rollout__group_size": 8, "inference__engine": {"type": "embedded", "max_sequences": 7}},
             ("rollout.group_size", "inference.engine.max_sequences"),
         ),
+        (
+            {
+                "environments": [{"type": "jsonl", "path": "a", "max_prompt_tokens": 60}],
+                "packer__sequence_len": 64,
+                "rollout__max_tokens": 8,
+            },
+            ("environments[].max_prompt_tokens", "packer.sequence_len 64"),
+        ),
         ({"rollout__max_tokens": 8, "rollout__min_tokens": 9}, ("rollout.min_tokens", "rollout.max_tokens 8")),
         (
             {"rollout__ignore_eos": True, "reward__mask_truncated_completions": True},
@@ -594,3 +602,44 @@ def test_a_file_that_a_run_has_written_has_the_steps_of_its_epochs(tmp_path: Pat
     assert (trainer.max_epochs, trainer.max_steps) == (3.0, 0)
     # written out before the epochs were counted
     assert check_tree(config.with_steps(0).model_dump()).trainer.max_steps == 0
+
+
+def test_a_text_may_stand_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Next to the configuration first; the loaded configuration has the text, so that each actor has the same one."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (tmp_path / "system.txt").write_text("Be brief.\nAlways.\n")
+    (elsewhere / "chat.jinja").write_text("{{ messages }}")
+    tree = _tree(model__chat_template={"file": "chat.jinja"})
+    tree["environments"] = [{"type": "jsonl", "path": "a.jsonl", "system_prompt": {"file": "system.txt"}}]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+    config = load_config(tmp_path / "run.yaml")
+    assert config.environments[0].system_prompt == "Be brief.\nAlways."  # type: ignore[union-attr]
+    assert config.model.chat_template == "{{ messages }}"
+    again = check_tree(config.model_dump())
+    assert again.environments[0].system_prompt == "Be brief.\nAlways."  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"file": "missing.txt"}, "missing.txt can't be read as text: No such file"),
+        ({"path": "a.txt"}, "must be a text, or {file: PATH}"),
+        (7, "must be a valid string"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named(given: Any, words: str) -> None:
+    """With the key, and what is wrong."""
+    [problem] = _problems(_tree(model__chat_template=given))
+    assert problem.startswith("model.chat_template: ")
+    assert words in problem
+
+
+def test_plain_tasks_have_no_chat_template_and_environments_no_prompts_to_measure() -> None:
+    """Keys that would do nothing are refused."""
+    given = [{"type": "arithmetic", "chat_template_kwargs": {"enable_thinking": False}}]
+    [problem] = _problems(_tree(environments=given))
+    assert "chat_template_kwargs: the prompts of this environment are plain text" in problem
+    [problem] = _problems(_tree(environments=[{"type": "python", "path": "a.py:A", "max_prompt_tokens": 5}]))
+    assert "max_prompt_tokens: an environment makes its prompts itself" in problem
