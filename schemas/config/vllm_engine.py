@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from schemas.config.engine_base import EngineBase
 from schemas.config.resume_classes import Free
+from schemas.config.server_arguments import refuse_own
 
 if TYPE_CHECKING:
     from schemas.config.run import RunConfig
@@ -90,14 +91,7 @@ class VllmEngineConfig(EngineBase):
     @field_validator("extra_args")
     @classmethod
     def _leave_ours_alone(cls, arguments: list[str]) -> list[str]:
-        for argument in arguments:
-            # vLLM's parser also accepts underscores, unique abbreviations (`--hos`) and `--no-` in front of a switch
-            name = argument.partition("=")[0].replace("_", "-")
-            name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-            # longer than `--`, which is the beginning of every option
-            if len(name) > 2 and name.startswith("--") and any(ours.startswith(name) for ours in SET_BY_US):
-                raise ValueError(f"{argument} is set by the engine itself; remove it")
-        return arguments
+        return refuse_own(arguments, SET_BY_US)
 
     @property
     def server_urls(self) -> list[str]:

@@ -16,10 +16,14 @@ from actors.engines.protocol import EngineStoppedError
 from actors.engines.sglang.answers import completion_of
 from actors.engines.sglang.client import NEVER_LOADED
 from actors.engines.sglang.compat import SUPPORTED
+from actors.engines.sglang.process import command
+from schemas.config.model import LoraConfig, ModelConfig
+from schemas.config.sglang_engine import SglangEngineConfig
 from tests.actors.engines.engines import WAIT, ask, policy, sample
 from tests.actors.engines.sglang.conftest import MakeSglang, make_sglang, stub  # noqa: F401 - fixtures
 from tests.actors.engines.sglang.stub import StubServer
 from tests.actors.engines.sglang.test_engine import ADAPTER, PROMPT
+from tests.actors.engines.sglang.test_process import ARGUMENTS
 from tests.actors.engines.test_contract import weights_of_version
 from tests.actors.engines.vllm.test_process import wait_for
 from tests.system.tools import missing
@@ -41,6 +45,57 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if done.returncode:
         missing(f"SGLang's package can't be had: {done.stderr.strip().splitlines()[-1]}")
     return folder
+
+
+def test_the_command_line_is_one_that_sglangs_own_parser_takes(package: Path, tmp_path: Path) -> None:
+    """With the meaning that the engine has in mind; the committed list of options is that of this version."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(json.dumps({"admin-api-key": "a", "api-key": "b"}))
+    lora = ModelConfig(path="org/model", dtype="bfloat16", lora=LoraConfig(rank=12))
+    config = SglangEngineConfig(
+        max_model_len=2048,
+        tensor_parallel_size=2,
+        mem_fraction_static=0.7,
+        quantization="fp8",
+        extra_args=["--log-level", "warning"],
+    )
+    lines = [command(lora, config, 8001, keys), command(ModelConfig(path="m"), SglangEngineConfig(), 8002, keys)]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "sglang_arguments.py")],
+        input=json.dumps([words[3:] for words in lines]),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(package)},
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["names"] == ARGUMENTS.read_text().split()
+    first, second = told["parsed"]
+    expected = {
+        "model_path": "org/model",
+        "dtype": "bfloat16",
+        "context_length": 2048,
+        "tp_size": 2,
+        "dp_size": 1,
+        "mem_fraction_static": 0.7,
+        "quantization": "fp8",
+        "enable_lora": True,
+        "max_lora_rank": 12,
+        "lora_target_modules": ["all"],
+        "max_loaded_loras": 3,
+        "max_loras_per_batch": 3,
+        "enable_deterministic_inference": True,
+        "admin_api_key": "a",
+        "api_key": "b",
+        "host": "127.0.0.1",
+        "port": 8001,
+        "log_level": "warning",
+    }
+    assert {key: first[key] for key in expected} == expected
+    assert not second["enable_lora"]
+    assert second["mem_fraction_static"] is None
 
 
 def judged(package: Path, calls: list[Any], answers: list[Any]) -> dict[str, Any]:

@@ -30,8 +30,13 @@ def check_server(info: Mapping[str, Any], config: SglangEngineConfig, lora: bool
         raise ConfigError(*problems)
 
 
+def is_supported(version: str) -> bool:
+    """Return whether a version is the supported one or one of its patch releases."""
+    return f"{version}.".startswith(f"{SUPPORTED}.")
+
+
 def _problems(info: Mapping[str, Any], config: SglangEngineConfig, lora: bool) -> Iterator[str]:
-    if not f"{info['version']}.".startswith(f"{SUPPORTED}."):
+    if not is_supported(info["version"]):
         yield f"is version {info['version']}, this engine is for {SUPPORTED}"
         # fields of another version may have other meanings, so the first problem is the only one reported
         return

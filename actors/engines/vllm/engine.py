@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from actors.engines.external.labels import ServedWeights, UnknownWeightsError
+from actors.engines.external.owned import END_SECONDS
 from actors.engines.external.served import POLL_SECONDS, ROOM_SECONDS, ServedEngine, server_of
 from actors.engines.external.staging import check_fit, shapes_of
 from actors.engines.external.upstream import RefusedError
@@ -43,7 +44,7 @@ from actors.engines.protocol import (
 from actors.engines.vllm import answers
 from actors.engines.vllm.client import VllmClient
 from actors.engines.vllm.compat import check_version, installed
-from actors.engines.vllm.process import END_SECONDS, WHOLE_PROMPTS, OwnServer, api_key
+from actors.engines.vllm.process import WHOLE_PROMPTS, OwnServer, api_key
 from actors.engines.vllm.shared_gpu import ServerMemory
 from bus.run_folder import Scratch
 from bus.weights import Weights

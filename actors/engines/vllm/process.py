@@ -1,17 +1,13 @@
-"""Owned vLLM server: command line, environment, log, start and stop."""
+"""Owned vLLM server: command line and environment."""
 
-import contextlib
 import os
 import secrets
-import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
+from actors.engines.external.owned import OwnedServer
 from actors.engines.http.access import secret
 from actors.engines.http.requests import MOST_TOP_LOGPROBS
-from actors.engines.vllm import guard
 from actors.engines.vllm.inside import grpo_actors_norms as norms
 from actors.engines.vllm.inside import grpo_actors_owner_key as owner_key_module
 from actors.engines.vllm.shared_gpu import ServerMemory
@@ -23,15 +19,10 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks for which vLLM has kernels."""
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 """Option for computing each prompt in a single step."""
-END_SECONDS = 5.0
-"""Seconds for a server's shutdown before SIGKILL."""
-TAIL_LINES = 15
-"""Lines of the server's log in an error."""
-TAIL_BYTES = 20_000
 
 
-class OwnServer:
-    """vLLM server with all worker processes. The end of this process stops the server (see `guard`)."""
+class OwnServer(OwnedServer):
+    """vLLM server of an inference actor."""
 
     def __init__(
         self,
@@ -42,55 +33,14 @@ class OwnServer:
         sets_norms: bool = False,
         memory: ServerMemory | None = None,
     ) -> None:
-        # a port on which nothing listens now; if another process takes it first, the server stops at the start
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
         # loopback is open to every user of the machine, so the endpoints that change weights require a key
-        self.url, self.owner_key = f"http://127.0.0.1:{port}", secrets.token_hex(16)
-        self._log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            # the log of earlier lives stays, and is no part of the last lines of this one
-            self._log_start = out.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, *command(model, config, on_cpu, port, sets_norms, memory)],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                env=environment(model, config, self.owner_key),
-                # a process group of its own, which the guard kills whole
-                start_new_session=True,
-            )
-
-    @property
-    def process_group(self) -> int:
-        """Process group of the server and the workers."""
-        return self._process.pid
-
-    def ended(self) -> str:
-        """Return the reason why the server has stopped, with the last lines of the log; empty while the server runs."""
-        if self._process.poll() is None:
-            return ""
-        return f"the vLLM server has ended; the last lines of {self._log}:\n{self.last_lines()}"
-
-    def last_lines(self) -> str:
-        """Return the last lines of the log since the server's start."""
-        with self._log.open("rb") as file:
-            file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
-            return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
-
-    def close(self, patience: float = END_SECONDS) -> None:
-        """Stop the server: politely within `patience` seconds, otherwise by SIGKILL. May be called again."""
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
-        with contextlib.suppress(ProcessLookupError):  # the guard has killed the group
-            os.killpg(self.process_group, signal.SIGKILL)
-        self._process.wait()
-        # last: the guard takes a closed pipe for the end of its owner, and kills the server without patience
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self.owner_key = secrets.token_hex(16)
+        super().__init__(
+            "vLLM",
+            log,
+            lambda port: command(model, config, on_cpu, port, sets_norms, memory),
+            environment(model, config, self.owner_key),
+        )
 
 
 def command(

@@ -20,7 +20,6 @@ POOL: Any = {"pool": {"urls": URLS}}
         ({"engine": SGLANG | {"urls": URLS}}, None),
         ({"engine": SGLANG} | POOL, None),
         ({"engine": {"type": "vllm"}} | POOL, None),
-        ({"engine": SGLANG}, "inference.engine.urls: 0 servers for up.inference 2; one for each is needed"),
         ({"engine": SGLANG | {"urls": URLS[:1]}}, "inference.engine.urls: 1 servers for up.inference 2"),
         ({"engine": SGLANG | {"urls": ["http://one:1/v1"]}}, "inference.engine.urls.0"),
         ({"engine": SGLANG | {"urls": URLS}} | POOL, "inference.engine.urls: inference.pool names the servers"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actors.engines.vllm import guard
+from actors.engines.external import guard
 from actors.engines.vllm.compat import check_version, installed
 from actors.engines.vllm.process import OwnServer, command, environment, lora_rank
 from schemas.config.model import LoraConfig, ModelConfig
@@ -184,7 +184,7 @@ def test_a_request_to_end_reaches_a_server_that_is_just_being_started(tmp_path: 
     """SIGTERM arrives while its guard starts it: at the earliest moment and at the latest one."""
     code = f"""
 import os, signal, subprocess
-from actors.engines.vllm import guard
+from actors.engines.external import guard
 class Popen(subprocess.Popen):
     def __init__(self, *given, **named):
         if {moment!r} == "before":
