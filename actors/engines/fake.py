@@ -14,18 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engines.protocol import (
-    NO_FORMS,
     Completion,
     EngineStatus,
     EngineStoppedError,
     RequestError,
     SampleRequest,
+    WithoutForms,
     check_token_ids,
 )
 from actors.engines.text import StopWatch, text_of
 from actors.trajectories.bridges import Bridges, Message
 from actors.trajectories.chat import Chat
-from actors.trajectories.forms import AnswerForm, Demand
 from actors.trajectories.parsing import Parsed
 from bus import threads
 from bus.weights import Weights
@@ -48,7 +47,7 @@ class _Row:
     completion: Completion = field(default_factory=Completion)
 
 
-class FakeEngine:
+class FakeEngine(WithoutForms):
     """Deterministic test double of an engine."""
 
     holds_two_versions = False
@@ -119,10 +118,6 @@ class FakeEngine:
             prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
         # 0 ends a completion, 1 is unused
         return [2 + ord(character) % (self._config.vocab_size - 2) for character in prompt]
-
-    def form_of(self, prompt_ids: list[int], demand: Demand) -> AnswerForm:
-        """Refuse a demand: a hash has no distribution to cut."""
-        raise RequestError(f"response_format, tool_choice: {NO_FORMS.format(engine='fake')}")
 
     def read_message(
         self, prompt_ids: list[int], completion: Completion, tools: Sequence[Mapping[str, Any]] = ()

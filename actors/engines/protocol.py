@@ -196,3 +196,15 @@ class Engine(Protocol):
     def close(self) -> None:
         """Stop the engine; pending requests fail. May be called again."""
         ...
+
+
+class WithoutForms:
+    """Base of an engine that makes tokens up, whose answers have no form."""
+
+    def form_of(self, prompt_ids: list[int], demand: Demand) -> AnswerForm:
+        """Refuse a demand on an answer.
+
+        Raises:
+            RequestError: always.
+        """
+        raise RequestError(f"response_format, tool_choice: {NO_FORMS.format(engine='fake')}")

@@ -76,10 +76,23 @@ def start(model_folder: ModelFolder, folder: Path, **keys: Any) -> SglangEngine:
     return SglangEngine(model, config, "interrupt", scratch_at(folder / "run" / "scratch"), log_path=log)
 
 
-def group_of(engine: SglangEngine) -> int:
-    """Process group of the engine's server."""
-    assert engine._server is not None
-    return engine._server.process_group
+def process_group() -> int:
+    """Process group of the server that this process has started."""
+    [group] = [pid for pid, words in children(os.getpid()) if "guard.py" in words]
+    return group
+
+
+def children(parent: int) -> list[tuple[int, str]]:
+    """Living child processes, with their command lines."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, its_parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            words = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        found += [(int(folder.name), words)] if int(its_parent) == parent and state != "Z" else []
+    return found
 
 
 def test_the_command_line_has_options_that_sglang_knows() -> None:
@@ -107,7 +120,7 @@ def test_a_server_is_started_and_stopped_with_its_engine(
     """Weights are changed as with an existing server; nothing is left, neither processes nor keys."""
     monkeypatch.setenv("SGLANG_KEY", "hidden-word")
     engine = start(model_folder, tmp_path, api_key_env="SGLANG_KEY")
-    group = group_of(engine)
+    group = process_group()
     try:
         lines = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in members(group)]
         assert any("sglang.launch_server" in line for line in lines)
@@ -130,7 +143,7 @@ def test_a_server_that_dies_ends_its_engine(package: Path, model_folder: ModelFo
     """The words have the end of its log; the actor is started again, and with it a server."""
     engine = start(model_folder, tmp_path)
     try:
-        os.killpg(group_of(engine), signal.SIGKILL)
+        os.killpg(process_group(), signal.SIGKILL)
         assert "the SGLang server has ended; the last lines of" in until_stopped(engine)
         with pytest.raises(EngineStoppedError):
             engine.submit(ask(PROMPT))
