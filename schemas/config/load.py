@@ -256,9 +256,7 @@ def _locate_data(path: str, folder: Path) -> str:
     if magic:
         # a pattern exists where its folder does
         head, _, tail = path[: magic.start()].rpartition("/")
-        return str(
-            locate(f"{head}/" if head or path.startswith("/") else ".", folder) / (tail + path[magic.start() :])
-        )
+        return str(locate(f"{head}/" if head or path.startswith("/") else ".", folder) / (tail + path[magic.start() :]))
     located, (owner, slash, name) = locate(path, folder), path.partition("/")
     is_file = DATA_SUFFIX.search(name) or located.exists() or locate(owner, folder).is_dir()
     return path if slash and _HUB_NAME.fullmatch(path) and not is_file else str(located)
