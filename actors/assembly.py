@@ -68,10 +68,10 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
         split = one.environment.evaluated_split
         datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False, prepared=prepared)
     encode = make_encode(config, name)
-    for environment in config.environments:
+    for label, environment in config.environments_by_label.items():
         if environment.long_prompts != "drop":
             # a series that appears later would look like a jump to Prometheus
-            metrics.count("grpo_rollout_cut_prompts_total", 0.0, environment=environment.label)
+            metrics.count("grpo_rollout_cut_prompts_total", 0.0, environment=label)
 
     def note_cut(label: str) -> None:
         metrics.count("grpo_rollout_cut_prompts_total", environment=label)
@@ -173,7 +173,7 @@ def make_packer(
     prompts = None
     # the tokenizer is loaded only where prompts must be measured
     if any(e.max_prompt_tokens is not None and e.long_prompts == "drop" for e in config.environments):
-        prompts = Prompts(config.environments, make_encode(config, name))
+        prompts = Prompts(config.environments_by_label, make_encode(config, name))
     weights = [e.weight for e in config.trained if e.weight is not None]
     ledger = config.ledger
     store = Store(config.ledger_path, ledger.sync, LEDGER_PATIENCE_SECONDS, ledger.commit_timeout, config.output)

@@ -1,6 +1,6 @@
 """Token ids of prompts, by the keys of their environments: variables of the chat template, and the greatest length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from schemas.config.data import DatasetBase
@@ -14,18 +14,18 @@ class Prompts:
     """Encoder of prompts.
 
     Args:
-        environments: configurations of all environments of the run.
+        environments: configurations of all environments of the run, by label and by the names of evaluations.
         encode: function from a prompt to token ids.
         note_cut: called with the label of each prompt that is cut.
     """
 
     def __init__(
         self,
-        environments: Sequence[DatasetBase],
+        environments: Mapping[str, DatasetBase],
         encode: Encode,
         note_cut: Callable[[str], object] = lambda label: None,
     ) -> None:
-        self._configs, self._encode_whole, self._note_cut = {one.label: one for one in environments}, encode, note_cut
+        self._configs, self._encode_whole, self._note_cut = environments, encode, note_cut
 
     def encode(self, label: str, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, cut if its environment says so.

@@ -67,9 +67,8 @@ class EnvironmentPlayer:
     def __init__(
         self, config: RunConfig, chats: Mapping[str, Chat], engines: EngineChoice, metrics: Metrics, sequence_len: int
     ) -> None:
-        sources = {one.label: one for one in config.environments}
-        sources |= {label: one.environment for label, one in config.evaluations.items()}
-        self._configs = {label: one for label, one in sources.items() if isinstance(one, PythonConfig | PackageConfig)}
+        sources = config.environments_by_label.items()
+        self._configs = {label: one for label, one in sources if isinstance(one, PythonConfig | PackageConfig)}
         """Environments by label, and by the names of evaluations."""
         self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout

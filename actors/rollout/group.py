@@ -42,7 +42,7 @@ class GroupSampler:
         note_cut: Callable[[str], object] = lambda label: None,
     ) -> None:
         self._name, self._datasets, self.engines = name, datasets, engines
-        self._prompts = Prompts(config.environments, encode, note_cut)
+        self._prompts = Prompts(config.environments_by_label, encode, note_cut)
         self._player = player
         self._limit_key, self._limit = longest_sample(config)
 

@@ -103,6 +103,12 @@ class RunConfig(Section):
         return {label: one for label, one in found.items() if one.keys.num_prompts}
 
     @property
+    def environments_by_label(self) -> dict[str, EnvironmentConfig]:
+        """Environments by label, and by the names of evaluations."""
+        found = {one.label: one for one in self.environments}
+        return found | {label: one.environment for label, one in self.evaluations.items()}
+
+    @property
     def output(self) -> Path:
         """`output_dir` as an absolute path."""
         return Path(self.output_dir).absolute()

@@ -105,7 +105,7 @@ def test_a_template_of_the_run_is_that_of_engine_rollout_recorder_and_checkpoint
     messages, variables = [{"role": "user", "content": "xyz"}], {"brief": True}
     config = JsonlConfig(path="rows.jsonl", name="rows", chat_template_kwargs=variables)
     expected = [27, 28, 29, 5, 3]
-    assert Prompts([config], Tokenizer(model).encode).encode("rows", messages) == expected
+    assert Prompts({"rows": config}, Tokenizer(model).encode).encode("rows", messages) == expected
     assert Tokenizing(model).tokenize(messages, (), variables) == expected
     assert chat_of(model, variables).bridges.first(messages, None) == expected
     assert Tokenizer(ModelConfig(path=str(chat_folder))).encode(messages) != expected

@@ -39,7 +39,9 @@ def examples(lengths: list[int] | None, metrics: Metrics, **keys: object) -> Exa
     """Of a single environment, evaluated on at most three prompts."""
     rows = Rows(lengths)
     curriculum = Curriculum([rows.num_examples], None, seed=5)
-    return Examples({"rows": rows}, {"rows": rows}, curriculum, 3, metrics, Prompts([config(**keys)], letters))
+    return Examples(
+        {"rows": rows}, {"rows": rows}, curriculum, {"rows": 3}, metrics, Prompts({"rows": config(**keys)}, letters)
+    )
 
 
 def left_out(metrics: Metrics) -> float | None:
@@ -83,11 +85,11 @@ def test_cut_prompts_keep_their_end_or_their_start() -> None:
     cut: list[str] = []
     kinds = {"truncate_left": [2, 3, 4, 5], "truncate_right": [0, 1, 2, 3], "drop": [0, 1, 2, 3, 4, 5]}
     for kind, expected in kinds.items():
-        prompts = Prompts([config(max_prompt_tokens=4, long_prompts=kind)], letters, cut.append)
+        prompts = Prompts({"rows": config(max_prompt_tokens=4, long_prompts=kind)}, letters, cut.append)
         assert prompts.encode("rows", "abcdef") == expected
         assert prompts.encode("rows", "abcd") == [0, 1, 2, 3]
     assert cut == ["rows", "rows"]
-    assert Prompts([config()], letters, cut.append).encode("rows", "abcdef") == [0, 1, 2, 3, 4, 5]
+    assert Prompts({"rows": config()}, letters, cut.append).encode("rows", "abcdef") == [0, 1, 2, 3, 4, 5]
 
 
 def test_variables_of_the_template_are_those_of_the_environment() -> None:
@@ -99,7 +101,7 @@ def test_variables_of_the_template_are_those_of_the_environment() -> None:
         return letters(prompt)
 
     given = config(chat_template_kwargs={"enable_thinking": False}, max_prompt_tokens=2)
-    prompts = Prompts([given, config(name="plain")], encode)
+    prompts = Prompts({"rows": given, "plain": config(name="plain")}, encode)
     assert prompts.is_left_out("rows", "abc")
     prompts.encode("plain", "abc")
     assert asked == [((), {"enable_thinking": False}), ()]
