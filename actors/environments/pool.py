@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -28,7 +29,8 @@ import zmq.asyncio
 from actors.environments import worker
 from actors.environments.errors import EpisodeError
 from actors.environments.output import PrintedLines
-from actors.environments.processes import below, kill_all, kill_left, snapshot
+from actors.environments.worker.guard import TOO_MANY_PROCESSES
+from actors.environments.worker.processes import below, kill_all, kill_left, snapshot
 from actors.environments.worker.wire import BEAT_SECONDS, PROTOCOL, TEXT_CHARACTERS, Message, pack, unpack
 from schemas.messages import EnvironmentFailure
 
@@ -45,6 +47,8 @@ FAILED_STARTS = 3
 """Starts of a worker without a loaded environment, one after the other, after which there is no hope for it."""
 CLOSE_SECONDS = 10.0
 """Longest wait for killed workers at the end."""
+KILL_SECONDS = 15.0
+"""Time for a guard to kill everything below it, before this process does it."""
 GRACE_SECONDS = 1.0
 """Time for an answer that has come, but that this process has not read yet because it was held up itself."""
 FOR_THE_INTERPRETER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}
@@ -166,8 +170,22 @@ class Worker:
         """True once a call has passed its limit: the episodes of all other calls are bystanders."""
 
     def kill(self, reason: str) -> None:
-        """Kill the process with everything below it."""
+        """Let the guard kill the worker with everything below it, and do it ourselves if that takes too long."""
         self.reason = self.reason or reason
+        if self.process is None or self.process.returncode is not None:
+            return
+        if not self.hello.done():
+            # there may be no guard yet
+            self.kill_now()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+            # the user's code may have stopped it
+            self.process.send_signal(signal.SIGCONT)
+        asyncio.get_running_loop().call_later(KILL_SECONDS, self.kill_now)
+
+    def kill_now(self) -> None:
+        """Kill the guard and the worker with everything below them, if they have not ended."""
         if self.process is not None and self.process.returncode is None:
             kill_all(self.process.pid, self.seen)
 
@@ -407,7 +425,8 @@ class WorkerPool:
 
     async def _run(self, one: Worker) -> None:
         """Start a process, let it load the environment, and wait for its end."""
-        arguments = [str(PROGRAM), self._address, one.identity.decode(), str(os.getpid())]
+        numbers = [str(os.getpid()), str(self.spec.limits.processes)]
+        arguments = [str(PROGRAM), self._address, one.identity.decode(), *numbers]
         variables = {**os.environ, **self.spec.variables}
         ours = {name: value for name, value in FOR_THE_INTERPRETER.items() if name not in variables}
         async with _printed() as streams:
@@ -439,10 +458,14 @@ class WorkerPool:
             loading = self.start(self._load(one))
             code = await one.process.wait()
             loading.cancel()
+            if code == TOO_MANY_PROCESSES:
+                self._on_event("processes")
+                one.reason = f"was killed: it had more than {self.spec.limits.processes} processes (limit of processes)"
             one.reason = one.reason or (f"was killed by signal {-code}" if code < 0 else f"ended with status {code}")
         finally:
             # after a cancellation
-            one.kill("was ended with its actor")
+            one.reason = one.reason or "was ended with its actor"
+            one.kill_now()
             if one.process.returncode is not None:
                 kill_left(one.process.pid, one.seen)
 
@@ -534,7 +557,7 @@ class WorkerPool:
         await self._send(one, data)
 
     async def _watch(self) -> None:
-        """Send beats; kill workers that are silent or have too many processes."""
+        """Send beats; kill workers that are silent."""
         last = time.monotonic()
         while True:
             await asyncio.sleep(BEAT_SECONDS)
@@ -547,7 +570,7 @@ class WorkerPool:
                 log.error("workers not watched", **self._labels, reason=f"{type(error).__name__}: {error}")
 
     async def _look(self, may_be_silent: bool) -> None:
-        """Send a beat to each worker, and compare it with its limits."""
+        """Send a beat to each worker, note the processes below it, and kill it if it is silent."""
         limits = self.spec.limits
         # one search for all, in a thread: it takes milliseconds for each thousand processes of the machine
         processes = await asyncio.to_thread(snapshot)
@@ -565,9 +588,6 @@ class WorkerPool:
                     f"was killed: not a beat for {silent:.0f} s (limit of silence); the process was stopped, or an "
                     "async function blocks its event loop"
                 )
-            elif len(one.seen) > limits.processes:
-                self._on_event("processes")
-                one.kill(f"was killed: it has {len(one.seen)} processes (limit {limits.processes})")
 
     def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run a coroutine beside its caller, until the end of the pool."""

@@ -255,7 +255,7 @@ async def test_a_worker_with_too_many_processes_is_killed_with_all_of_them(tmp_p
     limits = Limits(WAIT, WAIT, WAIT, WAIT, WAIT, WAIT, processes=20)
     async with WorkerPool(spec("Bad", limits=limits)) as pool, await pool.episode(WAIT) as episode:
         await episode.reset({"place": "score", "way": "fork", "mark": str(marks)}, 0)
-        with pytest.raises(EpisodeError, match=r"it has \d+ processes \(limit 20\)"):
+        with pytest.raises(EpisodeError, match="it had more than 20 processes"):
             await score_until_it_fails(episode)
     children = [int(line) for line in marks.read_text().splitlines()]
     assert len(children) > 19

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from actors.environments import pool as pools
-from actors.environments import processes
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import Limits, WorkerPool
+from actors.environments.worker import processes
 from tests.actors.environments.test_pool import WAIT, is_gone, says, spec, until
 
 pytestmark = pytest.mark.slow

@@ -543,3 +543,72 @@ class Shelf:
     def get_reward(self) -> dict[str, float | None]:
         """Return rewards by name."""
         return {"read": float(len(self.read)), "liked": None}
+
+
+class Litters:
+    """Leaves processes of every kind behind in one place, and then hangs or dies there."""
+
+    def reset(self, place: str, way: str, mark: str) -> str:
+        """Remember."""
+        self.place, self.way, self.mark = place, way, Path(mark)
+        self._litter("reset")
+        return "go"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Go on."""
+        self._litter("step")
+        return "on", 0.0, False
+
+    def get_reward(self) -> float:
+        """Return 1."""
+        self._litter("score")
+        return 1.0
+
+    def _litter(self, place: str) -> None:
+        if place == self.place:
+            litter(self.mark)
+            if self.way == "exit":
+                os._exit(3)
+            if self.way == "kill the guard":
+                time.sleep(float(self.mark.with_suffix(".pause").read_text()))
+                os.kill(os.getppid(), 9)
+            time.sleep(3600)
+
+
+def litter(mark: Path) -> None:
+    """Start a child, one in a session of its own, one with another group, and a daemon; write their ids at once."""
+    children = [subprocess.Popen(["sleep", "1000"], start_new_session=own).pid for own in (False, True)]
+    children.append(subprocess.Popen(["sleep", "1000"], preexec_fn=os.setpgrp).pid)
+    # forks twice, with a session in between; its parents have ended when this returns
+    daemon = "sh -c 'sleep 1000 >/dev/null & echo $!' & wait"
+    done = subprocess.run(["setsid", "sh", "-c", daemon], stdout=subprocess.PIPE, text=True, check=True)
+    children.append(int(done.stdout))
+    staging = mark.with_suffix(".new")
+    staging.write_text(" ".join(map(str, [os.getpid(), os.getppid(), *children])))
+    staging.rename(mark)
+
+
+def litters_and_hangs(completions: list[str], mark: list[str], **_: object) -> list[float]:
+    """As a reward function: leave processes behind, and hang."""
+    litter(Path(mark[0]))
+    time.sleep(3600)
+    return [0.0] * len(completions)
+
+
+class Bomb:
+    """Starts processes that start processes, up to 2¹⁰."""
+
+    def reset(self, mark: str, groups: str) -> str:
+        """Remember."""
+        self.mark, self.groups = mark, groups
+        return "go"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Double nine times, and wait; each process notes its start, and may have a group and a session of its own."""
+        marks = os.open(self.mark, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for _ in range(10):
+            if not os.fork() and self.groups == "own":
+                os.setsid()
+            os.write(marks, b"x")
+        time.sleep(1000)
+        return "on", 0.0, False

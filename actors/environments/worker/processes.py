@@ -1,4 +1,7 @@
-"""Processes below a worker: counted against a limit, and killed with the worker, also those that left its session."""
+"""Processes below a worker: counted against a limit, and killed with the worker, also those that left its session.
+
+Used by the actor, and by the guard in a worker's own interpreter.
+"""
 
 import contextlib
 import os
@@ -15,6 +18,7 @@ class Process(NamedTuple):
     """Facts about a process, as the kernel tells them."""
 
     parent: int
+    group: int
     session: int
     started: int
     """Ticks from the start of the machine: an id that is used again has another start."""
@@ -34,7 +38,7 @@ def snapshot() -> dict[int, Process]:
                 # the name in parentheses may hold blanks, parentheses and any bytes; the other fields follow it
                 fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
                 found[int(folder.name)] = Process(
-                    int(fields[1]), int(fields[3]), int(fields[19]), fields[0] not in b"ZX"
+                    int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), fields[0] not in b"ZX"
                 )
     return found
 
@@ -71,6 +75,24 @@ def kill_left(root: int, seen: Mapping[int, int]) -> None:
         seen: result of `below` from some time before.
     """
     _kill(root, seen, root_is_ours=False)
+
+
+def kill_below(guard: int) -> None:
+    """Kill everything below a process once. Sound only for a subreaper, which adopts the children of the killed.
+
+    Whole process groups first: a signal to a group misses no process that is just being forked, so that a fork bomb
+    ends at once unless each of its processes has a group of its own.
+
+    Args:
+        guard: no process below it is in its group.
+    """
+    processes = snapshot()
+    found = [n for n in below([guard], processes) if n != guard]
+    for group in {processes[n].group for n in found} - {processes[guard].group}:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    for number in found:
+        _signal(number, signal.SIGKILL)
 
 
 def _kill(root: int, seen: Mapping[int, int], root_is_ours: bool) -> None:
