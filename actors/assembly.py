@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bus.weights import WeightPublisher, WeightReceiver
     from schemas.config.data import Split
     from schemas.config.environments import EnvironmentConfig
+    from schemas.config.services import BusConfig
 
 
 LEDGER_PATIENCE_SECONDS = 5.0
@@ -89,7 +90,7 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     engines, player = EngineChoice(config, metrics, client), None
     if labels := {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}:
         chats = {label: make_chat(config, one.chat_template_kwargs) for label, one in labels.items()}
-        player = EnvironmentPlayer(config, chats, engines, metrics, longest_sample(config)[1])
+        player = EnvironmentPlayer(config, name, chats, engines, metrics, longest_sample(config)[1])
     return RolloutActor(config, name, metrics, GroupSampler(config, name, datasets, encode, engines, player, note_cut))
 
 
@@ -165,7 +166,8 @@ def make_packer(
     # before anything is written: if the ledger's disk is not mounted, nothing may look like a new run
     check_ledger_is_there(config)
     take(config)
-    own, prepared = {e.label: own_examples(e) for e in config.environments}, prepared_folder(config)
+    prepared = prepared_folder(config)
+    own = {e.label: own_examples(e, config.bus, name) for e in config.environments}
 
     def dataset(e: "EnvironmentConfig", split: "Split") -> "Dataset":
         return make_dataset(e, split, config.seed, num_examples=own[e.label][split], prepared=prepared)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 """Systems whose files `actors import` translates."""
-ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool")
+ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment")
 EXIT_CONFIG = 2
 MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"
 FORK = "continue from the newest checkpoint even if identity keys of run.yaml differ; later steps are sampled again"
@@ -123,6 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--name", help="unique in the run; default: KIND-HOST-LETTERS, trainer-RANK or packer-0")
     run.add_argument("--machine", metavar="ACTORS", help=f"{MACHINE}; this actor then takes its GPUs of the plan")
     run.add_argument("--fork", action="store_true", help=FORK)
+    run.add_argument(
+        "--listen",
+        metavar="tcp://HOST:PORT",
+        help="address of an environment host, for `run environment` alone; environments[].hosts has it too",
+    )
     # --parent and --started-at are given by `actors up` alone
     run.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     run.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
@@ -250,7 +255,10 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from schemas.config import load_config
+    from schemas.errors import ConfigError
 
+    if (arguments.actor == "environment") != (arguments.listen is not None):
+        raise ConfigError("--listen: needed for `actors run environment`, and for no other actor")
     config = load_config(arguments.config, arguments.overrides)
     name = arguments.name or _default_name(arguments.actor)
     if arguments.machine is not None:
@@ -259,10 +267,12 @@ def _run(arguments: argparse.Namespace) -> int:
         take_devices(config, arguments.machine, name)  # before torch is imported, which looks at the GPUs once
     # imported after the check of the configuration: errors in it shall appear at once
     from actors.process.exits import leave
-    from actors.runtime import run_actor, run_server_pool
+    from actors.runtime import run_actor, run_environment_host, run_server_pool
 
     if arguments.actor == "inference-pool":
         code = run_server_pool(config, arguments.config, name, arguments.overrides, arguments.parent)
+    elif arguments.actor == "environment":
+        code = run_environment_host(config, name, arguments.listen)
     else:
         code = run_actor(arguments.actor, name, config, arguments.parent, arguments.started_at, arguments.fork)
     # ends the process here, since the interpreter would wait for threads of user code or of an engine

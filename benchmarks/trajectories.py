@@ -84,7 +84,7 @@ async def measured(folder: Path, seconds: float) -> dict[str, Any]:
     chat, metrics = Chat("qwen3"), Metrics("rollout")
     client = Client(seconds, chat.token(chat.family.ends[0]))
     engines, numbers = EngineChoice(config, metrics, lambda: client), itertools.count()
-    player = EnvironmentPlayer(config, {"game": language(chat)}, engines, metrics, 16384)
+    player = EnvironmentPlayer(config, "rollout-0", {"game": language(chat)}, engines, metrics, 16384)
 
     async def play_for_ever() -> None:
         while True:

@@ -6,6 +6,7 @@ from actors.environments.errors import EpisodeError
 from actors.environments.pool import Examples, describe
 from actors.environments.specs import spec_of
 from schemas.config.environments import EnvironmentConfig, PackageConfig, PythonConfig
+from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
 
 
@@ -16,10 +17,10 @@ def must_be_asked(config: EnvironmentConfig) -> bool:
     return isinstance(config, PackageConfig)
 
 
-def own_examples(config: EnvironmentConfig) -> Examples:
+def own_examples(config: EnvironmentConfig, bus: BusConfig, owner: str) -> Examples:
     """Return the numbers of examples that an environment has itself; None where it does not say, or need not be asked.
 
-    A worker is started for it, and ended.
+    A worker is started for it, and ended: on this machine, or by an environment host for the actor `owner`.
 
     Raises:
         ConfigError: the environment can't be loaded.
@@ -29,6 +30,6 @@ def own_examples(config: EnvironmentConfig) -> Examples:
         return unknown
     assert isinstance(config, PackageConfig | PythonConfig)
     try:
-        return asyncio.run(describe(spec_of(config))) or unknown
+        return asyncio.run(describe(spec_of(config, bus, owner))) or unknown
     except EpisodeError as error:
         raise ConfigError(f"environments[]: {config.label}: {error}\n{error.trace}".rstrip()) from None

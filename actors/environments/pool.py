@@ -10,53 +10,39 @@ import asyncio
 import contextlib
 import itertools
 import math
-import os
 import secrets
-import signal
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import structlog
-import zmq
-import zmq.asyncio
 
-from actors.environments import worker
 from actors.environments.errors import EpisodeError
-from actors.environments.output import PrintedLines
-from actors.environments.worker.guard import TOO_MANY_PROCESSES
-from actors.environments.worker.processes import below, kill_all, kill_left, snapshot
+from actors.environments.local import LocalPlace
+from actors.environments.place import Place
+from actors.environments.remote import RemotePlace
+from actors.environments.spec import EnvironmentSpec, Json
 from actors.environments.worker.wire import BEAT_SECONDS, PROTOCOL, TEXT_CHARACTERS, Message, pack, unpack
 from schemas.messages import EnvironmentFailure
 
 log = structlog.get_logger("environments")
 
-PROGRAM = Path(worker.__file__).parent / "__main__.py"
 SHAPES: dict[str, tuple[str, ...]] = {"environment": ("stepped", "driving"), "reward": ("reward",)}
 """Answers to a load, by use."""
 RESTART_SECONDS, LONGEST_RESTART_SECONDS = 0.5, 30.0
 """Pause before a worker is replaced; doubled each time a worker ends before it has proved itself."""
+LONGEST_LOST_SECONDS = 5.0
+"""Longest pause before a worker is replaced whose environment host was lost."""
 PROVED_SECONDS = 60.0
 """Life of a loaded worker after which it has proved itself, as it has by a completed episode."""
 FAILED_STARTS = 3
 """Starts of a worker without a loaded environment, one after the other, after which there is no hope for it."""
 CLOSE_SECONDS = 10.0
 """Longest wait for killed workers at the end."""
-KILL_SECONDS = 15.0
-"""Time for a guard to kill everything below it, before this process does it."""
 GRACE_SECONDS = 1.0
 """Time for an answer that has come, but that this process has not read yet because it was held up itself."""
-FOR_THE_INTERPRETER = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}
-"""Variables for the worker alone. The first is as -P, which Python before 3.11 does not know.
-
-The last gives sets one order in all workers: examples that are made of sets would otherwise differ within a group.
-"""
-READ_BYTES = 1 << 16
 CAUSES: dict[str, EnvironmentFailure] = {
     "load": "env_load",
     "reset": "env_reset",
@@ -68,7 +54,6 @@ CAUSES: dict[str, EnvironmentFailure] = {
     "reward": "env_score",
 }
 
-Json = dict[str, Any]
 Rewards = dict[str, float | None]
 Examples = dict[str, int | None]
 """Number of examples by split, `train` and `eval`; None for no end."""
@@ -76,77 +61,12 @@ Answer = Callable[[list[Json], Json], Awaitable[Json]]
 """Coroutine function that samples the next message of a conversation, with the options of the request."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Seconds of each call, and bounds of a worker process."""
-
-    load: float = 120.0
-    reset: float = 60.0
-    step: float = 60.0
-    score: float = 60.0
-    run: float = 3600.0
-    """A whole episode of an environment that drives."""
-    reward: float = 300.0
-    """A call of a reward function."""
-    silence: float = 30.0
-    """Without a beat: the process is stopped, or an async function blocks its event loop."""
-    processes: int = 64
-    """Processes of a worker, itself included."""
-
-    def of(self, kind: str) -> float:
-        """Return the seconds for a call of this kind."""
-        return float(getattr(self, kind.removesuffix("_group"), self.reset))
-
-
-Use = Literal["environment", "reward"]
-"""What the user's object is used as: an environment, or a reward function."""
-
-
-@dataclass(frozen=True)
-class EnvironmentSpec:
-    """Code that workers run, their number and their limits.
-
-    Args:
-        name: for messages, logs and metrics.
-        path: `my_env.py:Env` or `package.module:Env`.
-        options: keyword arguments of the class or factory.
-        python: interpreter; empty for the present one.
-        workers: number of processes.
-        episodes: most episodes of a worker at the same time.
-        directory: working directory; empty for the present one.
-        variables: further environment variables.
-        use: what the user's object is used as.
-    """
-
-    name: str
-    path: str
-    options: Json = field(default_factory=dict)
-    python: str = ""
-    workers: int = 1
-    episodes: int = 32
-    directory: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-    use: Use = "environment"
-
-    @property
-    def title(self) -> str:
-        """Name for messages."""
-        return f"reward function {self.name}" if self.use == "reward" else f"environment {self.name}"
-
-    def __post_init__(self) -> None:
-        """Refuse numbers with which no episode could ever begin."""
-        for name in ("workers", "episodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{self.title}: {name} is {getattr(self, name)}, but must be at least 1")
-
-
 class Worker:
     """A process, from its start to its end. Never used again after `ended`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, place: Place) -> None:
         self.name, self.identity = name, f"{name}/{secrets.token_hex(4)}".encode()
-        self.process: asyncio.subprocess.Process | None = None
+        self.process = place.process(name, self.identity)
         self.calls: dict[int, asyncio.Future[Message]] = {}
         self.answers: dict[int, Answer] = {}
         """Samplers for environments that drive, by episode."""
@@ -160,34 +80,19 @@ class Worker:
         """True once an episode has been closed."""
         self.hopeless = ""
         """Why no successor can do better; empty if one may."""
-        self.seen: dict[int, int] = {}
-        """Processes at the last look, with their starts."""
         self.heard = time.monotonic()
         self.hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.reason = ""
         """Why it was killed, or how it ended."""
         self.has_late_call = False
         """True once a call has passed its limit: the episodes of all other calls are bystanders."""
+        self.is_bystander = False
+        """True if neither the worker nor the user's code is to blame for its end."""
 
     def kill(self, reason: str) -> None:
-        """Let the guard kill the worker with everything below it, and do it ourselves if that takes too long."""
+        """Let the process end with everything below it."""
         self.reason = self.reason or reason
-        if self.process is None or self.process.returncode is not None:
-            return
-        if not self.hello.done():
-            # there may be no guard yet
-            self.kill_now()
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-            # the user's code may have stopped it
-            self.process.send_signal(signal.SIGCONT)
-        asyncio.get_running_loop().call_later(KILL_SECONDS, self.kill_now)
-
-    def kill_now(self) -> None:
-        """Kill the guard and the worker with everything below them, if they have not ended."""
-        if self.process is not None and self.process.returncode is None:
-            kill_all(self.process.pid, self.seen)
+        self.process.kill()
 
     @property
     def is_proved(self) -> bool:
@@ -200,7 +105,9 @@ class Worker:
         for future in [*self.calls.values(), self.hello]:
             if not future.done():
                 words = f"worker {self.name} {self.reason}"
-                future.set_exception(EpisodeError("env_lost", words, is_bystander=self.has_late_call))
+                future.set_exception(
+                    EpisodeError("env_lost", words, is_bystander=self.has_late_call or self.is_bystander)
+                )
                 # a hello that nobody waits for any more
                 future.exception()
         self.calls.clear()
@@ -233,20 +140,14 @@ class WorkerPool:
         """True for a reward function that takes `completion_ids`, once it has been loaded."""
         self._closing = asyncio.Event()
         self._noun = "reward function" if spec.use == "reward" else "environment"
-        self._labels = {spec.use: spec.name}
-        """What a line of the log is about."""
+        self._labels = spec.labels
+        self._place: Place = (
+            LocalPlace(spec, self._receive) if spec.hosts is None else RemotePlace(spec, spec.hosts, self._receive)
+        )
 
     async def __aenter__(self) -> Self:
         """Start the workers. Returns at once; `episode` waits for the first that has loaded the environment."""
-        # a short path: addresses of ipc have at most 107 bytes
-        self._folder = tempfile.TemporaryDirectory(prefix="env-", ignore_cleanup_errors=True)
-        self._address = f"ipc://{self._folder.name}/w"
-        # the context of the process: ending one of our own waits without a limit for the threads of libzmq
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.bind(self._address)
-        self.start(self._receive())
+        await self._place.__aenter__()
         self.start(self._watch())
         names = [f"{self.spec.name}-{number}" for number in range(self.spec.workers)]
         self._keepers = [self.start(self._keep_running(name)) for name in names]
@@ -271,8 +172,7 @@ class WorkerPool:
                 # the calls have failed, and tell their callers so
                 await asyncio.gather(*self._tasks, return_exceptions=True)
             finally:
-                self._socket.close(0)
-                self._folder.cleanup()
+                await self._place.__aexit__()
 
     @property
     def num_ready(self) -> int:
@@ -364,7 +264,7 @@ class WorkerPool:
         """Send a call and return its answer; kill the worker at the limit."""
         future, seconds = one.calls[number], self.spec.limits.of(kind)
         try:
-            await self._send(one, data)
+            await one.process.send(data)
             if not await _comes(future, seconds):
                 self._on_event("timeout")
                 one.has_late_call = True
@@ -386,17 +286,13 @@ class WorkerPool:
         """Note that a worker has room again, or that there is one more or less."""
         self._changed.set()
 
-    async def _send(self, one: Worker, data: bytes) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # the worker is gone, which fails its calls
-            await self._socket.send_multipart([one.identity, data])
-
     # --- the life of a worker ------------------------------------------------------------------------------------
 
     async def _keep_running(self, name: str) -> None:
         """Run a worker, and its successors."""
         pause, failed_starts = RESTART_SECONDS, 0
         while not self._closing.is_set() and not self._unusable:
-            one = Worker(name)
+            one = Worker(name, self._place)
             self.workers[one.identity] = one
             try:
                 await self._run(one)
@@ -409,11 +305,13 @@ class WorkerPool:
                 self.freed()
             if self._closing.is_set():
                 return
-            failed_starts = 0 if one.shape else failed_starts + 1
+            # a host that is away may come back, and the code of the environment may be good
+            failed_starts = 0 if one.shape or one.is_bystander else failed_starts + 1
             if one.hopeless or failed_starts >= FAILED_STARTS:
                 times = f"no worker could start {FAILED_STARTS} times in a row: {one.reason}"
                 self._hopeless[name] = one.hopeless or times
-            pause = RESTART_SECONDS if one.is_proved else min(2 * pause, LONGEST_RESTART_SECONDS)
+            longest = LONGEST_LOST_SECONDS if one.is_bystander else LONGEST_RESTART_SECONDS
+            pause = RESTART_SECONDS if one.is_proved else min(2 * pause, longest)
             self._on_event("restart")
             log.warning("worker ended", **self._labels, worker=name, reason=one.reason, pause=pause)
             # what has been loaded once is no wrong path, and while another worker still tries it may be right
@@ -425,49 +323,16 @@ class WorkerPool:
 
     async def _run(self, one: Worker) -> None:
         """Start a process, let it load the environment, and wait for its end."""
-        numbers = [str(os.getpid()), str(self.spec.limits.processes)]
-        arguments = [str(PROGRAM), self._address, one.identity.decode(), *numbers]
-        variables = {**os.environ, **self.spec.variables}
-        ours = {name: value for name, value in FOR_THE_INTERPRETER.items() if name not in variables}
-        async with _printed() as streams:
-            try:
-                one.process = await asyncio.create_subprocess_exec(
-                    self.spec.python or sys.executable,
-                    *arguments,
-                    *ours,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=streams["stdout"].write_end,
-                    stderr=streams["stderr"].write_end,
-                    cwd=self.spec.directory or None,
-                    env=variables | ours,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                one.reason = f"can't be started: {error}"
-                return
-            printing = [self.start(self._print(one, name, stream)) for name, stream in streams.items()]
-            await self._until_over(one)
-            await asyncio.wait(printing, timeout=1.0)
-
-    async def _until_over(self, one: Worker) -> None:
-        """Let a new process load the environment, and wait for its end."""
-        assert one.process is not None
-        if self._closing.is_set():
-            one.kill("was ended with its actor")
+        loading = self.start(self._load(one))
         try:
-            loading = self.start(self._load(one))
-            code = await one.process.wait()
-            loading.cancel()
-            if code == TOO_MANY_PROCESSES:
-                self._on_event("processes")
-                one.reason = f"was killed: it had more than {self.spec.limits.processes} processes (limit of processes)"
-            one.reason = one.reason or (f"was killed by signal {-code}" if code < 0 else f"ended with status {code}")
+            end = await one.process.run()
         finally:
+            loading.cancel()
             # after a cancellation
-            one.reason = one.reason or "was ended with its actor"
-            one.kill_now()
-            if one.process.returncode is not None:
-                kill_left(one.process.pid, one.seen)
+            one.process.kill_now()
+        one.reason, one.is_bystander = one.reason or end.words, end.is_bystander
+        if end.event:
+            self._on_event(end.event)
 
     async def _load(self, one: Worker) -> None:
         seconds = self.spec.limits.load
@@ -503,28 +368,16 @@ class WorkerPool:
         log.error("workers unusable", **self._labels, reason=why)
         self.freed()
 
-    async def _print(self, one: Worker, name: str, stream: "_Stream") -> None:
-        """Log what a worker prints."""
-        stream.close_write_end()
-        lines = PrintedLines()
-        while data := await stream.reader.read(READ_BYTES):
-            for text in lines.add(data):
-                log.info(text, **self._labels, worker=one.name, stream=name)
-        for text in lines.end():
-            log.info(text, **self._labels, worker=one.name, stream=name)
-
     # --- messages ------------------------------------------------------------------------------------------------
 
-    async def _receive(self) -> None:
-        while True:
-            identity, data = (await self._socket.recv_multipart())[:2]
-            one = self.workers.get(identity)
-            if one is None:  # of a worker that was given up
-                continue
-            try:
-                self._take(one, unpack(data))
-            except Exception as error:  # noqa: BLE001 - nothing that one worker sends may end the messages of all
-                one.kill(f"was killed: it sent what is no message of the protocol: {type(error).__name__}: {error}")
+    def _receive(self, identity: bytes, data: bytes) -> None:
+        one = self.workers.get(identity)
+        if one is None:  # of a worker that was given up
+            return
+        try:
+            self._take(one, unpack(data))
+        except Exception as error:  # noqa: BLE001 - nothing that one worker sends may end the messages of all
+            one.kill(f"was killed: it sent what is no message of the protocol: {type(error).__name__}: {error}")
 
     def _take(self, one: Worker, message: Message) -> None:
         one.heard = time.monotonic()
@@ -554,7 +407,7 @@ class WorkerPool:
             data = pack(answer | {"message": sampled})
         except Exception as error:  # noqa: BLE001 - told to the user's code, which may go on or raise it
             data = pack(answer | {"error": f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]})
-        await self._send(one, data)
+        await one.process.send(data)
 
     async def _watch(self) -> None:
         """Send beats; kill workers that are silent."""
@@ -572,15 +425,11 @@ class WorkerPool:
     async def _look(self, may_be_silent: bool) -> None:
         """Send a beat to each worker, note the processes below it, and kill it if it is silent."""
         limits = self.spec.limits
-        # one search for all, in a thread: it takes milliseconds for each thousand processes of the machine
-        processes = await asyncio.to_thread(snapshot)
+        await self._place.look()
         for one in list(self.workers.values()):
-            if one.process is None or one.reason:
+            if one.reason:
                 continue
-            await self._send(one, pack({"kind": "beat"}))
-            # with those of the last look: they are no longer below a worker that has just ended
-            before = [n for n, started in one.seen.items() if n in processes and processes[n].started == started]
-            one.seen = below([one.process.pid, *before], processes)
+            await one.process.send(pack({"kind": "beat"}))
             silent = time.monotonic() - one.heard
             if may_be_silent and one.hello.done() and silent > limits.silence:
                 self._on_event("silent")
@@ -615,11 +464,12 @@ async def describe(spec: EnvironmentSpec) -> Examples | None:
     """Return the number of the environment's own examples by split; None if it has none. A worker is asked, and ended.
 
     Raises:
-        EpisodeError: `env_load`: the environment can't be loaded.
+        EpisodeError: `env_load`: the environment can't be loaded; `env_lost`: no environment host has answered.
     """
+    # on this machine limited by the starts of a worker and the limit of a load; a host may stay away
+    seconds = math.inf if spec.hosts is None else FAILED_STARTS * spec.limits.load
     async with WorkerPool(replace(spec, workers=1)) as pool:
-        # limited by the starts of a worker and the limit of a load
-        await pool.with_room(math.inf, math.inf)
+        await pool.with_room(time.monotonic() + seconds, seconds)
         return pool.examples
 
 
@@ -637,45 +487,6 @@ async def _comes(future: "asyncio.Future[Message]", seconds: float) -> bool:
     for wait in (seconds, GRACE_SECONDS):
         await asyncio.wait([future], timeout=wait)
     return future.done()
-
-
-class _Stream:
-    """Pipe from a worker. Of our own: asyncio's wait for a process also waits for all who hold its pipes."""
-
-    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport, write_end: int) -> None:
-        self.reader, self._transport, self.write_end = reader, transport, write_end
-
-    @classmethod
-    async def open(cls) -> Self:
-        """Return a new pipe."""
-        read_end, write_end = os.pipe()
-        reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
-        pipe = os.fdopen(read_end, "rb", 0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
-        return cls(reader, transport, write_end)
-
-    def close_write_end(self) -> None:
-        """Close our copy of the worker's end, so that the stream ends with the worker."""
-        if self.write_end >= 0:
-            os.close(self.write_end)
-            self.write_end = -1
-
-    def close(self) -> None:
-        """Close both ends."""
-        self.close_write_end()
-        self._transport.close()
-
-
-@contextlib.asynccontextmanager
-async def _printed() -> AsyncIterator[dict[str, _Stream]]:
-    """Open the streams of a worker by name, and close them."""
-    streams = {name: await _Stream.open() for name in ("stdout", "stderr")}
-    try:
-        yield streams
-    finally:
-        for stream in streams.values():
-            stream.close()
 
 
 class EpisodeCalls:

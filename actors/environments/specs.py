@@ -3,14 +3,21 @@
 from pathlib import Path
 
 from actors.environments import adapters
-from actors.environments.pool import EnvironmentSpec, Limits
+from actors.environments.spec import EnvironmentSpec, Hosts, Limits
 from schemas.config.environments import PackageConfig, PythonConfig
+from schemas.config.services import BusConfig
 
 ADAPTERS = Path(adapters.__file__).parent
 
 
-def spec_of(config: PythonConfig | PackageConfig) -> EnvironmentSpec:
-    """Return path, options and limits of an environment's workers."""
+def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) -> EnvironmentSpec:
+    """Return path, options, limits and place of an environment's workers.
+
+    Args:
+        config: the environment.
+        bus: keys for environment hosts.
+        owner: name of the actor.
+    """
     limits = config.limits
     path = config.path if isinstance(config, PythonConfig) else f"{ADAPTERS / config.adapter}.py:Env"
     return EnvironmentSpec(
@@ -30,4 +37,5 @@ def spec_of(config: PythonConfig | PackageConfig) -> EnvironmentSpec:
             silence=limits.silence,
             processes=limits.processes,
         ),
+        hosts=Hosts(tuple(config.hosts), owner, bus) if config.hosts else None,
     )

@@ -21,13 +21,16 @@ def environments_of(config: RunConfig) -> list[EnvironmentBase]:
 def environment_problems(config: RunConfig) -> Iterator[str]:
     """Check that the files and names of environments in Python exist, as far as no user code need be run."""
     for one in environments_of(config):
-        if isinstance(one, PythonConfig):
+        # the code of other machines is theirs
+        if isinstance(one, PythonConfig) and not one.hosts:
             yield from (f"environments[].path: {problem} ({one.label})" for problem in _code_problems(one))
 
 
 def missing_of_workers(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield key and words for each interpreter and working directory of workers that this machine lacks."""
     for one in environments_of(config):
+        if one.hosts:
+            continue
         if one.python and (problem := _interpreter_problem(one.python)):
             yield "environments[].python", f"{problem}; the workers of {one.label} are started with it"
         if one.directory and not Path(one.directory).is_dir():

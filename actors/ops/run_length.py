@@ -62,7 +62,12 @@ def _train_datasets(config: RunConfig) -> dict[str, Dataset]:
     prepared = prepared_folder(config)
     return {
         one.label: make_dataset(
-            one, "train", config.seed, check=False, num_examples=own_examples(one)["train"], prepared=prepared
+            one,
+            "train",
+            config.seed,
+            check=False,
+            num_examples=own_examples(one, config.bus, "up")["train"],
+            prepared=prepared,
         )
         for one in config.trained
     }

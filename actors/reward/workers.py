@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import CLOSE_SECONDS, EnvironmentSpec, Limits, Worker, WorkerPool
+from actors.environments.pool import CLOSE_SECONDS, Worker, WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
 from actors.environments.worker.wire import BEAT_SECONDS, TooLargeError, pack
 from actors.reward.errors import LateError, RewardError, WorkerTracebackError
 from bus.threads import start

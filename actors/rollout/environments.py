@@ -58,6 +58,7 @@ class EnvironmentPlayer:
 
     Args:
         config: configuration of the run.
+        name: name of the actor.
         chats: language of the model by label of the environment.
         engines: asker of engines.
         metrics: destination of the `grpo_rollout_*` metrics.
@@ -65,12 +66,19 @@ class EnvironmentPlayer:
     """
 
     def __init__(
-        self, config: RunConfig, chats: Mapping[str, Chat], engines: EngineChoice, metrics: Metrics, sequence_len: int
+        self,
+        config: RunConfig,
+        name: str,
+        chats: Mapping[str, Chat],
+        engines: EngineChoice,
+        metrics: Metrics,
+        sequence_len: int,
     ) -> None:
         sources = config.environments_by_label.items()
         self._configs = {label: one for label, one in sources if isinstance(one, PythonConfig | PackageConfig)}
         """Environments by label, and by the names of evaluations."""
         self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
+        self._bus, self._name = config.bus, name
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
         self._pools: dict[str, WorkerPool] = {}
         self._stack = contextlib.AsyncExitStack()
@@ -83,7 +91,8 @@ class EnvironmentPlayer:
             for words in self._chats[label].bridges.deviations():
                 log.warning("the chat template changes the past", environment=label, detail=words)
             count = partial(self._count_event, label)
-            self._pools[label] = await self._stack.enter_async_context(WorkerPool(spec_of(config), count))
+            spec = spec_of(config, self._bus, self._name)
+            self._pools[label] = await self._stack.enter_async_context(WorkerPool(spec, count))
         return self
 
     def _zero(self, label: str) -> None:

@@ -1,12 +1,24 @@
 """Keys of environments that answer: code of the user, in worker processes."""
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from schemas.config.base import FunctionPath, Section
 from schemas.config.data import ArithmeticConfig, DatasetBase, DatasetConfig, JsonlConfig, ReverseTextConfig, Split
 from schemas.config.texts import Text
+
+
+def _is_address(address: str) -> str:
+    found = re.fullmatch(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(\d{1,5})", address)
+    if not (found and 0 < int(found[2]) < 65536):
+        raise ValueError("must be tcp://HOST:PORT")
+    return address
+
+
+HostAddress = Annotated[str, AfterValidator(_is_address)]
+"""Address of an environment host."""
 
 
 class EnvironmentLimitsConfig(Section):
@@ -34,6 +46,9 @@ class EnvironmentBase(DatasetBase):
     actors."""
     workers: int = Field(1, ge=1)
     """Worker processes of each rollout actor."""
+    hosts: list[HostAddress] = []
+    """Addresses `tcp://HOST:PORT` of environment hosts (`actors run environment`), which hold the workers in turn.
+    Empty: each rollout actor holds its own."""
     episodes_per_worker: int = Field(32, ge=1)
     """Episodes that a worker holds at the same time."""
     directory: str = ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from schemas.config.engines import types_with
 from schemas.config.environments import EnvironmentBase
 from schemas.config.secrets import found_in
-from schemas.config.services import is_loopback, is_wildcard
+from schemas.config.services import is_loopback, is_wildcard, without_brackets
 
 if TYPE_CHECKING:
     from schemas.config.run import RunConfig
@@ -217,6 +217,19 @@ def _addresses_are_safe_and_reachable(config: "RunConfig") -> Iterator[str]:
             )
 
 
+def _hosts_of_environments_are_safe(config: "RunConfig") -> Iterator[str]:
+    if config.bus.keys or config.bus.allow_plaintext:
+        return
+    for one in config.environments:
+        for address in one.hosts if isinstance(one, EnvironmentBase) else ():
+            if not is_loopback(without_brackets(address.removeprefix("tcp://").rpartition(":")[0])):
+                yield (
+                    f"environments[].hosts: {address} of {one.label} is another machine and the bus is not encrypted; "
+                    "set bus.keys (`actors keys new DIR` makes some), or bus.allow_plaintext: true on a network that "
+                    "only you can reach"
+                )
+
+
 def _minibatches_have_completions(config: "RunConfig") -> Iterator[str]:
     parts, completions = config.trainer.num_minibatches, config.packer.groups_per_step * config.rollout.group_size
     sft = config.trainer.sft
@@ -359,6 +372,7 @@ def _trajectories_end_before_their_group(config: "RunConfig") -> Iterator[str]:
 RULES = (
     _sources_have_environments,
     _run_has_a_length,
+    _hosts_of_environments_are_safe,
     _something_is_rewarded,
     _trajectories_end_before_their_group,
     _secrets_are_elsewhere,

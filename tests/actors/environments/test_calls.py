@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import EnvironmentSpec, Limits, WorkerPool
+from actors.environments.pool import WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
 from tests.actors.environments.test_pool import WAIT, WORLDS, says, spec, until
 
 pytestmark = pytest.mark.slow

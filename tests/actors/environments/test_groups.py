@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import EnvironmentSpec, GroupCalls, Limits, WorkerPool, describe
+from actors.environments.pool import GroupCalls, WorkerPool, describe
+from actors.environments.spec import EnvironmentSpec, Limits
 from tests.actors.environments.test_calls import holds, never
 from tests.actors.environments.test_pool import WAIT, says, spec, until
 

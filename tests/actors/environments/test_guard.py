@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import EnvironmentSpec, Limits, WorkerPool
+from actors.environments.local import LocalPlace
+from actors.environments.pool import WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
 from tests.actors.environments.test_pool import WAIT, is_gone, says, spec, until
 
 pytestmark = pytest.mark.slow
@@ -20,6 +22,7 @@ KINDS = 6
 PLAYER = """
 import asyncio, sys
 from pathlib import Path
+from actors.environments.local import LocalPlace
 from actors.environments.pool import WorkerPool
 from tests.actors.environments.test_pool import WAIT, says, spec
 async def main(place, mark):
@@ -86,10 +89,10 @@ async def test_nothing_outlives_a_reward_actor_that_is_killed(tmp_path: Path) ->
 async def test_nothing_outlives_a_worker_that_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what no look of the actor has seen."""
 
-    async def look(self: WorkerPool, may_be_silent: bool) -> None:
+    async def look(self: LocalPlace) -> None:
         pass
 
-    monkeypatch.setattr(WorkerPool, "_look", look)
+    monkeypatch.setattr(LocalPlace, "look", look)
     mark = tmp_path / "mark"
     async with WorkerPool(spec("Litters")) as pool:
         async with await pool.episode(WAIT) as episode:
@@ -112,7 +115,7 @@ async def test_nothing_outlives_a_guard_that_is_killed(tmp_path: Path) -> None:
             [one] = pool.workers.values()
             step = asyncio.create_task(episode.step(says("a")))
             pids = await left(mark)
-            await until(lambda: set(pids) <= one.seen.keys())
+            await until(lambda: set(pids) <= one.process.seen.keys())
             os.kill(pids[1], signal.SIGKILL)
             with pytest.raises(EpisodeError, match="was killed by signal 9"):
                 await step

@@ -14,7 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import EnvironmentSpec, EpisodeCalls, Limits, WorkerPool
+from actors.environments.pool import EpisodeCalls, WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
 
 pytestmark = pytest.mark.slow
 WORLDS = Path(__file__).parent / "worlds.py"

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from actors.environments import pool as pools
+from actors.environments import local
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import Limits, WorkerPool
+from actors.environments.pool import WorkerPool
+from actors.environments.spec import Limits
 from actors.environments.worker import processes
 from tests.actors.environments.test_pool import WAIT, is_gone, says, spec, until
 
@@ -38,10 +39,9 @@ async def test_a_worker_with_a_name_of_any_bytes_is_watched_and_ended() -> None:
         async with await pool.episode(WAIT) as episode:
             await episode.reset({}, 0)
             [one] = pool.workers.values()
-            one.seen = {}
-            await until(lambda: bool(one.seen))
+            one.process.seen = {}
+            await until(lambda: bool(one.process.seen))
             await episode.step(says("a"))
-        assert one.process is not None
         pid = one.process.pid
     assert is_gone(pid)
 
@@ -82,7 +82,7 @@ async def test_a_worker_that_dies_by_itself_leaves_no_process(tmp_path: Path) ->
             await episode.reset({"mark": str(mark)}, 0)
             children = [int(word) for word in mark.read_text().split()]
             [one] = pool.workers.values()
-            await until(lambda: set(children) <= one.seen.keys())
+            await until(lambda: set(children) <= one.process.seen.keys())
             with pytest.raises(EpisodeError, match="ended with status 3"):
                 await episode.step(says("a"))
         await until(lambda: all(map(is_gone, children)))
@@ -96,7 +96,7 @@ async def test_processes_are_counted_in_a_thread_once_for_all_workers(monkeypatc
         threads.append(threading.current_thread())
         return processes.snapshot()
 
-    monkeypatch.setattr(pools, "snapshot", snapshot)
+    monkeypatch.setattr(local, "snapshot", snapshot)
     async with WorkerPool(spec("Guess", workers=2)) as pool:
         await until(lambda: pool.num_ready == 2)
         for task in pool._tasks:
@@ -108,7 +108,7 @@ async def test_processes_are_counted_in_a_thread_once_for_all_workers(monkeypatc
                 await asyncio.sleep(0.01)
         threads.clear()
         await pool._look(may_be_silent=False)
-        assert all(one.seen for one in pool.workers.values())
+        assert all(one.process.seen for one in pool.workers.values())
         assert len(threads) == 1
         assert threads[0] is not threading.main_thread()
 
@@ -121,6 +121,6 @@ async def test_no_failure_of_a_search_ends_the_watch(monkeypatch: pytest.MonkeyP
         looks.append(1)
         raise RuntimeError("no /proc")
 
-    monkeypatch.setattr(pools, "snapshot", snapshot)
+    monkeypatch.setattr(local, "snapshot", snapshot)
     async with WorkerPool(spec("Guess")):
         await until(lambda: len(looks) > 1)

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from actors.environments import local
 from actors.environments import pool as pools
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import EnvironmentSpec, Limits, WorkerPool
+from actors.environments.pool import WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
 from tests.actors.environments.test_pool import WAIT, says, spec, until
 
 pytestmark = pytest.mark.slow
@@ -96,7 +98,7 @@ async def test_a_worker_of_another_make_that_breaks_the_protocol_is_told(
         f"socket.send(msgpack.packb({{'kind': 'answer', 'call': call, **{content!r}}}))\n"
         "time.sleep(3600)\n"
     )
-    monkeypatch.setattr(pools, "PROGRAM", program)
+    monkeypatch.setattr(local, "PROGRAM", program)
     async with WorkerPool(spec("Guess", python=sys.executable)) as pool:
         with pytest.raises(EpisodeError, match=words):
             await pool.episode(WAIT)

@@ -45,7 +45,7 @@ def player(folder: Path, world: str, engines: Engines, **environment: Any) -> En
     fast = {"type": "python", "name": "fast", "path": f"{WORLDS}:Letters"}
     config = ring_config(folder, environments=[one, fast], reward={"functions": []}, packer={"sequence_len": 512})
     chats = {label: fake.chat(64) for label in ("letters", "fast")}
-    return EnvironmentPlayer(config, chats, cast(EngineChoice, engines), Metrics("rollout"), 512)
+    return EnvironmentPlayer(config, "rollout-0", chats, cast(EngineChoice, engines), Metrics("rollout"), 512)
 
 
 def example(index: int) -> Example:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from actors.environments.errors import EpisodeError
-from actors.environments.pool import EnvironmentSpec, Limits, WorkerPool
+from actors.environments.pool import WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
 from actors.rollout.episode import Trajectory, opened, play
 from actors.rollout.held import AttemptError
 from actors.trajectories.recorder import Recorder, TrajectoryOverError, TurnAnswer, TurnLimits, TurnRequest

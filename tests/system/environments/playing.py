@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.environments.pool import EnvironmentSpec, EpisodeCalls, Limits, WorkerPool
+from actors.environments.pool import EpisodeCalls, WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
 from actors.rollout.episode import Trajectory, play
 from actors.trajectories.recorder import TurnLimits, TurnRequest
 from tests.actors.trajectories.families import Chat
