@@ -9,15 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from actors.assembly import MAKERS
 from actors.environments.host import EnvironmentHost
-from actors.environments.specs import spec_of
-from actors.ops.environments import environments_of
+from actors.environments.specs import specs_of_host
 from actors.ops.up.server_pool import Directory, ServerPool
 from actors.process import exits, fault_points
 from actors.process.descriptors import raise_limits
@@ -28,8 +26,6 @@ from actors.telemetry.http import serve_as_configured
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import ACTORS, Metrics
 from schemas.config import RunConfig
-from schemas.config.environments import PackageConfig, PythonConfig
-from schemas.errors import ConfigError
 
 log = structlog.get_logger("runtime")
 
@@ -103,13 +99,10 @@ def run_environment_host(config: RunConfig, name: str, address: str) -> int:
     Raises:
         ConfigError: no environment of the configuration has workers.
     """
-    played = [one for one in environments_of(config) if isinstance(one, PythonConfig | PackageConfig)]
-    if not played:
-        raise ConfigError("environments: none of them has workers; actors run environment is for those with turns")
+    specs = specs_of_host(config)
     _begin(config, "environment", name, None)
 
     def run() -> None:
-        specs = {one.label: replace(spec_of(one, config.bus, name), hosts=None) for one in played}
         host = EnvironmentHost(specs, address, config.bus)
         drain_on_signals(host.stop)
         asyncio.run(host.run())

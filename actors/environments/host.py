@@ -63,7 +63,8 @@ class EnvironmentHost:
 
     def __init__(self, specs: Mapping[str, EnvironmentSpec], address: str, bus: BusConfig) -> None:
         self._specs, self._address, self._bus = specs, address, bus
-        self._sessions: dict[bytes, _Session] = {}
+        self.sessions: dict[bytes, _Session] = {}
+        """Workers with their connections, by identity."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,7 +123,7 @@ class EnvironmentHost:
         return socket
 
     async def _end_all(self) -> None:
-        for one in self._sessions.values():
+        for one in self.sessions.values():
             self._kill(one, "the environment host was stopped", is_bystander=True)
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=2 * KILL_SECONDS)
@@ -139,7 +140,7 @@ class EnvironmentHost:
 
     async def _take(self, identity: bytes, frames: list[bytes]) -> None:
         """Handle a message of an actor."""
-        one = self._sessions.get(identity)
+        one = self.sessions.get(identity)
         if one is not None:
             one.heard = time.monotonic()
         if len(frames) == 1:
@@ -165,19 +166,19 @@ class EnvironmentHost:
 
     def _start(self, identity: bytes, label: str, name: str) -> None:
         """Start a worker in place of its predecessor."""
-        for older in self._sessions.values():
+        for older in self.sessions.values():
             if older.name == name:
                 self._kill(older, "its actor has started another worker in its place", is_bystander=True)
         spec, words = self._specs.get(label), ""
         if spec is None:
             words = f"run.yaml of the environment host has no environment {label!r}, but {', '.join(self._specs)}"
-        elif len(self._sessions) >= MOST_WORKERS:
+        elif len(self.sessions) >= MOST_WORKERS:
             words = f"the environment host has {MOST_WORKERS} workers already; start another one"
         if spec is None or words:
             self._tell(identity, "ended", words=words)
             return
         process = self._place.process(name, identity, spec)
-        one = self._sessions[identity] = _Session(name, spec, process, time.monotonic())
+        one = self.sessions[identity] = _Session(name, spec, process, time.monotonic())
         log.info("worker started", environment=label, worker=name)
         task = asyncio.create_task(self._run(identity, one))
         self._tasks.add(task)
@@ -193,7 +194,7 @@ class EnvironmentHost:
             words = f"can't be run: {type(error).__name__}: {error}"
         finally:
             one.process.kill_now()
-            del self._sessions[identity]
+            del self.sessions[identity]
             log.info("worker ended", environment=one.spec.name, worker=one.name, reason=words)
             self._tell(identity, "ended", words=words, event=event, bystander=one.is_bystander)
 
@@ -224,7 +225,7 @@ class EnvironmentHost:
         return pack(message | {"path": spec.path})
 
     def _from_worker(self, identity: bytes, data: bytes) -> None:
-        if (one := self._sessions.get(identity)) is not None:
+        if (one := self.sessions.get(identity)) is not None:
             one.num_sent += 1
             self._socket.send_multipart([identity, data])
 
@@ -241,7 +242,7 @@ class EnvironmentHost:
             # after a pause of this process the beats of the actors are still to be read
             was_held_up, last = now - last > 2 * BEAT_SECONDS, now
             await self._place.look()
-            for identity, one in list(self._sessions.items()):
+            for identity, one in list(self.sessions.items()):
                 self._tell(identity, "beat", sent=one.num_sent)
                 silent = time.monotonic() - one.heard
                 if silent > ACTOR_SILENCE_SECONDS and not was_held_up:

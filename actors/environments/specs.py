@@ -1,11 +1,14 @@
 """What a pool of workers runs, out of the configuration of an environment."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from actors.environments import adapters
 from actors.environments.spec import EnvironmentSpec, Hosts, Limits
+from schemas.config import RunConfig
 from schemas.config.environments import PackageConfig, PythonConfig
 from schemas.config.services import BusConfig
+from schemas.errors import ConfigError
 
 ADAPTERS = Path(adapters.__file__).parent
 
@@ -39,3 +42,15 @@ def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) ->
         ),
         hosts=Hosts(tuple(config.hosts), owner, bus) if config.hosts else None,
     )
+
+
+def specs_of_host(config: RunConfig) -> dict[str, EnvironmentSpec]:
+    """Return what an environment host runs, by label.
+
+    Raises:
+        ConfigError: no environment of the configuration has workers.
+    """
+    played = [one for one in config.environments if isinstance(one, PythonConfig | PackageConfig)]
+    if not played:
+        raise ConfigError("environments: none of them has workers; actors run environment is for those with turns")
+    return {one.label: replace(spec_of(one, config.bus, ""), hosts=None) for one in played}

@@ -67,7 +67,7 @@ def at(
 
 def pids(host: EnvironmentHost) -> list[int]:
     """Processes that a host has started."""
-    return [one.process.pid for one in host._sessions.values() if one.process.has_spoken]
+    return [one.process.pid for one in host.sessions.values() if one.process.has_spoken]
 
 
 async def test_episodes_are_played_on_a_host(address: str) -> None:
@@ -81,7 +81,7 @@ async def test_episodes_are_played_on_a_host(address: str) -> None:
                     assert (await episode.step(says("7")))["reward"] == 1.0
             started = pids(host)
             assert len(started) == 2
-        await until(lambda: not host._sessions)
+        await until(lambda: not host.sessions)
         assert all(map(is_gone, started))
 
 
@@ -221,7 +221,7 @@ async def test_frames_that_are_lost_end_the_worker_and_not_the_environment(addre
     async with hosting(address, guess) as host, WorkerPool(at(guess, address)) as pool:
         episode = await pool.episode(WAIT)
         await episode.__aenter__()
-        [session] = host._sessions.values()
+        [session] = host.sessions.values()
         session.num_sent += 1
         await until(lambda: "frames were lost with the connection" in pool.last_end)
         with pytest.raises(EpisodeError) as failure:
