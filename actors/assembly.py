@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from bus.weights import WeightPublisher, WeightReceiver
     from schemas.config.data import Split
     from schemas.config.environments import EnvironmentConfig
-    from schemas.config.services import BusConfig
 
 
 LEDGER_PATIENCE_SECONDS = 5.0
