@@ -1,16 +1,22 @@
 """Five kinds of actors, the packages they are made of, and the commands on a run.
 
-Names for programs and notebooks: `load_run`.
+Names for programs and notebooks: `GRPOTrainer`, `GRPOConfig`, `load_run`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from actors.api.grpo_config import GRPOConfig
+    from actors.api.grpo_trainer import GRPOTrainer
     from actors.api.run_files import load_run
 
-__all__ = ["load_run"]
+__all__ = ["GRPOConfig", "GRPOTrainer", "load_run"]
 
-_PLACES = {"load_run": "actors.api.run_files"}
+_PLACES = {
+    "GRPOConfig": "actors.api.grpo_config",
+    "GRPOTrainer": "actors.api.grpo_trainer",
+    "load_run": "actors.api.run_files",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -107,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--example", metavar="NAME", help="copy an example of the package instead, such as quickstart")
     up = add("up", _up, "Start all actors of a run on this machine, and wait until the run ends.")
     up.add_argument("--fork", action="store_true", help=FORK)
+    # given by GRPOTrainer alone
+    up.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     check = add("check", _check, "Check a configuration, without GPU or model; only --memory reads the model's config.")
     check.add_argument(
         "--resume", type=Path, metavar="DIR", help="output_dir of a run: show what differs, and whether it may continue"
@@ -250,6 +252,10 @@ def _up(arguments: argparse.Namespace) -> int:
     from actors.ops.up.supervisor import supervise
     from schemas.config import load_config
 
+    if arguments.parent is not None:
+        from actors.process.exits import die_with
+
+        die_with(arguments.parent)
     return supervise(load_config(arguments.config, arguments.overrides), arguments.fork)
 
 

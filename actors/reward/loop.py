@@ -10,6 +10,7 @@ Once stuck functions have taken all threads, a new process takes over.
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,6 +108,8 @@ class RewardActor:
         self._term, self._fence = -1, Fence()
         self._drain, self._hand_over = Drain(), Drain(seconds=math.inf)
         """Order to leave soon, and wish to hand over to a new process once all groups are finished."""
+        self.on_raised: Callable[[BaseException], None] = lambda error: None
+        """Called with each exception of a user function, in the thread that scored the group."""
         self.membership = Membership(config, RewardHeartbeat, name)
         self.name, self.liveness = name, self.membership.liveness
         self._inbox = Inbox("groups", self.membership.addresses, config.bus, name, self.membership.boot_id)
@@ -157,6 +160,11 @@ class RewardActor:
 
     def drain(self) -> None:
         """Take no new groups, and exit once all groups are released or the drain time is over. Thread-safe."""
+        self._drain.begin()
+
+    def leave(self) -> None:
+        """Exit at the next turn, with work unfinished: the other processes of the run have gone. Thread-safe."""
+        self._drain = Drain(seconds=0.0)
         self._drain.begin()
 
     def follow(self) -> bool:
@@ -247,6 +255,8 @@ class RewardActor:
         except RewardError as error:
             first = error.origin not in self._shown
             self._shown.add(error.origin)
+            if error.__cause__ is not None:
+                self.on_raised(error.__cause__)
             self._fail(held, error.reason, str(error), traceback_of=error.__cause__ if first else None)
         except Exception as error:
             # errors of user code are RewardErrors: this one is a fault of the project, and may be of this group alone

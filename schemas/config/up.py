@@ -17,8 +17,8 @@ class UpConfig(Section):
 
     rollout: Free[int] = Field(1, ge=1)
     """Number of rollout actors."""
-    reward: Free[int] = Field(1, ge=1)
-    """Number of reward actors."""
+    reward: Free[int] = Field(1, ge=0)
+    """Number of reward actors. 0: they are started elsewhere, as by `GRPOTrainer` in the program that calls it."""
     inference: Free[int] = Field(1, ge=1)
     """Number of inference actors, one engine each."""
     devices: Free[Literal["auto"] | Devices] = "auto"

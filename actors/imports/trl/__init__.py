@@ -21,7 +21,7 @@ _RETIRED = {
 }
 """Keys that TRL has removed, with the release."""
 
-_IRRELEVANT = {
+IRRELEVANT = {
     "a run logs every step in metrics.jsonl": (
         *("logging_steps", "logging_strategy", "logging_first_step", "logging_dir", "log_level", "log_level_replica"),
         *("log_on_each_node", "logging_nan_inf_filter", "log_completions", "num_completions_to_print", "disable_tqdm"),
@@ -67,7 +67,8 @@ _IRRELEVANT = {
         *("push_to_hub_revision", "metric_for_best_model", "greater_is_better", "model_type"),
     ),
 }
-_SWITCHES = {
+"""Keys without influence here, by the reason."""
+SWITCHES = {
     "push_to_hub": (False, "nothing is uploaded", "upload checkpoints/ of output_dir"),
     "report_to": (("none", [], None, ["none"]), "no tracker is built in", "read metrics.jsonl"),
     "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
@@ -85,6 +86,7 @@ _SWITCHES = {
     "dataset_mixture": (None, "rows come from a file", "export the mixture to JSON Lines"),
     "callbacks": ((None, []), "nothing of the origin's code runs inside the trainer", ""),
 }
+"""Keys with their values that change nothing, the reason to refuse others, and the way to do without."""
 
 
 def read(files: list[Path], arguments: list[str], options: Options) -> Import:
@@ -94,7 +96,16 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
         ConfigError: a file can't be read, or TRL itself refuses the values.
     """
     version = versions.release(options.version)
-    inputs = gather(files, arguments, version)
+    return translate(gather(files, arguments, version), options)
+
+
+def translate(inputs: Inputs, options: Options) -> Import:
+    """Return the finished import of what files, or a Python program, say.
+
+    Raises:
+        ConfigError: TRL itself refuses the values.
+    """
+    version = versions.release(options.version)
     defaults = versions.defaults(inputs.trainer, version)
     job = Import(inputs.given, defaults, f"TRL {version[0]}.{version[1]}", options)
     for note in inputs.notes:
@@ -168,10 +179,10 @@ def _close(job: Import, inputs: Inputs, world: int | None) -> None:
     if job.given.get("disable_dropout") is False:
         job.convert("disable_dropout", {"model.dropout": True}, "false: dropout of the model's own config")
     job.settle("disable_dropout", "no dropout here")
-    for key, (harmless, reason, instead) in _SWITCHES.items():
+    for key, (harmless, reason, instead) in SWITCHES.items():
         if not job.report.has(key):
             job.refuse_unless(key, harmless, reason, instead)
-    for reason, keys in _IRRELEVANT.items():
+    for reason, keys in IRRELEVANT.items():
         for key in keys:
             job.settle(key, reason)
     _others(job, inputs)
@@ -180,5 +191,5 @@ def _close(job: Import, inputs: Inputs, world: int | None) -> None:
             value = job.run.get(target)
             if value and not str(value).startswith(MISSING):
                 job.ask(target, "follows from the updates per generation; --world N")
-    known = [*job.defaults, *(key for keys in _IRRELEVANT.values() for key in keys), *_SWITCHES]
+    known = [*job.defaults, *(key for keys in IRRELEVANT.values() for key in keys), *SWITCHES]
     job.finish(known)

@@ -76,7 +76,7 @@ def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inp
         found = _of_script(scripts[0], values, version)
         found.files = files
     else:
-        found = Inputs(_trainer_of(values, commands), _typed(values, _trainer_of(values, commands), version), files)
+        found = Inputs(_trainer_of(values, commands), typed_values(values, _trainer_of(values, commands), version), files)
     found.given |= accelerate
     return found
 
@@ -89,7 +89,7 @@ def _trainer_of(values: dict[str, Any], commands: list[str]) -> str:
     return "async" if any(key in values for key in ("max_staleness", "weight_sync_steps", "queue_maxsize")) else "grpo"
 
 
-def _typed(values: dict[str, Any], trainer: str, version: tuple[int, int]) -> dict[str, Any]:
+def typed_values(values: dict[str, Any], trainer: str, version: tuple[int, int]) -> dict[str, Any]:
     """Return flat values of the types that TRL's parser gives them."""
     defaults = versions.defaults(trainer, version) | {"bf16": False, "num_processes": None}
     found: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def _of_script(path: Path, values: dict[str, Any], version: tuple[int, int]) -> 
     if call.is_partial:
         notes.append("arguments behind ** of the trainer can't be read")
     given, uses_model_arguments = _arguments_of(parts, plain, trainer, notes)
-    found = Inputs(trainer, _typed(given, trainer, version), [path], path, script, call)
+    found = Inputs(trainer, typed_values(given, trainer, version), [path], path, script, call)
     found.uses_model_arguments, found.notes = uses_model_arguments, notes
     found.own_options = {key for key in plain if key not in given}
     for key in found.own_options:

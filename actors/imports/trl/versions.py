@@ -151,6 +151,9 @@ _GRPO: dict[str, Any] = _SAMPLING | {
     "use_bias_correction_kl": True,
 }
 
+GRPO_KEYS = _ARGUMENTS | _GRPO
+"""Defaults of the newest GRPOConfig."""
+
 _RLOO: dict[str, Any] = _SAMPLING | {
     "num_generations": 2,
     "beta": 0.05,
