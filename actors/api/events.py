@@ -110,8 +110,11 @@ class Callbacks:
 
     def remove(self, callback: Any) -> None:
         """Remove a callback, or all of a class."""
-        is_same = (lambda one: isinstance(one, callback)) if isinstance(callback, type) else (lambda one: one is callback)
-        self._callbacks = [one for one in self._callbacks if not is_same(one)]
+        self._callbacks = [
+            one
+            for one in self._callbacks
+            if not (isinstance(one, callback) if isinstance(callback, type) else one is callback)
+        ]
 
     def call(self, event: str, **values: Any) -> None:
         """Call the method of an event, where a callback has one."""

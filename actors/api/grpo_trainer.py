@@ -6,6 +6,7 @@ in the thread that calls `train()`, so that functions, lambdas and closures work
 
 import contextlib
 import os
+import signal
 import sys
 import time
 import warnings
@@ -22,6 +23,7 @@ from actors.api.progress import TrainerState, evaluation_log
 from actors.api.reward_here import RewardHere
 from actors.api.rows import write_rows
 from actors.api.translation import EVALUATED, Program, configuration, import_path, name_of, translated
+from actors.process.exits import EXIT_CONFIG
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig, load_config
 from schemas.config.load import dump
@@ -152,7 +154,9 @@ class GRPOTrainer:
         self._callbacks.call("on_train_end")
         if self._callbacks.ignored:
             wishes = ", ".join(sorted(self._callbacks.ignored))
-            warnings.warn(f"callbacks asked for {wishes}; of their wishes only should_training_stop works", stacklevel=2)
+            warnings.warn(
+                f"callbacks asked for {wishes}; of their wishes only should_training_stop works", stacklevel=2
+            )
         output = self._result(time.monotonic() - started, first)
         if self.args.push_to_hub:
             self.push_to_hub()
@@ -189,6 +193,8 @@ class GRPOTrainer:
         if not done:
             self._evaluate(tree, step)
             done = self._evaluation(step)
+        if not done:
+            raise RunFailedError(f"evaluate: the run has ended without a result for step {step}")
         mark.write_text(program.eval_rows.name)
         logs = evaluation_log(done, EVALUATED, metric_key_prefix)
         entry = logs | {"step": step * self._updates}
@@ -355,15 +361,8 @@ class GRPOTrainer:
             raise failure
         if interrupted:
             raise KeyboardInterrupt
-        if isinstance(reward.error, ConfigError):
-            raise reward.error
-        if reward.error is not None:
-            raise RunFailedError(f"the reward actor in this process failed: {reward.error}") from reward.error
-        if code not in (0, 128 + 15) or (code and not stopped):
-            lines = [line for line in process.failure if line.strip()] or [f"actors up ended with exit code {code}"]
-            if code == 2:
-                raise ConfigError(*lines)
-            raise RunFailedError("\n".join(lines)) from reward.raised
+        if code not in (0, 128 + signal.SIGTERM) or (code and not stopped) or reward.error is not None:
+            raise _failure_of(process, code, reward)
 
     def _write(self, tree: Mapping[str, Any]) -> RunConfig:
         """Write the configuration to a file; return it as the actors read it."""
@@ -393,7 +392,9 @@ class GRPOTrainer:
     def _result(self, seconds: float, first: int) -> TrainOutput:
         """Return the result of a training, and add transformers' last entry to the history."""
         steps = [entry for entry in self.state.log_history if "loss" in entry]
-        losses = [entry["loss"] for entry in steps if entry["step"] > first * self._updates and entry["loss"] is not None]
+        losses = [
+            entry["loss"] for entry in steps if entry["step"] > first * self._updates and entry["loss"] is not None
+        ]
         loss = sum(losses) / len(losses) if losses else 0.0
         completions = len(losses) * self._config.packer.groups_per_step * self._config.rollout.group_size
         metrics = {
@@ -417,6 +418,20 @@ def _closing(process: RunProcess) -> Iterator[None]:
             process.close(STOP_SECONDS)
 
 
+def _failure_of(process: RunProcess, code: int, reward: RewardHere) -> Exception:
+    """Return the error of a run that has failed, with the exception of a reward function as its cause."""
+    if isinstance(reward.error, ConfigError):
+        return reward.error
+    if reward.error is not None:
+        error: Exception = RunFailedError(f"the reward actor in this process failed: {reward.error}")
+        error.__cause__ = reward.error
+        return error
+    lines = [line for line in process.failure if line.strip()] or [f"actors up ended with exit code {code}"]
+    error = ConfigError(*lines) if code == EXIT_CONFIG else RunFailedError("\n".join(lines))
+    error.__cause__ = reward.raised
+    return error
+
+
 def _refuse(reward_processing_classes: Any, rollout_func: Any, optimizers: Any) -> None:
     problems = []
     if reward_processing_classes is not None and reward_processing_classes != [None]:
@@ -426,7 +441,9 @@ def _refuse(reward_processing_classes: Any, rollout_func: Any, optimizers: Any) 
     if any(one is not None for one in optimizers):
         problems.append("optimizers: run in another process; set optim, learning_rate and lr_scheduler_type of args")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        problems.append("WORLD_SIZE: start the script once; run_keys={'trainer.num_ranks': N} sets the trainer processes")
+        problems.append(
+            "WORLD_SIZE: start the script once; run_keys={'trainer.num_ranks': N} sets the trainer processes"
+        )
     if problems:
         raise ConfigError(*problems)
 

@@ -6,13 +6,13 @@ restart. Nothing is pickled. An error that no restart mends is kept, and the tra
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import structlog
 
-from actors.assembly import make_reward
 from actors.process.membership import PackerSilentError, StartOverError
 from actors.reward.loop import RewardActor
+from actors.reward.making import make_reward_actor
 from actors.telemetry.http import serve_as_configured
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from actors.telemetry.metrics import Metrics
@@ -75,7 +75,7 @@ class RewardHere:
     def _live(self) -> None:
         """Run one actor until the end of the run, or until it starts over."""
         metrics = Metrics("reward")
-        self._actor = actor = make_reward(self._config, NAME, metrics)
+        self._actor = actor = make_reward_actor(self._config, NAME, metrics)
         actor.on_raised = self._keep
         metrics.watch_bus(lambda: actor.edges, lambda: actor.membership.silent_seconds)
         server, url = serve_as_configured(self._config, metrics.registry, actor.liveness.wrap)

@@ -1,7 +1,7 @@
 """Data sets of a Python program as JSON Lines files of a run."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def write_rows(rows: Any, folder: Path, name: str) -> tuple[Path, int]:
     if isinstance(rows, Mapping):
         splits = ", ".join(map(str, rows))
         raise ConfigError(f"{name}: is a map of splits ({splits}); pass one of them, such as dataset['train']")
-    if not isinstance(rows, Iterable) or not hasattr(rows, "__len__"):
+    if not (isinstance(rows, Iterable) and isinstance(rows, Sized)):
         kind = type(rows).__name__
         raise ConfigError(f"{name}: {kind} has no length; pass a list or a Dataset, e.g. Dataset.from_list(list(rows))")
     if not len(rows):

@@ -76,7 +76,9 @@ def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inp
         found = _of_script(scripts[0], values, version)
         found.files = files
     else:
-        found = Inputs(_trainer_of(values, commands), typed_values(values, _trainer_of(values, commands), version), files)
+        found = Inputs(
+            _trainer_of(values, commands), typed_values(values, _trainer_of(values, commands), version), files
+        )
     found.given |= accelerate
     return found
 
