@@ -27,7 +27,7 @@ from actors.process.exits import EXIT_CONFIG
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig, load_config
 from schemas.config.load import dump
-from schemas.errors import ConfigError, RunFailedError
+from schemas.errors import ConfigError, PeerRefusedError, RunFailedError
 
 POLL_SECONDS = 0.1
 """Pause between two looks at the run's files."""
@@ -423,8 +423,11 @@ def _failure_of(process: RunProcess, code: int, reward: RewardHere) -> Exception
     if isinstance(reward.error, ConfigError):
         return reward.error
     if reward.error is not None:
-        error: Exception = RunFailedError(f"the reward actor in this process failed: {reward.error}")
-        error.__cause__ = reward.error
+        # a packer that refuses tells the failure of the run, which mostly is that of a function
+        is_told = isinstance(reward.error, PeerRefusedError)
+        where = "" if is_told else "the reward actor in this process failed: "
+        error: Exception = RunFailedError(f"{where}{reward.error}")
+        error.__cause__ = (reward.raised if is_told else None) or reward.error
         return error
     lines = [line for line in process.failure if line.strip()] or [f"actors up ended with exit code {code}"]
     error = ConfigError(*lines) if code == EXIT_CONFIG else RunFailedError("\n".join(lines))
