@@ -162,7 +162,8 @@ def test_a_script_with_a_server_of_its_own_command_is_one_run(tmp_path: Path) ->
     job = imported(tmp_path, SERVER, options=Options())
     check_values(job, {
         "trainer.num_ranks": 12, "packer.groups_per_step": 6, "packer.max_async_level": 1, "trainer.max_steps": 100,
-        "model.lora.rank": 16, "model.lora.alpha": 32.0, "model.lora.dropout": 0.05, "model.lora.target_modules": ["q_proj", "v_proj"],
+        "model.lora.rank": 16, "model.lora.alpha": 32.0, "model.lora.dropout": 0.05,
+        "model.lora.target_modules": ["q_proj", "v_proj"],
         "model.quantization": {"type": "nf4", "double_quant": True}, "trainer.learning_rate": 1e-4,
         "reward.functions.0.path": f"{tmp_path}/plugin.py:Mine", "environments.0.system_prompt": "Be brief.",
         "environments.0.path": f"{tmp_path}/data.jsonl", "environments.0.prompt_column": "messages",

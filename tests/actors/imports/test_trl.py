@@ -301,7 +301,8 @@ def test_a_script_is_read_without_being_run(tmp_path: Path) -> None:
     job = imported(tmp_path, SCRIPT, options=Options(world=2, data=Path("rows.jsonl")))
     check_values(job, {
         "model.path": "Qwen/Qwen2.5-7B-Instruct", "model.quantization": {"type": "nf4", "double_quant": True},
-        "model.lora.rank": 64, "model.lora.alpha": 16.0, "model.lora.dropout": 0.0, "model.lora.target_modules": ["q_proj", "k_proj"],
+        "model.lora.rank": 64, "model.lora.alpha": 16.0, "model.lora.dropout": 0.0,
+        "model.lora.target_modules": ["q_proj", "k_proj"],
         "output_dir": "outputs/qwen2.5-7b-instruct-grpo", "packer.groups_per_step": 4, "rollout.group_size": 4,
         "trainer.max_steps": 200, "trainer.reference.beta": 0.01, "trainer.reference.bias_correction": True,
         "trainer.loss.type": "dr_grpo", "trainer.loss.epsilon": 0.2, "trainer.loss.epsilon_high": 0.28,
@@ -342,7 +343,8 @@ def test_a_script_with_a_parser_takes_the_words_of_its_command_line(tmp_path: Pa
         "trainer.loss.importance_sampling_level": "sequence", "trainer.loss.epsilon": 3e-4,
         "trainer.loss.epsilon_high": 4e-4, "trainer.loss.type": "grpo",
         "trainer.loss.compat.loss_normalizer": "minibatch",
-        "model.lora.rank": 16, "model.lora.alpha": 32.0, "model.lora.dropout": 0.05, "model.lora.target_modules": ["q_proj,", "v_proj"],
+        "model.lora.rank": 16, "model.lora.alpha": 32.0, "model.lora.dropout": 0.05,
+        "model.lora.target_modules": ["q_proj,", "v_proj"],
         "reward.functions.0.path": "accuracy",
     })  # fmt: skip
     assert any("a comma is part of" in note for note in job.report.notes)
