@@ -4,6 +4,7 @@ transformers counts optimizer updates; a step here has `Pace.updates` of them.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from schemas.errors import ConfigError
 
 ALL = 1_000_000
 """Stands for "all" and "never" where a key here wants a number."""
-NO_CLIPPING = 1e9
-"""Norm that no gradient reaches."""
-
+UNBOUNDED = 1e9
+"""Bound that no ratio reaches."""
+TEMPLATES = (".jinja", ".jinja2", ".j2")
+"""Ends of files with a chat template."""
 ROOM = 2048
 """Tokens for the prompt where no file limits it."""
 ATTENTION = {
@@ -140,7 +142,7 @@ def rows(job: Import) -> int | None:
 
 
 def length(job: Import, updates: int, per_epoch: int | None, missing: str) -> Pace:
-    """Write `trainer.max_steps` and return the pace.
+    """Write `trainer.max_steps`, or `trainer.max_epochs` where the rows are not known, and return the pace.
 
     Args:
         job: the import.
@@ -160,10 +162,14 @@ def length(job: Import, updates: int, per_epoch: int | None, missing: str) -> Pa
         job.settle("num_train_epochs", "max_steps decides")
         return Pace(updates, per_epoch, max_steps, missing)
     keys = ["num_train_epochs", "max_steps"]
-    if per_epoch is None:
-        job.convert(keys, {"trainer.max_steps": 1}, f"{epochs:g} epochs")
-        job.ask("trainer.max_steps", f"steps of {epochs:g} epochs; {missing}")
+    if per_epoch is None and epochs > 0:
+        # passes over the data need no count of the rows
+        job.convert(
+            keys, {"trainer.max_epochs": epochs}, f"{epochs:g} epochs, the steps of which are counted at the start"
+        )
         return Pace(updates, None, None, missing)
+    if per_epoch is None or epochs <= 0:
+        raise ConfigError(f"num_train_epochs: {epochs:g} must be above 0; a run of no epochs trains nothing")
     total = math.ceil(epochs * per_epoch)
     steps = math.ceil(total / updates)
     formula = f"⌈{epochs:g} epochs × {per_epoch} updates⌉ = {total} updates"
@@ -180,68 +186,103 @@ def schedule(job: Import, pace: Pace) -> None:
         job.convert("learning_rate", {"trainer.learning_rate": rate}, f"empty: {rate:g}")
     kind = str(job.value("lr_scheduler_type"))
     options = {key: job.given[key] for key in job.given if key.startswith("lr_scheduler_kwargs.")}
-    name, ratio, used = _schedule(kind, {key.partition(".")[2]: value for key, value in options.items()}, job)
+    values = {key.partition(".")[2]: value for key, value in options.items()}
+    targets, used = _schedule(kind, values, job)
     keys = ["lr_scheduler_type", *(key for key in options if key.partition(".")[2] in used)]
-    if name is None:
+    if not targets:
         job.refuse(
             "lr_scheduler_type",
             f"no schedule {kind} here; the rate stays constant after the warm-up",
             "set trainer.lr_scheduler",
         )
-    elif kind == name:
+    elif targets == {"trainer.lr_scheduler": kind} and not used:
         job.rename("lr_scheduler_type", "trainer.lr_scheduler")
     else:
-        text = f"{kind} is {name}" + (f" with min_lr_ratio {ratio:g}" if ratio else "")
-        targets = {"trainer.lr_scheduler": name} | ({"trainer.min_lr_ratio": ratio} if ratio else {})
-        job.convert(keys, targets, text)
+        shown = [f"{kind} is {targets['trainer.lr_scheduler']}"]
+        shown += [f"{key.removeprefix('trainer.')} {value}" for key, value in list(targets.items())[1:]]
+        job.convert(keys, targets, ", ".join(shown))
     for key in options:
         if not job.report.has(key):
             job.refuse(key, f"no parameter of schedule {kind} has a counterpart here")
     job.settle("lr_scheduler_kwargs", "empty")
-    _warm_up(job, pace, kind)
+    has_warm_up = _warm_up(job, kind)
+    if has_warm_up or kind not in ("constant", "constant_with_warmup"):
+        # transformers counts updates, from 0
+        job.run.set("trainer.lr_schedule.unit", "update", "each update has a rate of its own")
+        job.run.set(
+            "trainer.lr_schedule.first", int(kind == _FROM_ONE), f"transformers counts from {int(kind == _FROM_ONE)}"
+        )
 
 
-def _schedule(kind: str, options: dict[str, Any], job: Import) -> tuple[str | None, float, set[str]]:
-    """Return the schedule here, its min_lr_ratio, and the parameters that it follows from."""
+_FROM_ONE = "cosine_warmup_with_min_lr"
+"""Schedule of transformers that counts updates from 1."""
+
+
+def _schedule(kind: str, options: dict[str, Any], job: Import) -> tuple[dict[str, Any], set[str]]:
+    """Return the keys here, and the parameters that they follow from; no keys if there is no such schedule."""
     rate = job.value("learning_rate") or job.defaults["learning_rate"]
-    if kind in ("constant", "linear", "cosine"):
-        return kind, 0.0, {"num_cycles"} if options.get("num_cycles") == 0.5 else set()
-    if kind == "constant_with_warmup":
-        return "constant", 0.0, set()
-    if kind in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and not options.get("warmup_lr_rate"):
-        if "min_lr_rate" in options:
-            return "cosine", float(options["min_lr_rate"]), {"min_lr_rate"}
-        if "min_lr" in options:
-            return "cosine", float(options["min_lr"]) / rate, {"min_lr"}
-    # one cycle of cosine with restarts, and a polynomial of power 1, are the schedules that exist here
-    if kind == "cosine_with_restarts" and options.get("num_cycles", 1) == 1:
-        return "cosine", 0.0, {"num_cycles"}
-    if kind == "polynomial" and options.get("power", 1.0) == 1:
-        return "linear", float(options.get("lr_end", 1e-7)) / rate, {"power", "lr_end"}
-    return None, 0.0, set()
+    own = {"trainer.lr_scheduler": kind}
+    # half a wave is the default of all cosines
+    half = {"num_cycles"} if options.get("num_cycles") == 0.5 else set()
+    if kind in ("constant", "constant_with_warmup", "linear", "inverse_sqrt"):
+        has_scale = kind == "inverse_sqrt" and options.get("timescale") is not None
+        found = {"trainer.lr_schedule.timescale": int(options["timescale"])} if has_scale else {}
+        return own | found, {"timescale"} if has_scale else set()
+    if kind == "cosine":
+        return own, half
+    if kind in ("cosine_with_min_lr", _FROM_ONE) and not options.get("warmup_lr_rate"):
+        name = "min_lr_rate" if options.get("min_lr_rate") is not None else "min_lr"
+        if options.get(name) is None:
+            return {}, set()
+        ratio = float(options[name]) if name == "min_lr_rate" else float(options[name]) / rate
+        return {"trainer.lr_scheduler": "cosine", "trainer.min_lr_ratio": ratio}, half | {name, "warmup_lr_rate"}
+    if kind == "cosine_with_restarts":
+        cycles = int(options.get("num_cycles", 1))
+        return own | ({"trainer.lr_schedule.num_cycles": cycles} if cycles != 1 else {}), {"num_cycles"}
+    if kind == "polynomial":
+        power, end = options.get("power", 1.0), float(options.get("lr_end", 1e-7))
+        found = {"trainer.min_lr_ratio": end / rate} | ({"trainer.lr_schedule.power": power} if power != 1 else {})
+        return own | found, {"power", "lr_end"}
+    if kind == "warmup_stable_decay":
+        return _stable(options, half)
+    return {}, set()
 
 
-def _warm_up(job: Import, pace: Pace, kind: str) -> None:
+def _stable(options: dict[str, Any], half: set[str]) -> tuple[dict[str, Any], set[str]]:
+    """Return the keys of a schedule that falls at the end of the run alone, and the parameters they follow from."""
+    decay, shape = options.get("num_decay_steps"), options.get("decay_type", "cosine")
+    is_plain = options.get("warmup_type", "linear") == "linear" and "num_stable_steps" not in options
+    if not decay or not is_plain or shape not in ("cosine", "linear", "1-sqrt"):
+        return {}, set()
+    found = {"trainer.lr_scheduler": "warmup_stable_decay", "trainer.lr_schedule.decay_steps": int(decay)}
+    found |= {"trainer.lr_schedule.decay_type": shape, "trainer.min_lr_ratio": float(options.get("min_lr_ratio", 0.0))}
+    return found, half | {"num_decay_steps", "decay_type", "min_lr_ratio", "warmup_type"}
+
+
+def _warm_up(job: Import, kind: str) -> bool:
+    """Write the warm-up in updates or as a share of the run, and return whether there is one."""
     keys = ["warmup_steps", "warmup_ratio"]
     if kind == "constant":
         for key in keys:
             job.settle(key, "transformers' constant has no warm-up; constant_with_warmup has")
-        return
+        return False
+    if job.unreadable(keys):
+        job.convert(keys, {"trainer.warmup_steps": 0}, "")
+        return True
     steps, ratio = job.value("warmup_steps") or 0, job.value("warmup_ratio") or 0.0
     # transformers 5 reads a number below 1 as a share of all updates
-    share = steps if 0 < steps < 1 else 0.0 if steps else ratio
-    if not (steps or ratio):
-        if any(key in job.given for key in keys):
-            job.convert(keys, {"trainer.warmup_steps": 0}, "no warm-up")
-        return
-    if share and pace.total is None:
-        job.convert(keys, {"trainer.warmup_steps": 0}, f"{share:g} of all updates")
-        job.ask("trainer.warmup_steps", f"{share:g} of the steps; {pace.missing}")
-        return
-    updates = math.ceil(share * (pace.total or 0)) if share else int(steps)
-    ours = pace.steps(updates) if updates else 0
-    text = f"⌈{share:g} × {pace.total}⌉ = {updates}" if share else f"{updates}"
-    job.convert(keys, {"trainer.warmup_steps": ours}, pace.formula(text, ours))
+    if 0 < steps < 1 or (ratio and not steps):
+        used, share = ("warmup_steps", steps) if steps else ("warmup_ratio", ratio)
+        if not 0 <= share <= 1:
+            raise ConfigError(f"{used}: {share:g} must be between 0 and 1; it is a share of all updates")
+        job.rename(used, "trainer.warmup_ratio", float(share), f"{share:g} of all updates, rounded up")
+    elif steps:
+        job.rename("warmup_steps", "trainer.warmup_steps", int(steps), "counted in updates, as there")
+    elif any(key in job.given for key in keys):
+        job.convert(keys, {"trainer.warmup_steps": 0}, "no warm-up")
+    for key in keys:
+        job.settle(key, "the other key of the warm-up counts" if steps or ratio else "no warm-up")
+    return bool(steps or ratio)
 
 
 def optimizer(job: Import, key: str = "optim") -> None:
@@ -259,58 +300,46 @@ def optimizer(job: Import, key: str = "optim") -> None:
     if norm:
         job.rename("max_grad_norm", "trainer.max_grad_norm")
     else:
-        job.convert("max_grad_norm", {"trainer.max_grad_norm": NO_CLIPPING}, f"{norm} is no clipping")
+        job.convert("max_grad_norm", {"trainer.max_grad_norm": None}, f"{norm}: no maximum")
 
 
 def checkpoints(job: Import, pace: Pace) -> None:
     """Write the interval of checkpoints and their number."""
     strategy, save_steps = str(job.value("save_strategy")), job.value("save_steps")
-    keys = ["save_strategy", "save_steps"]
-    target = "trainer.checkpoint.interval"
-    max_steps = job.run.get("trainer.max_steps")
-    interval: int | None = None
-    # a number below 1 is a share of the run
+    section = "trainer.checkpoint"
     if strategy == "steps" and save_steps >= 1:
         interval = pace.steps(int(save_steps))
-        job.convert(["save_steps"], {target: interval}, pace.formula(f"{int(save_steps)}", interval))
+        job.convert(["save_steps"], {f"{section}.interval": interval}, pace.formula(f"{int(save_steps)}", interval))
         job.settle("save_strategy", "save_steps counts")
-    elif strategy == "steps" and pace.total is not None:
-        updates = math.ceil(save_steps * pace.total)
-        interval = pace.steps(updates)
-        job.convert(keys, {target: interval}, pace.formula(f"⌈{save_steps:g} × {pace.total}⌉ = {updates}", interval))
+    elif strategy == "steps" and save_steps > 0:
+        job.rename(
+            "save_steps", f"{section}.interval_share", float(save_steps), "a number below 1 is a share of the run"
+        )
+        job.settle("save_strategy", "save_steps counts")
+    elif strategy in ("steps", "no"):
+        text = f"{strategy}: nothing is saved before the end" if strategy == "no" else "save_steps 0: at the end alone"
+        job.convert(["save_strategy", "save_steps"], {f"{section}.interval_share": 1.0}, text)
+    elif strategy == "epoch" and job.run.get("trainer.max_epochs") is not None:
+        job.convert("save_strategy", {f"{section}.interval_epochs": 1.0}, "by epoch")
     elif strategy == "epoch" and pace.per_epoch is not None:
         interval = pace.steps(pace.per_epoch)
-        job.convert("save_strategy", {target: interval}, pace.formula(f"an epoch has {pace.per_epoch}", interval))
-    elif strategy == "no" and isinstance(max_steps, int):
-        interval = max_steps
-        job.convert("save_strategy", {target: interval}, "no is never; here the last step is saved in any case")
-    elif strategy in ("steps", "epoch", "no"):
-        job.convert(keys, {target: 1}, f"by {strategy}")
-        job.ask(target, f"steps between two checkpoints, {_words(strategy, save_steps)}; {pace.missing}")
+        text = pace.formula(f"an epoch has {pace.per_epoch}", interval)
+        job.convert("save_strategy", {f"{section}.interval": interval}, text)
+    elif strategy == "epoch":
+        job.convert("save_strategy", {f"{section}.interval": 1}, "by epoch")
+        job.ask(f"{section}.interval", f"steps between two checkpoints, one epoch; {pace.missing}")
     else:
         job.refuse("save_strategy", f"no strategy {strategy} here", "set trainer.checkpoint.interval")
     job.settle("save_steps", f"save_strategy {strategy} decides")
-    _kept(job, strategy, interval)
+    _kept(job, strategy)
 
 
-def _words(strategy: str, share: float) -> str:
-    return {"epoch": "one epoch", "no": "the whole run"}.get(strategy, f"{share:g} of the run")
-
-
-def _kept(job: Import, strategy: str, interval: int | None) -> None:
+def _kept(job: Import, strategy: str) -> None:
     limit = job.value("save_total_limit")
     if strategy == "no":
         job.settle("save_total_limit", "nothing is saved before the end")
     elif not job.unreadable(["save_total_limit"]) and (limit is None or limit <= 0):
-        # HF keeps all
-        if interval is not None:
-            job.convert(
-                "save_total_limit", {"trainer.checkpoint.keep_interval": interval}, f"{limit}: all checkpoints are kept"
-            )
-        else:
-            job.convert("save_total_limit", {"trainer.checkpoint.keep_interval": 1}, f"{limit}: all are kept")
-    elif limit == 1:
-        job.convert("save_total_limit", {"trainer.checkpoint.keep_last": 2}, "1; the least number here is 2")
+        job.convert("save_total_limit", {"trainer.checkpoint.keep_last": None}, f"{limit}: all checkpoints are kept")
     else:
         job.rename("save_total_limit", "trainer.checkpoint.keep_last")
 
@@ -378,6 +407,71 @@ def moving_reference(job: Import, pace: Pace) -> None:
         job.rename(keys[1], "trainer.reference.sync.alpha")
     for key in keys:
         job.settle(key, "only with sync_ref_model")
+
+
+def adapter_forms(job: Import, names: Mapping[str, str], has_server: bool) -> None:
+    """Write scale, direction, initial values and whole modules of adapters. Call after the rank.
+
+    Args:
+        job: the import.
+        names: keys of the origin by those of peft: use_rslora, use_dora, init_lora_weights, modules_to_save.
+        has_server: whether a server of vLLM samples, which serves plain adapters alone.
+    """
+    key = names["use_rslora"]
+    if key in job.given and job.given[key] is not False:
+        job.rename(key, "model.lora.rslora", text="scale alpha ÷ √rank")
+    job.settle(key, "switched off")
+    reason = "vLLM serves none here, and the run has plain adapters"
+    for theirs, ours, off in (
+        ("use_dora", "dora", (False, None)),
+        ("modules_to_save", "modules_to_save", (None, [], "")),
+    ):
+        key = names.get(theirs, "")
+        value = job.given.get(key)
+        if key in job.given and not job.unreadable([key]) and value in off:
+            job.irrelevant(key, "switched off")
+        elif has_server:
+            job.refuse(key, reason, f"set inference.engine.type embedded and model.lora.{ours}")
+        elif key in job.given:
+            job.rename(key, f"model.lora.{ours}", [value] if isinstance(value, str) else value)
+    _initial_values(job, names["init_lora_weights"])
+
+
+def _initial_values(job: Import, key: str) -> None:
+    kind, rank = job.given.get(key, True), job.run.get("model.lora.rank")
+    if str(kind).lower() in ("true", "default"):
+        job.settle(key, "kaiming, the default here too")
+    elif kind == "gaussian" or (kind == "orthogonal" and isinstance(rank, int) and rank % 2 == 0):
+        job.rename(key, "model.lora.init", kind)
+    else:
+        job.refuse(key, "adapters start as kaiming, gaussian or orthogonal (with an even rank) here", "kaiming is used")
+
+
+def prompt_limit(job: Import, key: str, treatment: str, text: str) -> None:
+    """Write the longest prompt of each environment. Call after the environments.
+
+    Args:
+        job: the import.
+        key: key of the origin with the number of tokens.
+        treatment: value of `long_prompts`.
+        text: what the origin does with longer prompts.
+    """
+    limit = job.value(key)
+    if limit is None and not job.unreadable([key]):
+        job.settle(key, "empty: no limit")
+        return
+    numbers = [number for number in range(64) if job.run.get(f"environments.{number}.type") is not None]
+    job.convert(key, {f"environments.{number}.max_prompt_tokens": limit for number in numbers}, text)
+    for number in numbers:
+        job.run.set(f"environments.{number}.long_prompts", treatment, text)
+
+
+def chat_variables(job: Import, prefix: str, target: str) -> None:
+    """Write variables of the chat template, `PREFIX.NAME`, for the prompts of an environment."""
+    for key in job.keys_below(prefix):
+        if not job.is_reported(key):
+            job.rename(key, f"{target}.chat_template_kwargs.{key.removeprefix(prefix + '.')}")
+    job.settle(prefix, "empty")
 
 
 def lora_targets(job: Import, model: Any) -> list[str] | None:

@@ -82,7 +82,6 @@ SWITCHES = {
     "optim_args": ((None, ""), "no further arguments of optimizers", ""),
     "parallelism_config": (None, "no parallelism within a sequence or layer", ""),
     "auto_find_batch_size": (False, "TRL refuses it too", "remove it"),
-    "chat_template": (None, "the model's own chat template applies", "save the template into a copy of the tokenizer"),
     "dataset_mixture": (None, "rows come from a file", "export the mixture to JSON Lines"),
     "callbacks": ((None, []), "nothing of the origin's code runs inside the trainer", ""),
 }
@@ -187,9 +186,15 @@ def _close(job: Import, inputs: Inputs, world: int | None) -> None:
             job.settle(key, reason)
     _others(job, inputs)
     if world is None and "generation_batch_size" in job.given:
-        for target in ("trainer.warmup_steps", "trainer.checkpoint.interval", "eval.every_steps"):
+        for target in ("trainer.checkpoint.interval", "eval.every_steps"):
             value = job.run.get(target)
             if value and not str(value).startswith(MISSING):
                 job.ask(target, "follows from the updates per generation; --world N")
-    known = [*job.defaults, *(key for keys in IRRELEVANT.values() for key in keys), *SWITCHES]
+    known = [
+        *job.defaults,
+        "chat_template",
+        "chat_template_path",
+        *(key for keys in IRRELEVANT.values() for key in keys),
+        *SWITCHES,
+    ]
     job.finish(known)

@@ -159,7 +159,8 @@ def _open(job: Import, sizes: TrlBatchSizes) -> Pace:
     if is_known:
         return length(job, updates, None, _NO_WORLD)
     pace = length(job, updates, None, _NO_WORLD)
-    job.ask("trainer.max_steps", f"steps of the run; {_NO_WORLD}")
+    if job.run.get("trainer.max_epochs") is None:
+        job.ask("trainer.max_steps", f"steps of the run; {_NO_WORLD}")
     return pace
 
 

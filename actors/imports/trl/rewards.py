@@ -3,7 +3,7 @@
 import ast
 from typing import Any
 
-from actors.imports.huggingface import function_of_option
+from actors.imports.huggingface import TEMPLATES, chat_variables, function_of_option, prompt_limit
 from actors.imports.job import Import, Unreadable
 from actors.imports.syntax import Call, Imported, Local, Method
 from actors.imports.trl.inputs import Inputs
@@ -58,6 +58,10 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
                 job.rename("system_prompt", "environments.0.system_prompt")
             else:
                 job.run.set("environments.0.chat", True, "open-r1 makes a user message of each prompt")
+        chat_variables(job, "chat_template_kwargs", "environments.0")
+    job.settle("chat_template_kwargs", "empty")
+    prompt_limit(job, "max_prompt_length", "truncate_left", "TRL keeps the last tokens of longer prompts")
+    _template(job)
     name = job.given.get("train_dataset", job.given.get("dataset_name"))
     for key in sources:
         if job.options.data is not None and not job.unreadable([key]):
@@ -67,6 +71,23 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
             job.refuse(key, f"rows come from a file; export {name} to JSON Lines", "--data FILE.jsonl")
     for key in ("eval_dataset", "dataset_test_split"):
         job.settle(key, "environments[].eval_path has held-out rows" if has_evaluation else "nothing is evaluated")
+
+
+def _template(job: Import) -> None:
+    """Write a chat template of the run, as a text (open-r1) or a file."""
+    if job.is_set("chat_template"):
+        job.rename("chat_template", "model.chat_template")
+    job.settle("chat_template", "empty: the model's own")
+    path = job.given.get("chat_template_path")
+    if path is not None and (job.unreadable(["chat_template_path"]) or str(path).endswith(TEMPLATES)):
+        job.rename("chat_template_path", "model.chat_template.file")
+    elif path is not None:
+        job.refuse(
+            "chat_template_path",
+            f"the template of the tokenizer {path}",
+            "write it to a file, and set model.chat_template: {file: PATH}",
+        )
+    job.settle("chat_template_path", "empty: the model's own")
 
 
 def _file(job: Import, target: str, text: str) -> None:

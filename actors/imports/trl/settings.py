@@ -6,9 +6,10 @@ from typing import Any
 from actors.imports.files import map_of
 from actors.imports.huggingface import (
     ATTENTION,
-    NO_CLIPPING,
     ROOM,
+    UNBOUNDED,
     Pace,
+    adapter_forms,
     embedded_engine,
     lora_targets,
     moving_reference,
@@ -110,20 +111,8 @@ def _lora(job: Import, name: Any, prefix: str, stem: str, own: dict[str, Any]) -
     """
     names = {one: prefix + (one if one.startswith("lora_") else stem + one) for one in own}
     job.defaults |= {names[one]: value for one, value in own.items()}
-    rank, alpha = job.value(names["r"]), job.value(names["lora_alpha"])
     job.rename(names["r"], "model.lora.rank")
-    is_stable = f"{prefix}use_rslora"
-    if job.given.get(is_stable) is True:
-        # alpha ÷ √r there, alpha ÷ r here
-        scaled = alpha * rank**0.5
-        job.convert(
-            [names["lora_alpha"], is_stable],
-            {"model.lora.alpha": scaled},
-            f"use_rslora scales by alpha ÷ √rank: {alpha} × √{rank} = {scaled:g}",
-        )
-    else:
-        job.rename(names["lora_alpha"], "model.lora.alpha")
-        job.settle(is_stable, "switched off")
+    job.rename(names["lora_alpha"], "model.lora.alpha")
     job.rename(names["lora_dropout"], "model.lora.dropout")
     key = f"{prefix}{stem}target_modules"
     targets = job.given.get(key)
@@ -135,10 +124,12 @@ def _lora(job: Import, name: Any, prefix: str, stem: str, own: dict[str, Any]) -
         words = targets if isinstance(targets, list) else [targets]
         if any("," in str(word) for word in words):
             job.note(f"{key}: a comma is part of {words}; the origin looks for modules of such names")
-        regular = isinstance(targets, str) and any(sign in targets for sign in ".*(|[\\")
+        # ModelConfig makes a text of a list of one, and peft reads a text as an expression
+        regular = (
+            len(words) == 1 and (stem or isinstance(targets, str)) and any(sign in str(words[0]) for sign in ".*(|[\\")
+        )
         if regular:
-            job.refuse(key, "a regular expression has no counterpart", "list the names of the modules")
-            job.ask("model.lora.target_modules", f"names of the modules that {targets} matches")
+            job.rename(key, "model.lora.target_modules", str(words[0]), "an expression that whole names match")
         else:
             job.convert(key, {"model.lora.target_modules": [str(word) for word in words]}, "names of modules")
     elif found := lora_targets(job, name):
@@ -146,11 +137,11 @@ def _lora(job: Import, name: Any, prefix: str, stem: str, own: dict[str, Any]) -
     else:
         job.convert(key, {"model.lora.target_modules": ["all"]}, "none given: peft's table")
         job.ask("model.lora.target_modules", f"modules of peft's table for {name}; model.lora.target_modules=[…]")
-    for one in ("modules_to_save", "target_parameters"):
-        job.refuse_unless(f"{prefix}{stem}{one}", (None, [], ""), "adapters are on linear layers alone here")
-    job.refuse_unless(f"{prefix}use_dora", False, "DoRA has no counterpart")
+    job.refuse_unless(f"{prefix}{stem}target_parameters", (None, [], ""), "adapters are on linear layers alone here")
+    forms = {one: f"{prefix}{one}" for one in ("use_rslora", "use_dora", "init_lora_weights")}
+    forms["modules_to_save"] = f"{prefix}{stem}modules_to_save"
+    adapter_forms(job, forms, "use_vllm" not in job.defaults or bool(job.value("use_vllm")))
     job.refuse_unless(f"{prefix}bias", "none", "biases stay frozen here")
-    job.refuse_unless(f"{prefix}init_lora_weights", (True, "default"), "adapters start as peft's default here")
     for one in ("task_type", "inference_mode", "peft_type"):
         job.settle(f"{prefix}{stem}{one}", "a causal language model, trained")
     for one in [one for one in job.given if prefix and one.startswith(prefix) and not job.report.has(one)]:
@@ -200,12 +191,44 @@ def sampling(job: Import, inputs: Inputs) -> None:
         job.convert("min_p", {"rollout.min_p": 0.0}, "none: no limit")
     else:
         job.rename("min_p", "rollout.min_p")
-    job.refuse_unless("repetition_penalty", 1.0, "requests carry no repetition penalty here")
-    for key in ("generation_kwargs", "chat_template_kwargs"):
-        job.refuse_unless(key, (None, {}), "requests carry none of these here")
-    for key in [key for key in job.given if key.startswith("generation_kwargs.")]:
-        job.refuse(key, "requests carry no such key here")
+    if job.value("repetition_penalty") is None:
+        job.convert("repetition_penalty", {"rollout.repetition_penalty": 1.0}, "none: 1")
+    else:
+        job.rename("repetition_penalty", "rollout.repetition_penalty")
+    job.settle("generation_kwargs", "empty")
+    has_vllm = "use_vllm" not in job.defaults or bool(job.value("use_vllm"))
+    _generation(job, _OF_VLLM if has_vllm else _OF_TRANSFORMERS)
     _lengths(job)
+
+
+_SHARED = {name: name for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+_OF_VLLM = _SHARED | {
+    name: name for name in ("frequency_penalty", "presence_penalty", "min_tokens", "stop", "ignore_eos")
+}
+_OF_TRANSFORMERS = _SHARED | {"min_new_tokens": "min_tokens", "stop_strings": "stop"}
+"""Keys of `rollout` by the names of generation_kwargs, which go to vLLM's or to transformers' parameters."""
+
+
+def _generation(job: Import, names: dict[str, str]) -> None:
+    """Write generation_kwargs, which take precedence over keys of the same name."""
+    for key in job.keys_below("generation_kwargs"):
+        name, value = key.partition(".")[2], job.given[key]
+        if name in ("temperature", "max_tokens", "max_new_tokens"):
+            job.refuse(key, "the origin's loss has another value of it", "set the key of the configuration")
+        elif name in ("seed", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+            job.settle(key, "without influence on the distribution of tokens")
+        elif name not in names:
+            job.refuse(key, "requests carry no such key here")
+        elif value is None:
+            job.settle(key, "empty")
+        elif names[name] == "stop":
+            texts = [value] if isinstance(value, str) else value
+            text = "functions get the completion without the text here, and it counts as ended"
+            job.rename(key, "rollout.stop", texts, text)
+        elif name == "top_k" and isinstance(value, int) and value < 0:
+            job.convert(key, {"rollout.top_k": 0}, f"{value}: all tokens")
+        else:
+            job.rename(key, f"rollout.{names[name]}")
 
 
 def _lengths(job: Import) -> None:
@@ -219,11 +242,6 @@ def _lengths(job: Import) -> None:
         length = tokens + ROOM
         text = f"max_completion_length {tokens} + {ROOM} for the prompt, which TRL does not limit = {length}"
     job.run.set("packer.sequence_len", length, text)
-    job.refuse(
-        "max_prompt_length",
-        "longer prompts are not cut here, they fail their group; the sum with max_completion_length is sequence_len",
-        "leave such rows out of the data",
-    )
 
 
 def objective(job: Import, trainer: str, version: tuple[int, int], pace: Pace) -> None:
@@ -364,7 +382,7 @@ def _correction(job: Import) -> None:
     job.convert([keys[1], keys[0]], targets, f"{mode}: {action} by {level}")
     used, limit = (keys[3], cap) if cap is not None else (keys[2], high)
     if limit is None:
-        job.convert(used, {"trainer.correction.high": NO_CLIPPING}, "no upper bound")
+        job.convert(used, {"trainer.correction.high": UNBOUNDED}, "no upper bound")
     else:
         job.rename(used, "trainer.correction.high")
     for key in keys[2:4]:

@@ -118,6 +118,7 @@ _SCRIPT: dict[str, Any] = {
     "reward_funcs": None,
     "dataset_prompt_column": "prompt",
     "system_prompt": None,
+    "chat_template": None,
 }
 
 _GRPO: dict[str, Any] = _SAMPLING | {

@@ -242,7 +242,7 @@ def keys_of(text: str, prefix: str = "") -> dict[str, Any]:
 def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path: Path) -> None:
     """16 · 7 · 4 = 448 completions = 28 groups of 16, in one update.
 
-    An epoch is ⌊93733 ÷ 28⌋ = 3347 updates; the warm-up ⌈0.1 · 3347⌉ = 335.
+    An epoch is ⌊93733 ÷ 28⌋ = 3347 updates; the warm-up is a tenth of them.
     """
     options = Options(rows=93733, data=Path("rows.jsonl"), reward="rewards.py")
     job = imported(tmp_path, RECIPE, options=options, accelerate=ACCELERATE)
@@ -251,7 +251,9 @@ def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path
         "model.attention": "flash", "model.gradient_checkpointing": True, "model.lora": None,
         "packer.groups_per_step": 28, "rollout.group_size": 16, "trainer.num_minibatches": 1,
         "packer.max_async_level": 0, "packer.sequence_len": 2560, "trainer.num_ranks": 7, "trainer.sharding": "fsdp",
-        "trainer.max_steps": 3347, "trainer.warmup_steps": 335, "trainer.learning_rate": 1e-6,
+        "trainer.max_steps": 3347, "trainer.warmup_ratio": 0.1, "trainer.learning_rate": 1e-6,
+        "trainer.lr_schedule.unit": "update", "trainer.lr_schedule.first": 0,
+        "environments.0.max_prompt_tokens": 512, "environments.0.long_prompts": "truncate_left",
         "trainer.lr_scheduler": "cosine", "trainer.min_lr_ratio": 0.1, "rollout.temperature": 0.7,
         "rollout.max_tokens": 2048, "environments.0.prompt_column": "problem",
         "environments.0.system_prompt": "Think, then answer.", "environments.0.path": "rows.jsonl",
@@ -259,13 +261,14 @@ def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path
         "reward.functions.1.weight": 0.5, "reward.advantage.type": "zscore", "reward.advantage.eps": 1e-4,
         "reward.advantage.std": "unbiased", "trainer.loss.type": "dapo", "trainer.loss.old_logprobs": "step_start",
         "trainer.correction.high": 3.0, "trainer.correction.level": "sequence", "trainer.reference": None,
-        "trainer.checkpoint.interval": 3347, "trainer.checkpoint.keep_last": 2, "eval.num_prompts": 0,
+        "trainer.checkpoint.interval": 3347, "trainer.checkpoint.keep_last": 1, "eval.num_prompts": 0,
         "output_dir": "data/mine", "seed": 42, "inference.engine.type": "vllm",
         "inference.engine.gpu_memory_utilization": 0.3, "up.inference": 7, "up.colocate": True,
     })  # fmt: skip
     check_verdicts(job, {
-        "model_name_or_path": "renamed", "torch_dtype": "converted", "max_prompt_length": "refused",
-        "report_to": "refused", "push_to_hub": "refused", "seed": "taken", "warmup_ratio": "converted",
+        "model_name_or_path": "renamed", "torch_dtype": "converted", "max_prompt_length": "converted",
+        "report_to": "refused", "push_to_hub": "refused", "seed": "taken", "warmup_ratio": "renamed",
+        "save_total_limit": "renamed",
         "accelerate.num_processes": "converted", "accelerate.machine_rank": "irrelevant", "do_eval": "irrelevant",
         "lr_scheduler_kwargs.min_lr_rate": "converted", "gradient_checkpointing_kwargs.use_reentrant": "irrelevant",
     })  # fmt: skip
@@ -286,7 +289,7 @@ def test_the_defaults_of_an_older_release_are_used_where_they_are_asked_for(tmp_
         "trainer.reference.estimator": "k3", "trainer.correction": None, "rollout.max_tokens": 256,
         "packer.sequence_len": 768, "rollout.temperature": 1.0, "model.gradient_checkpointing": False,
         "model.dtype": "float32", "packer.groups_per_step": 2, "reward.functions.0.path": "mine:f",
-        "up.colocate": False, "trainer.checkpoint.interval": 500, "trainer.checkpoint.keep_interval": 500,
+        "up.colocate": False, "trainer.checkpoint.interval": 500, "trainer.checkpoint.keep_last": None,
     })  # fmt: skip
     assert job.report.origin == "TRL 0.18"
     oldest = imported(tmp_path, text, options=Options(world=2, data=Path("r"), version="0.14"))
@@ -307,7 +310,7 @@ def test_a_script_is_read_without_being_run(tmp_path: Path) -> None:
         "trainer.max_steps": 200, "trainer.reference.beta": 0.01, "trainer.reference.bias_correction": True,
         "trainer.loss.type": "dr_grpo", "trainer.loss.epsilon": 0.2, "trainer.loss.epsilon_high": 0.28,
         "reward.advantage": {"type": "mean"}, "trainer.optimizer.type": "adamw_8bit", "rollout.top_k": 20,
-        "trainer.checkpoint.interval": 50, "trainer.checkpoint.keep_interval": 50,
+        "trainer.checkpoint.interval_share": 0.25, "trainer.checkpoint.keep_last": None,
         "reward.functions.0.path": "my_rewards:accuracy", "reward.functions.1.path": "think_format",
         "reward.functions.2.path": f"{tmp_path}/train.py:short", "reward.functions.2.kwargs": {"limit": 500},
         "reward.functions.3.path": "soft_overlong",
@@ -407,13 +410,14 @@ def test_rloo_takes_its_own_keys_and_defaults(tmp_path: Path) -> None:
     text = """{model_name_or_path: a/b, normalize_advantages: true, reward_clip_range: [-3.0, 3.0],
         reward_funcs: think_format_reward, max_steps: 100, num_iterations: 2, warmup_steps: 10}"""
     job = imported(tmp_path, text)
-    # two passes are two updates of a step: 100 ÷ 2 and 10 ÷ 2
+    # two passes are two updates of a step: 100 ÷ 2; the warm-up counts updates
     check_values(job, {
         "rollout.group_size": 2, "packer.groups_per_step": 4, "trainer.loss.type": "rloo",
         "reward.advantage": {"type": "rloo", "scale": "batch", "std_of": "advantages", "std": "unbiased", "eps": 1e-4},
         "trainer.reference.beta": 0.05, "trainer.reference.estimator": "k1",
         "trainer.reference.place": "group_reward", "reward.shaping.clip": 3.0, "trainer.num_iterations": 2,
-        "trainer.max_steps": 50, "trainer.warmup_steps": 5, "trainer.correction": None,
+        "trainer.max_steps": 50, "trainer.warmup_steps": 10, "trainer.correction": None,
+        "trainer.lr_schedule.unit": "update",
     })  # fmt: skip
     check_each_key_once(job, keys_of(text))
 
@@ -483,19 +487,49 @@ def test_an_evaluation_is_on_the_whole_split_and_sampled_as_in_training(tmp_path
         # transformers' constant has no warm-up
         ("lr_scheduler_type: constant, warmup_steps: 10", {"trainer.warmup_steps": 0}),
         ("lr_scheduler_type: constant_with_warmup, warmup_steps: 10", {"trainer.warmup_steps": 10}),
-        # a share of 100 updates, rounded up
-        ("warmup_steps: 0.015", {"trainer.warmup_steps": 2}),
+        # a share of the updates, rounded up
+        ("warmup_steps: 0.015", {"trainer.warmup_ratio": 0.015, "trainer.warmup_steps": 0}),
         ("lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: {min_lr: 1e-7}", {"trainer.min_lr_ratio": 0.1}),
-        ("lr_scheduler_type: polynomial", {"trainer.lr_scheduler": "linear", "trainer.min_lr_ratio": 0.1}),
-        ("save_strategy: 'no'", {"trainer.checkpoint.interval": 100}),
-        ("max_grad_norm: 0", {"trainer.max_grad_norm": 1e9}),
+        ("lr_scheduler_type: cosine_warmup_with_min_lr, lr_scheduler_kwargs: {min_lr_rate: 0.2}",
+         {"trainer.lr_scheduler": "cosine", "trainer.min_lr_ratio": 0.2, "trainer.lr_schedule.first": 1}),
+        ("lr_scheduler_type: polynomial",
+         {"trainer.lr_scheduler": "polynomial", "trainer.min_lr_ratio": 0.1, "trainer.lr_schedule.power": 1.0}),
+        ("lr_scheduler_type: polynomial, lr_scheduler_kwargs: {'power': 2.0}", {"trainer.lr_schedule.power": 2.0}),
+        ("lr_scheduler_type: cosine_with_restarts, lr_scheduler_kwargs: {num_cycles: 3}",
+         {"trainer.lr_scheduler": "cosine_with_restarts", "trainer.lr_schedule.num_cycles": 3}),
+        ("lr_scheduler_type: inverse_sqrt, lr_scheduler_kwargs: {timescale: 50}, warmup_steps: 4",
+         {"trainer.lr_scheduler": "inverse_sqrt", "trainer.lr_schedule.timescale": 50, "trainer.warmup_steps": 4}),
+        ("lr_scheduler_type: warmup_stable_decay, lr_scheduler_kwargs: {num_decay_steps: 20}",
+         {"trainer.lr_scheduler": "warmup_stable_decay", "trainer.lr_schedule.decay_steps": 20,
+          "trainer.lr_schedule.decay_type": "cosine", "trainer.lr_schedule.unit": "update"}),
+        ("lr_scheduler_type: constant", {"trainer.lr_schedule.unit": "step", "trainer.lr_schedule.first": 1}),
+        ("save_strategy: 'no'", {"trainer.checkpoint.interval_share": 1.0}),
+        ("save_steps: 0.05", {"trainer.checkpoint.interval_share": 0.05, "trainer.checkpoint.keep_last": None}),
+        ("save_steps: 10, save_total_limit: 1", {"trainer.checkpoint.interval": 10, "trainer.checkpoint.keep_last": 1}),
+        ("max_grad_norm: 0", {"trainer.max_grad_norm": None}),
+        ("repetition_penalty: 1.1", {"rollout.repetition_penalty": 1.1}),
+        ("use_vllm: true, generation_kwargs: {frequency_penalty: 0.5}", {"rollout.frequency_penalty": 0.5}),
+        ("use_vllm: true, generation_kwargs: {stop: END}", {"rollout.stop": ["END"]}),
+        ("generation_kwargs: {min_new_tokens: 4}", {"rollout.min_tokens": 4}),
+        ("generation_kwargs: {stop_strings: ['</answer>']}", {"rollout.stop": ["</answer>"]}),
+        ("chat_template_kwargs: {enable_thinking: false}",
+         {"environments.0.chat_template_kwargs": {"enable_thinking": False}}),
+        ("system_prompt: S, chat_template: '{{ messages }}'", {"model.chat_template": "{{ messages }}"}),
+        ("max_prompt_length: 300",
+         {"environments.0.max_prompt_tokens": 300, "environments.0.long_prompts": "truncate_left",
+          "packer.sequence_len": 812}),
         ("bf16: false", {"model.dtype": "float32"}),
         ("use_peft: true, model_name_or_path: Qwen/Qwen2-7B", {"model.lora.target_modules": ["q_proj", "v_proj"]}),
         ("use_peft: true, lora_target_modules: all-linear", {"model.lora.target_modules": "all-linear"}),
         ("use_peft: true, lora_target_modules: [q_proj], load_in_4bit: true",
          {"model.quantization": {"type": "nf4", "double_quant": False}}),
-        # α·√r, since alpha ÷ √r is the scale of rslora
-        ("use_peft: true, lora_target_modules: [q_proj], use_rslora: true", {"model.lora.alpha": 128.0}),
+        ("use_peft: true, lora_target_modules: [q_proj], use_rslora: true",
+         {"model.lora.alpha": 32.0, "model.lora.rslora": True}),
+        ("use_peft: true, lora_target_modules: [q_proj], use_dora: true", {"model.lora.dora": True}),
+        ("use_peft: true, lora_target_modules: [q_proj], lora_modules_to_save: [lm_head]",
+         {"model.lora.modules_to_save": ["lm_head"]}),
+        ("use_peft: true, lora_target_modules: [q_proj], use_dora: true, use_vllm: true", {"model.lora.dora": False}),
+        ("use_peft: true, lora_target_modules: '.*(q|v)_proj'", {"model.lora.target_modules": ".*(q|v)_proj"}),
         ("generation_batch_size: 32", {"packer.groups_per_step": 4, "trainer.num_minibatches": 4}),
         ("reward_funcs: [get_soft_overlong_punishment]",
          {"reward.functions.0.kwargs": {"max_tokens": 1280, "overlong_tokens": 256}}),
@@ -547,12 +581,62 @@ def test_the_number_of_processes_is_asked_for_and_never_taken_as_one(tmp_path: P
     text = "{model_name_or_path: a/b, reward_funcs: [m.f], generation_batch_size: 64}"
     job = imported(tmp_path, text, options=Options(rows=100, data=Path("rows.jsonl")))
     asked = {question.target for question in job.report.questions}
-    assert asked >= {"trainer.num_ranks", "packer.groups_per_step", "trainer.max_steps", "trainer.num_minibatches"}
+    assert asked >= {"trainer.num_ranks", "packer.groups_per_step", "trainer.num_minibatches"}
+    assert job.run.get("trainer.max_epochs") == 3.0
     check_only_missing(job)
     without_rows = imported(tmp_path, "{model_name_or_path: a/b, warmup_ratio: 0.1}", options=Options(world=1))
     assert {question.target for question in without_rows.report.questions} == {
-        *("trainer.max_steps", "trainer.warmup_steps", "environments.0.path", "reward.functions.0.path"),
+        *("environments.0.path", "reward.functions.0.path"),
     }
+    check_only_missing(without_rows)
+
+
+def test_without_the_number_of_rows_lengths_are_epochs_and_shares(tmp_path: Path) -> None:
+    """An epoch leaves out the rows that fill no generation, as there."""
+    text = (
+        "{model_name_or_path: a/b, reward_funcs: [m.f], num_train_epochs: 2, save_strategy: epoch, warmup_ratio: 0.1}"
+    )
+    job = imported(tmp_path, text, options=Options(world=1, data=Path("rows.jsonl")))
+    check_values(job, {
+        "trainer.max_epochs": 2.0, "trainer.max_steps": 0, "trainer.checkpoint.interval_epochs": 1.0,
+        "trainer.checkpoint.keep_last": None, "trainer.warmup_ratio": 0.1,
+    })  # fmt: skip
+    counted = imported(tmp_path, text)
+    check_values(counted, {"trainer.max_epochs": None, "trainer.max_steps": 2000, "trainer.checkpoint.interval": 1000})
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict", "key"),
+    [
+        ("lr_scheduler_type: warmup_stable_decay", "refused", "lr_scheduler_type"),
+        ("lr_scheduler_type: cosine_with_min_lr", "refused", "lr_scheduler_type"),
+        ("lr_scheduler_type: reduce_lr_on_plateau", "refused", "lr_scheduler_type"),
+        ("generation_kwargs: {frequency_penalty: 0.5}", "refused", "generation_kwargs.frequency_penalty"),
+        ("use_vllm: true, generation_kwargs: {temperature: 0.5}", "refused", "generation_kwargs.temperature"),
+        ("use_vllm: true, generation_kwargs: {seed: 3}", "irrelevant", "generation_kwargs.seed"),
+        ("chat_template_path: other/model", "refused", "chat_template_path"),
+        ("chat_template_path: mine.jinja", "renamed", "chat_template_path"),
+        ("use_peft: true, lora_target_modules: [q_proj], use_dora: true, use_vllm: true", "refused", "use_dora"),
+    ],
+)
+def test_a_key_is_refused_where_the_run_would_differ(tmp_path: Path, keys: str, verdict: str, key: str) -> None:
+    """Penalties of vLLM mean nothing to transformers, which samples without use_vllm."""
+    job = imported(tmp_path, "{model_name_or_path: a/b, reward_funcs: [m.f], max_steps: 100, " + keys + "}")
+    check_verdicts(job, {key: verdict})
+
+
+def test_adapters_of_a_script_have_the_forms_of_peft(tmp_path: Path) -> None:
+    """Without vLLM the transformers engine samples, which takes all of them."""
+    config = 'peft_config=LoraConfig(r=64, lora_alpha=16, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")'
+    assert config in SCRIPT
+    forms = 'use_rslora=True, use_dora=True, init_lora_weights="gaussian"'
+    other = f'peft_config=LoraConfig(target_modules=r".*_proj", {forms})'
+    start, end = SCRIPT.index("        quantization_config="), SCRIPT.index("    )\n    args = ")
+    text = (SCRIPT[:start] + SCRIPT[end:]).replace(config, other)
+    check_values(imported(tmp_path, text), {
+        "model.lora.target_modules": ".*_proj", "model.lora.rslora": True, "model.lora.dora": True,
+        "model.lora.init": "gaussian", "model.lora.rank": 8, "model.lora.alpha": 8.0,
+    })  # fmt: skip
 
 
 def test_the_command_takes_words_of_the_origins_command_line(
