@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.imports.files import text_of
-from actors.imports.huggingface import function_of_option
+from actors.imports.huggingface import function_of_option, prompt_limit
 from actors.imports.job import Import
 from actors.imports.ms_swift.inputs import Inputs
 from schemas.errors import ConfigError
@@ -79,6 +79,10 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
         job.run.set(f"{at}.chat", True, "ms-swift makes a user message of each prompt")
         _column(job, file)
     _system(job, inputs)
+    _limit(job)
+    if job.is_set("enable_thinking"):
+        job.rename("enable_thinking", f"{at}.chat_template_kwargs.enable_thinking")
+    job.settle("enable_thinking", "empty: as the template has it")
     target = f"{at}.rows" if answers == "gym_env" else f"{at}.path"
     if answers is None and file is None:
         job.ask(target, "training data as JSON Lines; --data FILE.jsonl")
@@ -143,6 +147,36 @@ def _column(job: Import, file: Path | None) -> None:
     job.refuse("columns", "columns keep their names here", "rename them in the data")
 
 
+_TREATMENTS = {
+    "left": ("truncate_left", "the first tokens of longer prompts are cut off"),
+    "right": ("truncate_right", "the last tokens of longer prompts are cut off"),
+    "delete": ("drop", "longer prompts are left out"),
+    "raise": ("drop", "longer prompts are left out"),
+}
+"""Values of `long_prompts` by those of truncation_strategy."""
+
+
+def _limit(job: Import) -> None:
+    """Write the longest prompt, which is ms-swift's max_length, and what becomes of longer ones.
+
+    Raises:
+        ConfigError: ms-swift has no such strategy.
+    """
+    key = "truncation_strategy"
+    strategy = job.value(key) or "left"
+    if strategy not in (*_TREATMENTS, "split"):
+        raise ConfigError(f"{key}: {strategy!r} must be one of delete, left, right, split")
+    if strategy == "split":
+        job.refuse(key, "a prompt in parts has no counterpart", "longer prompts are left out")
+        strategy = "delete"
+    treatment, text = _TREATMENTS[strategy]
+    prompt_limit(job, "max_length", treatment, text)
+    target = "environments.0.long_prompts"
+    if job.run.get(target) is not None:
+        job.convert(key, {target: treatment}, text)
+    job.settle(key, "only with max_length")
+
+
 def _system(job: Import, inputs: Inputs) -> None:
     text, target = job.value("system"), "environments.0.system_prompt"
     if isinstance(text, str) and text.endswith(".txt") and not job.unreadable(["system"]):
@@ -151,7 +185,7 @@ def _system(job: Import, inputs: Inputs) -> None:
             job.convert("system", {target: text}, "a file")
             job.ask(target, f"text of {text}, which is not in {inputs.folder}")
         else:
-            job.convert("system", {target: text_of(file)}, f"text of {text}")
+            job.convert("system", {f"{target}.file": str(file)}, "the text of the file")
     elif isinstance(text, str) and "\\n" in text:
         job.convert("system", {target: text.replace("\\n", "\n")}, "with \\n as a new line")
     elif job.is_set("system"):

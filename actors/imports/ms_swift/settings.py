@@ -10,6 +10,7 @@ from actors.imports.huggingface import (
     ATTENTION,
     ROOM,
     Pace,
+    adapter_forms,
     batch_formula,
     embedded_engine,
     evaluation,
@@ -85,31 +86,29 @@ def _adapters(job: Import) -> None:
         return
     if kind != "lora":
         job.refuse("tuner_type", f"no adapters of type {kind} here; the run has LoRA", "set model.lora")
-    rank, alpha = job.value("lora_rank"), job.value("lora_alpha")
     job.rename("lora_rank", "model.lora.rank")
-    job.convert("tuner_type", {"model.lora.rank": rank}, "lora: adapters are trained")
-    if job.value("use_rslora"):
-        scaled = alpha * rank**0.5
-        text = f"use_rslora scales by alpha ÷ √rank: {alpha:g} × √{rank} = {scaled:g}"
-        job.convert(["lora_alpha", "use_rslora"], {"model.lora.alpha": scaled}, text)
-    else:
-        job.rename("lora_alpha", "model.lora.alpha")
-    job.settle("use_rslora", "switched off")
+    job.convert("tuner_type", {"model.lora.rank": job.value("lora_rank")}, "lora: adapters are trained")
+    job.rename("lora_alpha", "model.lora.alpha")
     job.rename("lora_dropout", "model.lora.dropout")
     targets = job.value("target_modules") or ["all-linear"]
     if "all-linear" in targets:
         job.convert("target_modules", {"model.lora.target_modules": "all-linear"}, "all-linear")
     else:
         job.convert("target_modules", {"model.lora.target_modules": targets}, "names of modules")
-    if job.value("target_regex"):
-        job.refuse("target_regex", "a regular expression has no counterpart", "list the names of the modules")
-        job.ask("model.lora.target_modules", f"names of the modules that {job.value('target_regex')} matches")
+    if job.is_set("target_regex"):
+        job.rename("target_regex", "model.lora.target_modules", text="an expression that whole names match")
     job.settle("target_regex", "empty")
-    job.refuse_unless("use_dora", False, "DoRA has no counterpart")
-    job.refuse_unless("modules_to_save", (None, [], ""), "adapters are on linear layers alone here")
+    forms = {"use_rslora": "use_rslora", "use_dora": "use_dora", "init_lora_weights": "init_weights"}
+    named = [name for name in job.given.get("modules_to_save") or [] if not str(name).startswith("all-")]
+    if not job.unreadable(["modules_to_save"]) and named != (job.given.get("modules_to_save") or []):
+        job.refuse(
+            "modules_to_save", "all-embedding and all-norm are names of ms-swift", "list the names of the modules"
+        )
+    else:
+        forms["modules_to_save"] = "modules_to_save"
+    adapter_forms(job, forms, bool(job.value("use_vllm")))
     job.refuse_unless("target_parameters", None, "adapters are on linear layers alone here")
     job.refuse_unless("lora_bias", "none", "biases stay frozen here")
-    job.refuse_unless("init_weights", ("true", True), "adapters start as peft's default here")
     job.settle("lora_dtype", "adapters are float32 here")
     _quantization(job)
 
@@ -195,16 +194,23 @@ def batches(job: Import, version: tuple[int, int], world: int | None, rows: int 
     targets = {"packer.groups_per_step": groups, "trainer.num_minibatches": parts}
     job.convert(list(_SIZES), targets, batch_formula(sizes, groups, parts))
     job.rename("num_iterations", "trainer.num_iterations")
-    if parts > 1:
-        job.note("all updates of a step have one learning rate here; transformers changes it at each update")
-        if job.value("loss_type") in ("dapo", "cispo"):
-            job.note(
-                f"ms-swift divides {job.value('loss_type')} in each update by all tokens of the generation, so its "
-                f"gradients are {parts} times smaller than here; AdamW evens that out, max_grad_norm does not"
-            )
+    if parts > 1 and job.value("loss_type") in ("dapo", "cispo"):
+        job.note(
+            f"ms-swift divides {job.value('loss_type')} in each update by all tokens of the generation, so its "
+            f"gradients are {parts} times smaller than here; AdamW evens that out, max_grad_norm does not"
+        )
     per_epoch = None if rows is None else updates_per_epoch(rows, sizes)
-    job.refuse("max_epochs", "the run ends after trainer.max_steps", "set num_train_epochs")
+    _last_epoch(job)
     return length(job, parts * sizes.num_iterations, per_epoch, "rows of the training data; --rows N")
+
+
+def _last_epoch(job: Import) -> None:
+    """Report the epoch after which ms-swift stops, whatever the schedule of the rate spans."""
+    last, epochs = job.value("max_epochs"), job.value("num_train_epochs")
+    if not job.unreadable(["max_epochs"]) and (last is None or (last >= epochs and job.value("max_steps") <= 0)):
+        job.settle("max_epochs", "the run ends with num_train_epochs")
+    else:
+        job.refuse("max_epochs", "the schedule of the rate would end there too", "set trainer.max_epochs")
 
 
 def _open(job: Import, sizes: TrlBatchSizes, world: int | None) -> Pace:
@@ -218,7 +224,7 @@ def _open(job: Import, sizes: TrlBatchSizes, world: int | None) -> Pace:
         if sizes.generation_batch_size is not None:
             job.ask("trainer.num_minibatches", f"updates per generation; {_NO_WORLD}")
     job.rename("num_iterations", "trainer.num_iterations")
-    job.refuse("max_epochs", "the run ends after trainer.max_steps", "set num_train_epochs")
+    _last_epoch(job)
     return length(job, parts * sizes.num_iterations, None, _NO_WORLD)
 
 
@@ -237,8 +243,12 @@ def sampling(job: Import) -> None:
     else:
         job.rename("top_k", "rollout.top_k")
     job.rename("min_p", "rollout.min_p", job.value("min_p") or 0.0)
-    job.refuse_unless("repetition_penalty", 1.0, "requests carry no repetition penalty here")
-    job.refuse_unless("stop_words", (None, []), "requests carry no stop words here")
+    job.rename("repetition_penalty", "rollout.repetition_penalty", job.value("repetition_penalty") or 1.0)
+    words = [] if job.unreadable(["stop_words"]) else [word for word in job.value("stop_words") or [] if word]
+    if words or job.unreadable(["stop_words"]):
+        text = "functions get the completion without the text here, and it counts as ended"
+        job.rename("stop_words", "rollout.stop", words, text)
+    job.settle("stop_words", "empty")
     job.refuse_unless("structured_outputs_regex", None, "requests carry no grammar here")
     limit, context = job.value("max_length"), job.value("vllm_max_model_len")
     if limit is not None:
@@ -249,12 +259,6 @@ def sampling(job: Import) -> None:
         total = tokens + ROOM
         text = f"max_completion_length {tokens} + {ROOM} for the prompt, which nothing limits = {total}"
     job.run.set("packer.sequence_len", total, text)
-    job.refuse(
-        "max_length",
-        "longer prompts are not cut here, they fail their group; the sum with max_completion_length is sequence_len",
-        "leave such rows out of the data",
-    )
-    job.settle("truncation_strategy", "prompts are neither cut nor left out here")
 
 
 def objective(job: Import, pace: Pace) -> None:

@@ -117,8 +117,8 @@ def words_of(text: str) -> set[str]:
 def test_a_script_with_eight_processes_has_the_values_of_its_code(tmp_path: Path) -> None:
     """4 · 8 · 16 = 512 completions = 32 groups of 16; 16 ÷ 4 = 4 updates.
 
-    Of 20000 rows an epoch is ⌊20000 ÷ 32⌋ · 16 ÷ 4 = 2500 updates; two are 5000, or 1250 steps. The warm-up is
-    0.05 · 5000 = 250 updates, ⌊250 ÷ 4⌋ = 62 steps; a tenth of the run is 500 updates, 125 steps.
+    Of 20000 rows an epoch is ⌊20000 ÷ 32⌋ · 16 ÷ 4 = 2500 updates; two are 5000, or 1250 steps. Warm-up and interval of
+    checkpoints are shares of the run.
     """
     job = imported(tmp_path, DAPO, options=Options(data=Path("rows.jsonl")))
     assert {question.target for question in job.report.questions} == {"output_dir"}
@@ -127,8 +127,10 @@ def test_a_script_with_eight_processes_has_the_values_of_its_code(tmp_path: Path
         "model.path": "Qwen/Qwen2.5-32B", "model.lora": None, "model.dtype": "bfloat16",
         "environments.0.system_prompt": 'Answer in \\boxed{}; cost: $5 "exactly".', "environments.0.chat": True,
         "packer.groups_per_step": 32, "rollout.group_size": 16, "trainer.num_minibatches": 4,
-        "trainer.num_ranks": 8, "trainer.max_steps": 1250, "trainer.warmup_steps": 62, "trainer.sharding": "fsdp",
-        "trainer.checkpoint.interval": 125, "trainer.checkpoint.keep_last": 2, "trainer.learning_rate": 1e-6,
+        "trainer.num_ranks": 8, "trainer.max_steps": 1250, "trainer.warmup_ratio": 0.05, "trainer.sharding": "fsdp",
+        "trainer.lr_schedule.unit": "update", "environments.0.max_prompt_tokens": 1024,
+        "environments.0.long_prompts": "truncate_left",
+        "trainer.checkpoint.interval_share": 0.1, "trainer.checkpoint.keep_last": 2, "trainer.learning_rate": 1e-6,
         "trainer.lr_scheduler": "cosine", "trainer.optimizer.weight_decay": 0.1, "trainer.optimizer.beta2": 0.95,
         "trainer.loss.type": "dapo", "trainer.loss.epsilon_high": 0.28, "trainer.reference": None,
         "reward.advantage": {"type": "zscore", "std": "unbiased", "eps": 1e-4}, "reward.none_as_zero": True,
@@ -146,7 +148,7 @@ def test_a_script_with_eight_processes_has_the_values_of_its_code(tmp_path: Path
     })  # fmt: skip
     check_verdicts(job, {
         "train_type": "converted", "eval_steps": "irrelevant", "sleep_level": "refused", "report_to": "refused",
-        "swanlab_project": "irrelevant", "max_length": "refused", "output_dir": "refused", "beta": "irrelevant",
+        "swanlab_project": "irrelevant", "max_length": "converted", "output_dir": "refused", "beta": "irrelevant",
         "NPROC_PER_NODE": "converted", "CUDA_VISIBLE_DEVICES": "irrelevant", "env.WANDB_API_KEY": "irrelevant",
     })  # fmt: skip
     environment = {"NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "env.WANDB_API_KEY"}
@@ -201,6 +203,27 @@ def test_the_page_has_what_an_import_of_its_script_gives(tmp_path: Path) -> None
     assert ours.environments[0].system_prompt == written.environments[0].system_prompt
 
 
+def test_what_has_no_counterpart_in_adapters_and_epochs_is_refused(tmp_path: Path) -> None:
+    """Names of module groups, adapters that vLLM does not serve, and an end before that of the schedule."""
+    text = (
+        "{"
+        + BASE
+        + ", per_device_train_batch_size: 8, modules_to_save: [all-norm], max_epochs: 2, init_weights: pissa}"
+    )
+    job = imported(tmp_path, text)
+    check_verdicts(job, {"modules_to_save": "refused", "max_epochs": "refused", "init_weights": "refused"})
+    text = "{" + BASE + ", per_device_train_batch_size: 8, use_vllm: true, vllm_mode: colocate, use_dora: true}"
+    check_verdicts(imported(tmp_path, text), {"use_dora": "refused"})
+
+
+def test_without_rows_the_length_is_in_epochs(tmp_path: Path) -> None:
+    """The end after a later epoch changes nothing."""
+    text = "{" + BASE + ", per_device_train_batch_size: 8, num_train_epochs: 2, max_epochs: 3, save_strategy: epoch}"
+    job = imported(tmp_path, text, options=Options(world=1, data=Path("rows.jsonl")))
+    check_values(job, {"trainer.max_epochs": 2.0, "trainer.checkpoint.interval_epochs": 1.0})
+    check_verdicts(job, {"max_epochs": "irrelevant"})
+
+
 def test_an_older_release_has_its_own_defaults(tmp_path: Path) -> None:
     """3.5: top_p 0.9, top_k 50, a hundredth of the rows held out, 16 completions of an update, vLLM colocated.
 
@@ -237,6 +260,20 @@ def test_an_older_release_has_its_own_defaults(tmp_path: Path) -> None:
         ("lr_scheduler_type: cosine_with_min_lr, lr_scheduler_kwargs: '{\"min_lr\": 1e-5}'",
          {"trainer.min_lr_ratio": 0.1}),
         ("max_new_tokens: 256", {"rollout.max_tokens": 256}),
+        ("repetition_penalty: 1.05, stop_words: ['</answer>']",
+         {"rollout.repetition_penalty": 1.05, "rollout.stop": ["</answer>"]}),
+        ("enable_thinking: false", {"environments.0.chat_template_kwargs": {"enable_thinking": False}}),
+        ("max_length: 100, truncation_strategy: delete",
+         {"environments.0.max_prompt_tokens": 100, "environments.0.long_prompts": "drop"}),
+        ("max_length: 100, truncation_strategy: right", {"environments.0.long_prompts": "truncate_right"}),
+        ("use_rslora: true, lora_rank: 16", {"model.lora.rslora": True, "model.lora.alpha": 32.0}),
+        ("use_dora: true, modules_to_save: [lm_head]",
+         {"model.lora.dora": True, "model.lora.modules_to_save": ["lm_head"]}),
+        ("target_regex: '.*(q|v)_proj'", {"model.lora.target_modules": ".*(q|v)_proj"}),
+        ("init_weights: gaussian", {"model.lora.init": "gaussian"}),
+        ("init_weights: 'true'", {"model.lora.init": "kaiming"}),
+        ("max_grad_norm: 0, warmup_steps: 7", {"trainer.max_grad_norm": None, "trainer.warmup_steps": 7}),
+        ("save_strategy: 'no', num_train_epochs: 2", {"trainer.checkpoint.interval_share": 1.0}),
         ("use_vllm: true, vllm_mode: colocate, vllm_max_model_len: 512", {"inference.engine.max_model_len": None}),
         ("fsdp: fsdp2", {"trainer.sharding": "none"}),
         ("reward_funcs: [cosine], cosine_min_len_value_wrong: -1",
@@ -269,6 +306,7 @@ def test_a_key_has_the_value_of_the_origins_code(tmp_path: Path, keys: str, valu
         ("reward_weights: [1, 2]", "2 weights for 1 rewards"),
         ("split_dataset_ratio: 0.1", "per_device_eval_batch_size: 1 completions"),
         ("max_steps: many", "max_steps: must be a number"),
+        ("truncation_strategy: middle", "truncation_strategy: 'middle' must be one of"),
         ("train_type: full, tuner_type: lora", "means tuner_type, which is given too"),
     ],
 )
@@ -300,8 +338,9 @@ def test_a_number_of_processes_that_only_a_shell_knows_is_asked_for(tmp_path: Pa
     text = "NPROC_PER_NODE=$GPUS swift rlhf --rlhf_type grpo --model a/b --dataset x --reward_funcs accuracy"
     job = imported(tmp_path, text + " --per_device_train_batch_size 8", options=Options(rows=10, data=Path("r")))
     assert {question.target for question in job.report.questions} == {
-        *("trainer.num_ranks", "packer.groups_per_step", "trainer.max_steps"),
+        *("trainer.num_ranks", "packer.groups_per_step"),
     }
+    assert job.run.get("trainer.max_epochs") == 3.0
     check_only_missing(job)
     one = imported(tmp_path, text.partition(" ")[2] + " --per_device_train_batch_size 8", options=Options(rows=10))
     assert one.run.get("trainer.num_ranks") == 1
