@@ -12,6 +12,7 @@ from actors.imports.files import map_of
 from actors.imports.job import Import, Options
 from actors.imports.keys import Key, check_types, defaults, flat, table
 from schemas.config.load import parse
+from schemas.config.sglang_engine import SET_BY_US
 from schemas.errors import ConfigError
 
 KEYS: dict[str, Key] = table("""
@@ -105,6 +106,8 @@ vllm.enforce_eager               bool    false
 vllm.no_enable_prefix_caching    bool    true
 vllm.max_num_seqs                int     256
 vllm.max_lora_rank               int     16
+sglang.context_length            int?    32768
+sglang.mem_fraction_static       float?  0.9
 vllm.max_loras                   int     8
 saver.freq_epochs                int?    null
 saver.freq_steps                 int?    null
@@ -184,6 +187,11 @@ IRRELEVANT = {
     "vllm.dtype": "model.dtype",
     "vllm.seed": "each completion has a seed of its own",
     "vllm.skip_tokenizer_init": "the server speaks token ids",
+    "sglang.model_path": "model.path",
+    "sglang.dtype": "model.dtype",
+    "sglang.random_seed": "each completion has a seed of its own",
+    "sglang.skip_tokenizer_init": "the server speaks token ids",
+    "sglang.**": "no server of SGLang in this run",
     "vllm.**": "an argument of its servers; pass others in inference.engine.extra_args",
     "launcher.**": "processes are started by actors up",
 }
@@ -191,8 +199,6 @@ IRRELEVANT = {
 REFUSED = {
     "enable_offload": "trainer and engine keep their memory",
     "total_train_n_seqs": "the length of a run is a number of steps",
-    "train_dataset.max_length": "rows are not dropped by length; filter the file",
-    "sglang.**": "flags of servers that you start yourself",
     "stats_logger.**": "no tracker is built; metrics.jsonl has the figures",
     "critic.**": "no critic is built",
     "teacher.**": "see trainer.distillation of type joint",
@@ -315,7 +321,7 @@ def _convert(job: Import) -> None:
     _convert_rewards(job)
     _convert_optimizer(job, steps)
     _convert_machines(job)
-    _convert_timers(job, steps, per_epoch)
+    _convert_timers(job, per_epoch)
     job.sweep({}, {key: reason for key, reason in REFUSED.items() if "**" not in key})
     job.sweep(IRRELEVANT, REFUSED)
     job.finish(list(KEYS))
@@ -346,7 +352,7 @@ def _convert_model(job: Import) -> None:
 
 
 def _convert_length(job: Import) -> tuple[int | None, int | None]:
-    """Write prompts per step and steps, and return steps and steps per epoch."""
+    """Write prompts per step and the length of the run, and return steps and steps per epoch, if they are known."""
     batch = job.value("train_dataset.batch_size")
     if batch < 1:
         raise ConfigError(f"train_dataset.batch_size: {batch} is below 1")
@@ -356,6 +362,13 @@ def _convert_length(job: Import) -> tuple[int | None, int | None]:
         job.refuse("rollout.consumer_batch_size", f"a step has train_dataset.batch_size {batch} prompts here")
     job.settle("rollout.consumer_batch_size", "train_dataset.batch_size")
     rows, keys = _rows(job), ["total_train_epochs", "total_train_steps", "train_dataset.drop_last"]
+    if rows is None and job.value("total_train_steps") is None and job.value("train_dataset.drop_last"):
+        epochs = job.value("total_train_epochs")
+        if epochs < 1:
+            raise ConfigError(f"total_train_epochs: {epochs} gives a run without steps")
+        text = f"{epochs} epochs, the steps of which are counted at the start"
+        job.convert(keys, {"trainer.max_epochs": float(epochs)}, text)
+        return None, None
     if rows is None:
         job.ask("trainer.max_steps", "rows of the training data; --rows N")
         for key in keys:
@@ -397,10 +410,15 @@ def _convert_data(job: Import) -> None:
         job.ask("reward.functions.0.path", "reward function; --reward FILE.py:F")
 
 
+def _serves_sglang(job: Import) -> bool:
+    text = job.given.get("rollout.backend") or job.given.get("allocation_mode")
+    return text is not None and text != "" and "sglang" in parse_allocation(text)
+
+
 def _convert_sampling(job: Import) -> None:
     job.rename("gconfig.n_samples", "rollout.group_size")
     length, tokens = job.value("actor.mb_spec.max_tokens_per_mb"), job.value("gconfig.max_new_tokens")
-    limit = job.value("vllm.max_model_len")
+    limit = job.value("sglang.context_length" if _serves_sglang(job) else "vllm.max_model_len")
     if length is None:
         job.ask("packer.sequence_len", "tokens of a micro-batch; actor.mb_spec.max_tokens_per_mb")
     else:
@@ -423,9 +441,19 @@ def _convert_sampling(job: Import) -> None:
         job.rename("gconfig.top_k", "rollout.top_k")
     else:
         job.convert("gconfig.top_k", {"rollout.top_k": 0}, f"{top}: all tokens")
-    for name, harmless in (("min_new_tokens", (0,)), ("frequency_penalty", (0.0,)), ("ignore_eos", (False,)),
-                           ("stop", (None, []))):  # fmt: skip
-        job.refuse_unless(f"gconfig.{name}", harmless, "requests have no such parameter here")
+    for theirs, ours in (("min_new_tokens", "min_tokens"), ("frequency_penalty", "frequency_penalty"),
+                         ("ignore_eos", "ignore_eos")):  # fmt: skip
+        job.rename(f"gconfig.{theirs}", f"rollout.{ours}")
+    if stop := job.value("gconfig.stop"):
+        texts = [stop] if isinstance(stop, str) else stop
+        job.rename("gconfig.stop", "rollout.stop", texts, "the function gets the completion without the text here")
+    job.settle("gconfig.stop", "empty")
+    if job.value("train_dataset.max_length") is not None:
+        targets = {"environments.0.max_prompt_tokens": job.value("train_dataset.max_length")}
+        text = "rows with longer prompts are left out; the chat template's tokens count here, not there"
+        job.convert("train_dataset.max_length", targets, text)
+        job.run.set("environments.0.long_prompts", "drop", "as in AReaL")
+    job.settle("train_dataset.max_length", "empty: no limit")
     level, batch = job.value("rollout.max_head_offpolicyness"), job.value("train_dataset.batch_size")
     job.rename("rollout.max_head_offpolicyness", "packer.max_async_level")
     if level > 8:
@@ -575,15 +603,19 @@ def _convert_optimizer(job: Import, steps: int | None) -> None:
     if schedule != "constant":
         job.rename("actor.optimizer.min_lr_ratio", "trainer.min_lr_ratio")
     job.settle("actor.optimizer.min_lr_ratio", "without effect on a constant rate")
-    job.rename("actor.optimizer.gradient_clipping", "trainer.max_grad_norm")
-    share = job.value("actor.optimizer.warmup_steps_proportion")
-    if steps is None and share:
-        job.ask("trainer.warmup_steps", f"{share:g} · steps; --rows N")
-        job.settle("actor.optimizer.warmup_steps_proportion", "waits for --rows")
+    if job.value("actor.optimizer.gradient_clipping") > 0:
+        job.rename("actor.optimizer.gradient_clipping", "trainer.max_grad_norm")
     else:
-        warmup = int(share * (steps or 0))
-        job.convert("actor.optimizer.warmup_steps_proportion", {"trainer.warmup_steps": warmup},
-                    f"⌊{share:g} · {steps}⌋ = {warmup}")  # fmt: skip
+        job.convert("actor.optimizer.gradient_clipping", {"trainer.max_grad_norm": None}, "0: no maximum")
+    key = "actor.optimizer.warmup_steps_proportion"
+    share = job.value(key)
+    warmup = None if steps is None else int(share * steps)
+    if warmup is None and share:
+        job.rename(key, "trainer.warmup_ratio", text="rounded up here, down there; --rows N counts the steps")
+    else:
+        job.convert(key, {"trainer.warmup_steps": warmup or 0}, f"⌊{share:g} · {steps}⌋ = {warmup or 0}")
+    if warmup or schedule != "constant":
+        job.run.set("trainer.lr_schedule.first", 0, "transformers' schedules count from 0")
 
 
 def _convert_machines(job: Import) -> None:
@@ -612,7 +644,42 @@ def _convert_machines(job: Import) -> None:
         job.ask("trainer.num_ranks", "trainer processes; actor.backend")
     job.convert(["rollout.backend", "actor.backend", "allocation_mode"], {}, ", ".join(texts) or "empty")
     if served == "sglang":
-        job.note("AReaL starts SGLang; here an engine of vLLM is started, or SGLang servers are given in urls")
+        _convert_sglang(job)
+    else:
+        _convert_vllm(job)
+    _convert_channel(job, served)
+
+
+def _convert_sglang(job: Import) -> None:
+    """Write the keys of servers of SGLang."""
+    job.run.set("inference.engine.type", "sglang", "as in AReaL")
+    job.run.set("inference.engine.deterministic", False, "AReaL's servers sample without seeds")
+    if job.value("sglang.context_length") is not None:
+        job.rename("sglang.context_length", "inference.engine.max_model_len")
+    if job.value("sglang.mem_fraction_static") is not None:
+        job.rename("sglang.mem_fraction_static", "inference.engine.mem_fraction_static")
+    for key in ("sglang.context_length", "sglang.mem_fraction_static"):
+        job.settle(key, "empty: SGLang's choice")
+    words: list[str] = []
+    for key in job.keys_below("sglang"):
+        name, value = key.partition(".")[2], job.given[key]
+        if job.is_reported(key) or key in IRRELEVANT:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if value is None or value is False or value == [] or value == "":
+            job.settle(key, "switched off")
+        elif flag in SET_BY_US or "." in name:
+            job.settle(key, "set by the engine here")
+        else:
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            words += [flag, *map(str, values)]
+            job.convert(key, {"inference.engine.extra_args": list(words)}, "an argument of the server")
+    if words:
+        job.run.set("inference.engine.extra_args", words, "sglang")
+
+
+def _convert_vllm(job: Import) -> None:
+    """Write the keys of servers of vLLM."""
     job.run.set("inference.engine.type", "vllm", "the engine that is started here")
     if job.value("vllm.max_model_len") is not None:
         job.rename("vllm.max_model_len", "inference.engine.max_model_len")
@@ -627,33 +694,48 @@ def _convert_machines(job: Import) -> None:
         job.convert("vllm.max_num_seqs", {"inference.engine.extra_args": words}, " ".join(words))
     job.settle("vllm.max_lora_rank", "the engine takes the rank of model.lora")
     job.settle("vllm.max_loras", "the engine holds the old and the new version")
+
+
+def _convert_channel(job: Import, served: str) -> None:
+    """Write the channel of the weights."""
     mode = job.value("actor.weight_update_mode")
     if mode not in ("xccl", "nccl", "disk"):
         job.refuse("actor.weight_update_mode", f"{mode} is not built", "filesystem is used")
         job.run.set("weights.channel", "filesystem", f"in the place of {mode}")
     else:
-        channel = "filesystem" if mode == "disk" else "rendezvous"
-        job.convert("actor.weight_update_mode", {"weights.channel": channel}, f"{mode}: {channel}")
+        channel = "filesystem" if mode == "disk" or served == "sglang" else "rendezvous"
+        text = f"{mode}: {channel}" + (", the channel of SGLang's servers here" if served == "sglang" else "")
+        job.convert("actor.weight_update_mode", {"weights.channel": channel}, text)
 
 
-def _convert_timers(job: Import, steps: int | None, per_epoch: int | None) -> None:
+def _convert_timers(job: Import, per_epoch: int | None) -> None:
     """Write the intervals of checkpoints and evaluations."""
-    found = []
     for timer in ("saver", "recover", "evaluator"):
         job.refuse_unless(f"{timer}.freq_secs", (None,), "intervals are numbers of steps here")
-    for timer in ("saver", "recover"):
-        if timer == "saver" or job.given.get("recover.mode") not in (None, "disabled"):
-            found += [interval] if (interval := _interval(job, timer, per_epoch)) else []
-    if found:
-        job.run.set("trainer.checkpoint.interval", min(found), "the smaller of saver and recover, in steps")
-    elif steps is not None:
-        job.run.set("trainer.checkpoint.interval", steps, "no timer: the last step alone")
+    has_recover = job.given.get("recover.mode") not in (None, "disabled")
+    timers = ["saver", "recover"] if has_recover else ["saver"]
+    target = "trainer.checkpoint"
+    epochs = [value for timer in timers if (value := job.value(f"{timer}.freq_epochs"))]
+    if epochs and job.run.get("trainer.max_epochs") is not None:
+        keys = [f"{timer}.freq_epochs" for timer in timers]
+        job.convert(keys, {f"{target}.interval_epochs": float(min(epochs))}, f"the smaller of them: {min(epochs)}")
+        for timer in timers:
+            job.refuse_unless(f"{timer}.freq_steps", (None,), "freq_epochs counts", "--rows N gives the smaller one")
+    elif found := [interval for timer in timers if (interval := _interval(job, timer, per_epoch))]:
+        job.run.set(f"{target}.interval", min(found), "the smaller of saver and recover, in steps")
+    elif epochs:
+        job.ask(f"{target}.interval", "steps of an epoch; --rows N")
     else:
-        job.ask("trainer.checkpoint.interval", "steps of an epoch; --rows N")
+        job.run.set(f"{target}.interval_share", 1.0, "no timer: the last step alone")
+    if any(job.value(f"saver.freq_{unit}") for unit in ("epochs", "steps")):
+        job.run.set(f"{target}.keep_last", None, "AReaL keeps all that its saver writes")
+    elif has_recover:
+        job.run.set(f"{target}.keep_last", 1, "AReaL keeps one state to recover from")
     _convert_evaluation(job, per_epoch)
     for timer in ("saver", "recover", "evaluator"):
         for unit in ("epochs", "steps", "secs"):
-            job.settle(f"{timer}.freq_{unit}", "waits for --rows" if per_epoch is None else "no interval")
+            is_open = per_epoch is None and job.value(f"{timer}.freq_{unit}") is not None
+            job.settle(f"{timer}.freq_{unit}", "waits for --rows" if is_open else "no interval")
 
 
 def _convert_evaluation(job: Import, per_epoch: int | None) -> None:

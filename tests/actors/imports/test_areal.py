@@ -46,7 +46,9 @@ def test_the_script_of_the_page_has_the_values_of_the_page(tmp_path: Path) -> No
     job = imported(tmp_path, text, options=options)
     check_values(job, {
         "name": "gsm8k-grpo-trial0", "output_dir": "/tmp/areal/experiments/gsm8k-grpo-trial0",
-        "trainer.max_steps": 290, "trainer.warmup_steps": 0, "trainer.checkpoint.interval": 29, "eval.every_steps": 29,
+        "trainer.max_steps": 290, "trainer.warmup_steps": 0, "trainer.checkpoint.interval": 29,
+        "trainer.checkpoint.keep_last": None, "environments.0.max_prompt_tokens": 1024,
+        "environments.0.long_prompts": "drop", "eval.every_steps": 29,
         "eval.completions_per_prompt": 4, "eval.temperature": 1.0, "eval.at_start": False,
         "environments.0.eval_path": "test.jsonl", "packer.groups_per_step": 256, "packer.max_async_level": 2,
         "rollout.group_size": 4, "rollout.max_tokens": 1024, "trainer.loss.type": "decoupled",
@@ -56,7 +58,7 @@ def test_the_script_of_the_page_has_the_values_of_the_page(tmp_path: Path) -> No
         "weights.channel": "rendezvous", "inference.engine.enable_prefix_caching": False,
     })  # fmt: skip
     check_verdicts(job, {"total_train_epochs": "converted", "actor.eps_clip": "renamed", "actor.kl_ctl": "irrelevant",
-                         "train_dataset.max_length": "refused", "gconfig.temperature": "taken"})  # fmt: skip
+                         "train_dataset.max_length": "converted", "gconfig.temperature": "taken"})  # fmt: skip
     check_each_key_once(job, flat(yaml.safe_load(text)))
 
 
@@ -66,12 +68,25 @@ def test_the_script_of_the_page_has_the_values_of_the_page(tmp_path: Path) -> No
         # 100 rows ÷ 8 = 12 steps; ⌊0.001 · 12⌋ = 0; its own defaults: lr 1e-3, four minibatches, reward clip 20
         ((), {"trainer.max_steps": 12, "trainer.learning_rate": 1e-3, "trainer.num_minibatches": 4,
               "trainer.loss.type": "dapo", "trainer.loss.old_logprobs": "inference", "reward.advantage.type": "gae",
-              "packer.max_async_level": 0, "trainer.checkpoint.interval": 12, "eval.num_prompts": 0,
+              "packer.max_async_level": 0, "trainer.checkpoint.interval_share": 1.0, "eval.num_prompts": 0,
               "inference.engine.tensor_parallel_size": 2, "up.inference": 2, "rollout.max_concurrent_groups": 8}),
         (("total_train_epochs=3", "total_train_steps=30", "actor.recompute_logprob=true"),
          {"trainer.max_steps": 30, "trainer.loss.old_logprobs": "step_start"}),
         (("train_dataset.drop_last=false", "saver.freq_epochs=2", "recover.mode=auto", "recover.freq_steps=5"),
-         {"trainer.max_steps": 13, "trainer.checkpoint.interval": 5}),
+         {"trainer.max_steps": 13, "trainer.checkpoint.interval": 5, "trainer.checkpoint.keep_last": None}),
+        (("recover.mode=auto", "recover.freq_steps=5"), {"trainer.checkpoint.keep_last": 1}),
+        (("gconfig.min_new_tokens=8", "gconfig.frequency_penalty=0.5", "gconfig.ignore_eos=true", "gconfig.stop=[END]"),
+         {"rollout.min_tokens": 8, "rollout.frequency_penalty": 0.5, "rollout.ignore_eos": True,
+          "rollout.stop": ["END"]}),
+        (("actor.optimizer.lr_scheduler_type=cosine", "actor.optimizer.gradient_clipping=0"),
+         {"trainer.lr_scheduler": "cosine", "trainer.lr_schedule.first": 0, "trainer.lr_schedule.unit": "step",
+          "trainer.max_grad_norm": None}),
+        (("rollout.backend=sglang:d2t2", "sglang.mem_fraction_static=0.7", "sglang.context_length=8192",
+          "sglang.disable_radix_cache=true", "sglang.max_running_requests=64", "sglang.enable_metrics=false"),
+         {"inference.engine.type": "sglang", "inference.engine.mem_fraction_static": 0.7, "up.inference": 2,
+          "inference.engine.tensor_parallel_size": 2, "inference.engine.max_model_len": 8192,
+          "inference.engine.deterministic": False, "weights.channel": "filesystem",
+          "inference.engine.extra_args": ["--disable-radix-cache", "--max-running-requests", "64"]}),
         (("ref.path=${actor.path}", "actor.kl_ctl=0.05", "actor.kl_estimator=k2"),
          {"trainer.reference.beta": 0.05, "trainer.reference.place": "reward", "trainer.reference.estimator": "k2",
           "trainer.reference.old_logprobs": "inference", "trainer.reference.max_kl": 10.0}),
@@ -100,13 +115,22 @@ def test_what_no_file_says_is_asked_for(tmp_path: Path) -> None:
     """The rows give the length, warm-up and the interval."""
     job = imported(tmp_path, BASE, options=Options())
     asked = {question.target for question in job.report.questions}
-    assert asked == {
-        "trainer.max_steps",
-        "trainer.warmup_steps",
-        "trainer.checkpoint.interval",
-        "reward.functions.0.path",
-    }
+    assert asked == {"reward.functions.0.path"}
     check_only_missing(job)
+    job = imported(tmp_path, BASE, "total_train_steps=30", "saver.freq_epochs=1", options=Options())
+    asked = {question.target for question in job.report.questions}
+    assert asked == {"trainer.max_steps", "trainer.checkpoint.interval", "reward.functions.0.path"}
+    check_only_missing(job)
+
+
+def test_without_rows_the_length_is_in_epochs(tmp_path: Path) -> None:
+    """Checkpoints and warm-up too."""
+    words = ("total_train_epochs=3", "saver.freq_epochs=2", "recover.mode=auto", "recover.freq_epochs=1")
+    job = imported(tmp_path, BASE, *words, options=Options(reward="rewards.py:f"))
+    check_values(job, {
+        "trainer.max_epochs": 3.0, "trainer.max_steps": 0, "trainer.checkpoint.interval_epochs": 1.0,
+        "trainer.checkpoint.keep_last": None, "trainer.warmup_ratio": 0.001,
+    })  # fmt: skip
 
 
 def test_an_allocation_is_read_into_sizes() -> None:
