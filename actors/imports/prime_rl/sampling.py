@@ -205,8 +205,10 @@ def convert_sampling(job: Import, sources: list[str]) -> None:
             value = job.given[f"{SAMPLING}.{key}"]
             job.rename(f"{SAMPLING}.{key}", target, value) if value else job.settle(f"{SAMPLING}.{key}", "all tokens")
     _convert_extra_body(job)
-    job.refuse_unless(f"{SAMPLING}.repetition_penalty", (1.0,), "requests have no repetition penalty here")
-    job.refuse_unless(f"{SAMPLING}.min_tokens", (0,), "requests have no least number of tokens here")
+    for key in ("repetition_penalty", "min_tokens"):
+        if job.given.get(f"{SAMPLING}.{key}") is not None:
+            job.rename(f"{SAMPLING}.{key}", f"rollout.{key}")
+        job.settle(f"{SAMPLING}.{key}", "empty")
     job.refuse_unless(f"{SAMPLING}.seed", (None,), "each completion has a seed of its own here", "seed is the run's")
 
 
@@ -224,14 +226,28 @@ def _convert_schedule(job: Import, schedule: str) -> None:
         job.rename(f"{schedule}.total_steps", "rollout.temperature_schedule.steps")
 
 
+_NUMBERS = (
+    "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens",
+)  # fmt: skip
+"""Numbers of requests to vLLM that are keys of `rollout`."""
+
+
 def _convert_extra_body(job: Import) -> None:
     body = f"{SAMPLING}.extra_body"
-    taken, lost = {}, []
+    taken: dict[str, Any] = {}
+    lost = []
     for name, value in job.given.get(body, {}).items():
-        if name in ("top_p", "top_k", "min_p") and isinstance(value, int | float) and not isinstance(value, bool):
+        if name in _NUMBERS and isinstance(value, int | float) and not isinstance(value, bool):
             # vLLM's word for all tokens
             taken[f"rollout.{name}"] = 0 if name == "top_k" and value == -1 else value
-        elif name not in ("return_token_ids", "skip_special_tokens", "logprobs"):
+        elif name == "ignore_eos" and isinstance(value, bool):
+            taken[f"rollout.{name}"] = value
+        elif name == "stop" and isinstance(value, str | list):
+            taken["rollout.stop"] = [value] if isinstance(value, str) else value
+        elif name == "chat_template_kwargs" and isinstance(value, dict):
+            numbers = [number for number in range(64) if job.run.get(f"environments.{number}.type") is not None]
+            taken |= {f"environments.{number}.chat_template_kwargs": value for number in numbers}
+        elif name not in ("return_token_ids", "skip_special_tokens", "logprobs", "include_stop_str_in_output"):
             lost.append(name)
     if lost:
         job.refuse(body, f"requests have no {', '.join(lost)} here", "leave them out")

@@ -147,10 +147,9 @@ REFUSED = {
     "model.vlm": "vision models are not built",
     "model.vlm.**": "vision models are not built",
     "*.model.vlm.**": "vision models are not built",
-    "tokenizer.chat_template": "the template is the model's; save the model with the template",
-    "*.tokenizer.chat_template": "the template is the model's; save the model with the template",
-    "orchestrator.renderer": "prompts use the model's own chat template",
-    "orchestrator.renderer.**": "prompts use the model's own chat template",
+    "*.tokenizer.chat_template": "one chat template here; model.chat_template",
+    "orchestrator.renderer": "prompts are rendered by a chat template here; model.chat_template",
+    "orchestrator.renderer.**": "prompts are rendered by a chat template here; model.chat_template",
     "orchestrator.tasks_per_minute": "no limit of requests in time; lower rollout.max_concurrent_groups",
     "orchestrator.val.**": "evaluate with eval",
     "orchestrator.teacher_model.**": "the trainer loads the teacher from trainer.teacher.path",
@@ -302,6 +301,20 @@ def convert_names(job: Import) -> None:
             job.settle(key, "one level here, telemetry.log_level")
     if job.has("trainer.metrics_server.port"):
         job.rename("trainer.metrics_server.port", "telemetry.metrics_port")
+
+
+def convert_template(job: Import) -> None:
+    """Write the chat template, which is a text or the name of a file."""
+    keys = ("tokenizer.chat_template", "orchestrator.tokenizer.chat_template", "trainer.tokenizer.chat_template")
+    given = [key for key in keys if job.given.get(key)]
+    if given:
+        value = str(job.given[given[0]])
+        job.rename(given[0], "model.chat_template" if "{" in value else "model.chat_template.file")
+    for key in keys:
+        if given and job.given.get(key) in (None, job.given[given[0]]):
+            job.settle(key, "one chat template here, model.chat_template")
+        elif not given:
+            job.settle(key, "empty: the model's own")
 
 
 def convert_seed(job: Import, era: str) -> None:

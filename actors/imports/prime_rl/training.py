@@ -10,8 +10,6 @@ ATTENTION = {
     "auto": "auto", "flash_attention_2": "flash", "flash_attention_3": "flash", "flash_attention_4": "flash",
     "fa4": "flash", "sdpa": "padded", "eager": "padded", "flex": "flex", "flex_attention": "flex",
 }  # fmt: skip
-NO_CLIPPING = 1e9
-"""Norm that no gradient reaches."""
 LORA = "trainer.model.lora"
 
 
@@ -93,7 +91,7 @@ def _convert_lora(job: Import) -> None:
         job.convert(key, {"model.lora.target_modules": kept or "all-linear"}, f"without {lost}: names of layers only")
     if not job.has(key):
         job.note("adapters on stacked experts have no counterpart; a dense model has none in prime-rl either")
-    job.refuse_unless(f"{LORA}.modules_to_save", ([],), "adapters alone are trained here")
+    job.refuse_unless(f"{LORA}.modules_to_save", ([],), "vLLM serves adapters alone", "set engine embedded")
     job.convert(LORA, {}, "adapters with the defaults of prime-rl")
     for name in ("rank", "alpha"):
         own, value = f"orchestrator.model.lora.{name}", job.value(f"{LORA}.{name}")
@@ -128,15 +126,17 @@ def convert_optimizer(job: Import) -> None:
         job.note("prime-rl does not clip gradients with ep_comm_backend deepep")
         norm = None
     if norm is None:
-        job.convert(
-            "trainer.optim.max_norm", {"trainer.max_grad_norm": NO_CLIPPING}, "off: a norm that is never reached"
-        )
+        job.convert("trainer.optim.max_norm", {"trainer.max_grad_norm": None}, "no maximum")
     else:
         job.rename("trainer.optim.max_norm", "trainer.max_grad_norm")
 
 
 def convert_schedule(job: Import, max_steps: int | None) -> None:
-    """Write warm-up and decay. prime-rl's linear schedule is constant between warm-up and the last decay_steps."""
+    """Write warm-up and decay. prime-rl's linear schedule is constant between warm-up and the last decay_steps.
+
+    Raises:
+        ConfigError: prime-rl refuses the values too.
+    """
     kind, rate = job.value("trainer.scheduler.type"), job.value("trainer.optim.lr")
     warmup, decay = job.value("trainer.scheduler.warmup_steps"), job.value("trainer.scheduler.decay_steps")
     keys = {name: f"trainer.scheduler.{name}" for name in ("type", "warmup_steps", "decay_steps", "min_lr")}
@@ -153,23 +153,28 @@ def convert_schedule(job: Import, max_steps: int | None) -> None:
         job.settle(keys["decay_steps"], "no decay")
         job.settle(keys["min_lr"], "no decay")
         return
-    if kind == "linear" and (max_steps is None or warmup + decay != max_steps):
-        reason = (
-            f"the rate is constant up to the last {decay} steps, then falls; here a linear schedule falls from the "
-            f"warm-up on, so only warmup_steps + decay_steps = max_steps has a counterpart"
+    # the rate of the first step is that before the warm-up
+    job.run.set("trainer.lr_schedule.first", 0, f"{job.system} counts from 0")
+    if kind == "linear":
+        if max_steps is not None and warmup + decay > max_steps:
+            raise ConfigError(
+                f"{job.name(keys['decay_steps'])}: {decay} and warmup_steps {warmup} exceed max_steps {max_steps}, "
+                f"which {job.system} refuses"
+            )
+        job.convert(
+            keys["type"], {"trainer.lr_scheduler": "warmup_stable_decay"}, "constant up to the last decay_steps"
         )
-        job.refuse(keys["decay_steps"], reason, "the rate stays constant here")
-        job.convert(keys["type"], {"trainer.lr_scheduler": "constant"}, f"constant after the warm-up: {reason}")
-        job.note(f"trainer.scheduler: {reason}")
-        job.refuse(keys["min_lr"], "the rate stays constant here")
-        return
-    job.rename(keys["type"], "trainer.lr_scheduler")
-    job.convert(keys["decay_steps"], {}, f"{warmup} + {decay} = max_steps, so the rate falls from the warm-up on")
+        job.rename(keys["decay_steps"], "trainer.lr_schedule.decay_steps")
+        job.run.set("trainer.lr_schedule.decay_type", "linear", f"{job.system}'s linear")
+    else:
+        job.rename(keys["type"], "trainer.lr_scheduler")
+        job.settle(keys["decay_steps"], "cosine falls from the warm-up on")
     least = job.value(keys["min_lr"])
     if least > rate:
         raise ConfigError(f"{keys['min_lr']}: {least:g} is above trainer.optim.lr {rate:g}")
     ratio = least / rate if rate else 0.0
-    job.convert(keys["min_lr"], {"trainer.min_lr_ratio": ratio}, f"{least:g} ÷ {rate:g} = {ratio:g}")
+    start = "; the warm-up starts from 0 here, from min_lr there" if kind == "cosine" and least and warmup else ""
+    job.convert(keys["min_lr"], {"trainer.min_lr_ratio": ratio}, f"{least:g} ÷ {rate:g} = {ratio:g}{start}")
 
 
 LOSS = "trainer.loss"
@@ -229,27 +234,22 @@ def _rename_all(job: Import, names: tuple[str, ...]) -> None:
             job.rename(f"{LOSS}.{name}", f"trainer.loss.{name}")
 
 
-def convert_checkpoints(job: Import, max_steps: int | None) -> None:
+def convert_checkpoints(job: Import) -> None:
     """Write the interval of checkpoints, and how many are kept."""
     section = "ckpt" if job.has("ckpt") else "trainer.ckpt"
     interval, last = job.value(f"{section}.interval"), job.value(f"{section}.keep_last")
     own = f"{section}.keep_interval"
     if interval is None:
-        text = "at the end only: every max_steps" if job.has(section) else "no [ckpt]: at the end only"
-        job.convert([section, f"{section}.interval"], {}, text)
-        if max_steps is None:
-            job.ask("trainer.checkpoint.interval", "max_steps, since checkpoints are saved at the end only")
-        else:
-            job.run.set("trainer.checkpoint.interval", max_steps, text)
+        text = "at the end only" if job.has(section) else "no [ckpt]: at the end only"
+        target = {"trainer.checkpoint.interval_share": 1.0}
+        job.convert([section, f"{section}.interval"], target, text)
     else:
         job.rename(f"{section}.interval", "trainer.checkpoint.interval")
-    if last == 1:
-        job.convert(f"{section}.keep_last", {"trainer.checkpoint.keep_last": 2}, "1 → 2, the least here")
-    elif last is not None:
+    if last is not None:
         job.rename(f"{section}.keep_last", "trainer.checkpoint.keep_last")
     elif interval is not None and job.value(own) is None:
-        text = f"keep_last is empty, so all are kept: every {interval} steps"
-        job.convert([f"{section}.keep_last", own], {"trainer.checkpoint.keep_interval": interval}, text)
+        targets = {"trainer.checkpoint.keep_last": None}
+        job.convert([f"{section}.keep_last", own], targets, "keep_last is empty, so all are kept")
     job.settle(f"{section}.keep_last", "only the last step is saved")
     if job.value(own) is not None:
         job.rename(own, "trainer.checkpoint.keep_interval")

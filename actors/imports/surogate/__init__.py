@@ -33,6 +33,7 @@ final_lr_fraction                float   0.0
 warmup_steps                     int     0
 warmup_ratio                     float   0.0
 cooldown_steps                   int     0
+wsd_decay_steps_fraction         float   0.1
 optimizer                        str     adamw_8bit
 adamw_beta1                      float   0.9
 adamw_beta2                      float   0.999
@@ -157,7 +158,6 @@ REFUSED = {
     "train.wandb_project": "no tracker is built; metrics.jsonl has the figures",
     "train.wandb_name": "no tracker is built; metrics.jsonl has the figures",
     "train.aim_*": "no tracker is built; metrics.jsonl has the figures",
-    "train.wsd_decay_steps_fraction": "the schedule wsd is not built",
     "train.train_router": "routers are trained with all weights only",
     "train.router_aux_loss_coef": "no loss of routers",
     "train.router_z_loss_coef": "no loss of routers",
@@ -284,7 +284,7 @@ def _convert(job: Import, era: str) -> None:
     sampling.convert_lag(job, has_level=True)
     sampling.convert_pools(job)
     _convert_optimizer(job, steps)
-    _convert_checkpoints(job, steps)
+    _convert_checkpoints(job)
     _convert_machines(job)
     serving.convert_engine(job)
     sampling.convert_evaluation(job, sources, "2026-02")
@@ -413,14 +413,20 @@ def _convert_optimizer(job: Import, steps: int | None) -> None:
     if norm > 0:
         job.rename("train.max_grad_norm", "trainer.max_grad_norm")
     else:
-        job.convert("train.max_grad_norm", {"trainer.max_grad_norm": training.NO_CLIPPING}, "off: never reached")
+        job.convert("train.max_grad_norm", {"trainer.max_grad_norm": None}, "0: no maximum")
     schedule, fraction = job.value("train.lr_scheduler_type"), "train.final_lr_fraction"
+    share = "train.wsd_decay_steps_fraction"
     if schedule in ("constant", "linear", "cosine"):
         job.rename("train.lr_scheduler_type", "trainer.lr_scheduler")
+    elif schedule == "wsd" and job.value(share) > 0:
+        text = "wsd: constant up to the decay at the end"
+        job.convert("train.lr_scheduler_type", {"trainer.lr_scheduler": "warmup_stable_decay"}, text)
+        job.rename(share, "trainer.lr_schedule.decay_ratio")
     else:
         job.refuse("train.lr_scheduler_type", f"{schedule} is not built", "the rate stays constant")
         job.run.set("trainer.lr_scheduler", "constant", f"in the place of {schedule}")
-    if schedule in ("linear", "cosine"):
+    job.settle(share, "only with wsd")
+    if schedule in ("linear", "cosine", "wsd"):
         job.rename(fraction, "trainer.min_lr_ratio")
     job.settle(fraction, "without effect on a constant rate")
     job.refuse_unless("train.cooldown_steps", (0,), "no cooldown is built")
@@ -436,21 +442,16 @@ def _convert_optimizer(job: Import, steps: int | None) -> None:
         job.convert(["train.warmup_ratio", "train.warmup_steps"], {"trainer.warmup_steps": int(ratio * steps)}, text)
 
 
-def _convert_checkpoints(job: Import, steps: int | None) -> None:
+def _convert_checkpoints(job: Import) -> None:
     every, keep = job.value("train.save_steps"), job.value("train.save_total_limit")
     if every > 0:
         job.rename("train.save_steps", "trainer.checkpoint.interval")
-    elif steps is None:
-        job.ask("trainer.checkpoint.interval", "max_steps, since checkpoints are saved at the end only")
-        job.settle("train.save_steps", "at the end only")
     else:
-        job.convert("train.save_steps", {"trainer.checkpoint.interval": steps}, "at the end only: every max_steps")
-    if keep == 1:
-        job.convert("train.save_total_limit", {"trainer.checkpoint.keep_last": 2}, "1 → 2, the least here")
-    elif keep:
+        job.convert("train.save_steps", {"trainer.checkpoint.interval_share": 1.0}, "at the end only")
+    if keep:
         job.rename("train.save_total_limit", "trainer.checkpoint.keep_last")
     elif every > 0:
-        job.convert("train.save_total_limit", {"trainer.checkpoint.keep_interval": every}, "all are kept")
+        job.convert("train.save_total_limit", {"trainer.checkpoint.keep_last": None}, "all are kept")
     job.settle("train.save_total_limit", "only the last step is saved")
 
 

@@ -88,7 +88,7 @@ lr = 3e-6
             "trainer.lr_scheduler": "constant",
             "trainer.optimizer.weight_decay": 0.01,
             "trainer.max_grad_norm": 1.0,
-            "trainer.checkpoint.interval": 20,
+            "trainer.checkpoint.interval_share": 1.0,
             "trainer.num_ranks": 1,
             "trainer.sharding": "none",
             "inference.engine.type": "vllm",
@@ -213,7 +213,8 @@ dp = 3
             "trainer.num_ranks": 2,
             "trainer.sharding": "fsdp",
             "trainer.checkpoint.interval": 25,
-            "trainer.checkpoint.keep_last": 2,
+            "trainer.checkpoint.keep_last": 1,
+            "trainer.lr_schedule.first": 0,
             "inference.engine.tensor_parallel_size": 2,
             "inference.engine.data_parallel_size": 3,
             "weights.channel": "filesystem",
@@ -238,7 +239,7 @@ dp = 3
             "trainer.loss.geo_mask_low": "taken",
             "trainer_gpu_ids": "converted",
             "inference.parallel.tp": "renamed",
-            "ckpt.keep_last": "converted",
+            "ckpt.keep_last": "taken",
         },
     ),
     # Adapters and two environments: 1024 ÷ 8 = 128 groups; equal shares by default; files, since vLLM reads adapters
@@ -274,7 +275,7 @@ max_inflight = 500
 [orchestrator.train.sampling]
 temperature = 0.8
 max_completion_tokens = 2048
-extra_body = { top_p = 0.95, top_k = -1 }
+extra_body = { top_p = 0.95, top_k = -1, min_tokens = 2, stop = "END", chat_template_kwargs = { think = false } }
 [[orchestrator.train.source]]
 name = "search"
 env.taskset = { id = "wiki-search", corpus = "small" }
@@ -315,13 +316,17 @@ tool_call_parser = "hermes"
             "rollout.temperature": 0.8,
             "rollout.top_p": 0.95,
             "rollout.top_k": 0,
+            "rollout.min_tokens": 2,
+            "rollout.stop": ["END"],
+            "environments.0.chat_template_kwargs": {"think": False},
+            "environments.1.chat_template_kwargs": {"think": False},
             "trainer.optimizer.type": "muon",
             "trainer.optimizer.momentum": 0.9,
             "trainer.optimizer.beta2": 0.95,
             "trainer.num_ranks": 4,
             "trainer.sharding": "fsdp",
             "trainer.checkpoint.interval": 50,
-            "trainer.checkpoint.keep_interval": 50,
+            "trainer.checkpoint.keep_last": None,
             "inference.engine.data_parallel_size": 2,
             "inference.engine.max_loras": 4,
             "inference.engine.tool_call_parser": "hermes",
@@ -341,8 +346,8 @@ tool_call_parser = "hermes"
             "run.name": "taken",
         },
     ),
-    # Several nodes: 4 · 8 = 32 ranks; 3 · 2 servers of 8 ÷ 4 = 2 copies. A linear schedule whose warm-up and decay fill
-    # the run falls from the warm-up on: 20 + 180 = 200. ipo has one bound for both sides.
+    # Several nodes: 4 · 8 = 32 ranks; 3 · 2 servers of 8 ÷ 4 = 2 copies. A linear schedule falls over the last steps.
+    # ipo has one bound for both sides.
     "nodes": Case(
         f"""
 max_steps = 200
@@ -387,7 +392,10 @@ tensor_parallel_size = 4
             "rollout.max_tokens": 32767,
             "reward.advantage": {"type": "max_rl", "eps": 0.0},
             "trainer.num_ranks": 32,
-            "trainer.lr_scheduler": "linear",
+            "trainer.lr_scheduler": "warmup_stable_decay",
+            "trainer.lr_schedule.decay_steps": 180,
+            "trainer.lr_schedule.decay_type": "linear",
+            "trainer.lr_schedule.first": 0,
             "trainer.warmup_steps": 20,
             "trainer.min_lr_ratio": 0.0,
             "trainer.max_grad_norm": 0.5,
@@ -405,7 +413,7 @@ tensor_parallel_size = 4
             "slurm.job_name": "refused",
             "deployment.num_train_nodes": "converted",
             "weight_broadcast.type": "converted",
-            "trainer.scheduler.type": "renamed",
+            "trainer.scheduler.type": "converted",
             "trainer.loss.ipo_threshold": "converted",
             "orchestrator.algo.type": "converted",
             "orchestrator.eval.interval": "refused",
@@ -413,7 +421,7 @@ tensor_parallel_size = 4
         },
     ),
     # March 2026: bounds on both sides and a teacher; words of the command line take precedence. Without decay_steps the
-    # last 10 steps fall in prime-rl, which has no counterpart.
+    # last 10 steps fall.
     "march": Case(
         """
 max_steps = 60
@@ -443,10 +451,11 @@ max_tokens = 1024
             "trainer.loss.teacher_tau": 0.5,
             "trainer.loss.ratio_clip": None,
             "trainer.teacher.path": "Qwen/Qwen3-8B",
-            "trainer.lr_scheduler": "constant",
+            "trainer.lr_scheduler": "warmup_stable_decay",
+            "trainer.lr_schedule.decay_steps": 10,
             "trainer.warmup_steps": 10,
-            "trainer.checkpoint.interval": 30,
-            "trainer.max_grad_norm": 1e9,
+            "trainer.checkpoint.interval_share": 1.0,
+            "trainer.max_grad_norm": None,
             "packer.groups_per_step": 32,
             "rollout.max_tokens": 512,
             "reward.filters.0.type": "gibberish",
@@ -584,7 +593,7 @@ def test_what_no_file_says_is_asked_for(tmp_path: Path) -> None:
     """A run without end, without environments, with tokens in the place of completions."""
     job = imported(tmp_path, "[orchestrator]\ntoken_batch_size = 65536\n[run]\nname = 'x'\n")
     asked = {question.target for question in job.report.questions}
-    assert asked == {"trainer.max_steps", "trainer.checkpoint.interval", "environments", "packer.groups_per_step"}
+    assert asked == {"trainer.max_steps", "environments", "packer.groups_per_step"}
     check_only_missing(job)
 
 
@@ -615,6 +624,7 @@ def test_rows_and_a_reward_of_the_user_take_the_place_of_the_environment(tmp_pat
         ("[trainer.optim]\nlr = inf", "trainer.optim.lr: must be a number, got inf"),
         ("[trainer.optim]\ntype = 'lion'", "'lion' is none of adamw, muon"),
         ("[trainer.scheduler]\ntype = 'cosine'\nmin_lr = 1.0", "is above trainer.optim.lr"),
+        ("max_steps = 15\n[trainer.scheduler]\ntype = 'linear'", "10 and warmup_steps 10 exceed max_steps 15"),
         ("[orchestrator.buffer]\neasy_threshold = 0.1\nhard_threshold = 0.5", "must be above hard_threshold"),
         ("[orchestrator.sampling]\ntemperature = 1.0\ntemp_scheduler.end_temperature = 0.5", "set either"),
         (f"{SOURCE}{SOURCE}", "two environments are called 'math-v1'"),
@@ -711,6 +721,19 @@ def test_any_keys_end_in_one_entry_each_or_in_words(values: dict[str, Any], tmp_
         return
     tree, _ = read_tree([tmp_path / "rl.toml"], ())
     check_each_key_once(job, flat(tree, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [("'{{ messages }}'", "{{ messages }}"), ("'chat.jinja'", {"file": "chat.jinja"}), ("''", None)],
+)
+def test_a_chat_template_is_a_text_or_a_file(template: str, expected: Any, tmp_path: Path) -> None:
+    """A file has no brace in its name."""
+    text = f"max_steps = 3\n[orchestrator.tokenizer]\nchat_template = {template}\n{SOURCE}"
+    job = imported(tmp_path, text)
+    assert job.run.tree["model"].get("chat_template") == expected
+    verdict = {None: "irrelevant", "{{ messages }}": "taken"}.get(str(expected) if expected else None, "renamed")
+    check_verdicts(job, {"orchestrator.tokenizer.chat_template": verdict})
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ CASES = {
             "trainer.loss.type": "surogate", "trainer.loss.ratio_type": "sequence", "trainer.loss.kl_tau": 0.0,
             "trainer.loss.token_mask_low": 0.2, "trainer.loss.compat.sequence_normalizer": "step_tokens",
             "trainer.warmup_steps": 4, "trainer.min_lr_ratio": 0.2, "trainer.optimizer.weight_decay": 0.1,
-            "model.lora.dropout": 0.05, "trainer.checkpoint.interval": 40, "packer.sequence_len": 1024,
+            "model.lora.dropout": 0.05, "trainer.checkpoint.interval_share": 1.0, "packer.sequence_len": 1024,
         },
         {"orch.seq_len": "irrelevant", "train.warmup_ratio": "converted", "train.save_steps": "converted"},
         Options(version="2026-02"),
@@ -94,20 +94,21 @@ CASES = {
         "model: m\nlora: false\ngpus: 4\nshard_weights: true\nshard_gradients: true\noptimizer: adamw\n"
         "lr_scheduler_type: wsd\nmax_grad_norm: 0\nsave_total_limit: 1\nrecipe: fp8-hybrid\n",
         "batch_size: 64\nrollouts_per_example: 16\nmax_steps: 10\noversampling_factor: 2.0\n"
-        "sampling: {max_tokens: 1024, repetition_penalty: 1.1, temp_scheduler: {start_temperature: 1.0, "
+        "sampling: {max_tokens: 1024, repetition_penalty: 1.1, min_tokens: 2, temp_scheduler: {start_temperature: 1.0, "
         "end_temperature: 0.5, total_steps: 8}}\n"
         "env: [{id: a-b, path: /envs, args: {n: 1}}, {id: c}]\nbuffer: {env_ratios: [3, 1]}\n",
         "",
         {
-            "model.lora": None, "trainer.sharding": "fsdp", "trainer.lr_scheduler": "constant",
-            "trainer.max_grad_norm": 1e9, "trainer.checkpoint.keep_last": 2, "rollout.max_tokens": 1023,
+            "model.lora": None, "trainer.sharding": "fsdp", "trainer.lr_scheduler": "warmup_stable_decay",
+            "trainer.lr_schedule.decay_ratio": 0.1, "rollout.repetition_penalty": 1.1, "rollout.min_tokens": 2,
+            "trainer.max_grad_norm": None, "trainer.checkpoint.keep_last": 1, "rollout.max_tokens": 1023,
             "rollout.temperature_schedule.end": 0.5, "rollout.temperature_schedule.steps": 8,
             "rollout.max_concurrent_groups": 8, "packer.order": "arrival", "packer.oversampling_factor": 2.0,
             "environments.0.options": {"id": "a-b", "args": {"n": 1}, "path": "/envs"},
             "environments.0.weight": 3, "environments.1.weight": 1,
         },
-        {"train.recipe": "refused", "train.lr_scheduler_type": "refused", "train.lora": "converted",
-         "orch.sampling.repetition_penalty": "refused", "orch.sampling.temp_scheduler.total_steps": "renamed",
+        {"train.recipe": "refused", "train.lr_scheduler_type": "converted", "train.lora": "converted",
+         "orch.sampling.repetition_penalty": "taken", "orch.sampling.temp_scheduler.total_steps": "renamed",
          "orch.env.0.path": "converted"},
     ),
     # evaluation of the trained environment, at the end too; a judge and a tracker have no counterpart
@@ -182,8 +183,7 @@ def test_what_no_file_says_is_asked_for(tmp_path: Path) -> None:
     """The model, the length of the run, environments."""
     job = imported(tmp_path, "lora_rank: 8\nsave_steps: 0\nwarmup_ratio: 0.1\n", "batch_size: 4\n")
     asked = {question.target for question in job.report.questions}
-    assert asked == {"model.path", "trainer.max_steps", "environments", "trainer.checkpoint.interval",
-                     "trainer.warmup_steps"}  # fmt: skip
+    assert asked == {"model.path", "trainer.max_steps", "environments", "trainer.warmup_steps"}
     check_only_missing(job)
 
 
