@@ -421,7 +421,13 @@ def _convert_optimizer(job: Import, steps: int | None) -> None:
     elif schedule == "wsd" and job.value(share) > 0:
         text = "wsd: constant up to the decay at the end"
         job.convert("train.lr_scheduler_type", {"trainer.lr_scheduler": "warmup_stable_decay"}, text)
-        job.rename(share, "trainer.lr_schedule.decay_ratio")
+        if steps is None:
+            job.rename(share, "trainer.lr_schedule.decay_ratio")
+        else:
+            decay = max(1, int(job.value(share) * steps))
+            text = f"⌊{job.value(share):g} · {steps}⌋, at least 1"
+            job.convert(share, {"trainer.lr_schedule.decay_steps": decay}, text)
+        job.run.set("trainer.lr_schedule.decay_type", "1-sqrt", "as in Surogate")
     else:
         job.refuse("train.lr_scheduler_type", f"{schedule} is not built", "the rate stays constant")
         job.run.set("trainer.lr_scheduler", "constant", f"in the place of {schedule}")
@@ -431,6 +437,8 @@ def _convert_optimizer(job: Import, steps: int | None) -> None:
     job.settle(fraction, "without effect on a constant rate")
     job.refuse_unless("train.cooldown_steps", (0,), "no cooldown is built")
     warmup, ratio = job.value("train.warmup_steps"), job.value("train.warmup_ratio")
+    if schedule != "constant" or warmup or ratio:
+        job.run.set("trainer.lr_schedule.first", 0, "Surogate counts steps from 0")
     if warmup > 0 or ratio == 0:
         job.rename("train.warmup_steps", "trainer.warmup_steps")
         job.settle("train.warmup_ratio", "warmup_steps counts" if warmup else "0: none")

@@ -100,7 +100,8 @@ CASES = {
         "",
         {
             "model.lora": None, "trainer.sharding": "fsdp", "trainer.lr_scheduler": "warmup_stable_decay",
-            "trainer.lr_schedule.decay_ratio": 0.1, "rollout.repetition_penalty": 1.1, "rollout.min_tokens": 2,
+            "trainer.lr_schedule.decay_steps": 1, "trainer.lr_schedule.decay_type": "1-sqrt",
+            "trainer.lr_schedule.first": 0, "rollout.repetition_penalty": 1.1, "rollout.min_tokens": 2,
             "trainer.max_grad_norm": None, "trainer.checkpoint.keep_last": 1, "rollout.max_tokens": 1023,
             "rollout.temperature_schedule.end": 0.5, "rollout.temperature_schedule.steps": 8,
             "rollout.max_concurrent_groups": 8, "packer.order": "arrival", "packer.oversampling_factor": 2.0,
