@@ -176,7 +176,6 @@ def trl(tree: dict[str, Any]) -> dict[str, Any]:
         "packer.groups_per_step": generation // tree["num_generations"],
         "trainer.num_minibatches": updates,
         "trainer.max_steps": tree["max_steps"] / updates,
-        "trainer.warmup_steps": tree["warmup_steps"] / updates,
         "trainer.checkpoint.interval": tree["save_steps"] / updates,
         "inference.engine.type": "vllm" if tree["use_vllm"] else "embedded",
         "environments[].prompt_column": "question",
@@ -191,7 +190,7 @@ def prime(tree: dict[str, Any]) -> dict[str, Any]:
     orchestrator = tree["orchestrator"]
     return {
         "packer.groups_per_step": orchestrator["batch_size"] // orchestrator["group_size"],
-        "trainer.checkpoint.interval": tree["max_steps"],
+        "trainer.checkpoint.interval_share": 1.0,
         "packer.max_async_level": 1,
         "packer.max_off_policy_steps": 8,
     }
@@ -240,7 +239,6 @@ def swift(tree: dict[str, Any]) -> dict[str, Any]:
         "packer.groups_per_step": generation // int(tree["num_generations"]),
         "trainer.num_minibatches": 1,
         "trainer.max_steps": steps,
-        "trainer.warmup_steps": math.ceil(float(tree["warmup_ratio"]) * steps),
         "reward.advantage.type": {"none": "mean"}[tree["scale_rewards"]],
         "trainer.sharding": {"zero2": "fsdp"}[tree["deepspeed"]],
         "model.lora": {"full": None}[tree["tuner_type"]],
