@@ -26,6 +26,11 @@ NUM_ROWS = 320
 class Rows(list[dict[str, Any]]):
     """Data set in the place of `datasets.Dataset`, as far as the pages use one."""
 
+    @classmethod
+    def from_list(cls, rows: list[dict[str, Any]]) -> "Rows":
+        """Return these rows."""
+        return cls(rows)
+
     def map(self, function: Callable[[dict[str, Any]], dict[str, Any]]) -> "Rows":
         """Return the rows with the function's columns added or replaced."""
         return Rows([row | function(row) for row in self])
@@ -55,7 +60,7 @@ def with_recorders(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             recorded.has_trained = True
 
     modules = {
-        "datasets": {"load_dataset": load_dataset},
+        "datasets": {"Dataset": Rows, "load_dataset": load_dataset},
         "peft": {"LoraConfig": dict},
         "trl": {"GRPOConfig": dict, "GRPOTrainer": Trainer},
         "swift": {},
