@@ -43,7 +43,7 @@ class Ticket(Frozen):
     sampling: SamplingParams
     max_tokens: int
     """Maximum number of new tokens per completion."""
-    stop: list[str] = []
+    stop: Listed[str] = []
     """Texts that end a completion."""
     ignore_eos: bool = False
     """True: the end of sequence ends no completion."""

@@ -43,7 +43,7 @@ MISTAKES: dict[str, list[str]] = {
     "eval.exact_match:": ["eval.num_prompts=2", "environments.0.eval_path=bare.jsonl"],
     "environments[].eval_path:": ["eval.num_prompts=2"],
     "model.path:": ["environments.0.chat=true"],
-    "inference.engine.urls:": ["inference.engine={type: sglang}"],
+    "inference.engine.urls:": ["inference.engine={type: sglang, urls: ['http://a:1', 'http://b:1']}"],
     "bus.host:": ["bus.control=tcp://127.0.0.1:5555", "bus.host=10.0.0.5"],
 }
 """Overrides that make a mistake, by the beginning of its words on the page."""

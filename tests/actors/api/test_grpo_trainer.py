@@ -61,8 +61,8 @@ def test_an_unknown_keyword_is_a_type_error_with_the_nearest_name() -> None:
 
 def test_a_keyword_without_counterpart_is_refused_by_name(tmp_path: Path, model_folder: ModelFolder) -> None:
     """A run that differs silently from the script would be worse."""
-    with pytest.raises(ConfigError, match="sync_ref_model=True: the reference stays"):
-        _trainer(model_folder(), tmp_path, _length, sync_ref_model=True)
+    with pytest.raises(ConfigError, match="fp16=True: float16 has no counterpart"):
+        _trainer(model_folder(), tmp_path, _length, fp16=True)
 
 
 @pytest.mark.slow
