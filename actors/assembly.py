@@ -68,10 +68,9 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
         split = one.environment.evaluated_split
         datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False, prepared=prepared)
     encode = make_encode(config, name)
-    for label, environment in config.environments_by_label.items():
-        if environment.long_prompts != "drop":
-            # a series that appears later would look like a jump to Prometheus
-            metrics.count("grpo_rollout_cut_prompts_total", 0.0, environment=label)
+    for label in config.environments_by_label:
+        # a series that appears later would look like a jump to Prometheus
+        metrics.count("grpo_rollout_cut_prompts_total", 0.0, environment=label)
 
     def note_cut(label: str) -> None:
         metrics.count("grpo_rollout_cut_prompts_total", environment=label)

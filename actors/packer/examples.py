@@ -46,6 +46,8 @@ class Examples:
         self.train, self._prompts = train, prompts
         self._left_out: dict[str, set[int]] = {label: set() for label in train}
         """Train examples left out so far, because their prompts are too long."""
+        for label in train:
+            metrics.set("grpo_packer_long_prompts", 0, environment=label)
         self._evaluation, self._num_eval_prompts = evaluation, num_eval_prompts
         self._labels, self._curriculum, self._metrics = list(train), curriculum, metrics
 
