@@ -1,13 +1,15 @@
 """A tcp connection accepted by libzmq: bytes received, bytes of the unfinished message, and a way to reset it.
 
-pyzmq shows no connections. The monitor of the bound socket gives the descriptor; the kernel (`TCP_INFO`) gives the
-number of bytes received. libzmq owns the descriptor and may close it at any moment, and the kernel then gives the same
-number to another file. So each use compares both addresses first.
+pyzmq shows no connections. The monitor of the bound socket gives the descriptor; the kernel (`TCP_INFO`, `FIONREAD`)
+gives the number of bytes that libzmq has read. libzmq owns the descriptor and may close it at any moment, and the
+kernel then gives the same number to another file. So each use compares both addresses first.
 """
 
 import contextlib
+import fcntl
 import socket as sockets
 import struct
+import termios
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,11 +31,13 @@ class Connection:
     ends: tuple[object, object]
     """Local and remote address, read when the connection was accepted."""
     received: int = 0
-    """Bytes received since the connection was accepted, as of the last look."""
+    """Bytes read by libzmq since the connection was accepted, as of the last look."""
     whole: int = 0
     """Value of `received` at the look after the last whole message."""
     began: float = field(default_factory=time.monotonic)
     """Earliest possible start (`time.monotonic`) of the unfinished message."""
+    newest: int = 0
+    """Place of the newest whole message, counted over the socket, as of the last look."""
     suspect_since: int | None = None
     """Messages delivered by the socket until this connection was found beyond a bound; None: within all bounds."""
     is_shut: bool = False
@@ -50,7 +54,7 @@ class Connection:
 
     @property
     def unfinished(self) -> int:
-        """Bytes received since the last whole message; 0 once the connection is shut."""
+        """Bytes read by libzmq since the last whole message; 0 once the connection is shut."""
         return 0 if self.is_shut else self.received - self.whole
 
     def rate(self, now: float) -> float:
@@ -59,7 +63,10 @@ class Connection:
         return self.unfinished / (now - self.began + LOOK_MILLISECONDS / 1000)
 
     def look(self, port: int, *, whole: bool) -> int:
-        """Ask the kernel for the bytes received, and return the number of new bytes since the last look.
+        """Ask the kernel for the bytes that libzmq has read, and return the number of new bytes since the last look.
+
+        Bytes in the kernel's own buffer do not count. Linux grows this buffer up to `tcp_rmem`, often 32 MiB: a message
+        with all its bytes there would look endless while libzmq's thread waits for a core.
 
         Args:
             port: local port of the bound socket; 0: unknown.
@@ -70,11 +77,13 @@ class Connection:
         with contextlib.suppress(OSError), _borrowed(self.descriptor) as borrowed:
             if self._is_behind(borrowed, port):
                 info = borrowed.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _RECEIVED_AT + 8)
-                received = int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
+                # the buffer is asked second: bytes that come in between are subtracted, and count at the next look
+                received = int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0]) - _num_buffered(borrowed)
         # closed, or the kernel has given the number to another connection
         if received is None:
             self.is_shut = True
             return 0
+        received = max(received, self.received)
         arrived, self.received = received - self.received, received
         if whole:
             self.whole, self.suspect_since = received, None
@@ -108,6 +117,11 @@ def _borrowed(descriptor: int) -> Iterator[sockets.socket]:
         yield connection
     finally:
         connection.detach()  # the descriptor stays open
+
+
+def _num_buffered(connection: sockets.socket) -> int:
+    """Return the number of bytes in the kernel's buffer, not yet read."""
+    return int(struct.unpack("=i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0])
 
 
 def _ends(connection: sockets.socket) -> tuple[object, object]:

@@ -47,8 +47,8 @@ class Gate:
     """Local port of the bound socket, 0 until bound. A descriptor with another port is not this socket's."""
     _connections: dict[int, Connection] = field(default_factory=dict)
     """Open connections by descriptor."""
-    _taken_from: set[int] = field(default_factory=set)
-    """Descriptors of connections with a whole message since the last sweep."""
+    _newest: dict[int, int] = field(default_factory=dict)
+    """Place of the newest whole message, counted over the socket, by descriptor of its connection."""
     _num_taken: int = 0
     """Whole messages taken from the socket so far."""
     _next_full_log: float = 0.0
@@ -62,7 +62,7 @@ class Gate:
         self._num_taken += 1
         with contextlib.suppress(zmq.ZMQError):
             # some transports have no descriptor, and a closed connection needs no judgement
-            self._taken_from.add(frame.get(zmq.SRCFD))
+            self._newest[frame.get(zmq.SRCFD)] = self._num_taken
 
     def empty(self, sweep: int) -> None:
         """Note that a read of the socket has found no whole message. A reader that waits reads every LOOK_MILLISECONDS.
@@ -89,6 +89,7 @@ class Gate:
             return
         # the descriptor's old connection is gone either way: closed, or replaced by the accepted one
         self._connections.pop(value, None)
+        self._newest.pop(value, None)
         if event == zmq.EVENT_ACCEPTED:
             with contextlib.suppress(OSError):  # closed already
                 self._connections[value] = Connection.accepted(value)
@@ -105,13 +106,14 @@ class Gate:
         return max((connection.unfinished for connection in list(self._connections.values())), default=0)
 
     def look(self) -> int:
-        """Ask the kernel for the bytes received over each connection, and return how many are new."""
-        # a new set instead of `clear`: the reader's thread adds descriptors meanwhile
-        taken_from, self._taken_from = self._taken_from, set()
-        return sum(
-            connection.look(self.port, whole=descriptor in taken_from)
-            for descriptor, connection in list(self._connections.items())
-        )
+        """Ask the kernel for the bytes read from each connection, and return how many are new."""
+        num_new = 0
+        for descriptor, connection in list(self._connections.items()):
+            # before the look at the bytes: a message that comes in between is seen at the next sweep
+            newest = self._newest.get(descriptor, 0)
+            num_new += connection.look(self.port, whole=newest > connection.newest)
+            connection.newest = newest
+        return num_new
 
     def shut_those_beyond(self, *, growing: bool) -> int:
         """Shut the connections with an endless message, and return their unfinished bytes.

@@ -361,7 +361,8 @@ class GRPOTrainer:
             raise failure
         if interrupted:
             raise KeyboardInterrupt
-        if code not in (0, 128 + signal.SIGTERM) or (code and not stopped) or reward.error is not None:
+        ended_well = code == 0 or (code == 128 + signal.SIGTERM and stopped)
+        if not ended_well or process.unread or reward.error is not None:
             raise _failure_of(process, code, reward)
 
     def _write(self, tree: Mapping[str, Any]) -> RunConfig:

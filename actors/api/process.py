@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -42,14 +43,15 @@ class RunProcess:
         self._shows = shows
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._errors: list[str] = []
+        self.unread = ""
+        """Reason why output of the run can't be read; empty: it can."""
         self._readers = [
-            threads.start_helper(f"up-{name}", read, stream)
-            for name, read, stream in (
-                ("stdout", self._read, self._process.stdout),
-                ("stderr", self._read_errors, self._process.stderr),
-            )
-            if stream is not None
+            threads.start_helper("up-stderr", self._follow, "stderr", self._read_errors, self._process.stderr)
         ]
+        if self._process.stdout is not None:
+            self._readers.append(
+                threads.start_helper("up-stdout", self._follow, "stdout", self._read, self._process.stdout)
+            )
 
     @property
     def running(self) -> bool:
@@ -91,7 +93,15 @@ class RunProcess:
     @property
     def failure(self) -> list[str]:
         """Lines of stderr other than warnings: the reason of a failure."""
-        return list(self._errors)
+        return [self.unread] if self.unread else list(self._errors)
+
+    def _follow(self, name: str, read: Callable[[IO[str]], None], stream: IO[str]) -> None:
+        """Read until the end of the stream. The run ends if that fails: it would wait on a full pipe for good."""
+        try:
+            read(stream)
+        except Exception as error:  # noqa: BLE001 - handed over to the program's thread
+            self.unread = f"reading {name} of actors up failed: {type(error).__name__}: {error}"
+            self.stop()
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:

@@ -48,7 +48,7 @@ class RewardHere:
 
     def __enter__(self) -> "RewardHere":
         """Start the thread."""
-        self._thread = threads.start_helper(NAME, self._run)
+        self._thread = threads.start_helper("reward-here", self._run)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,20 +15,27 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="L
 
 
 @pytest.fixture
-def suspect() -> Iterator[Gate]:
-    """Return a gate with one connection, found beyond the bound of 10 bytes for the first time."""
+def ends() -> Iterator[tuple[Gate, sockets.socket, sockets.socket]]:
+    """Return a gate with one connection, the peer's end and the accepted end."""
     with ExitStack() as stack:
         listener = stack.enter_context(sockets.create_server(("127.0.0.1", 0)))
         peer = stack.enter_context(sockets.create_connection(listener.getsockname()))
         accepted = stack.enter_context(listener.accept()[0])
         gate = Gate(EdgeCounts("groups"), connection_bytes=10, total_bytes=1000)
         gate.hear(int(zmq.EVENT_ACCEPTED), accepted.fileno())
-        peer.sendall(bytes(100))
-        accepted.recv(1, sockets.MSG_PEEK)
-        gate.empty(gate.sweep)
-        assert _swept(gate) == 0
-        assert gate.suspects
-        yield gate
+        yield gate, peer, accepted
+
+
+@pytest.fixture
+def suspect(ends: tuple[Gate, sockets.socket, sockets.socket]) -> Gate:
+    """Return the gate, with its connection found beyond the bound of 10 bytes for the first time."""
+    gate, peer, accepted = ends
+    peer.sendall(bytes(100))
+    accepted.recv(100, sockets.MSG_WAITALL)  # as libzmq does
+    gate.empty(gate.sweep)
+    assert _swept(gate) == 0
+    assert gate.suspects
+    return gate
 
 
 def _swept(gate: Gate) -> int:
@@ -50,3 +57,37 @@ def test_a_reader_that_was_held_up_tells_nothing_about_what_has_come_meanwhile(s
     suspect.empty(suspect.sweep - 1)
     assert [_swept(suspect) for _ in range(3)] == [0, 0, 0]
     assert suspect.counts.dropped["unfinished"] == 0
+
+
+def test_bytes_that_libzmq_has_not_read_make_no_suspect(ends: tuple[Gate, sockets.socket, sockets.socket]) -> None:
+    """They may be a whole message, and wait in the kernel while libzmq's thread waits for a core."""
+    gate, peer, accepted = ends
+    peer.sendall(bytes(100))
+    accepted.recv(100, sockets.MSG_WAITALL | sockets.MSG_PEEK)  # all have come, none is read
+    assert (gate.look(), gate.unfinished) == (0, 0)
+    accepted.recv(30, sockets.MSG_WAITALL)
+    assert (gate.look(), gate.unfinished) == (30, 30)
+
+
+class _Frame:
+    """A frame of a connection. While it is asked for the descriptor, the watch looks."""
+
+    def __init__(self, gate: Gate, descriptor: int) -> None:
+        self._gate, self._descriptor = gate, descriptor
+
+    def get(self, _: int) -> int:
+        self._gate.look()
+        return self._descriptor
+
+
+def test_a_whole_message_counts_though_the_watch_looks_at_the_same_moment(
+    ends: tuple[Gate, sockets.socket, sockets.socket],
+) -> None:
+    """Otherwise its bytes, and those of the next message, would look like one message without end."""
+    gate, peer, accepted = ends
+    peer.sendall(bytes(100))
+    accepted.recv(100, sockets.MSG_WAITALL)
+    gate.took(_Frame(gate, accepted.fileno()))  # type: ignore[arg-type]
+    assert gate.unfinished == 100
+    gate.look()
+    assert gate.unfinished == 0

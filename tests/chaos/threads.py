@@ -73,6 +73,10 @@ ELSEWHERE = {
     # only with rewards by these names: exceptions reach the thread `reward`, which waits for all answers
     "'code-tests'": "test_a_machine_that_cant_run_programs_scores_nothing",
     "'verify'": "test_a_process_that_cant_start_is_an_error_of_the_machine",
+    # only with GRPOTrainer, in the process of a user
+    "'reward-here'": "test_a_reward_actor_that_fails_ends_the_run_with_its_error",
+    "'up-stderr'": "test_output_that_can_not_be_read_ends_the_run_with_its_error",
+    "'up-stdout'": "test_output_that_can_not_be_read_ends_the_run_with_its_error",
     "'flush'": "test_a_process_that_is_to_end_ends_though_its_output_can_not_be_flushed",  # the end is under way
     "'parent'": "test_a_process_that_the_kernel_does_not_kill_ends_with_its_parent",  # on other systems than Linux
 }

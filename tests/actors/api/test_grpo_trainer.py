@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from actors import GRPOConfig, GRPOTrainer
+from actors.api import reward_here
+from actors.api.process import RunProcess
 from schemas.errors import ConfigError, RunFailedError
 from tests.conftest import ModelFolder
 
@@ -111,6 +113,35 @@ def test_an_exception_of_a_reward_ends_the_run_with_its_name(tmp_path: Path, mod
     with pytest.raises(RunFailedError, match="broken raised LookupError: no such answer") as failure:
         _trainer(model_folder(), tmp_path / "out", broken).train()
     assert isinstance(failure.value.__cause__, LookupError)
+
+
+@pytest.mark.slow
+def test_a_reward_actor_that_fails_ends_the_run_with_its_error(
+    tmp_path: Path, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No restart mends an error of its making: the run stops instead of waiting for rewards."""
+
+    def fail(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(reward_here, "make_reward_actor", fail)
+    with pytest.raises(RunFailedError, match="the reward actor in this process failed: no space left"):
+        _trainer(model_folder(), tmp_path / "out", _length).train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "read"), [("stdout", "_read"), ("stderr", "_read_errors")])
+def test_output_that_can_not_be_read_ends_the_run_with_its_error(
+    tmp_path: Path, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch, name: str, read: str
+) -> None:
+    """Unread, a full pipe would hold up the run for good."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("bad descriptor")
+
+    monkeypatch.setattr(RunProcess, read, fail)
+    with pytest.raises(RunFailedError, match=f"reading {name} of actors up failed: OSError: bad descriptor"):
+        _trainer(model_folder(), tmp_path / "out", _length, max_steps=300).train()
 
 
 @pytest.mark.slow
