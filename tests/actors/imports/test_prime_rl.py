@@ -585,7 +585,7 @@ enable_lora = true
             "eval.num_prompts": 0,
         },
         {
-            "trainer.model.experimental.lora.rank": "renamed",
+            "trainer.model.experimental.lora.rank": "taken",
             "orchestrator.environment.id": "converted",
             "orchestrator.environment.args": "converted",
             "orchestrator.micro_batch_size": "irrelevant",
@@ -746,7 +746,7 @@ tool_call_parser = "hermes"
             "inference.engine.tool_call_parser": "hermes",
             "rollout.max_concurrent_groups": 64,
         },
-        {"orchestrator.train.group_size": "renamed", "orchestrator.concurrency.initial_inflight": "irrelevant"},
+        {"orchestrator.train.group_size": "taken", "orchestrator.concurrency.initial_inflight": "irrelevant"},
     ),
 }  # fmt: skip
 
