@@ -205,6 +205,8 @@ def convert_engine(job: Import) -> None:
         job.settle(key, "empty")
     for name in ("reasoning_parser", "tool_call_parser"):
         key = f"{VLLM}.{name}"
+        if job.is_reported(key):
+            continue
         if job.given.get(key) in (None, "auto"):
             job.settle(key, "vLLM's parsers serve requests of your own only")
         else:
