@@ -168,7 +168,13 @@ class Import:
                 expression = pattern(name)
                 for key in self.given:
                     if expression.fullmatch(key) and not self.is_reported(key):
-                        report(key, reason)
+                        # nobody misses what is off; an empty map may be a section that is on
+                        value = self.given[key]
+                        is_off = value is None or value is False or value in ("", [])
+                        if rows is refused and is_off:
+                            self.irrelevant(key, "switched off")
+                        else:
+                            report(key, reason)
 
     @property
     def system(self) -> str:
@@ -212,6 +218,11 @@ class Import:
         self.run.missing(target, text)
         others = [question for question in self.report.questions if question.target != target]
         self.report.questions = [*others, Question(target, text)]
+
+    def answer(self, target: str, value: Any, comment: str) -> None:
+        """Write a value that was asked for, and take the question back."""
+        self.run.set(target, value, comment)
+        self.report.questions = [question for question in self.report.questions if question.target != target]
 
     def note(self, text: str) -> None:
         """Add a remark that belongs to no key of the input."""

@@ -87,7 +87,7 @@ _SWITCHES = {
     "adapters": ((None, []), "a run starts with new adapters", "merge them into the model first"),
     "router_aux_loss_coef": ((0, 0.0, "0", "0.0"), "no auxiliary loss for experts", ""),
     "neftune_noise_alpha": (None, "no noise on embeddings", ""),
-    "max_turns": (None, "only with turns", ""),
+    "max_turns": (None, "prompts of a file have one turn", "write an environment: environments[].type python"),
 }
 
 
@@ -97,11 +97,16 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     Raises:
         ConfigError: a file can't be read, or ms-swift itself refuses the values.
     """
-    version = versions.release(options.version)
-    inputs = gather(files, arguments, version)
+    inputs = gather(files, arguments, options.version)
+    version = inputs.version
     job = Import(inputs.given, versions.defaults(version), f"ms-swift {version[0]}.{version[1]}", options, inputs.names)
     for note in inputs.notes:
         job.note(note)
+    if "train_type" in inputs.names.values() and version >= (4, 0) and not {"top_p", "top_k"} <= inputs.given.keys():
+        job.note(
+            "train_type is a word of releases before 4.0, which sampled with top_p 0.9 and top_k 50 by default; "
+            "--from-version 3.12 takes these"
+        )
     job.defaults["learning_rate"] = 1e-5 if job.value("tuner_type") == "full" else 1e-4
     _run(job)
     settings.model(job)
@@ -116,7 +121,7 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     optimizer(job)
     checkpoints(job, pace)
     has_evaluation = settings.evaluations(job, pace, world)
-    settings.engine(job, world)
+    settings.engine(job, version, world)
     rewards.data(job, inputs, has_evaluation)
     rewards.rewards(job, inputs)
     rewards.mixed_in(job, world, pace.updates)
@@ -148,6 +153,8 @@ def _close(job: Import) -> None:
             job.settle(key, "an environment variable of the origin's process")
         elif key.startswith(("swanlab_", "wandb_")):
             job.settle(key, "name of an experiment of another tool")
+        elif key.startswith(("fipo_", "real_")):
+            job.refuse(key, "belongs to a loss that is not built", "remove it with loss_type")
         elif key.startswith(("lmdeploy_", "use_lmdeploy", "num_infer_workers", "vllm_device")):
             job.settle(key, "a retired engine of the origin")
     known = [*job.defaults, *(key for keys in _IRRELEVANT.values() for key in keys), *_SWITCHES]

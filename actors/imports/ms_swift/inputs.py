@@ -33,12 +33,19 @@ class Inputs:
     """Folder against which files that the command names are looked up."""
     is_shell: bool = False
     """Whether a shell script was read, which says how many processes there are."""
+    version: tuple[int, int] = versions.NEWEST
+    """Release whose defaults hold."""
     notes: list[str] = field(default_factory=list)
     """Remarks."""
 
 
-def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inputs:
+def gather(files: list[Path], words: list[str], version: str | None) -> Inputs:
     """Return all inputs.
+
+    Args:
+        files: scripts, and YAML of arguments.
+        words: further words of the command.
+        version: release that the user names, or None.
 
     Raises:
         ConfigError: a file can't be read, or has no command that is known.
@@ -53,7 +60,13 @@ def gather(files: list[Path], words: list[str], version: tuple[int, int]) -> Inp
     values |= options(words)
     if not values:
         raise ConfigError("no file has arguments of `swift rlhf`; give a shell script or a YAML file")
-    _type(values, found, version)
+    found.version, sign = versions.release_of(version, values)
+    if sign:
+        name = ".".join(map(str, found.version))
+        found.notes.append(
+            f"{sign}: only releases up to {name} take it, so its defaults hold; --from-version says others"
+        )
+    _type(values, found, found.version)
     kind = found.given.get("rlhf_type", "dpo")
     if kind != "grpo" and not isinstance(kind, Unreadable):
         raise ConfigError(f"rlhf_type: {kind} is no reinforcement learning with rewards; only grpo is translated")

@@ -22,7 +22,7 @@ from actors.imports.huggingface import (
 )
 from actors.imports.job import Import
 from actors.imports.ms_swift.inputs import Inputs
-from actors.imports.ms_swift.versions import ONE_ACCUMULATED
+from actors.imports.ms_swift.versions import ONE_ACCUMULATED, WITHOUT_MODE
 from actors.imports.words import mapping
 from schemas.errors import ConfigError
 
@@ -407,21 +407,32 @@ def evaluations(job: Import, pace: Pace, world: int | None) -> bool:
     completions = job.value("num_generations_eval") or job.value("num_generations")
     size = job.value("per_device_eval_batch_size") * (world or completions)
     if size % completions:
-        raise ConfigError(
+        text = (
             f"per_device_eval_batch_size: {size} completions of all processes must be a multiple of the {completions} "
             "generations of a prompt"
         )
+        if any(key in job.given for key in ("val_dataset", "split_dataset_ratio", "per_device_eval_batch_size")):
+            raise ConfigError(text)
+        # the evaluation is a default of the time that the file is taken to be of
+        no_evaluation(job, text, keys)
+        return False
     evaluation(job, pace, completions, ("num_generations_eval", "per_device_eval_batch_size"))
     return True
 
 
-def engine(job: Import, world: int | None) -> None:
+def engine(job: Import, version: tuple[int, int], world: int | None) -> None:
     """Write the engine.
 
     Raises:
         ConfigError: ms-swift refuses the keys too.
     """
     mode = job.value("vllm_mode")
+    has_server = job.is_set("vllm_server_host") or job.is_set("vllm_server_base_url")
+    if job.value("use_vllm") and (job.has("rollout") or (has_server and version <= WITHOUT_MODE)):
+        # a server that is named, or started by the script, counts more than the mode
+        if mode == "colocate" and "vllm_mode" in job.given:
+            job.note("vllm_mode colocate stands beside a server of swift rollout; the run has a server")
+        mode = "server"
     if not job.value("use_vllm"):
         if "vllm_mode" in job.given and mode is not None:
             raise ConfigError("vllm_mode: ms-swift refuses it without use_vllm; set use_vllm true")
@@ -433,12 +444,14 @@ def engine(job: Import, world: int | None) -> None:
     job.convert("use_vllm", {"inference.engine.type": "vllm"}, "vLLM as a server of the run")
     if mode == "server":
         # the engine's keys stand in the command of the server, `swift rollout`
-        if not (job.is_set("vllm_server_host") or job.is_set("vllm_server_base_url") or job.has("rollout")):
+        if not (has_server or job.has("rollout")):
             raise ConfigError(
                 "vllm_server_host: is missing; ms-swift needs it, or vllm_server_base_url, in mode server"
             )
         prefix = "rollout."
         job.settle("vllm_mode", "server: the run starts vLLM on GPUs of its own")
+    elif _has_devices(job, world):
+        prefix = ""
     else:
         prefix = ""
         job.convert("vllm_mode", {"up.colocate": True}, "trainer and vLLM share GPUs")
@@ -449,8 +462,26 @@ def engine(job: Import, world: int | None) -> None:
             job.run.set("up.inference", world // size, f"{world} processes ÷ {size} per engine")
     _vllm(job, prefix)
     for key in ("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_group_port"):
-        job.refuse(key, "the server of swift rollout speaks another protocol; the run starts vLLM itself")
+        job.refuse(key, "the server of swift rollout speaks another protocol", "the run starts vLLM itself")
     _rest(job, "belongs to the command of the server" if prefix else "without counterpart in the run's own server")
+
+
+def _has_devices(job: Import, world: int | None) -> bool:
+    """Tell whether vLLM has GPUs that the processes of training do not have, and write the engines on them.
+
+    Releases up to 3.4 named them; as many engines as processes shared the GPUs.
+    """
+    devices, workers = job.given.get("vllm_device"), job.given.get("num_infer_workers")
+    if devices is None and workers is None:
+        return False
+    named = [one for one in str(devices or "auto").replace("[", "").replace("]", "").split() if one]
+    number = int(str(workers)) if str(workers or "").isdigit() else len(named)
+    processes = job.given.get("NPROC_PER_NODE") if str(job.given.get("NPROC_PER_NODE")).isdigit() else world
+    if processes is not None and number >= int(processes) > 1:
+        return False
+    text = f"{number} engines on GPUs of their own" if number > 1 else "an engine on a GPU of its own"
+    job.convert(["vllm_device", "num_infer_workers"], {"up.inference": number}, text)
+    return True
 
 
 def _vllm(job: Import, prefix: str) -> None:
@@ -498,7 +529,8 @@ def _vllm(job: Import, prefix: str) -> None:
 
 def _rest(job: Import, reason: str) -> None:
     for key in ("sleep_level", "offload_model", "offload_optimizer"):
-        job.refuse_unless(key, (0, False), "engine and trainer never take turns on a GPU here")
+        text = "engine and trainer never take turns on a GPU here"
+        job.refuse_unless(key, (0, False), text, "lower vllm_gpu_memory_utilization")
     job.refuse_unless("vllm_pipeline_parallel_size", 1, "engines are split by tensors alone here")
     for key in [key for key in job.given if key.startswith(("vllm_", "rollout.", "move_model", "gc_collect"))]:
         job.settle(key, reason)
@@ -506,7 +538,8 @@ def _rest(job: Import, reason: str) -> None:
 
 def spread(job: Import, inputs: Inputs, world: int | None) -> None:
     """Write the sharding of the model over the ranks."""
-    job.refuse_unless("sequence_parallel_size", 1, "no parallelism within a sequence here")
+    text = "no parallelism within a sequence here"
+    job.refuse_unless("sequence_parallel_size", 1, text, "shorten max_completion_length, or use more processes")
     kind = job.value("deepspeed")
     file = inputs.folder / str(kind)
     stage: Any = None

@@ -1,6 +1,7 @@
 """Defaults of `swift rlhf --rlhf_type grpo`, read out of the released packages, and their changes."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import ConfigError
@@ -182,6 +183,38 @@ _CHANGES: list[tuple[tuple[int, int], dict[str, Any]]] = [
 
 ONE_ACCUMULATED = (3, 7)
 """Release since which GRPO accumulates one micro-batch by default; before, 16 completions a step."""
+
+
+SIGNS = (
+    ("vllm_device", (3, 4)),
+    ("num_infer_workers", (3, 4)),
+    ("use_lmdeploy", (3, 4)),
+    ("lmdeploy_device", (3, 4)),
+    ("tensor_parallel_size", (3, 4)),
+)
+"""Keys that later releases do not take, with the last release that did."""
+WITHOUT_MODE = (3, 10)
+"""Last release that needs no vllm_mode with use_vllm."""
+
+
+def release_of(text: str | None, given: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
+    """Return the release whose defaults hold, and what tells so; an empty text if the user does or nothing.
+
+    Args:
+        text: what the user says, or None.
+        given: values of the input, as they stand there.
+
+    Raises:
+        ConfigError: the text is no version, or one that is not known.
+    """
+    if text is not None:
+        return release(text), ""
+    for key, number in SIGNS:
+        if key in given:
+            return number, key
+    if str(given.get("use_vllm")).lower() == "true" and "vllm_mode" not in given:
+        return WITHOUT_MODE, "use_vllm without vllm_mode"
+    return NEWEST, ""
 
 
 def release(text: str | None) -> tuple[int, int]:

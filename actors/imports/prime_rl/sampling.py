@@ -504,21 +504,23 @@ def convert_filters(job: Import, era: str) -> None:
     if job.has("orchestrator.filters"):
         found = {}
     for key in keys:
-        items = job.section(key) or []
-        for one in items if isinstance(items, list) else []:
-            kind, enforce = one.get("type"), one.get("enforce", one.get("type") == "zero_advantage")
+        items = job.section(key)
+        items = items if isinstance(items, list) else []
+        for one in items:
+            kind, action = one.get("type"), one.get("action")
+            # `enforce` until spring 2026, then the word for it
+            enforce = one.get("enforce", kind == "zero_advantage") if action is None else action == "drop"
             if kind == "zero_advantage" and key == "orchestrator.pre_batch_filters" and enforce:
                 job.run.set("packer.dynamic_sampling", True, "zero_advantage before the batch: replaced")
                 job.run.set("packer.max_resample_times", ANY_RESAMPLES, f"{job.system} has no limit of repetitions")
             elif kind == "zero_advantage":
-                has_zero = enforce if key == "orchestrator.post_batch_filters" else has_zero
+                has_zero = enforce if key != "orchestrator.pre_batch_filters" else has_zero
             elif kind in ("gibberish", "repetition"):
-                found[kind] = one if not found.get(kind, {}).get("enforce") else found[kind]
+                plain = {name: value for name, value in one.items() if name != "action"} | {"enforce": enforce}
+                found[kind] = plain if not found.get(kind, {}).get("enforce") else found[kind]
             else:
                 raise ConfigError(f"{key}: {kind!r} is none of gibberish, repetition, zero_advantage")
-        text = f"masked here where enforced; {job.system} leaves such completions out"
-        if job.has(key):
-            job.convert([key, *job.keys_below(key)], {"reward.filters": list(found.values())}, text)
+        _report_filters(job, key, items, list(found.values()), has_zero)
     if not job.run.get("reward.filters"):
         job.run.set("reward.filters", list(found.values()), f"default of {job.report.origin}")
     zero = "orchestrator.train.filter_zero_advantages"
@@ -529,6 +531,23 @@ def convert_filters(job: Import, era: str) -> None:
         job.rename(zero, "packer.filter_zero_advantages")
     else:
         job.run.set("packer.filter_zero_advantages", has_zero, f"default of {job.report.origin}")
+
+
+def _report_filters(
+    job: Import, key: str, items: list[dict[str, Any]], found: list[dict[str, Any]], has_zero: bool
+) -> None:
+    """Report the keys of a list of filters, each with what its filter decides here."""
+    if not job.has(key):
+        return
+    is_early = key == "orchestrator.pre_batch_filters"
+    target = "packer.dynamic_sampling" if is_early else "packer.filter_zero_advantages"
+    on = bool(job.run.get(target)) if is_early else has_zero
+    for place, one in enumerate(items):
+        if one.get("type") == "zero_advantage":
+            text = "other groups take their place" if is_early else "they leave the step"
+            job.convert(job.keys_below(f"{key}.{place}"), {target: on}, text if on else "counted alone")
+    text = f"masked here where enforced; {job.system} leaves such completions out"
+    job.convert([key, *job.keys_below(key)], {"reward.filters": found}, text)
 
 
 def convert_evaluation(job: Import, train: list[str], era: str) -> None:

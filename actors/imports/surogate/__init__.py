@@ -1,4 +1,4 @@
-"""Import of Surogate: train.yaml, infer.yaml and orch.yaml of `surogate grpo`, told apart by their keys.
+"""Import of Surogate: the three files of `surogate grpo`, told apart by their keys, and that of `surogate grpo-native`.
 
 Surogate's orchestrator and inference have the keys of prime-rl in February 2026, so these conversions are shared.
 """
@@ -13,6 +13,8 @@ from actors.imports.keys import Key, check_types, flat, table
 from actors.imports.prime_rl import sampling, serving, training
 from actors.imports.prime_rl.names import KEYS as SHARED_KEYS
 from actors.imports.prime_rl.names import defaults_of, today
+from actors.imports.surogate import native
+from actors.imports.surogate.judge import convert_judge
 from schemas.errors import ConfigError
 
 WHOLE = frozenset({"args", "extra_body", "kwargs", "rope_scaling"})
@@ -82,8 +84,20 @@ LEGACY_LOSS = ("ratio_type", "token_mask_low", "token_mask_high", "geo_mask_low"
                "sequence_mask_high", "sequence_clip_high")  # fmt: skip
 """Keys of the loss up to March 2026."""
 
-TRAIN_MARKS = {"lora_rank", "recipe", "gpus", "loss", "learning_rate", "per_device_train_batch_size", "optimizer",
-               "save_steps", "lora_alpha", "lr_scheduler_type", "zero_level", "noise_scheduler"}  # fmt: skip
+TRAIN_MARKS = {
+    "lora_rank",
+    "recipe",
+    "gpus",
+    "loss",
+    "learning_rate",
+    "per_device_train_batch_size",
+    "optimizer",
+    "save_steps",
+    "lora_alpha",
+    "lr_scheduler_type",
+    "zero_level",
+    "noise_scheduler",
+} | native.MARKS
 INFER_MARKS = {"max_model_len", "tp", "dp", "gpu_memory_utilization", "enable_lora", "max_lora_rank", "enforce_eager",
                "max_loras", "kv_cache_dtype", "port"}  # fmt: skip
 ORCH_MARKS = {"env", "batch_size", "rollouts_per_example", "sampling", "buffer", "eval", "advantage", "client",
@@ -131,9 +145,6 @@ IRRELEVANT = {
         "trust_remote_code", "dataloader_num_workers", "sample_packing", "padding_free")},
     "train.loss": "an empty section",
     "train.noise_scheduler": "an empty section",
-    "infer.enable_lora": "follows from model.lora",
-    "infer.weight_broadcast_type": "weights.channel",
-    "infer.tool_call_parser": "vLLM's parsers serve requests of your own only",
     "orchestrator.learning_rate": "of several runs at once",
     "orchestrator.weight_broadcast.**": "weights.channel",
     "orchestrator.client.**": "the actors start the servers themselves",
@@ -153,38 +164,38 @@ IRRELEVANT = {
 """Reasons of keys without influence."""
 
 REFUSED = {
-    "train.report_to": "no tracker is built; metrics.jsonl has the figures",
-    "train.report_to.**": "no tracker is built; metrics.jsonl has the figures",
-    "train.wandb_project": "no tracker is built; metrics.jsonl has the figures",
-    "train.wandb_name": "no tracker is built; metrics.jsonl has the figures",
-    "train.aim_*": "no tracker is built; metrics.jsonl has the figures",
-    "train.train_router": "routers are trained with all weights only",
-    "train.router_aux_loss_coef": "no loss of routers",
-    "train.router_z_loss_coef": "no loss of routers",
+    "train.report_to": "no tracker is built; read metrics.jsonl",
+    "train.report_to.**": "no tracker is built; read metrics.jsonl",
+    "train.wandb_project": "no tracker is built; read metrics.jsonl",
+    "train.wandb_name": "no tracker is built; read metrics.jsonl",
+    "train.aim_*": "no tracker is built; read metrics.jsonl",
+    "train.train_router": "routers are trained with all weights only; set lora: false",
+    "train.router_aux_loss_coef": "no loss of routers; leave it out",
+    "train.router_z_loss_coef": "no loss of routers; leave it out",
     "train.adapter_path": "adapters start anew; merge them into the model first",
-    "train.merge_adapter": "merge the adapter after the run",
-    "train.qlora_fp4": "only nf4 is built; qlora_bnb",
-    "train.qlora_fp8": "only nf4 is built; qlora_bnb",
-    "train.ep_size": "ranks are data-parallel, or share the weights out",
-    "train.sequence_chunks": "a sample is computed as a whole",
-    "train.long_context": "a sample is computed as a whole",
-    "train.parallelism.**": "ranks are data-parallel, or share the weights out",
-    "train.distributed.**": "start actors run trainer on each machine",
-    "train.single_sample_bins": "rows hold several samples here",
-    "train.turn_diagnostics": "not built",
-    "train.distillation.**": "not built",
-    "train.early_stop": "a run has its number of steps",
-    "train.auto_lr_reduction": "the rate follows its schedule",
-    "train.fp8_*": "nothing trains in 8 bits",
-    "train.fp4_*": "nothing trains in 4 bits",
-    "orchestrator.replay.**": "no replay of frozen samples",
-    "orchestrator.ruler.**": "a judge is a reward function here",
-    "orchestrator.rollout_depth.**": "not built",
-    "orchestrator.report_to": "no tracker is built; metrics.jsonl has the figures",
-    "orchestrator.report_to.**": "no tracker is built; metrics.jsonl has the figures",
-    "orchestrator.val.**": "evaluate with eval",
-    "orchestrator.buffer.*": "not built in packer.pools",
-    "orchestrator.train.source.*.skip_first": "all rows are used",
+    "train.merge_adapter": "adapters stay adapters; merge them after the run",
+    "train.qlora_fp4": "only nf4 is built; set qlora_bnb: true",
+    "train.qlora_fp8": "only nf4 is built; set qlora_bnb: true",
+    "train.ep_size": "ranks are data-parallel, or share the weights out; use more ranks",
+    "train.sequence_chunks": "a sample is computed as a whole; shorten sequence_len",
+    "train.long_context": "a sample is computed as a whole; shorten sequence_len",
+    "train.parallelism.**": "ranks are data-parallel, or share the weights out; use more ranks",
+    "train.distributed.**": "no launcher is built; start actors run trainer on each machine",
+    "train.single_sample_bins": "rows hold several samples here; they never see each other",
+    "train.turn_diagnostics": "no figures by turn; read samples.jsonl",
+    "train.distillation.**": "of supervised training; use loss.teacher_tau",
+    "train.early_stop": "a run has its number of steps; end it with Ctrl-C",
+    "train.auto_lr_reduction": "the rate follows its schedule; leave it out",
+    "train.fp8_*": "nothing trains in 8 bits; bfloat16 is used",
+    "train.fp4_*": "nothing trains in 4 bits; bfloat16 is used",
+    "orchestrator.replay.**": "no replay of frozen samples; leave it out",
+    "orchestrator.ruler.**": "no such part of relative_judge; see its arguments in the page on rewards",
+    "orchestrator.rollout_depth.**": "no control of depth; set max_turns of the environment",
+    "orchestrator.report_to": "no tracker is built; read metrics.jsonl",
+    "orchestrator.report_to.**": "no tracker is built; read metrics.jsonl",
+    "orchestrator.val.**": "no rewards of further rollouts; evaluate with eval",
+    "orchestrator.buffer.*": "not built in packer.pools; leave it out",
+    "orchestrator.train.source.*.skip_first": "all rows are used; leave them out of the environment",
 }
 """Reasons of keys without counterpart."""
 
@@ -210,10 +221,15 @@ def read(files: Sequence[Path], arguments: Sequence[str], options: Options) -> I
     check_types(values, keys, names)
     defaults = defaults_of("2026-02") | {name: key.default for name, key in keys.items() if name.startswith("train.")}
     defaults |= {"trainer.model.seq_len": 1024, "orchestrator.concurrency.max_inflight": None}
+    defaults |= {"orchestrator.ruler.enabled": False, "orchestrator.ruler.mode": "replace"}
+    defaults |= {"orchestrator.ruler.weight": 1.0, "orchestrator.ruler.judge_model": None}
+    defaults |= {"orchestrator.ruler.judge.base_url": None}
+    is_native = native.is_native(given)
+    defaults |= native.DEFAULTS if is_native else {}
     if era == "2026-02":
         defaults |= {"train.weight_decay": 0.1, "train.lora_dropout": 0.05}
     job = Import(values, defaults, f"Surogate {era}", options, names)
-    _convert(job, era)
+    _convert(job, era, is_native)
     return job
 
 
@@ -238,10 +254,11 @@ def _known_names(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]
     """Return the values by the names of the shared conversions, and their names in the input, `train.`, `orch.`."""
     by_place: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    is_native = native.is_native(given)
     for key, value in given.items():
         head, _, rest = key.partition(".")
         place = {"infer": "inference.vllm", "orch": "orchestrator"}.get(head, head)
-        name = _KNOWN_AS.get(key, f"{place}.{rest}")
+        name = (native.name_of(key) if is_native else None) or _KNOWN_AS.get(key, f"{place}.{rest}")
         by_place[name] = value
         origin[name] = key
     values, older, _ = today(by_place)
@@ -260,7 +277,7 @@ def _era(version: str | None, given: dict[str, Any]) -> str:
     return "2026-03" if any(f"train.loss.{name}" in given for name in LEGACY_LOSS) else VERSIONS[-1]
 
 
-def _convert(job: Import, era: str) -> None:
+def _convert(job: Import, era: str, is_native: bool) -> None:
     """Report each key once, section by section."""
     sources = sampling.sources_of(job, "train")
     job.rename("train.output_dir", "output_dir")
@@ -270,12 +287,20 @@ def _convert(job: Import, era: str) -> None:
     serving.convert_seed(job, "2026-02")
     _convert_model(job)
     steps = _convert_steps(job)
-    if sources or job.options.data:
+    if is_native:
+        native.convert_data(job)
+    if job.run.get("environments.0.type") is not None:
+        sources = []
+    elif sources or job.options.data:
         sampling.convert_environments(job, sources, "2026-02")
     else:
         job.ask("environments", "the environments; no file has env")
     _convert_paths(job, sources)
-    sampling.convert_batches(job, sources)
+    if is_native:
+        native.convert_batches(job)
+    else:
+        sampling.convert_batches(job, sources)
+    convert_judge(job, len(sources))
     sampling.convert_lengths(job, sources, "2026-02")
     sampling.convert_sampling(job, sources)
     _convert_loss(job, era)
@@ -286,16 +311,31 @@ def _convert(job: Import, era: str) -> None:
     _convert_optimizer(job, steps)
     _convert_checkpoints(job)
     _convert_machines(job)
+    _convert_server(job)
     serving.convert_engine(job)
     sampling.convert_evaluation(job, sources, "2026-02")
-    key = "orchestrator.verification.enabled"
-    job.refuse_unless(key, True, "rewards of 0 train nothing")
+    if is_native:
+        native.convert_rest(job)
+    job.refuse_unless("orchestrator.verification.enabled", True, "rewards of 0 train nothing", "leave it out")
+    job.refuse_unless("orchestrator.buffer.skip_verification", False, "rewards of 0 train nothing", "leave it out")
     for name, off in (("opd_tau", 0.0), ("replay_tau", 0.0)):
         job.refuse_unless(f"train.loss.{name}", off, "weights of single tokens have no source in a run")
     job.settle("train.loss.opd_beta", "without effect where opd_tau is 0")
     job.sweep(IRRELEVANT, REFUSED)
     job.sweep(serving.IRRELEVANT, serving.REFUSED)
     job.finish([job.name(name) for name in _table()])
+
+
+def _convert_server(job: Import) -> None:
+    """Report the keys of infer.yaml that are none of vLLM's arguments."""
+    job.settle("inference.vllm.weight_broadcast_type", "weights.channel, as train.yaml says")
+    if job.given.get("inference.vllm.trust_remote_code"):
+        job.rename("inference.vllm.trust_remote_code", "model.trust_remote_code")
+    job.settle("inference.vllm.trust_remote_code", "false, as here")
+    key = "inference.vllm.enable_auto_tool_choice"
+    if not job.given.get(key):
+        job.settle(key, "false: calls of tools are read out of texts")
+        job.settle("inference.vllm.tool_call_parser", "without enable_auto_tool_choice: none")
 
 
 def _convert_steps(job: Import) -> int | None:

@@ -1,5 +1,6 @@
 """TRL: YAML of its command line, recipes of open-r1, accelerate's files, and scripts, which are read and never run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from actors.imports.huggingface import checkpoints, optimizer, run_name, schedule
@@ -7,19 +8,6 @@ from actors.imports.job import Import, Options
 from actors.imports.trl import batches, rewards, settings, versions
 from actors.imports.trl.inputs import Inputs, gather
 from schemas.config.load import MISSING
-
-_RETIRED = {
-    "max_prompt_length": "0.28",
-    "vllm_device": "0.18",
-    "vllm_dtype": "0.18",
-    "vllm_max_model_len": "0.18",
-    "vllm_enable_prefix_caching": "0.18",
-    "vllm_guided_decoding_regex": "0.28",
-    "use_liger_loss": "0.28",
-    "wandb_log_unique_prompts": "0.27",
-    "torch_dtype": "0.27",
-}
-"""Keys that TRL has removed, with the release."""
 
 IRRELEVANT = {
     "a run logs every step in metrics.jsonl": (
@@ -72,18 +60,18 @@ SWITCHES = {
     "push_to_hub": (False, "nothing is uploaded", "upload checkpoints/ of output_dir"),
     "report_to": (("none", [], None, ["none"]), "no tracker is built in", "read metrics.jsonl"),
     "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
-    "save_only_model": (False, "checkpoints hold the optimizer too", ""),
+    "save_only_model": (False, "checkpoints hold the optimizer too", "copy the model alone"),
     "shuffle_dataset": (True, "rows are always shuffled here", "write generated order into the data"),
-    "cast_lm_head_to_fp32": (False, "the head is computed in model.dtype", ""),
-    "router_aux_loss_coef": ((0, 0.0, None), "no auxiliary loss for experts", ""),
-    "neftune_noise_alpha": ((None, 0), "no noise on embeddings", ""),
-    "label_smoothing_factor": ((0, 0.0), "no label smoothing", ""),
-    "full_determinism": (False, "set trainer.deterministic", ""),
-    "optim_args": ((None, ""), "no further arguments of optimizers", ""),
-    "parallelism_config": (None, "no parallelism within a sequence or layer", ""),
+    "cast_lm_head_to_fp32": (False, "the head is computed in model.dtype", "set model.dtype float32"),
+    "router_aux_loss_coef": ((0, 0.0, None), "no auxiliary loss for experts", "set it to 0"),
+    "neftune_noise_alpha": ((None, 0), "no noise on embeddings", "remove it"),
+    "label_smoothing_factor": ((0, 0.0), "no label smoothing", "remove it"),
+    "full_determinism": (False, "another key here", "set trainer.deterministic"),
+    "optim_args": ((None, ""), "no further arguments of optimizers", "remove it"),
+    "parallelism_config": (None, "no parallelism within a sequence or layer", "use more processes"),
     "auto_find_batch_size": (False, "TRL refuses it too", "remove it"),
     "dataset_mixture": (None, "rows come from a file", "export the mixture to JSON Lines"),
-    "callbacks": ((None, []), "nothing of the origin's code runs inside the trainer", ""),
+    "callbacks": ((None, []), "nothing of the origin's code runs inside the trainer", "read metrics.jsonl as it grows"),
 }
 """Keys with their values that change nothing, the reason to refuse others, and the way to do without."""
 
@@ -95,7 +83,17 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
         ConfigError: a file can't be read, or TRL itself refuses the values.
     """
     version = versions.release(options.version)
-    return translate(gather(files, arguments, version), options)
+    inputs = gather(files, arguments, version)
+    if options.version is None:
+        version, sign = versions.told_by(inputs.given, inputs.trainer)
+        if sign:
+            # values have the types of that time
+            inputs = gather(files, arguments, version)
+            inputs.notes.append(
+                f"{sign}, so the defaults of TRL {version[0]}.{version[1]} hold; --from-version says others"
+            )
+            options = replace(options, version=f"{version[0]}.{version[1]}")
+    return translate(inputs, options)
 
 
 def translate(inputs: Inputs, options: Options) -> Import:
@@ -109,7 +107,6 @@ def translate(inputs: Inputs, options: Options) -> Import:
     job = Import(inputs.given, defaults, f"TRL {version[0]}.{version[1]}", options)
     for note in inputs.notes:
         job.note(note)
-    _note_age(job, version)
     _run(job)
     name = settings.model(job, inputs)
     settings.adapters(job, inputs, name)
@@ -128,17 +125,6 @@ def translate(inputs: Inputs, options: Options) -> Import:
     rewards.rewards(job, inputs)
     _close(job, inputs, world)
     return job
-
-
-def _note_age(job: Import, version: tuple[int, int]) -> None:
-    """Add a note where keys tell that a file is older than the defaults."""
-    for key, release in _RETIRED.items():
-        number = tuple(map(int, release.split(".")))
-        if key in job.given and version >= number:
-            job.note(
-                f"{key} was removed in TRL {release}, so the file is older than the defaults used here; its own are "
-                f"those of --from-version below {release}"
-            )
 
 
 def _run(job: Import) -> None:
@@ -165,10 +151,14 @@ def _others(job: Import, inputs: Inputs) -> None:
             job.settle(key, "memory and speed of the origin's own loop")
         elif key == "model_init_kwargs.quantization_config" and job.value("load_in_4bit"):
             job.settle(key, "load_in_4bit decides")
+        elif start == "model_init_kwargs" and job.given[key] is None:
+            job.settle(key, "empty")
         elif start == "model_init_kwargs":
             job.refuse(key, "the model is loaded without this argument")
         elif key in ("config", "config_file", "accelerate_config", "num_processes"):
             job.settle(key, "names a file or the processes of the launcher")
+        elif key in versions.OF_RECIPES:
+            job.refuse(key, "an argument of open-r1's own rewards", "write it into reward.functions[].kwargs")
         elif key in inputs.own_options:
             job.settle(key, "an option of the script; what it decides is reported under the trainer's key")
 

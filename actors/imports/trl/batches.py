@@ -68,7 +68,7 @@ def batches(job: Import, trainer: str, version: tuple[int, int], world: int | No
     completions = job.value("num_generations")
     if job.unreadable([*_SIZES, "num_generations"]) or world is None:
         return _open(job, sizes)
-    ours = our_keys(sizes)
+    ours = _our_keys(sizes, version)
     if version < (0, 17) and (sizes.per_device_train_batch_size * world) % completions and version >= (0, 15):
         raise ConfigError(
             f"num_generations: {completions} must divide per_device_train_batch_size "
@@ -119,13 +119,27 @@ def _sizes(job: Import, version: tuple[int, int], world: int) -> TrlBatchSizes:
 
 def _note_uneven(job: Import, sizes: TrlBatchSizes, generation: int) -> None:
     update = sizes.per_device_train_batch_size * sizes.world_size * sizes.gradient_accumulation_steps
-    if generation > update:
-        job.note("all updates of a step have one learning rate here; TRL's schedule changes it at each update")
-    elif update > generation:
+    if update > generation:
         job.note(
             "steps_per_generation is below gradient_accumulation_steps: an update has several generations of the same "
             "weights, which are one step here"
         )
+
+
+def _our_keys(sizes: TrlBatchSizes, version: tuple[int, int]) -> dict[str, Any]:
+    """Return the keys here.
+
+    Raises:
+        ConfigError: TRL refuses the numbers too, with what they meant in the first release.
+    """
+    try:
+        return our_keys(sizes)
+    except ConfigError as error:
+        is_plain = sizes.generation_batch_size is None and sizes.steps_per_generation is None
+        if not is_plain or version < (0, 15) or sizes.num_generations < 2:
+            raise
+        hint = "; before TRL 0.15 per_device_train_batch_size counted prompts: --from-version 0.14"
+        raise ConfigError(*(problem + hint for problem in error.problems)) from None
 
 
 def _per_epoch(number: int, sizes: TrlBatchSizes, version: tuple[int, int]) -> int:

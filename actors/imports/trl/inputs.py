@@ -16,6 +16,7 @@ TRAINERS = {"GRPOTrainer": "grpo", "RLOOTrainer": "rloo", "AsyncGRPOTrainer": "a
 _CONFIGS = {"GRPOConfig": "grpo", "RLOOConfig": "rloo", "AsyncGRPOConfig": "async"}
 _SIGNATURE = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
 _ACCELERATE = ("compute_environment", "distributed_type", "main_training_function", "machine_rank")
+_SAME_MODEL = ("to", "cuda", "cpu", "eval", "train", "bfloat16", "float", "requires_grad_")
 _LAUNCHER = ("accelerate_config", "config_file", "config")
 
 
@@ -213,6 +214,9 @@ def _model_of(model: Any, plain: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a model: its name, and the arguments with which the script loads it."""
     if "model" in plain:
         return {"model": plain["model"]}
+    # `.to("cuda")` and the like give the same model
+    while isinstance(model, Call) and isinstance(model.function, Method) and model.name in _SAME_MODEL:
+        model = model.function.base
     if not (isinstance(model, Call) and model.name == "from_pretrained"):
         is_option = isinstance(model, str) and model == plain.get("model_name_or_path")
         return {} if model is None or is_option else {"model": plain_value(model)}

@@ -235,7 +235,7 @@ def rewards(job: Import, inputs: Inputs) -> None:
             job.ask("reward.functions.0.path", "reward function; --reward FILE.py:F")
     _warn(job, inputs, functions)
     for key in ("reward_processing_classes", "callbacks", "optimizers"):
-        job.refuse(key, "nothing of the origin's code runs inside the trainer here")
+        job.refuse(key, "nothing of the origin's code runs inside the trainer here", "read metrics.jsonl")
     job.settle("processing_class", "the tokenizer of model.path")
 
 

@@ -491,6 +491,11 @@ def engine(job: Import, trainer: str, version: tuple[int, int], world: int | Non
         job.refuse(server[0], "the run starts vLLM itself", "set inference.engine.urls, if that server has its flags")
         _rest_of_vllm(job, server, "the run starts vLLM itself")
         return
+    if job.given.get("use_sglang"):
+        _sglang(job)
+        _rest_of_vllm(job, server, "only with use_vllm")
+        return
+    job.settle("use_sglang", "switched off")
     if not job.value("use_vllm"):
         embedded_engine(job)
         _rest_of_vllm(job, server, "only with use_vllm")
@@ -513,16 +518,29 @@ def engine(job: Import, trainer: str, version: tuple[int, int], world: int | Non
             job.run.set("up.inference", world // size, f"{world} processes ÷ {size} per engine")
     job.settle("vllm_mode", "server: the run starts vLLM on GPUs of its own")
     for key in server:
-        job.refuse(key, "TRL's server speaks another protocol; the run starts vLLM itself")
+        job.refuse(key, "TRL's server speaks another protocol", "the run starts vLLM itself")
     _rest_of_vllm(job, server, "belongs to the command of TRL's server")
+
+
+def _sglang(job: Import) -> None:
+    """Write the server of SGLang that a fork of TRL starts beside the trainer."""
+    job.convert("use_sglang", {"inference.engine.type": "sglang"}, "a server of SGLang on a GPU of its own")
+    job.run.set("inference.engine.deterministic", False, "that server samples without seeds")
+    job.run.set("weights.channel", "filesystem", "the channel of SGLang's servers here")
+    share = "sglang_gpu_memory_utilization"
+    if job.given.get(share) is not None:
+        job.rename(share, "inference.engine.mem_fraction_static")
+    for key in ("sglang_device", "checkpoint_path", *(key for key in job.given if key.startswith("sglang_"))):
+        job.settle(key, "the run starts the server, and gives it the weights by weights.channel")
+    job.settle("use_vllm", "use_sglang counts")
 
 
 def _rest_of_vllm(job: Import, server: tuple[str, ...], reason: str) -> None:
     for key in (*server, *(key for key in job.given if key.startswith("vllm_"))):
         if key == "vllm_enable_sleep_mode":
-            job.refuse_unless(key, False, "engine and trainer never take turns on a GPU here")
+            job.refuse_unless(key, False, "engine and trainer never take turns on a GPU here", "false")
         elif key in ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex"):
-            job.refuse_unless(key, None, "requests carry no grammar here")
+            job.refuse_unless(key, None, "requests carry no grammar here", "remove it")
         else:
             job.settle(key, reason)
 

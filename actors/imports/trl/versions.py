@@ -1,6 +1,7 @@
 """Defaults of TRL's configurations, read out of the released packages, and their changes from release to release."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import ConfigError
@@ -233,6 +234,61 @@ _CHANGES: dict[str, list[tuple[tuple[int, int], dict[str, Any]]]] = {
 
 _FIRST = {"grpo": OLDEST, "rloo": (0, 22), "async": (1, 0)}
 """First release with the trainer as it is today."""
+
+
+RETIRED: dict[str, tuple[int, int]] = {
+    "vllm_device": (0, 18),
+    "vllm_dtype": (0, 18),
+    "vllm_max_model_len": (0, 18),
+    "vllm_enable_prefix_caching": (0, 18),
+    "torch_dtype": (0, 27),
+    "wandb_log_unique_prompts": (0, 27),
+    "max_prompt_length": (0, 28),
+    "vllm_guided_decoding_regex": (0, 28),
+    "use_liger_loss": (0, 28),
+}
+"""Keys that TRL has removed, with the release without them."""
+ADDED: dict[str, tuple[int, int]] = {
+    "loss_type": (0, 16),
+    "scale_rewards": (0, 16),
+    "steps_per_generation": (0, 18),
+    "generation_batch_size": (0, 18),
+    "mask_truncated_completions": (0, 18),
+    "importance_sampling_level": (0, 20),
+    "top_entropy_quantile": (0, 21),
+    "vllm_importance_sampling_correction": (0, 23),
+    "vllm_importance_sampling_mode": (0, 26),
+}
+"""Keys with the release that brought them."""
+OF_RECIPES = {
+    *("benchmarks", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision", "dataset_prompt_column"),
+    *("wandb_entity", "wandb_run_group", "code_language", "code_eval_test_batch_size", "code_eval_scoring_mode"),
+    *("parallel_code_exec_per_proc", "code_provider", "e2b_router_url", "morph_router_url", "ioi_provider"),
+    *("cosine_min_value_wrong", "cosine_max_value_wrong", "cosine_min_value_correct", "cosine_max_value_correct"),
+    *("cosine_max_len", "repetition_n_grams", "repetition_max_penalty"),
+}
+"""Keys of open-r1's recipes alone."""
+RECIPES = (0, 18)
+"""Release that open-r1 takes."""
+
+
+def told_by(given: Mapping[str, Any], trainer: str) -> tuple[tuple[int, int], str]:
+    """Return the release whose defaults a file was written for, and what tells so; an empty text if nothing does.
+
+    Args:
+        given: values by dotted key.
+        trainer: `grpo`, `rloo` or `async`.
+    """
+    newest, sign = NEWEST, ""
+    for key, without in RETIRED.items():
+        before = without[0], without[1] - 1
+        if key in given and before < newest:
+            newest, sign = before, f"{key} was removed in TRL {without[0]}.{without[1]}"
+    recipe = next((key for key in given if key in OF_RECIPES), None)
+    if recipe is not None and newest > RECIPES:
+        newest, sign = RECIPES, f"{recipe} is a key of open-r1's recipes, which take TRL {RECIPES[0]}.{RECIPES[1]}"
+    oldest = max([_FIRST[trainer], *(since for key, since in ADDED.items() if key in given)])
+    return (max(newest, oldest), sign) if sign else (NEWEST, "")
 
 
 def release(text: str | None) -> tuple[int, int]:

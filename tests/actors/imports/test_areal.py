@@ -8,7 +8,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actors.imports.areal import KEYS, parse_allocation, read
+from actors.imports.areal import KEYS, read
+from actors.imports.areal.machines import parse_allocation
 from actors.imports.job import Import, Options
 from actors.imports.keys import flat
 from schemas.errors import ConfigError
@@ -180,3 +181,182 @@ def test_any_keys_end_in_one_entry_each_or_in_words(data: st.DataObject, names: 
     except ConfigError:
         return
     check_each_key_once(job, flat(tree))
+
+
+LITE = """
+experiment_name: e
+trial_name: t
+allocation_mode: sglang.d4p1t1+d4p1t1
+cluster: {fileroot: /tmp/areal/experiments, n_nodes: 1, n_gpus_per_node: 8, name_resolve: {type: nfs}}
+total_train_epochs: 10
+tokenizer_path: ${actor.path}
+async_training: true
+rollout: {max_concurrent_rollouts: 256, consumer_batch_size: "${train_dataset.batch_size}", max_head_offpolicyness: 2}
+gconfig: {n_samples: 4, max_new_tokens: 1024, greedy: false, temperature: 1.0}
+actor:
+  path: Qwen/Qwen2-1.5B-Instruct
+  mb_spec: {max_tokens_per_mb: 10240}
+  backend: fsdp
+  group_size: ${gconfig.n_samples}
+  group_adv_norm: false
+  eps_clip: 0.4
+  temperature: ${gconfig.temperature}
+  reward_scaling: 10.0
+  reward_bias: -0.5
+  kl_ctl: 0.0
+  ppo_n_minibatches: 1
+  recompute_logprob: true
+  use_decoupled_loss: true
+  behav_imp_weight_cap: 5.0
+  optimizer: {lr: 1.70e-5}
+ref: {path: "${actor.path}", optimizer: null, backend: fsdp}
+server_only: false
+sglang: {model_path: "${actor.path}", context_length: 32768, mem_fraction_static: 0.8, max_running_requests: null}
+train_dataset: {batch_size: 256, shuffle: true, path: openai/gsm8k, type: rl}
+valid_dataset: {batch_size: 256, path: test.jsonl, type: rl}
+saver: {freq_epochs: 1, freq_steps: null, freq_secs: null}
+recover: {mode: disabled, freq_epochs: 1, freq_steps: null, freq_secs: 3600}
+evaluator: {freq_epochs: 1, freq_steps: null, freq_secs: null}
+stats_logger: {wandb: {mode: disabled}}
+"""
+"""First release, July 2025: dots in the allocation, engines without sizes, advantages always normalised."""
+
+MODERN = """
+experiment_name: boba
+trial_name: t
+enable_offload: false
+total_train_epochs: 2
+cluster: {fileroot: /tmp/areal}
+allocation_mode: vllm:d4+d4
+scheduler: {type: null}
+rollout: {max_concurrent_rollouts: 64, max_head_offpolicyness: 4, dump_to_file: true}
+gconfig: {n_samples: 16, max_new_tokens: 8192, temperature: 1.0}
+actor:
+  path: deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B
+  init_from_scratch: false
+  gradient_checkpointing: true
+  mb_spec: {max_tokens_per_mb: 16384}
+  optimizer: {lr: 1e-5}
+  ppo_n_minibatches: 4
+  recompute_logprob: true
+  use_decoupled_loss: true
+  kl_ctl: 0.0
+  max_new_tokens: ${gconfig.max_new_tokens}
+  reward_norm: {mean_level: group, std_level: group, group_size: 16}
+vllm: {max_model_len: 32768, gpu_memory_utilization: 0.9}
+train_dataset: {batch_size: 32, path: rows.jsonl, pin_memory: true}
+valid_dataset: {path: test.jsonl}
+evaluator: {freq_epochs: null, freq_steps: null, freq_secs: null}
+stats_logger: {wandb: {mode: disabled}}
+"""
+"""A file of 2026."""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "rows", "expected"),
+    [
+        # 10 · ⌊7473 ÷ 256⌋ = 290; lite's own defaults: float16 is no precision here, eps 1e-5, beta2 .95, decay .05
+        (LITE, ("actor.dtype=bfloat16",), 7473, {
+            "trainer.max_steps": 290, "up.inference": 4, "trainer.num_ranks": 4, "inference.engine.type": "sglang",
+            "reward.advantage.type": "gae", "reward.adv_norm": {"mean_level": "batch", "mean_leave1out": False,
+            "std_level": "batch", "std_unbiased": False, "eps": 1e-5}, "trainer.optimizer.beta2": 0.95,
+            "trainer.optimizer.weight_decay": 0.05, "trainer.optimizer.eps": 1e-5,
+            "model.gradient_checkpointing": True, "trainer.loss.rejection_sampling.upper": 5.0,
+            "packer.max_async_level": 2, "trainer.checkpoint.interval": 29, "eval.every_steps": 29,
+            "eval.at_end": False, "eval.max_tokens": 1024, "inference.engine.startup_timeout": 90.0}),
+        (LITE, ("actor.dtype=bfloat16", "async_training=false", "actor.group_adv_norm=true"), 7473, {
+            "packer.max_async_level": 0, "reward.adv_norm.mean_level": "group", "reward.adv_norm.std_level": "group"}),
+        (LITE, ("actor.dtype=bfloat16", "actor.adv_norm=false", "actor.group_reward_norm=true"), 7473, {
+            "reward.adv_norm": None, "reward.advantage": {"type": "zscore", "std": "unbiased", "eps": 1e-9}}),
+        # the penalty counts from context_length in the days of that key, else from actor.max_new_tokens
+        (LITE, ("actor.dtype=bfloat16", "context_length=32768", "actor.context_length=${context_length}",
+                "actor.overlong_reward_penalty=true", "actor.overlong_tokens=1024", "actor.overlong_penalty_factor=1.0",
+                "actor.eps_clip_higher=0.28"), 7473, {
+            "reward.functions.1.path": "overlong", "trainer.loss.epsilon_high": 0.28,
+            "reward.functions.1.kwargs": {"max_tokens": 32768, "overlong_tokens": 1024, "factor": 1.0}}),
+        (MODERN, ("actor.overlong_reward_penalty=true", "actor.overlong_tokens=512",
+                  "actor.overlong_penalty_factor=0.5"), 100, {
+            "reward.functions.1.kwargs": {"max_tokens": 8192, "overlong_tokens": 512, "factor": 0.5}}),
+        # no cap and no rejection_sampling: none in 1.0.4; no moment of an evaluation: none
+        (MODERN, (), 100, {"trainer.loss.rejection_sampling": None, "eval.num_prompts": 0, "trainer.max_steps": 6,
+                           "trainer.num_minibatches": 4, "trainer.checkpoint.interval_share": 1.0,
+                           "trainer.num_ranks": 4, "up.inference": 4}),
+        # the bound in the words of early 2026, whose default is 5
+        (MODERN, ("actor.behave_imp_weight_mode=sequence_truncate",), 100, {
+            "trainer.loss.rejection_sampling.upper": 5.0, "trainer.loss.rejection_sampling.level": "sequence",
+            "trainer.loss.rejection_sampling.action": "clamp", "trainer.loss.rejection_sampling.agg": "mean"}),
+        (MODERN, ("actor.behave_imp_weight_mode=disabled",), 100, {"trainer.loss.rejection_sampling": None}),
+        (MODERN, ("actor.behave_imp_weight_cap=2.0",), 100, {"trainer.loss.rejection_sampling.upper": 2.0,
+                                                            "trainer.loss.rejection_sampling.action": "mask"}),
+        # experts are spread over the ranks of attention: 4 · 4 · 2 = 32
+        (MODERN, ("allocation_mode=vllm:d4p1t8+megatron:(attn:d4p4t2c1|ffn:d1p4t1e8)",), 100, {
+            "trainer.num_ranks": 32, "up.inference": 4, "inference.engine.tensor_parallel_size": 8,
+            "up.colocate": False}),
+        (MODERN, ("allocation_mode=vllm:d2 + megatron:d2t1e2",), 100, {"trainer.num_ranks": 2}),
+        # the same GPUs; a ref that is null is no reference, whatever kl_ctl
+        (MODERN, ("allocation_mode=sglang[rollout]:d8p1t1|fsdp[actor]:d8p1t1", "ref=null", "actor.kl_ctl=0.1",
+                  "actor.colocated=true", "actor.colocated_weight_path=/dev/shm/w"), 100, {
+            "up.colocate": True, "up.inference": 8, "trainer.num_ranks": 8, "trainer.reference": None}),
+        (MODERN, ("actor.dynamic_sampling=true",), 100, {"packer.filter_zero_advantages": True}),
+        # a section of its own has the defaults of its class: 16384 tokens, less one for a prompt
+        (MODERN, ("evaluator.freq_steps=10", "eval_gconfig.greedy=true", "gconfig.temperature=0.6"), 100, {
+            "eval.temperature": 0.0, "eval.completions_per_prompt": 1, "eval.max_tokens": 16383,
+            "eval.every_steps": 10, "rollout.temperature": 0.6, "rollout.max_tokens": 8192}),
+        (MODERN, ("evaluator.freq_steps=10", "gconfig.temperature=0.6", "gconfig.top_p=0.9", "gconfig.top_k=20"), 100, {
+            "eval.temperature": 0.6, "eval.completions_per_prompt": 16, "eval.max_tokens": 8192, "eval.top_p": 0.9,
+            "eval.top_k": 20}),
+        (MODERN, ("evaluator.eval_before_train=true",), 100, {"eval.at_start": True, "eval.every_steps": 0,
+                                                             "eval.num_prompts": 1_000_000}),
+    ],
+)  # fmt: skip
+def test_files_of_several_years_have_the_values_of_their_code(
+    text: str, words: tuple[str, ...], rows: int, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each key of the file and of the words has one entry."""
+    options = Options(rows=rows, reward="rewards.py:f", data=Path("rows.jsonl"))
+    job = imported(tmp_path, text, *words, options=options)
+    check_values(job, expected)
+    keys = flat(yaml.safe_load(text)).keys() | {word.partition("=")[0] for word in words}
+    check_each_key_once(job, {key for key in keys if not any(other.startswith(f"{key}.") for other in keys)})
+
+
+def test_the_time_of_a_file_is_told_by_its_keys_or_by_the_user(tmp_path: Path) -> None:
+    """The standard deviation of 0.3.3 has divisor n, of 0.3.4 divisor n − 1."""
+    words = ("actor.adv_norm={mean_level: group, std_level: batch}",)
+    for version, origin, unbiased in ((None, "AReaL 1.0.4", True), ("0.3.3", "AReaL 0.3.3", False)):
+        options = Options(rows=100, reward="rewards.py:f", version=version)
+        job = imported(tmp_path, MODERN, *words, options=options)
+        assert job.report.origin == origin
+        check_values(job, {"reward.adv_norm.std_unbiased": unbiased})
+    dotted = imported(tmp_path, MODERN.replace("vllm:d4+d4", "vllm.d4p1t1+d4p1t1"), *words)
+    assert dotted.report.origin == "AReaL 0.3.3"
+    assert imported(tmp_path, LITE, "train_dataset.batch_size=8").report.origin == "AReaL 0.3.0"
+    for version, problem in (("2.0", "is not known"), ("new", "is no version")):
+        with pytest.raises(ConfigError, match=problem):
+            imported(tmp_path, MODERN, options=Options(version=version))
+
+
+@pytest.mark.parametrize(
+    ("word", "verdict"),
+    [
+        ("enable_offload=false", "irrelevant"),
+        ("enable_offload=true", "refused"),
+        ("dynamic_bs=true", "refused"),
+        ("stats_logger.wandb.mode=online", "refused"),
+        ("stats_logger.wandb.mode=disabled", "irrelevant"),
+        ("actor.init_from_scratch=false", "irrelevant"),
+        ("actor.use_cispo_loss=true", "refused"),
+        ("recover.freq_secs=3600", "irrelevant"),
+        ("saver.freq_secs=3600", "refused"),
+        ("actor.self_distillation.is_clip=2", "refused"),
+    ],
+)
+def test_a_switch_is_refused_where_it_is_on(word: str, verdict: str, tmp_path: Path) -> None:
+    """What is off changes nothing; a refusal says what to do."""
+    job = imported(tmp_path, MODERN, word)
+    key = word.partition("=")[0]
+    check_verdicts(job, {key: verdict})
+    text = next(entry.text for entry in job.report.entries if entry.key == key)
+    assert text
+    if verdict == "refused":
+        assert "; " in text, f"no way out: {text}"

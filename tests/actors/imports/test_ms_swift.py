@@ -103,7 +103,7 @@ orms["mine"] = Mine
 
 def imported(folder: Path, text: str, *words: str, options: Options = COMPLETE) -> Import:
     """Import a text, of a shell script or of YAML."""
-    name = "train.sh" if "swift " in text else "args.yaml"
+    name = "train.sh" if "swift " in text or "--rlhf_type" in text else "args.yaml"
     (folder / name).write_text(text)
     return read([folder / name], list(words), options)
 
@@ -298,7 +298,6 @@ def test_a_key_has_the_value_of_the_origins_code(tmp_path: Path, keys: str, valu
     [
         ("num_generations: 3", "num_generations: 3 must divide"),
         ("generation_batch_size: 32, steps_per_generation: 2", "contradicts steps_per_generation"),
-        ("use_vllm: true", "with use_vllm ms-swift wants colocate or server"),
         ("vllm_mode: colocate", "ms-swift refuses it without use_vllm"),
         ("use_vllm: true, vllm_mode: server", "vllm_server_host: is missing"),
         ("warmup_ratio: 0.1, warmup_steps: 5", "ms-swift refuses it together with warmup_steps"),
@@ -315,6 +314,125 @@ def test_what_the_origin_refuses_is_refused(tmp_path: Path, keys: str, problem: 
     with pytest.raises(ConfigError) as error:
         imported(tmp_path, "{" + BASE + ", per_device_train_batch_size: 8, " + keys + "}")
     assert problem in str(error.value)
+
+
+OLD = r"""
+CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 \
+NPROC_PER_NODE=7 \
+swift rlhf \
+    --rlhf_type grpo \
+    --model Qwen/Qwen2.5-7B-Instruct \
+    --reward_funcs accuracy format \
+    --use_vllm true \
+    --vllm_device auto \
+    --vllm_gpu_memory_utilization 0.7 \
+    --vllm_max_model_len 8192 \
+    --train_type full \
+    --torch_dtype bfloat16 \
+    --dataset 'AI-MO/NuminaMath-TIR#5000' \
+    --max_completion_length 2048 \
+    --num_train_epochs 1 \
+    --per_device_train_batch_size 1 \
+    --gradient_accumulation_steps 2 \
+    --learning_rate 1e-6 \
+    --eval_steps 200 \
+    --save_steps 200 \
+    --max_length 4096 \
+    --warmup_ratio 0.05 \
+    --num_generations 7 \
+    --system 'Think first.' \
+    --deepspeed zero2
+"""
+"""One of eight GPUs is vLLM's: early 2025."""
+SHARED = r"""
+NNODES=1 torchrun --nproc_per_node=8 --nnodes=1 swift/cli/rlhf.py --rlhf_type grpo --model Qwen/Qwen2.5-7B \
+    --train_type full --dataset AI-MO/NuminaMath-TIR#10000 --torch_dtype bfloat16 --num_train_epochs 1 \
+    --max_length 1024 --per_device_train_batch_size 6 --per_device_eval_batch_size 6 --max_completion_length 2048 \
+    --reward_funcs accuracy format --num_generations 48 --use_vllm true --vllm_gpu_memory_utilization 0.3 \
+    --sleep_level 1 --deepspeed zero3_offload --num_infer_workers 8 --tensor_parallel_size 4 --top_p 0.85
+"""
+"""As many engines' workers as processes: they share GPUs."""
+GSPO = r"""
+NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --dataset AI-MO/NuminaMath-TIR#10000 \
+    --beta 0.0 --epsilon 3e-4 --epsilon_high 4e-4 --steps_per_generation 4 --importance_sampling_level sequence \
+    --num_train_epochs 1 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --num_generations 16 \
+    --train_type full --reward_funcs accuracy --use_vllm true --vllm_mode colocate --vllm_max_model_len 16384 \
+    --max_completion_length 8192 --offload_model true --save_steps 1000 --learning_rate 1e-6 --warmup_ratio 0.05 \
+    --deepspeed zero3 \
+
+"""
+"""Two generations of 4 steps in an update of 8."""
+BESIDE = r"""
+CUDA_VISIBLE_DEVICES=0,1 swift rollout --model Qwen/Qwen2.5-32B-Instruct --tensor_parallel_size 2
+
+CUDA_VISIBLE_DEVICES=2,3,4,5 NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-32B-Instruct \
+    --reward_funcs accuracy --use_vllm true --vllm_mode colocate --vllm_server_host 10.0.0.1 --vllm_server_port 8000 \
+    --train_type full --dataset AI-MO/NuminaMath-TIR#1000 --max_completion_length 2048 --num_train_epochs 3 \
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 1 --num_generations 8 --top_p 0.9 --top_k 50 \
+    --num_iterations 3 --save_steps 500 --loss_type fipo --fipo_decay_rate 32 --sequence_parallel_size 2 --max_turns 3
+"""
+"""A server beside a mode that says otherwise."""
+
+
+@pytest.mark.parametrize(
+    ("text", "origin", "values", "verdicts"),
+    [
+        # 1 · 7 · 2 = 14 completions = 2 groups of 7; a hundredth is held out: ⌊4950 ÷ 2⌋ = 2475 updates
+        (OLD + " --per_device_eval_batch_size 1", "ms-swift 3.4", {
+            "packer.groups_per_step": 2, "trainer.max_steps": 2475, "rollout.top_p": 0.9, "rollout.top_k": 50,
+            "up.colocate": False, "up.inference": 1, "trainer.num_ranks": 7, "eval.every_steps": 200,
+            "trainer.reference.beta": 0.04, "packer.sequence_len": 6144, "trainer.sharding": "fsdp",
+            "model.lora": None, "trainer.warmup_ratio": 0.05, "trainer.loss.type": "grpo",
+        }, {"vllm_device": "converted", "train_type": "converted", "eval_steps": "converted"}),
+        # 6 · 8 = 48 completions = 1 group; ⌊9900 ÷ 1⌋ updates
+        (SHARED, "ms-swift 3.4", {
+            "packer.groups_per_step": 1, "trainer.max_steps": 9900, "up.colocate": True, "up.inference": 2,
+            "inference.engine.tensor_parallel_size": 4, "rollout.top_k": 50, "rollout.top_p": 0.85,
+        }, {"num_infer_workers": "irrelevant", "tensor_parallel_size": "renamed", "sleep_level": "refused"}),
+        # 2 · 8 · 8 = 128 completions of two generations = 8 groups in one update; ⌊10000 ÷ 4⌋ · 4 ÷ 8 = 1250
+        (GSPO, "ms-swift 4.6", {
+            "packer.groups_per_step": 8, "trainer.num_minibatches": 1, "trainer.max_steps": 1250,
+            "trainer.loss.epsilon": 3e-4, "trainer.loss.epsilon_high": 4e-4, "rollout.top_p": 1.0,
+            "trainer.loss.importance_sampling_level": "sequence", "trainer.reference": None, "rollout.top_k": 0,
+            "trainer.checkpoint.interval": 1000, "up.colocate": True, "up.inference": 8,
+        }, {"steps_per_generation": "converted", "offload_model": "refused"}),
+        # 4 · 4 = 16 completions = 2 groups; three iterations are three updates of a step: 3 · 500 · 3 ÷ 3, 500 ÷ 3
+        (BESIDE, "ms-swift 4.6", {
+            "packer.groups_per_step": 2, "trainer.num_iterations": 3, "trainer.max_steps": 1500,
+            "trainer.checkpoint.interval": 166, "up.colocate": False, "trainer.loss.type": "grpo",
+            "inference.engine.tensor_parallel_size": 2, "rollout.top_p": 0.9, "rollout.top_k": 50,
+        }, {"vllm_mode": "irrelevant", "vllm_server_host": "refused", "fipo_decay_rate": "refused",
+            "loss_type": "refused", "sequence_parallel_size": "refused", "max_turns": "refused"}),
+    ],
+)  # fmt: skip
+def test_scripts_of_several_years_have_the_values_of_their_code(
+    tmp_path: Path, text: str, origin: str, values: dict[str, Any], verdicts: dict[str, str]
+) -> None:
+    """The time is told by words that later releases do not take; each option has one entry."""
+    job = imported(tmp_path, text.replace("zero2\n --", "zero2 --"), options=Options(data=Path("rows.jsonl")))
+    assert job.report.origin == origin
+    for question in list(job.report.questions):
+        assert question.target == "environments.0.eval_path"
+        job.answer(question.target, "held.jsonl", "")
+    check_values(job, values)
+    check_verdicts(job, verdicts)
+    keys = {entry.key for entry in job.report.entries}
+    words = text[text.index("--rlhf_type") :].split()
+    assert {word[2:] for word in words if word.startswith("--")} <= keys
+    for entry in job.report.entries:
+        assert entry.verdict != "refused" or "; " in entry.text, f"no way out: {entry}"
+
+
+def test_vllm_without_a_mode_is_of_an_early_release_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    """Releases from 3.11 on refuse it."""
+    text = "{" + BASE + ", per_device_train_batch_size: 8, use_vllm: true}"
+    job = imported(tmp_path, text)
+    assert job.report.origin == "ms-swift 3.10"
+    check_values(job, {"up.colocate": True, "rollout.top_p": 0.9, "eval.num_prompts": 0})
+    served = imported(tmp_path, text.replace("use_vllm: true", "use_vllm: true, vllm_server_host: a"))
+    check_values(served, {"up.colocate": False})
+    with pytest.raises(ConfigError, match="with use_vllm ms-swift wants colocate or server"):
+        imported(tmp_path, text, options=Options(world=1, rows=1000, data=Path("rows.jsonl"), version="4.6"))
 
 
 def test_soft_overlong_needs_its_length(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Configurations of prime-rl from February to August 2026, with the values that its code derives from them."""
+"""Configurations of prime-rl from autumn 2025 to August 2026, with the values that its code derives from them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -526,6 +526,227 @@ level = "warn"
             "orchestrator.algo.teacher.base_url": "converted",
             "log.level": "converted",
         },
+    ),
+    # Autumn 2025: one environment, adapters as an experiment, rows of micro_batch_size, the loss with masks.
+    # 512 ÷ 8 = 64 groups; in flight 512 ÷ 8 = 64.
+    "autumn": Case(
+        """
+max_steps = 100
+[ckpt]
+[model]
+name = "Qwen/Qwen3-4B-Instruct-2507"
+[trainer.model]
+impl = "liger_kernel"
+[trainer.model.ac]
+freq = 1
+[trainer.model.experimental.lora]
+rank = 16
+alpha = 64
+target_modules = ["q_proj", "v_proj"]
+[trainer.weight_broadcast]
+adapter_only = true
+[trainer.optim]
+lr = 1e-5
+[orchestrator]
+batch_size = 512
+micro_batch_size = 8
+rollouts_per_example = 8
+seq_len = 2048
+lora_name = "r16-64-1e-5"
+async_level = 2
+mask_truncated_completions = true
+[orchestrator.sampling]
+max_tokens = 768
+[orchestrator.environment]
+id = "alphabet-sort"
+[orchestrator.environment.args]
+min_turns = 3
+max_turns = 3
+[inference]
+enable_lora = true
+""",
+        {
+            "model.lora.rank": 16,
+            "model.lora.alpha": 64,
+            "model.lora.target_modules": ["q_proj", "v_proj"],
+            "environments.0.type": "verifiers",
+            "environments.0.options": {"id": "alphabet-sort", "args": {"min_turns": 3, "max_turns": 3}},
+            "packer.groups_per_step": 64,
+            "packer.max_async_level": 2,
+            "packer.sequence_len": 2048,
+            "rollout.group_size": 8,
+            "rollout.max_concurrent_groups": 64,
+            "rollout.max_tokens": 768,
+            "reward.mask_truncated_completions": True,
+            "trainer.loss.type": "surogate",
+            "trainer.loss.kl_tau": 0.0,
+            "trainer.checkpoint.interval_share": 1.0,
+            "weights.channel": "filesystem",
+            "eval.num_prompts": 0,
+        },
+        {
+            "trainer.model.experimental.lora.rank": "taken",
+            "orchestrator.environment.id": "converted",
+            "orchestrator.environment.args": "converted",
+            "orchestrator.micro_batch_size": "irrelevant",
+            "orchestrator.lora_name": "irrelevant",
+            "orchestrator.async_level": "renamed",
+        },
+    ),
+    # Filters with an action: zero advantages before the batch are replaced, after the batch left out.
+    # Nodes have 8 GPUs: 2 · 8 = 16 ranks, 2 · 8 ÷ 8 = 2 engines; 32768 tokens leave no room for a prompt.
+    "actions": Case(
+        """
+max_steps = 60
+seq_len = 32768
+[model]
+name = "Qwen/Qwen3-30B-A3B-Thinking-2507"
+[weight_broadcast]
+type = "nccl"
+[deployment]
+type = "multi_node"
+num_train_nodes = 2
+num_infer_nodes = 2
+[ckpt]
+interval = 100
+[trainer.model]
+impl = "custom"
+attn = "flash_attention_3"
+ep = 8
+[trainer.optim]
+type = "muon"
+lr = 1e-6
+[orchestrator]
+batch_size = 512
+group_size = 8
+oversampling_factor = 2
+[orchestrator.train.sampling]
+max_completion_tokens = 32768
+[[orchestrator.train.env]]
+name = "math"
+env.taskset = { id = "i3_math_v1" }
+[[orchestrator.pre_batch_filters]]
+type = "zero_advantage"
+action = "drop"
+[[orchestrator.pre_batch_filters]]
+type = "gibberish"
+action = "monitor"
+[[orchestrator.post_batch_filters]]
+type = "zero_advantage"
+action = "monitor"
+[orchestrator.prime_monitor]
+[orchestrator.renderer]
+name = "default"
+[inference.parallel]
+tp = 8
+""",
+        {
+            "packer.dynamic_sampling": True,
+            "packer.filter_zero_advantages": False,
+            "packer.groups_per_step": 64,
+            "packer.oversampling_factor": 2,
+            "packer.order": "arrival",
+            "rollout.max_tokens": 32767,
+            "trainer.num_ranks": 16,
+            "up.inference": 2,
+            "inference.engine.tensor_parallel_size": 8,
+            "trainer.optimizer.type": "muon",
+            "weights.channel": "rendezvous",
+            "reward.filters.0.enforce": False,
+            "reward.filters.1.enforce": False,
+            "trainer.checkpoint.interval": 100,
+        },
+        {
+            "orchestrator.pre_batch_filters.0.action": "converted",
+            "orchestrator.post_batch_filters.0.action": "converted",
+            "orchestrator.prime_monitor": "irrelevant",
+            "orchestrator.renderer.name": "refused",
+            "trainer.model.ep": "refused",
+        },
+    ),
+    # The filter of March 2026 leaves completions out of the loss; evaluations of another environment have no place.
+    "march-filter": Case(
+        """
+max_steps = 30
+seq_len = 4096
+[orchestrator]
+batch_size = 64
+rollouts_per_example = 8
+[[orchestrator.filters]]
+type = "zero_advantage"
+[orchestrator.sampling]
+max_tokens = 512
+temperature = 0.7
+[[orchestrator.env]]
+id = "math-env"
+[orchestrator.eval]
+interval = 5
+[[orchestrator.eval.env]]
+id = "aime2025"
+[trainer.scheduler]
+type = "linear"
+warmup_steps = 0
+decay_steps = 30
+[trainer.optim]
+max_norm = 0.5
+""",
+        {
+            "packer.filter_zero_advantages": True,
+            "packer.dynamic_sampling": False,
+            "rollout.temperature": 0.7,
+            "eval.num_prompts": 0,
+            "trainer.max_grad_norm": 0.5,
+            "packer.groups_per_step": 8,
+        },
+        {"orchestrator.eval.env.0.id": "refused", "orchestrator.filters.0.type": "converted"},
+        words=("--trainer.loss.ipo-mask-low", "0.3"),
+    ),
+    # A gate on advantages; inference with six of eight GPUs; the tool parser is an argument of the server.
+    "gates": Case(
+        """
+max_steps = 200
+seq_len = 4096
+[deployment]
+num_train_gpus = 2
+num_infer_gpus = 6
+[model]
+name = "Qwen/Qwen3-4B-Instruct-2507"
+[trainer.optim]
+lr = 1e-5
+weight_decay = 0.0
+[trainer.model.lora]
+rank = 8
+dropout = 0.0
+[orchestrator]
+batch_size = 512
+[orchestrator.train]
+group_size = 16
+[orchestrator.concurrency]
+initial_inflight = 1024
+[orchestrator.train.sampling]
+max_completion_tokens = 512
+[[orchestrator.train.source]]
+name = "wiki-search"
+curriculum = { gates = { zero_advantage = { type = "advantage_range" } } }
+env.taskset.id = "wiki-search"
+[inference.vllm]
+tool_call_parser = "hermes"
+""",
+        {
+            "packer.dynamic_sampling": True,
+            "packer.groups_per_step": 32,
+            "rollout.group_size": 16,
+            "model.lora.rank": 8,
+            "model.lora.alpha": 32,
+            "trainer.num_ranks": 2,
+            "trainer.sharding": "fsdp",
+            "inference.engine.data_parallel_size": 6,
+            "weights.channel": "filesystem",
+            "trainer.optimizer.weight_decay": 0.0,
+            "inference.engine.tool_call_parser": "hermes",
+            "rollout.max_concurrent_groups": 64,
+        },
+        {"orchestrator.train.group_size": "taken", "orchestrator.concurrency.initial_inflight": "irrelevant"},
     ),
 }  # fmt: skip
 

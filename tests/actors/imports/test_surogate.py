@@ -112,20 +112,26 @@ CASES = {
          "orch.sampling.repetition_penalty": "taken", "orch.sampling.temp_scheduler.total_steps": "renamed",
          "orch.env.0.path": "converted"},
     ),
-    # evaluation of the trained environment, at the end too; a judge and a tracker have no counterpart
+    # evaluation of the trained environment, at the end too; a judge beside its rewards; no tracker
     "evaluation": Case(
         "model: m\nlora_alpha: 64\nreport_to: wandb\n",
         "batch_size: 8\nrollouts_per_example: 8\nmax_steps: 10\nsampling: {max_tokens: 10, temperature: 0.9}\n"
         "eval: {interval: 5, eval_base_model: false, env: [{id: gsm8k}], sampling: {temperature: 0.0}}\n"
-        "ruler: {enabled: true}\nbuffer: {easy_threshold: 0.8}\n" + ENV,
+        "ruler: {enabled: true, mode: add, weight: 0.5, judge_model: big, judge: {base_url: ['http://j:8001/v1'],"
+        " api_key_var: KEY, timeout: 30.0}, rubric: Be fair., sampling: {temperature: 0.0}, debug: true}\n"
+        "buffer: {easy_threshold: 0.8}\n" + ENV,
         "tp: 2\ndp: 2\nmax_num_seqs: 64\n",
         {
             "eval.every_steps": 5, "eval.at_start": False, "eval.at_end": True, "eval.num_prompts": 1_000_000,
             "eval.completions_per_prompt": 1, "eval.temperature": 0.0, "packer.pools.easy_threshold": 0.8,
             "inference.engine.tensor_parallel_size": 2, "inference.engine.data_parallel_size": 2,
             "inference.engine.extra_args": ["--max-num-seqs", "64"], "rollout.temperature": 0.9,
+            "reward.functions.0.path": "relative_judge", "reward.functions.0.weight": 0.5,
+            "reward.functions.0.kwargs": {"url": "http://j:8001", "model": "big", "api_key_env": "KEY",
+                                          "timeout": 30.0, "rubric": "Be fair.", "settings": {"temperature": 0.0}},
         },
-        {"orch.ruler.enabled": "refused", "train.report_to": "refused", "orch.eval.interval": "renamed"},
+        {"orch.ruler.enabled": "converted", "orch.ruler.debug": "irrelevant",
+         "train.report_to": "refused", "orch.eval.interval": "renamed"},
     ),
     # a teacher, an own advantage window, and no adapters' rank in infer.yaml
     "teacher": Case(
@@ -144,6 +150,56 @@ CASES = {
         {"orch.max_async_level": "taken", "train.max_async_level": "irrelevant", "train.max_steps": "taken",
          "orch.max_off_policy_steps": "converted", "orch.strict_async_level": "taken",
          "orch.teacher_model.client.base_url": "converted"},
+    ),
+    # the judge in the place of the environment's rewards, which keep weight 0; 16 ÷ 4 = 4 groups; saved at the end
+    "judge": Case(
+        "model: m\nmax_steps: 10\noptimizer: adamw\nsave_steps: 0\nlora_rank: 16\nsequence_len: 2048\n",
+        "batch_size: 16\nrollouts_per_example: 4\nmax_steps: 10\nsampling: {max_tokens: 256}\nuse_token_client: false\n"
+        "verification: {enabled: true}\nruler: {enabled: true, judge_model: j, judge: {base_url: 'http://j:1/v1'}}\n"
+        "env: [{id: markdown-table-qa, address: null}]\nreport_to: null\n",
+        "model: m\nport: 8007\nenable_lora: true\nweight_broadcast_type: filesystem\ntrust_remote_code: true\n"
+        "enable_auto_tool_choice: false\ntool_call_parser: hermes\n",
+        {
+            "environments.0.rewards": {"markdown-table-qa": 0.0}, "reward.functions.0.weight": 1.0,
+            "reward.functions.0.kwargs": {"url": "http://j:1", "model": "j"}, "packer.groups_per_step": 4,
+            "trainer.checkpoint.interval_share": 1.0, "model.trust_remote_code": True, "inference.port": 8007,
+            "inference.engine.extra_args": [],
+        },
+        {"orch.ruler.judge.base_url": "converted", "orch.env.0.address": "irrelevant", "orch.report_to": "irrelevant",
+         "infer.weight_broadcast_type": "irrelevant", "infer.trust_remote_code": "taken"},
+    ),
+    # one process that samples and trains in turn: prompts a step, no filter, saved at the end, evaluations greedy
+    "native": Case(
+        "model: m\nlora_rank: 16\nsequence_len: 2048\nmax_steps: 5\nproblems_per_step: 8\nrecipe: bf16\n"
+        "generation: {num_completions: 16, max_gen_len: 128, top_k: 0, min_p: 0.1}\nsampling: {temperature: 0.8}\n"
+        "reward: {mode: verifiers, env: [{id: reverse-text}]}\nadvantage: {type: default}\n"
+        "eval: {env: [{id: reverse-text}], num_examples: 50}\n",
+        "",
+        "",
+        {
+            "packer.groups_per_step": 8, "rollout.group_size": 16, "rollout.max_tokens": 128, "rollout.min_p": 0.1,
+            "rollout.temperature": 0.8, "packer.max_async_level": 0, "reward.filters": [],
+            "environments.0.options": {"id": "reverse-text"}, "trainer.checkpoint.interval_share": 1.0,
+            "eval.num_prompts": 50, "eval.every_steps": 10, "eval.temperature": 0.0, "eval.at_start": False,
+            "eval.at_end": False, "trainer.loss.type": "ipo",
+        },
+        {"train.generation.num_completions": "renamed", "train.problems_per_step": "renamed",
+         "train.reward.env.0.id": "converted", "train.reward.mode": "irrelevant"},
+    ),
+    # the same with a function: four completions of 512 tokens for each of eight prompts by default
+    "callback": Case(
+        "model: m\nlora: false\nsequence_len: 1024\nmax_steps: 5\noptimizer: adamw\n"
+        "reward: {mode: callback, reward_fn_import_path: my.rewards.score, dataset_path: rows.jsonl}\n"
+        "filters: [{type: repetition, enforce: true}]\nqlora_fp8: false\n",
+        "",
+        "",
+        {
+            "packer.groups_per_step": 8, "rollout.group_size": 4, "rollout.max_tokens": 512, "eval.num_prompts": 0,
+            "environments.0.path": "rows.jsonl", "reward.functions.0.path": "my.rewards:score",
+            "reward.filters.0.enforce": True,
+        },
+        {"train.reward.reward_fn_import_path": "converted", "train.reward.dataset_path": "renamed",
+         "train.qlora_fp8": "irrelevant"},
     ),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Configurations of TRL, with the values that TRL's and transformers' code derive from them."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,8 @@ def keys_of(text: str, prefix: str = "") -> dict[str, Any]:
 def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path: Path) -> None:
     """16 · 7 · 4 = 448 completions = 28 groups of 16, in one update.
 
-    An epoch is ⌊93733 ÷ 28⌋ = 3347 updates; the warm-up is a tenth of them.
+    An epoch is ⌈93733 · 16 ÷ 112 ÷ 4⌉ = 3348 updates; the warm-up is a tenth of them. open-r1 takes TRL 0.18: beta
+    0.04, bnpo, no correction, vLLM as a server.
     """
     options = Options(rows=93733, data=Path("rows.jsonl"), reward="rewards.py")
     job = imported(tmp_path, RECIPE, options=options, accelerate=ACCELERATE)
@@ -251,7 +253,7 @@ def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path
         "model.attention": "flash", "model.gradient_checkpointing": True, "model.lora": None,
         "packer.groups_per_step": 28, "rollout.group_size": 16, "trainer.num_minibatches": 1,
         "packer.max_async_level": 0, "packer.sequence_len": 2560, "trainer.num_ranks": 7, "trainer.sharding": "fsdp",
-        "trainer.max_steps": 3347, "trainer.warmup_ratio": 0.1, "trainer.learning_rate": 1e-6,
+        "trainer.max_steps": 3348, "trainer.warmup_ratio": 0.1, "trainer.learning_rate": 1e-6,
         "trainer.lr_schedule.unit": "update", "trainer.lr_schedule.first": 0,
         "environments.0.max_prompt_tokens": 512, "environments.0.long_prompts": "truncate_left",
         "trainer.lr_scheduler": "cosine", "trainer.min_lr_ratio": 0.1, "rollout.temperature": 0.7,
@@ -259,11 +261,11 @@ def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path
         "environments.0.system_prompt": "Think, then answer.", "environments.0.path": "rows.jsonl",
         "reward.functions.0.path": "rewards.py:accuracy", "reward.functions.1.path": "rewards.py:format",
         "reward.functions.1.weight": 0.5, "reward.advantage.type": "zscore", "reward.advantage.eps": 1e-4,
-        "reward.advantage.std": "unbiased", "trainer.loss.type": "dapo", "trainer.loss.old_logprobs": "step_start",
-        "trainer.correction.high": 3.0, "trainer.correction.level": "sequence", "trainer.reference": None,
-        "trainer.checkpoint.interval": 3347, "trainer.checkpoint.keep_last": 1, "eval.num_prompts": 0,
+        "reward.advantage.std": "unbiased", "trainer.loss.type": "bnpo", "trainer.loss.old_logprobs": "step_start",
+        "trainer.correction": None, "trainer.reference.beta": 0.04, "trainer.checkpoint.interval": 3348,
+        "trainer.checkpoint.keep_last": 1, "eval.num_prompts": 0,
         "output_dir": "data/mine", "seed": 42, "inference.engine.type": "vllm",
-        "inference.engine.gpu_memory_utilization": 0.3, "up.inference": 7, "up.colocate": True,
+        "up.colocate": False,
     })  # fmt: skip
     check_verdicts(job, {
         "model_name_or_path": "renamed", "torch_dtype": "converted", "max_prompt_length": "converted",
@@ -273,7 +275,156 @@ def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path
         "lr_scheduler_kwargs.min_lr_rate": "converted", "gradient_checkpointing_kwargs.use_reentrant": "irrelevant",
     })  # fmt: skip
     check_each_key_once(job, keys_of(RECIPE) | keys_of(ACCELERATE, "accelerate"))
-    assert any("max_prompt_length was removed in TRL 0.28" in note for note in job.report.notes)
+    assert job.report.origin == "TRL 0.18"
+    assert any("dataset_prompt_column is a key of open-r1's recipes" in note for note in job.report.notes)
+    newest = imported(tmp_path, RECIPE, options=replace(options, version="1.16"), accelerate=ACCELERATE)
+    check_values(newest, {
+        "trainer.max_steps": 3347, "trainer.loss.type": "dapo", "trainer.correction.high": 3.0,
+        "trainer.correction.level": "sequence", "trainer.reference": None, "up.colocate": True, "up.inference": 7,
+        "inference.engine.gpu_memory_utilization": 0.3,
+    })  # fmt: skip
+
+
+GIST = """
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+
+def questions(split="train"):
+    return load_dataset("openai/gsm8k", "main")[split].map(lambda row: {"prompt": row["question"]})
+
+
+def correct(prompts, completions, answer, **kwargs):
+    return [2.0 for _ in completions]
+
+
+model_name = "Qwen/Qwen2.5-1.5B-Instruct"
+if "Llama" in model_name:
+    output_dir = "outputs/Llama-1B-GRPO"
+else:
+    output_dir = "outputs/Qwen-1.5B-GRPO"
+training_args = GRPOConfig(
+    output_dir=output_dir, learning_rate=5e-6, adam_beta2=0.99, weight_decay=0.1, warmup_ratio=0.1,
+    lr_scheduler_type="cosine", bf16=True, per_device_train_batch_size=1, gradient_accumulation_steps=4,
+    num_generations=16, max_prompt_length=256, max_completion_length=786, num_train_epochs=1, save_steps=100,
+    max_grad_norm=0.1, report_to="wandb", log_on_each_node=False,
+)
+model = AutoModelForCausalLM.from_pretrained(
+    model_name, torch_dtype=torch.bfloat16, attn_implementation="flash_attention_2", device_map=None
+).to("cuda")
+trainer = GRPOTrainer(
+    model=model, processing_class=AutoTokenizer.from_pretrained(model_name), reward_funcs=[correct],
+    args=training_args, train_dataset=questions(),
+)
+if __name__ == "__main__":
+    trainer.train()
+"""
+"""The best known script of early 2025, whose batch counts prompts."""
+CODE = """
+model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+torch_dtype: bfloat16
+dataset_name: open-r1/codeforces
+dataset_prompt_column: prompt_c++17
+callbacks: [push_to_hub_revision]
+benchmarks: [lcb_v4]
+beta: 0.0
+loss_type: dr_grpo
+scale_rewards: false
+use_vllm: true
+vllm_device: auto
+gradient_accumulation_steps: 16
+lr_scheduler_type: constant_with_warmup
+max_grad_norm: 0.2
+max_prompt_length: 2000
+max_completion_length: 8192
+num_generations: 16
+num_train_epochs: 40
+per_device_train_batch_size: 8
+reward_funcs: [cf_code, code_format]
+reward_weights: [1.0, 0.1]
+save_strategy: steps
+save_steps: 0.05
+save_total_limit: 1
+temperature: 0.7
+warmup_ratio: 0.1
+mask_truncated_completions: true
+code_language: cpp
+code_eval_test_batch_size: 20
+"""
+"""A recipe of open-r1 for code: shares, epochs, and arguments of rewards."""
+SERVED = """
+model_name_or_path: a/b
+dataset_name: x/y
+reward_funcs: [accuracy_reward]
+use_sglang: true
+sglang_device: cuda:1
+sglang_gpu_memory_utilization: 0.8
+checkpoint_path: /tmp/c
+max_steps: 20
+"""
+MIDDLE = """
+model_name_or_path: a/b
+dataset_name: x/y
+reward_funcs: [accuracy_reward]
+max_prompt_length: 300
+use_vllm: true
+vllm_importance_sampling_mode: token_mask
+max_steps: 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "origin", "values", "verdicts"),
+    [
+        # vllm_device is of before 0.18, mask_truncated_completions of 0.18: 8 · 7 · 16 ÷ 16 = 56 groups;
+        # ⌈10000 · 16 ÷ 56 ÷ 16⌉ = 179 updates an epoch, 40 of them; a share of 0.05 of all
+        (CODE, Options(world=7, rows=10000, data=Path("rows.jsonl"), reward="rewards.py"), "TRL 0.18", {
+            "packer.groups_per_step": 56, "trainer.max_steps": 7160, "trainer.loss.type": "dr_grpo",
+            "reward.advantage.type": "mean", "trainer.reference": None, "trainer.max_grad_norm": 0.2,
+            "trainer.checkpoint.interval_share": 0.05, "trainer.correction": None, "rollout.temperature": 0.7,
+            "trainer.lr_scheduler": "constant_with_warmup", "trainer.warmup_ratio": 0.1, "packer.sequence_len": 10192,
+            "reward.mask_truncated_completions": True, "reward.functions.0.path": "rewards.py:cf_code",
+        }, {"code_language": "refused", "benchmarks": "irrelevant", "vllm_device": "irrelevant"}),
+        # early 2025: 1 · 4 prompts of 16 completions, beta 0.04, temperature 0.9, a mean per completion
+        (GIST, Options(world=1, rows=1000, data=Path("rows.jsonl"), version="0.14"), "TRL 0.14", {
+            "packer.groups_per_step": 4, "rollout.group_size": 16, "trainer.reference.beta": 0.04,
+            "rollout.temperature": 0.9, "trainer.loss.type": "grpo", "trainer.max_steps": 250,
+            "trainer.optimizer.beta2": 0.99, "trainer.max_grad_norm": 0.1, "packer.sequence_len": 1042,
+            "output_dir": "outputs/Qwen-1.5B-GRPO", "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
+        }, {"report_to": "refused", "max_prompt_length": "converted"}),
+        # a fork with SGLang beside the trainer
+        (SERVED,
+         COMPLETE, "TRL 1.16", {
+            "inference.engine.type": "sglang", "inference.engine.mem_fraction_static": 0.8, "trainer.max_steps": 20,
+            "weights.channel": "filesystem", "up.colocate": False,
+        }, {"use_sglang": "converted", "sglang_device": "irrelevant", "checkpoint_path": "irrelevant"}),
+        # a key of before 0.28 in a file with a key of 0.26: the defaults of 0.27
+        (MIDDLE, COMPLETE, "TRL 0.27", {
+            "rollout.max_tokens": 256, "trainer.correction.level": "token", "trainer.correction.high": 3.0,
+            "trainer.reference": None, "trainer.loss.type": "dapo", "up.colocate": False,
+        }, {}),
+    ],
+)  # fmt: skip
+def test_files_of_several_years_have_the_values_of_their_code(
+    tmp_path: Path, text: str, options: Options, origin: str, values: dict[str, Any], verdicts: dict[str, str]
+) -> None:
+    """The time is told by keys that TRL has removed, or that recipes have, unless the user says it."""
+    job = imported(tmp_path, text, options=options)
+    assert job.report.origin == origin
+    check_values(job, values)
+    check_verdicts(job, verdicts)
+    if text is not GIST:
+        check_each_key_once(job, keys_of(text))
+    for entry in job.report.entries:
+        assert entry.verdict != "refused" or "; " in entry.text, f"no way out: {entry}"
+
+
+def test_a_batch_of_prompts_is_named_where_a_batch_of_completions_is_refused(tmp_path: Path) -> None:
+    """Sixteen completions are no part of a batch of four."""
+    with pytest.raises(ConfigError, match=r"before TRL 0\.15 per_device_train_batch_size counted prompts"):
+        imported(tmp_path, GIST)
 
 
 def test_the_defaults_of_an_older_release_are_used_where_they_are_asked_for(tmp_path: Path) -> None:
@@ -517,7 +668,7 @@ def test_an_evaluation_is_on_the_whole_split_and_sampled_as_in_training(tmp_path
         ("system_prompt: S, chat_template: '{{ messages }}'", {"model.chat_template": "{{ messages }}"}),
         ("max_prompt_length: 300",
          {"environments.0.max_prompt_tokens": 300, "environments.0.long_prompts": "truncate_left",
-          "packer.sequence_len": 812}),
+          "packer.sequence_len": 556, "rollout.max_tokens": 256}),
         ("bf16: false", {"model.dtype": "float32"}),
         ("use_peft: true, model_name_or_path: Qwen/Qwen2-7B", {"model.lora.target_modules": ["q_proj", "v_proj"]}),
         ("use_peft: true, lora_target_modules: all-linear", {"model.lora.target_modules": "all-linear"}),
