@@ -38,11 +38,12 @@ FIRST_INDEX = 10**9
 
 
 def play_find_number(rng: random.Random, index: int) -> Conversation:
-    """Guess the lowest number that is left, and now and then any number that is left."""
+    """Guess the lowest or the highest number that is left; in every fifth game guess any number that is left."""
     game = FindNumber()
     messages = [{"role": "user", "content": game.reset(index)}]
+    is_bold = rng.random() < 0.2
     for _ in range(6):
-        guess = str(game.low if rng.random() < 0.85 else rng.randint(game.low, game.high))
+        guess = str(rng.randint(game.low, game.high) if is_bold else rng.choice((game.low, game.high)))
         answer, _, is_done = game.step(guess)
         messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": answer}]
         if is_done:
@@ -84,7 +85,7 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "find_number": Task(play_find_number, num_steps=150, splits_numbers=False),
+    "find_number": Task(play_find_number, num_steps=200, splits_numbers=False),
     "calculator": Task(play_calculator, num_steps=400, splits_numbers=True),
 }
 
