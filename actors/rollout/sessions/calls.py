@@ -86,6 +86,10 @@ class Reply:
     turn: RecordedTurn
     message: Message = field(default_factory=dict)
     """As in OpenAI's chat API: `content` (a text, may be empty), `reasoning_content` and `tool_calls` if any."""
+    text: str | None = None
+    """Answer to a prompt as the model wrote it, without its end and a stop text; None: the content of the message."""
+    stopped_by: str | None = None
+    """Text of `Call.stop` that ended the answer; None: the answer ended otherwise."""
 
     @property
     def finish_reason(self) -> str:
@@ -130,7 +134,7 @@ def sse(data: Json | str, event: str = "") -> bytes:
     return (f"event: {event}\n" if event else "").encode() + f"data: {text}\n\n".encode()
 
 
-def unheeded(body: Mapping[str, Any], known: frozenset[str]) -> dict[str, tuple[str, ...]]:
+def unheeded(body: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """Return `pinned` and `ignored` of a call: parameters with a value that are not obeyed."""
     given = {name for name, value in body.items() if value is not None and name not in known}
     return {"pinned": tuple(sorted(given & PINNED)), "ignored": tuple(sorted(given - PINNED))}

@@ -82,8 +82,7 @@ def events(body: Json, reply: Reply) -> Iterator[bytes]:
         delta["tool_calls"] = [one | {"index": number} for number, one in enumerate(delta["tool_calls"])]
     yield chunk(delta, **_beside(body, reply))
     yield chunk({}, reply.finish_reason)
-    options = body.get("stream_options")
-    if isinstance(options, Mapping) and options.get("include_usage"):
+    if wants_usage(body):
         yield sse(head | {"choices": [], "usage": reply.usage})
     yield sse("[DONE]")
 
@@ -155,7 +154,7 @@ def number_of(value: Any, name: str) -> int | None:
     return value
 
 
-def stops_of(stop: Any) -> tuple[str, ...]:
+def stops_of(stop: Any, name: str = "stop") -> tuple[str, ...]:
     """Return texts that end an answer: one, or a list.
 
     Raises:
@@ -163,9 +162,9 @@ def stops_of(stop: Any) -> tuple[str, ...]:
     """
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
-        raise CallError(400, "stop: must be a text, or a list of texts")
+        raise CallError(400, f"{name}: must be a text, or a list of texts")
     if len(stops) > limits.HTTP_STOPS or any(len(one) > limits.HTTP_STOP_CHARACTERS for one in stops):
-        raise CallError(400, f"stop: at most {limits.HTTP_STOPS} texts of {limits.HTTP_STOP_CHARACTERS} characters")
+        raise CallError(400, f"{name}: at most {limits.HTTP_STOPS} texts of {limits.HTTP_STOP_CHARACTERS} characters")
     return tuple(stops)
 
 
@@ -178,6 +177,17 @@ def ids_of(ids: Any, name: str) -> list[int]:
     if not isinstance(ids, list) or not ids or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
         raise CallError(400, f"{name}: must be a list of token ids")
     return ids
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Return whether a stream ends with the numbers of tokens."""
+    options = body.get("stream_options")
+    return isinstance(options, Mapping) and bool(options.get("include_usage"))
+
+
+def logprob_of(token: int, value: float) -> Json:
+    """Return the logprob of a token in vLLM's form for tokens by id: the text of a token may be half a character."""
+    return {"token": f"token_id:{token}", "logprob": value, "bytes": [], "top_logprobs": []}
 
 
 def _tool_call(given: Any, place: str) -> Json:
@@ -212,10 +222,5 @@ def _beside(body: Json, reply: Reply) -> Json:
     told: Json = {"token_ids": list(ids), "logprobs": None}
     if body.get("logprobs"):
         pairs = zip(ids, reply.turn.answer.logprobs, strict=True)
-        told["logprobs"] = {"content": [_logprob(token, value) for token, value in pairs]}
+        told["logprobs"] = {"content": [logprob_of(token, value) for token, value in pairs]}
     return told
-
-
-def _logprob(token: int, value: float) -> Json:
-    # vLLM's form for tokens by id: the text of one token alone may be half a character
-    return {"token": f"token_id:{token}", "logprob": value, "bytes": [], "top_logprobs": []}
