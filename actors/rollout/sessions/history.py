@@ -2,14 +2,19 @@
 
 A trajectory continues without a new branch only if its past comes back unchanged. Clients change the writing without
 changing the meaning: APIs whose tool arguments are objects lose blanks and escapes, frameworks write JSON anew,
-programs in JavaScript turn 1.0 into 1, and an empty text may be null or absent.
+programs in JavaScript turn 1.0 into 1, and an empty text may be null or absent. Many leave out the thoughts of an
+answer, for which OpenAI's chat API has no field.
 """
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.trajectories.bridges import Message
+
+THOUGHTS = "reasoning_content"
 
 
 def canonical(message: Message) -> str:
@@ -25,17 +30,47 @@ def same_message(first: Message, second: Message) -> bool:
     return canonical(first) == canonical(second)
 
 
-def restored(messages: Iterable[Message], recorded: Mapping[str, Message]) -> list[Message]:
-    """Return the messages with each answer of the model as it was recorded.
+@dataclass
+class History:
+    """Answers of the model in one session, each behind the conversation to which it belongs.
 
     Args:
-        messages: a conversation, as a client sent it.
-        recorded: messages of the model by their canonical text.
+        needs_thoughts: whether an answer without its thoughts is another answer. Otherwise it stands for the recorded
+            one, and the model keeps its thoughts in sight.
     """
-    return [
-        recorded.get(canonical(message), message) if message.get("role") == "assistant" else message
-        for message in messages
-    ]
+
+    needs_thoughts: bool = False
+    _answers: dict[bytes, dict[str, Message]] = field(default_factory=dict)
+    """Answers by their canonical text, the newest last, by the digest of the conversation without thoughts."""
+
+    def add(self, messages: Sequence[Message], answer: Message) -> None:
+        """Record an answer to a conversation."""
+        *_, digest = _digests([*messages, answer])
+        answers, text = self._answers.setdefault(digest, {}), canonical(answer)
+        # put at the end, whether known or not
+        answers.pop(text, None)
+        answers[text] = answer
+
+    def restored(self, messages: Sequence[Message]) -> list[Message]:
+        """Return a conversation of a client with each answer as it was recorded."""
+        return [self._restored(one, digest) for one, digest in zip(messages, _digests(messages), strict=True)]
+
+    def _restored(self, message: Message, digest: bytes) -> Message:
+        answers = self._answers.get(digest)
+        if not answers or message.get("role") != "assistant":
+            return message
+        if exact := answers.get(canonical(message)):
+            return exact
+        return message if self.needs_thoughts or message.get(THOUGHTS) else list(answers.values())[-1]
+
+
+def _digests(messages: Iterable[Message]) -> Iterator[bytes]:
+    """Yield behind each message a digest of the conversation so far, without thoughts."""
+    digest = b""
+    for message in messages:
+        text = canonical({key: value for key, value in message.items() if key != THOUGHTS})
+        digest = hashlib.blake2b(digest + text.encode(), digest_size=16).digest()
+        yield digest
 
 
 def _with_values(call: Any) -> Any:

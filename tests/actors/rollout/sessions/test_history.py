@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.rollout.sessions.history import canonical, restored, same_message
+from actors.rollout.sessions.history import History, canonical, same_message
 from actors.trajectories.bridges import Message
 from tests.actors.rollout.sessions.replies import reply
 
@@ -53,10 +53,41 @@ def test_a_list_of_calls_that_is_none_does_not_fail() -> None:
     assert canonical({"role": "assistant", "tool_calls": [None, {"function": None}, {"function": {"name": "f"}}]})
 
 
+USER: Message = {"role": "user", "content": "Go."}
+
+
 def test_answers_are_restored_and_nothing_else_is() -> None:
-    """A user's message of the same words stays what it is."""
-    turn = _with('{ "a": 1.0 }')
+    """Other arguments, another conversation and a user's message of the same words stay what they are."""
+    history, turn = History(), _with('{ "a": 1.0 }')
+    history.add([USER], turn)
     rewritten, foreign = _with('{"a": 1}'), _with('{"a": 2}')
-    user: Message = {"role": "user", "content": "Go."}
-    assert restored([user, rewritten, foreign], {canonical(turn): turn}) == [user, turn, foreign]
-    assert restored([user], {canonical(user): turn}) == [user]
+    assert history.restored([USER, rewritten, USER]) == [USER, turn, USER]
+    for others in ([USER, foreign], [USER | {"content": "Stop."}, rewritten], [USER, rewritten | {"role": "user"}]):
+        assert history.restored(others) == others
+    assert history.restored([]) == []
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_an_answer_without_its_thoughts_is_the_one_of_its_place(needed: bool) -> None:
+    """The same words at two places with other thoughts; a session may also take them for other answers."""
+    history, first, second = History(needed), reply("Well.", "A").message, reply("Well.", "B").message
+    history.add([USER], first)
+    history.add([USER, first, USER], second)
+    whole, bare = [USER, first, USER, second, USER], reply("Well.").message
+    sent = [USER, bare, USER, bare, USER]
+    assert history.restored(sent) == (sent if needed else whole)
+    assert history.restored(whole) == whole
+    changed = [USER, reply("Well.", "C").message]
+    assert history.restored(changed) == changed
+
+
+def test_of_two_answers_to_the_same_the_newest_counts() -> None:
+    """Unless the thoughts or their absence tell which one it is."""
+    history, bare = History(), reply("Well.").message
+    for thoughts in ("A", "B", "A"):
+        history.add([USER], reply("Well.", thoughts).message)
+    assert history.restored([USER, bare])[1]["reasoning_content"] == "A"
+    assert history.restored([USER, reply("Well.", "B").message])[1]["reasoning_content"] == "B"
+    history.add([USER], bare)
+    history.add([USER], reply("Well.", "B").message)
+    assert history.restored([USER, bare])[1] == bare

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.rollout.sessions.calls import CallError, Json
 from actors.rollout.sessions.dialects import messages
-from actors.rollout.sessions.history import canonical, restored
+from actors.rollout.sessions.history import History
 from tests.actors.rollout.sessions.replies import TOOL, conversations, messages_of, read_events, reply
 
 FUNCTION = TOOL["function"]
@@ -71,16 +71,16 @@ def test_a_conversation_comes_back_as_it_was_recorded(
 ) -> None:
     """Whichever way the answer was read, by a client in Python or JavaScript, with a message for each block."""
     body: Json = {"model": "policy", "system": "Be good.", "messages": [{"role": "user", "content": "Go."}]}
+    history = History(needs_thoughts=True)
     for turn, texts in turns:
+        history.add(history.restored(messages.call(body).messages), turn.message)
         blocks = messages.whole(body, turn)["content"]
         if streamed:
             assert _from_events(read_events(messages.events(body, turn))) == blocks
         if javascript:
             blocks = _in_javascript(blocks)
         body["messages"] += _sent_back(blocks, texts, apart=apart)
-    told = messages.call(body).messages
-    recorded = {canonical(turn.message): turn.message for turn, _ in turns}
-    assert restored(told, recorded) == messages_of(turns)
+    assert history.restored(messages.call(body).messages) == messages_of(turns)
 
 
 def test_arguments_come_back_as_most_models_write_them() -> None:
