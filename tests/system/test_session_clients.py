@@ -159,6 +159,28 @@ async def test_an_agent_on_anthropics_messages(streams: bool) -> None:
         assert server.calls[0].tools == (TOOL,)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_tool_runner_of_anthropics_client_sends_the_whole_conversation(streams: bool) -> None:
+    """It would leave the past to the server, and is told that a session keeps none."""
+    anthropic = _package("anthropic")
+
+    def run(url: str) -> str:
+        @anthropic.beta_tool
+        def add(a: int, b: int) -> str:
+            """Add two numbers."""
+            return str(a + b)
+
+        asked: Any = {"model": "policy", "max_tokens": 99, "system": SYSTEM, "tools": [add], "stream": streams}
+        question = [{"role": "user", "content": QUESTION}]
+        runner = _anthropic(url).beta.messages.tool_runner(**asked, messages=question)
+        return str(runner.until_done().content[-1].text)
+
+    async with serving() as server:
+        assert await asyncio.to_thread(run, server.url) == TURNS[-1].message["content"]
+        assert len(server.calls) == 3
+        assert server.conversation == expected()
+
+
 async def test_openais_client_parses_a_json_answer() -> None:
     """The schema reaches the session, and the client makes its own object of the text."""
     pydantic = _package("pydantic")

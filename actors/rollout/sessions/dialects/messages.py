@@ -51,6 +51,10 @@ def call(body: Json) -> Call:
     """Return the call of a body."""
     if body.get("mcp_servers"):
         raise CallError(400, "mcp_servers: are asked by Anthropic's servers; the agent itself must run its tools")
+    if body.get("thread"):
+        # Anthropic's client goes on without threads if it reads this code
+        words = "thread: a session keeps no messages; send the whole conversation with each request"
+        raise CallError(400, words, "thread_unsupported_request")
     messages = _messages(body.get("messages"))
     if system := chat.text_of(body.get("system"), "system"):
         messages.insert(0, {"role": "system", "content": system})
@@ -97,7 +101,8 @@ def events(body: Json, reply: Reply) -> Iterator[bytes]:
 def problem(status: int, words: str, code: str) -> Json:
     """Return the body of a failed request; clients choose their exception by the name of the problem."""
     kind = PROBLEMS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": words, "code": code}, "request_id": None}
+    error = {"type": kind, "message": words, "details": {"error_code": code}}
+    return {"type": "error", "error": error, "request_id": None}
 
 
 def blocks_of(reply: Reply) -> list[Json]:

@@ -228,6 +228,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
         ({"stop_sequences": [""]}, "stop_sequences: must be a text"),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences: at most 64 texts"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format: must be"),
+        ({"thread": {"type": "create"}}, "thread: a session keeps no messages; send the whole conversation"),
         ({"mcp_servers": [{"url": "https://example.com"}]}, "mcp_servers: are asked by Anthropic's servers"),
     ],
 )
@@ -247,6 +248,7 @@ def test_a_problem_has_the_name_of_its_status(status: int, kind: str) -> None:
     """Clients choose their exception by it."""
     told = messages.problem(status, "words", "code")
     assert (told["type"], told["error"]["type"], told["error"]["message"]) == ("error", kind, "words")
+    assert told["error"]["details"]["error_code"] == "code"
 
 
 CALLS = [("c1", "add", "{}")]
