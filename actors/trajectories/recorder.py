@@ -76,6 +76,17 @@ class TurnAnswer:
     temperature: float = 1.0
 
 
+@dataclass(frozen=True)
+class RecordedTurn:
+    """A turn as it stands in the record."""
+
+    number: int
+    """In the tree."""
+    prompt_ids: Sequence[int]
+    answer: TurnAnswer
+    message: Message
+
+
 Sample = Callable[[TurnRequest], Awaitable[TurnAnswer]]
 """Coroutine function that samples a turn; asks another engine after a failure, with the same tokens and seed."""
 
@@ -131,7 +142,19 @@ class Recorder:
         stop: Sequence[str] = (),
         demand: Demand | None = None,
     ) -> Message:
-        """Return the model's next message.
+        """Return the model's next message: that of `turn`."""
+        return (await self.turn(messages, tools, max_tokens, stop, demand)).message
+
+    async def turn(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        demand: Demand | None = None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> RecordedTurn:
+        """Ask for the model's next message.
 
         Args:
             messages: the whole conversation.
@@ -140,6 +163,8 @@ class Recorder:
             max_tokens: a lower limit for this turn.
             stop: texts that end the turn; the message is without them.
             demand: demand on the message, which the engine meets by masking tokens.
+            prompt_ids: the prompt, where the caller has made it itself. It continues the turn with the longest exact
+                prefix.
 
         Several may be asked at the same time.
 
@@ -155,15 +180,15 @@ class Recorder:
         if len(self._taken) >= self.limits.max_turns:
             raise TrajectoryOverError("max_turns", f"{len(self._taken)} turns are the limit (max_turns)")
         left = self._left()
-        prompt_ids, num_boundary = self._prompt(messages, tools)
-        budget = self._budget(prompt_ids, left, max_tokens)
-        form = None if demand is None else self.chat.form_of(prompt_ids, demand)
+        prompt, num_boundary = self._prompt(messages, tools) if prompt_ids is None else (list(prompt_ids), 0)
+        budget = self._budget(prompt, left, max_tokens)
+        form = None if demand is None else self.chat.form_of(prompt, demand)
         # taken before the wait: what is asked meanwhile gets another one
         ordinal = next(number for number in itertools.count() if number not in self._taken)
         self._taken.add(ordinal)
         self._under_way[ordinal] = budget
         try:
-            answer = await self.sample(TurnRequest(prompt_ids, budget, self.turn_seed(ordinal), stop, form))
+            answer = await self.sample(TurnRequest(prompt, budget, self.turn_seed(ordinal), stop, form))
             self._check_open()
             if not answer.token_ids:
                 raise ValueError("the engine answered a turn without a token")
@@ -173,13 +198,13 @@ class Recorder:
             raise
         finally:
             del self._under_way[ordinal]
-        parsed = self.chat.read(prompt_ids, answer.token_ids, tools, stop if answer.finish_reason == "stop" else ())
+        parsed = self.chat.read(prompt, answer.token_ids, tools, stop if answer.finish_reason == "stop" else ())
         message = assistant_message(parsed, ordinal)
         self.num_calls += len(parsed.calls)
         self.num_malformed += len(parsed.malformed)
         self.num_forced += form is not None
-        self._keep(prompt_ids, num_boundary, answer, messages, message, tools, forced=form is not None)
-        return message
+        number = self._keep(prompt, num_boundary, answer, messages, message, tools, forced=form is not None)
+        return RecordedTurn(number, prompt, answer, message)
 
     def _keep(
         self,
@@ -191,8 +216,8 @@ class Recorder:
         tools: Sequence[Any] | None,
         *,
         forced: bool,
-    ) -> None:
-        """Add a turn to the tree, and remember its conversation."""
+    ) -> int:
+        """Add a turn to the tree, remember its conversation, and return its number."""
         self.cut_off = answer.finish_reason == "length"
         turn = SampledTurn(
             answer.token_ids,
@@ -202,8 +227,10 @@ class Recorder:
             trains=(self.limits.train_cut_turns or not self.cut_off) and (self.limits.train_forced_turns or not forced),
         )
         number = self.tree.add(prompt_ids, turn, num_boundary)
-        *_, digest = _digests([*messages, message], tools)
-        self._turns[digest] = _Turn(number, len(messages) + 1, message, answer.token_ids[-1], self.cut_off)
+        if messages:
+            *_, digest = _digests([*messages, message], tools)
+            self._turns[digest] = _Turn(number, len(messages) + 1, message, answer.token_ids[-1], self.cut_off)
+        return number
 
     def close(self) -> None:
         """End the trajectory: no turn is asked or added any more. The environment's own tasks may outlive it."""
