@@ -136,6 +136,8 @@ async def play(
     try:
         try:
             async with asyncio.timeout(seconds) as limit:
+                if sessions is not None and not episode.is_driving:
+                    raise EpisodeError("env_reset", "is no agent; an agent is run(data, base_url, api_key)")
                 if episode.is_driving:
                     await _driven(trajectory, episode, prompt, row, seed, sessions)
                 else:

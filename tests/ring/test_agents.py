@@ -11,6 +11,7 @@ import pytest
 
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig
+from tests.docs.pages import page
 from tests.ports import free_port
 from tests.ring.agents import chat
 from tests.ring.harness import ALL, ring, ring_config
@@ -55,6 +56,21 @@ def test_calls_that_continue_each_other_are_one_sample(tmp_path: Path) -> None:
         assert all(info["pinned"] == "temperature" for info in record["info"])
         for messages in record["messages"]:
             assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.slow
+def test_the_agent_of_the_page_is_trained(tmp_path: Path) -> None:
+    """The block of docs/reference/agents.md, with OpenAI's client, which nothing tells that it is trained."""
+    (block,) = [block for block in page("docs/reference/agents.md").blocks if block.title == "my_agent.py"]
+    (tmp_path / "my_agent.py").write_text(block.text)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "Say a.", "answer": "a"}\n' * 40)
+    rows = {"rows": str(tmp_path / "tasks.jsonl"), "prompt_column": "question", "path": f"{tmp_path}/my_agent.py:run"}
+    config = config_of(tmp_path, **rows)
+    with ring(config) as run:
+        run.start(*ALL).wait()
+    lines = trained(config)
+    assert all(line["turns_mean"] == 1.0 for line in lines)
+    assert sum(line["reward/run"] for line in lines) > 0.0
 
 
 @pytest.mark.slow

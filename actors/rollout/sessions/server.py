@@ -20,8 +20,8 @@ import structlog
 from aiohttp import web
 
 from actors.engines.http.connections import Connections
-from actors.rollout.sessions.calls import CallError, Dialect, Json
 from actors.rollout.sessions.dialects import chat
+from actors.rollout.sessions.dialects.calls import CallError, Dialect, Json
 from actors.rollout.sessions.session import Session
 from actors.rollout.sessions.table import SessionTable
 from actors.trajectories.bridges import BridgeError

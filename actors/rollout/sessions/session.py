@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.rollout.sessions.calls import Call, CallError, Json, Reply
+from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply
 from actors.trajectories.bridges import BridgeError, Message
 from actors.trajectories.recorder import RecordedTurn, TrajectoryOverError
 

@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 
-from actors.rollout.sessions.calls import CallError
+from actors.rollout.sessions.dialects.calls import CallError
 from actors.rollout.sessions.session import Session
 
 REMEMBERED = 10_000
