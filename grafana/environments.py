@@ -115,6 +115,27 @@ ENVIRONMENTS = Dashboard(
             ),
         ),
         Row(
+            "Agents",
+            (
+                plot(
+                    "Calls of agents",
+                    "Calls per second. repeated: asked again by the client, and answered from the record. refused: "
+                    "over a budget, too long, after the end, or not served.",
+                    "cps",
+                    (
+                        rate("grpo_rollout_session_calls_total", "run, environment, outcome"),
+                        "{{run}} {{environment}} {{outcome}}",
+                    ),
+                ),
+                plot(
+                    "Open sessions",
+                    "Trajectories of agents under way, over all rollouts.",
+                    "none",
+                    (f"sum by (run, environment) (grpo_rollout_sessions_open{{{MATCH}}})", "{{run}} {{environment}}"),
+                ),
+            ),
+        ),
+        Row(
             "Workers",
             (
                 plot(

@@ -5,13 +5,16 @@ import asyncio
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import Examples, describe
 from actors.environments.specs import spec_of
-from schemas.config.environments import EnvironmentConfig, PackageConfig, PythonConfig
+from schemas.config.environments import AgentConfig, EnvironmentConfig, PackageConfig, PythonConfig
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
 
 
 def must_be_asked(config: EnvironmentConfig) -> bool:
     """Return whether only a worker of the environment can tell the number of examples."""
+    if isinstance(config, AgentConfig) and not config.path:
+        # a program, or a service, has no examples of its own
+        return False
     if isinstance(config, PythonConfig):
         return config.rows is None and config.num_examples is None
     return isinstance(config, PackageConfig)

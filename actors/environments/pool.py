@@ -573,17 +573,19 @@ class EpisodeCalls:
         rewards: Rewards = (await self._call("score"))["rewards"]
         return rewards
 
-    async def run(self, row: Json, seed: int, answer: Answer) -> Rewards:
+    async def run(self, row: Json, seed: int, answer: Answer, session: Json | None = None) -> Rewards:
         """Let the environment drive the episode; return its rewards by name.
 
         Args:
             answer: samples each message that the environment asks for.
+            session: address and key of an agent's session.
         """
         self._open = True
         samples: set[asyncio.Task[None]] = set()
         self._worker.answers[self.number], self._worker.samples[self.number] = answer, samples
         try:
-            ended = await self._call("run", row=row, seed=seed)
+            agent = {} if session is None else {"session": session}
+            ended = await self._call("run", row=row, seed=seed, **agent)
             self.columns = ended.get("columns") or {}
             rewards: Rewards = ended["rewards"]
             return rewards

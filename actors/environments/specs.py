@@ -6,7 +6,7 @@ from pathlib import Path
 from actors.environments import adapters
 from actors.environments.spec import EnvironmentSpec, Hosts, Limits
 from schemas.config import RunConfig
-from schemas.config.environments import PackageConfig, PythonConfig
+from schemas.config.environments import AgentConfig, PackageConfig, PythonConfig
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
 
@@ -22,11 +22,16 @@ def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) ->
         owner: name of the actor.
     """
     limits = config.limits
-    path = config.path if isinstance(config, PythonConfig) else f"{ADAPTERS / config.adapter}.py:Env"
+    options = config.options
+    if isinstance(config, AgentConfig) and config.command:
+        path = f"{ADAPTERS / 'agent_command'}.py:Env"
+        options = options | {"command": config.command, "image": config.image}
+    else:
+        path = config.path if isinstance(config, PythonConfig) else f"{ADAPTERS / config.adapter}.py:Env"
     return EnvironmentSpec(
         name=config.label,
         path=path,
-        options=config.options,
+        options=options,
         python=config.python,
         workers=config.workers,
         episodes=config.episodes_per_worker,
@@ -51,6 +56,7 @@ def specs_of_host(config: RunConfig) -> dict[str, EnvironmentSpec]:
         ConfigError: no environment of the configuration has workers.
     """
     played = [one for one in config.environments if isinstance(one, PythonConfig | PackageConfig)]
+    played = [one for one in played if not (isinstance(one, AgentConfig) and one.external)]
     if not played:
         raise ConfigError("environments: none of them has workers; actors run environment is for those with turns")
     return {one.label: replace(spec_of(one, config.bus, ""), hosts=None) for one in played}

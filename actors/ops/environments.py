@@ -22,7 +22,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
     """Check that the files and names of environments in Python exist, as far as no user code need be run."""
     for one in environments_of(config):
         # the code of other machines is theirs
-        if isinstance(one, PythonConfig) and not one.hosts:
+        if isinstance(one, PythonConfig) and one.path and not one.hosts:
             yield from (f"environments[].path: {problem} ({one.label})" for problem in _code_problems(one))
 
 

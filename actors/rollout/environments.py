@@ -19,6 +19,7 @@ from actors.datasets import Example
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import EpisodeCalls, GroupCalls, WorkerPool
 from actors.environments.specs import spec_of
+from actors.rollout.agents import Agents, Taken
 from actors.rollout.engine_choice import Affinity, EngineChoice
 from actors.rollout.episode import Trajectory, play
 from actors.rollout.held import AttemptError
@@ -26,8 +27,9 @@ from actors.telemetry.metrics import WORKER_EVENTS, Metrics
 from actors.trajectories.bridges import BridgeError
 from actors.trajectories.chat import Chat
 from actors.trajectories.recorder import Recorder, TurnAnswer, TurnLimits, TurnRequest
+from actors.trajectories.tree import TrajectoryTree
 from schemas.config import RunConfig
-from schemas.config.environments import PackageConfig, PythonConfig
+from schemas.config.environments import AgentConfig, PackageConfig, PythonConfig
 from schemas.messages import StopCondition, Ticket
 
 log = structlog.get_logger("rollout")
@@ -80,10 +82,12 @@ class EnvironmentPlayer:
         self._chats, self._engines, self._metrics, self._sequence_len = chats, engines, metrics, sequence_len
         self._bus, self._name = config.bus, name
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
+        self._agents = Agents(config, chats, sequence_len, self._count_call)
         self._pools: dict[str, WorkerPool] = {}
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._agents)
         for label, config in self._configs.items():
             self._zero(label)
             if label != config.label:
@@ -91,6 +95,8 @@ class EnvironmentPlayer:
             for words in self._chats[label].bridges.deviations():
                 log.warning("the chat template changes the past", environment=label, detail=words)
             count = partial(self._count_event, label)
+            if isinstance(config, AgentConfig) and config.external:
+                continue
             spec = spec_of(config, self._bus, self._name)
             self._pools[label] = await self._stack.enter_async_context(WorkerPool(spec, count))
         return self
@@ -111,6 +117,8 @@ class EnvironmentPlayer:
         """Show how many workers are ready."""
         for label, pool in self._pools.items():
             self._metrics.set("grpo_rollout_workers_ready", pool.num_ready, environment=label)
+        for label, count in self._agents.table.num_open.items():
+            self._metrics.set("grpo_rollout_sessions_open", count, environment=label)
 
     async def play(self, ticket: Ticket, example: Example) -> tuple[list[Trajectory], dict[str, Any]]:
         """Return the trajectories of a ticket, and the columns of the example with those of the environment.
@@ -119,33 +127,16 @@ class EnvironmentPlayer:
             AttemptError: the environment or the engines have failed.
         """
         deadline = time.monotonic() + self._group_seconds
-        pool = self._pools[self._configs[ticket.environment].label]
+        label = self._configs[ticket.environment].label
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                # asked for first: whether there are group scores is known once a worker has loaded the environment
-                first = await pool.episode(self._group_seconds)
-                group: GroupCalls | None = None
-                if pool.has_group_scores:
-                    group = await stack.enter_async_context(await _group(pool, ticket.num_completions, deadline))
-                    entered: Sequence[contextlib.AbstractAsyncContextManager[EpisodeCalls]] = [
-                        contextlib.nullcontext(episode) for episode in group
-                    ]
-                else:
-                    entered = [first, *[_entered(pool, deadline) for _ in range(ticket.num_completions - 1)]]
-                # of a group with scores all episodes are on one worker, and are lost together
-                again = partial(_entered, pool, deadline) if group is None else None
+            if label in self._pools:
+                played = await self._in_workers(ticket, example, self._pools[label], deadline)
+            else:
                 members = [
-                    self._member(ticket, example, member, context, again, deadline)
-                    for member, context in enumerate(entered)
+                    self._member(ticket, example, member, Taken(self._agents.table), None, deadline)
+                    for member in range(ticket.num_completions)
                 ]
                 played = await _all(members)
-                if group is not None:
-                    # an episode that still works would hold up the scores of all
-                    pairs = zip(played, group, strict=True)
-                    whole = [(t, e) for (t, _), e in pairs if not t.failure and not e.is_abandoned]
-                    scores = await group.score([episode for _, episode in whole]) if whole else []
-                    for (trajectory, _), rewards in zip(whole, scores, strict=True):
-                        trajectory.rewards |= rewards
         except EpisodeError as error:
             raise AttemptError(error.cause, f"{error}\n{error.trace}".rstrip()) from error
         except BridgeError as error:
@@ -155,12 +146,44 @@ class EnvironmentPlayer:
         self._measure(ticket.environment, trajectories)
         return trajectories, example.columns | columns
 
+    async def _in_workers(
+        self, ticket: Ticket, example: Example, pool: WorkerPool, deadline: float
+    ) -> list[tuple[Trajectory, dict[str, Any]]]:
+        """Play the trajectories of a ticket in worker processes."""
+        async with contextlib.AsyncExitStack() as stack:
+            # asked for first: whether there are group scores is known once a worker has loaded the environment
+            first = await pool.episode(self._group_seconds)
+            group: GroupCalls | None = None
+            if pool.has_group_scores:
+                group = await stack.enter_async_context(await _group(pool, ticket.num_completions, deadline))
+                entered: Sequence[contextlib.AbstractAsyncContextManager[EpisodeCalls]] = [
+                    contextlib.nullcontext(episode) for episode in group
+                ]
+            else:
+                entered = [first, *[_entered(pool, deadline) for _ in range(ticket.num_completions - 1)]]
+            # of a group with scores all episodes are on one worker, and are lost together
+            again = partial(_entered, pool, deadline) if group is None else None
+            played = await _all(
+                [
+                    self._member(ticket, example, member, context, again, deadline)
+                    for member, context in enumerate(entered)
+                ]
+            )
+            if group is not None:
+                # an episode that still works would hold up the scores of all
+                pairs = zip(played, group, strict=True)
+                whole = [(t, e) for (t, _), e in pairs if not t.failure and not e.is_abandoned]
+                scores = await group.score([episode for _, episode in whole]) if whole else []
+                for (trajectory, _), rewards in zip(whole, scores, strict=True):
+                    trajectory.rewards |= rewards
+            return played
+
     async def _member(
         self,
         ticket: Ticket,
         example: Example,
         member: int,
-        context: contextlib.AbstractAsyncContextManager[EpisodeCalls],
+        context: contextlib.AbstractAsyncContextManager[EpisodeCalls | Taken],
         again: Callable[[], contextlib.AbstractAsyncContextManager[EpisodeCalls]] | None,
         deadline: float,
     ) -> tuple[Trajectory, dict[str, Any]]:
@@ -181,7 +204,7 @@ class EnvironmentPlayer:
         ticket: Ticket,
         example: Example,
         member: int,
-        context: contextlib.AbstractAsyncContextManager[EpisodeCalls],
+        context: contextlib.AbstractAsyncContextManager[EpisodeCalls | Taken],
         deadline: float,
     ) -> tuple[Trajectory, dict[str, Any]]:
         """Play one trajectory; return it with the columns that the environment has added."""
@@ -218,7 +241,8 @@ class EnvironmentPlayer:
                 ticket.sampling.temperature,
             )
 
-        recorder = Recorder(self._chats[config.label], sample, limits, seed)
+        chat, joins = self._chats[config.label], not (isinstance(config, AgentConfig) and config.samples == "calls")
+        recorder = Recorder(chat, sample, limits, seed, TrajectoryTree(joins=joins))
         async with context as episode:
             started = time.monotonic()
             trajectory = await play(
@@ -231,6 +255,7 @@ class EnvironmentPlayer:
                 # an evaluation must not contain what was never measured
                 keeps_failed=config.on_failure == "unscorable" and ticket.purpose == "train",
                 keeps_late=ticket.purpose == "train",
+                sessions=self._agents.opener(config, chat),
             )
             seconds = {"model": model_seconds, "environment": time.monotonic() - started - model_seconds}
             count = partial(self._metrics.count, environment=ticket.environment)
@@ -249,6 +274,9 @@ class EnvironmentPlayer:
             count("grpo_rollout_tool_calls_total", recorder.num_calls - one.num_tool_failures, outcome="answered")
             count("grpo_rollout_tool_calls_total", one.num_tool_failures, outcome="failed")
             count("grpo_rollout_tool_calls_total", recorder.num_malformed, outcome="malformed")
+
+    def _count_call(self, label: str, outcome: str) -> None:
+        self._metrics.count("grpo_rollout_session_calls_total", environment=label, outcome=outcome)
 
     def _count_event(self, label: str, event: str) -> None:
         self._metrics.count("grpo_rollout_worker_events_total", environment=label, event=event)

@@ -6,14 +6,15 @@ limit of its own. No failure becomes a reward: it is raised, and the attempt dec
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actors.environments.errors import EpisodeError
 from actors.trajectories.bridges import Message
 from actors.trajectories.forms import demand_of
-from actors.trajectories.recorder import Recorder, TrajectoryOverError
+from actors.trajectories.recorder import RecordedTurn, Recorder, TrajectoryOverError
 from actors.trajectories.tree import TrajectoryTree
 from schemas.messages import Prompt, StopCondition
 
@@ -49,9 +50,30 @@ class Episode(Protocol):
         """Return the environment's own rewards by name; None where it can't say."""
         ...
 
-    async def run(self, row: Json, seed: int, answer: Any) -> Rewards:
-        """Let the environment drive; return its rewards by name."""
+    async def run(self, row: Json, seed: int, answer: Any, session: Json | None = None) -> Rewards:
+        """Let the environment drive; return its rewards by name. `session`: address and key of an agent's session."""
         ...
+
+
+class Sessions(Protocol):
+    """The session of one trajectory, as its episode sees it."""
+
+    @property
+    def access(self) -> Json:
+        """Address and key for the agent."""
+        ...
+
+    def split(self, rewards: Rewards) -> Rewards:
+        """Take rewards of calls out of the agent's rewards; return the others."""
+        ...
+
+    def write(self, trajectory: "Trajectory") -> None:
+        """Write what the session knows beside the turns into the trajectory."""
+        ...
+
+
+OpenSession = Callable[[Any, Json], AbstractAsyncContextManager[Sessions]]
+"""Opens a session, of the function that samples turns and the example's data."""
 
 
 @dataclass
@@ -90,6 +112,7 @@ async def play(
     seconds: float | None = None,
     keeps_failed: bool = False,
     keeps_late: bool = True,
+    sessions: OpenSession | None = None,
 ) -> Trajectory:
     """Play an episode to its end.
 
@@ -103,17 +126,22 @@ async def play(
         keeps_failed: return a trajectory with turns whose environment has failed, as `failed`.
         keeps_late: return a trajectory with turns whose environment still works at the end of its time, as `timeout`
             with a failure: it can't be asked for its rewards.
+        sessions: opens the session of an agent, which talks to the model over HTTP; None for other environments.
 
     Raises:
         EpisodeError: the environment fails, or there is no turn at the end.
         BridgeError: the chat template can't render the environment's messages.
     """
     trajectory = Trajectory(recorder)
-    drive = _driven if episode.is_driving else _stepped
     try:
         try:
             async with asyncio.timeout(seconds) as limit:
-                await drive(trajectory, episode, prompt, row, seed)
+                if sessions is not None and not episode.is_driving:
+                    raise EpisodeError("env_reset", "is no agent; an agent is run(data, base_url, api_key)")
+                if episode.is_driving:
+                    await _driven(trajectory, episode, prompt, row, seed, sessions)
+                else:
+                    await _stepped(trajectory, episode, prompt, row, seed)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -186,15 +214,54 @@ async def _stepped(trajectory: Trajectory, episode: Episode, prompt: Prompt, row
             return
 
 
-async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row: Json, seed: int) -> None:
+async def _driven(
+    trajectory: Trajectory, episode: Episode, prompt: Prompt, row: Json, seed: int, sessions: OpenSession | None
+) -> None:
     """Let an environment ask for samples until it returns."""
-    recorder = trajectory.recorder
-    over: list[StopCondition] = []
-    failed: list[Exception] = []
-    is_cut = False
+    driven, data = _Driven(trajectory), row | {"prompt": prompt}
+    try:
+        if sessions is None:
+            trajectory.rewards = await episode.run(data, seed, driven.answer)
+        else:
+            session: Sessions | None = None
+            try:
+                async with sessions(driven.turn, data | {"seed": seed}) as session:
+                    rewards = await episode.run(data, seed, driven.answer, session.access)
+                    trajectory.rewards = session.split(rewards)
+            finally:
+                # once it is closed no answer comes any more
+                if session is not None:
+                    session.write(trajectory)
+    except EpisodeError:
+        # an environment that gives up because a limit of ours is reached has not failed; it has given no reward
+        if not driven.over and not driven.failed:
+            raise
+    if driven.failed:
+        # whatever the user's code has made of it: a failure of the engines is no failure and no reward of its own
+        raise driven.failed[0]
+    trajectory.stop = driven.over[0] if driven.over else "length" if driven.is_cut else "done"
 
-    async def answer(messages: list[Message], options: Json) -> Message:
-        nonlocal is_cut
+
+class _Driven:
+    """Turns of an environment that drives."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory, self._recorder = trajectory, trajectory.recorder
+        self.over: list[StopCondition] = []
+        """Limits that were reached."""
+        self.failed: list[Exception] = []
+        """Failures of the engines."""
+        self.is_cut = False
+        """Whether the longest conversation ends with a turn that was cut off."""
+
+    async def answer(self, messages: list[Message], options: Json) -> Message:
+        """Return the model's next message."""
+        return (await self.turn(messages, options)).message
+
+    async def turn(
+        self, messages: Sequence[Message], options: Json, prompt_ids: Sequence[int] | None = None
+    ) -> RecordedTurn:
+        """Ask for the model's next message; the arguments are those of `Recorder.turn`."""
         if unknown := sorted(options.keys() - OPTIONS):
             raise ValueError(f"{unknown[0]}: is no option of a sample; {', '.join(sorted(OPTIONS))} are")
         demand = demand_of(
@@ -202,39 +269,30 @@ async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row:
         )
         stops = options.get("stop") or ()
         try:
-            message = await recorder.ask(
+            turn = await self._recorder.turn(
                 messages,
                 options.get("tools"),
                 options.get("max_tokens"),
                 [stops] if isinstance(stops, str) else stops,
                 demand,
+                prompt_ids,
             )
         except TrajectoryOverError as error:
-            over.append(error.stop)
+            self.over.append(error.stop)
             raise
         except ValueError:
             # what the user's code has asked for can't be asked, which it may mend
             raise
         except Exception as error:
-            failed.append(error)
+            self.failed.append(error)
             raise
-        if len(messages) >= len(trajectory.messages):
+        trajectory = self._trajectory
+        if messages and len(messages) >= len(trajectory.messages):
             # nothing else has run since the turn came
-            trajectory.messages, is_cut = [*messages, message], recorder.cut_off
+            trajectory.messages, self.is_cut = [*messages, turn.message], self._recorder.cut_off
             roles = [one.get("role") for one in trajectory.messages]
             trajectory.num_prompt = roles.index("assistant")
-        return message
-
-    try:
-        trajectory.rewards = await episode.run(row | {"prompt": prompt}, seed, answer)
-    except EpisodeError:
-        # an environment that gives up because a limit of ours is reached has not failed; it has given no reward
-        if not over and not failed:
-            raise
-    if failed:
-        # whatever the user's code has made of it: a failure of the engines is no failure and no reward of its own
-        raise failed[0]
-    trajectory.stop = over[0] if over else "length" if is_cut else "done"
+        return turn
 
 
 def opened(prompt: Prompt, messages: Sequence[Message]) -> list[Message]:

@@ -35,6 +35,8 @@ ATTEMPT_FAILURES = (
     *("timeout", "engine", "environment", "prompt_too_long", "too_large", "internal"),
     *get_args(EnvironmentFailure),
 )
+CALL_OUTCOMES = ("answered", "repeated", "refused")
+"""Outcomes of agents' calls to their sessions."""
 WORKER_EVENTS = ("restart", "timeout", "silent", "processes")
 SCORE_FAILURES = ("reward_raised", "reward_timeout", "reward_invalid", "reward_lost", "too_large", "internal")
 COMPLETION_FILTERS = ("gibberish", "repetition", "truncated")
@@ -137,6 +139,13 @@ SPECS = (
         "Ends of environment workers: restarts, and kills at a time limit, in silence, or for too many processes.",
         _labels(environment=(), event=WORKER_EVENTS),
     ),
+    Spec(
+        "grpo_rollout_session_calls_total",
+        "counter",
+        "Calls of agents: answered, repeated (answered from the record), or refused.",
+        _labels(environment=(), outcome=CALL_OUTCOMES),
+    ),
+    Spec("grpo_rollout_sessions_open", "gauge", "Trajectories of agents under way.", _labels(environment=())),
     Spec("grpo_rollout_workers_ready", "gauge", "Environment workers that have loaded.", _labels(environment=())),
     Spec(
         "grpo_rollout_request_seconds", "histogram", "Time from request to completions of one group.", (), SLOW_BUCKETS

@@ -65,8 +65,18 @@ class Bridges:
         Raises:
             BridgeError: the template refuses the messages.
         """
+        return self.rendered(messages, tools)
+
+    def rendered(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Return the tokens of a conversation as the chat template renders it, for callers that count.
+
+        Raises:
+            BridgeError: the template refuses the messages.
+        """
         try:
-            text = self._render(messages, tools, add_generation_prompt=True)
+            text = self._render(messages, tools, add_generation_prompt=add_generation_prompt)
         except Exception as error:
             # a template is a program: it may raise whatever it likes
             raise BridgeError(f"the chat template refuses a conversation: {type(error).__name__}: {error}") from error

@@ -16,7 +16,7 @@ verifiers' message graph, and OpenEnv's capture all train a shared turn once.)
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +91,15 @@ class _Node:
 
 
 class TrajectoryTree:
-    """Turns of a trajectory, in the order in which they were sampled."""
+    """Turns of a trajectory, in the order in which they were sampled.
 
-    def __init__(self) -> None:
+    Args:
+        joins: turns that continue each other are one sample. False: each turn is a sample by itself, with all tokens
+            before it as its prompt (AReaL's style `individual`).
+    """
+
+    def __init__(self, *, joins: bool = True) -> None:
+        self._joins = joins
         self._nodes: list[_Node] = []
         self._num_branches = 0
 
@@ -146,6 +152,12 @@ class TrajectoryTree:
                     return number
         return None
 
+    def leave_out(self, turn: int) -> None:
+        """Keep a turn out of the loss that nobody has seen; one that was continued was seen."""
+        node = self._nodes[turn]
+        if not node.children:
+            node.turn = replace(node.turn, trains=False)
+
     def ids(self, turn: int) -> list[int]:
         """Return all tokens from the root to the end of a turn."""
         return [
@@ -160,6 +172,8 @@ class TrajectoryTree:
         A turn is on several paths if it was continued several times; it is trained on the first path. If no token of
         the tree would be trained, the first path is returned, so that a trajectory with turns has a sample.
         """
+        if not self._joins:
+            return self._each_turn()
         trained: set[int] = set()
         found: list[Sample] = []
         for leaf in (number for number, node in enumerate(self._nodes) if not node.children):
@@ -173,6 +187,10 @@ class TrajectoryTree:
             found.append(self._sample(path, path))
         return found
 
+    def _each_turn(self) -> list[Sample]:
+        kept = [number for number, node in enumerate(self._nodes) if node.turn.trains] or [*range(len(self._nodes))][:1]
+        return [self._sample(self._path(number), [number]) for number in kept]
+
     def _path(self, turn: int) -> list[int]:
         """Return the turns from the root to this one."""
         path: list[int] = []
@@ -184,7 +202,7 @@ class TrajectoryTree:
 
     def _sample(self, path: Sequence[int], new: Sequence[int]) -> Sample:
         # the new turns are the end of the path: whoever was trained has all its ancestors trained
-        first = path.index(next((number for number in new if self._nodes[number].turn.trains), path[0]))
+        first = path.index(next((number for number in new if self._nodes[number].turn.trains), new[0]))
         prompt = [
             token
             for number in path[:first]

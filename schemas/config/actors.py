@@ -31,6 +31,32 @@ class TemperatureScheduleConfig(Section):
     """Number of steps of the schedule. Empty: `trainer.max_steps`."""
 
 
+class SessionsConfig(Section):
+    """HTTP server of each rollout actor on which agents are recorded (`environments[].type: agent`)."""
+
+    host: Free[str] = "127.0.0.1"
+    """Address to bind. Agents on other machines need one that they reach; a session's key is all that they must show,
+    so use TLS there."""
+    port: Free[int] = Field(0, ge=0, le=65535)
+    """Port to bind. 0: any free one, which suits several rollout actors on a machine; services of `external` agents
+    need a known one."""
+    advertise: Free[str] = ""
+    """Host name or address that agents are given. Empty: `host`."""
+    tls_cert: Free[str] = ""
+    """File of the TLS certificate (PEM). Empty: plain HTTP."""
+    tls_key: Free[str] = ""
+    """File of the private key of `tls_cert`. Set both or none."""
+    admin_key_env: Free[str] = ""
+    """Name of the environment variable with the key by which services take trajectories (`/rl/start_session`).
+    Required for `external` agents unless `host` is a loopback address."""
+
+    @model_validator(mode="after")
+    def _tls_whole(self) -> "SessionsConfig":
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key: set both or none")
+        return self
+
+
 class RolloutConfig(SamplingParams):
     """Sampling: group size, sampling parameters, time limits. A group is all completions sampled for one prompt."""
 
@@ -61,6 +87,8 @@ class RolloutConfig(SamplingParams):
     completion_retries: Free[int] = Field(2, ge=0)
     """Number of times that a failed request to an engine is repeated before the attempt at the whole group fails
     (protocol rule P11)."""
+    sessions: Free[SessionsConfig] = SessionsConfig()
+    """Server of agents' sessions; started where an environment is an agent."""
 
 
 class RewardConfig(Section):

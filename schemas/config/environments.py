@@ -140,6 +140,42 @@ class PythonConfig(EnvironmentBase):
         return self
 
 
+class AgentConfig(PythonConfig):
+    """Agent: a program that talks to an LLM's API and is recorded as it does (docs/reference/agents.md).
+
+    Give one of `path`, `command` and `external`.
+    """
+
+    type: Literal["agent"] = "agent"  # type: ignore[assignment]  # another tag of the union
+    path: FunctionPath | Literal[""] = ""
+    """Function `run(data, base_url, api_key)`, `package.module:name` or `file.py:name`, async or not, or a class or
+    object with this method. It returns a reward, rewards by name, or nothing."""
+    command: list[str] = []
+    """Program and arguments. `{prompt}`, `{base_url}`, `{api_key}` and columns of the example in braces are filled
+    in."""
+    image: str = ""
+    """Container image in which `command` runs, by podman or docker. Empty: on this machine."""
+    external: bool = False
+    """True: services take the trajectories over HTTP, at `/rl/start_session` of each rollout actor."""
+    samples: Literal["tree", "calls"] = "tree"
+    """Samples of a trajectory. `tree`: calls that continue each other are one sample (AReaL: concat). `calls`: each
+    call is a sample by itself (AReaL: individual)."""
+    max_turns: int = Field(50, ge=1)
+    """Calls of a trajectory; later ones are refused with status 429."""
+
+    @model_validator(mode="after")
+    def _one_kind_of_agent(self) -> "AgentConfig":
+        given = [name for name in ("path", "command", "external") if getattr(self, name)]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"path, command, external: give exactly one of these, not {found}")
+        if self.image and not self.command:
+            raise ValueError("image: runs a command; set command too")
+        if self.external and self.hosts:
+            raise ValueError("hosts: hold workers, and an external agent has none; remove the key")
+        return self
+
+
 class PackageConfig(EnvironmentBase):
     """Base of the environments of a package, played by an adapter (docs/reference/environments.md)."""
 
@@ -215,6 +251,7 @@ EnvironmentConfig = Annotated[
     | JsonlConfig
     | DatasetConfig
     | PythonConfig
+    | AgentConfig
     | ReasoningGymConfig
     | TextArenaConfig
     | GymnasiumConfig

@@ -193,13 +193,15 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
         if isinstance(one, DatasetConfig):
             update |= {key: _locate_data(path, folder) for key, path, _ in one.sources.values()}
             update |= {"filter": _locate_code(one.filter, folder)} if one.filter else {}
-        if isinstance(one, PythonConfig):
+        if isinstance(one, PythonConfig) and one.path:
             update |= {"path": _locate_code(one.path, folder)}
         if isinstance(one, EnvironmentBase):
             update |= {"python": _locate_python(one.python, folder)}
             update |= {"directory": str(locate(one.directory, folder))} if one.directory else {}
         environments.append(one.model_copy(update=update))
     tls = {key: getattr(config.inference, key) for key in ("tls_cert", "tls_key")}
+    sessions = config.rollout.sessions
+    session_tls = {key: str(locate(value, folder)) for key in tls if (value := getattr(sessions, key))}
     trainer, teacher, sft = config.trainer, config.trainer.teacher, config.trainer.sft
     trained = {
         "loss": _with_code(trainer.loss, folder) if isinstance(trainer.loss, CustomLossConfig) else trainer.loss,
@@ -225,6 +227,9 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
             "bus": config.bus.model_copy(update={"keys": config.bus.keys and str(locate(config.bus.keys, folder))}),
             "model": config.model.model_copy(update={"path": _locate_model(config.model.path, folder)}),
             "environments": environments,
+            "rollout": config.rollout.model_copy(
+                update={"sessions": config.rollout.sessions.model_copy(update=session_tls)}
+            ),
             "inference": config.inference.model_copy(
                 update={key: str(locate(path, folder)) for key, path in tls.items() if path}
             ),

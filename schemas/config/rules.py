@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from schemas.config.engines import types_with
-from schemas.config.environments import EnvironmentBase
+from schemas.config.environments import AgentConfig, EnvironmentBase
 from schemas.config.secrets import found_in
 from schemas.config.services import is_loopback, is_wildcard, without_brackets
 
@@ -369,12 +369,23 @@ def _trajectories_end_before_their_group(config: "RunConfig") -> Iterator[str]:
             )
 
 
+def _services_have_a_key(config: "RunConfig") -> Iterator[str]:
+    keys = config.rollout.sessions
+    external = [one.label for one in config.environments if isinstance(one, AgentConfig) and one.external]
+    if external and not keys.admin_key_env and not is_loopback(keys.host):
+        yield (
+            f"rollout.sessions.admin_key_env: is empty, and {keys.host} is no loopback address, so anybody could take "
+            f"the trajectories of {external[0]}; name an environment variable with a key"
+        )
+
+
 RULES = (
     _sources_have_environments,
     _run_has_a_length,
     _hosts_of_environments_are_safe,
     _something_is_rewarded,
     _trajectories_end_before_their_group,
+    _services_have_a_key,
     _secrets_are_elsewhere,
     _shards_hold_what_they_can,
     _lag_rules_agree,

@@ -26,6 +26,7 @@ EXECUTED = {
     "docs/reference/sampling.md": "tests/test_algorithms_doc.py",
     "docs/reference/libraries.md": "tests/test_algorithms_doc.py",
     "docs/reference/files.md": "tests/actors/api/test_run_files.py",
+    "docs/reference/agents.md": "tests/ring/test_agents.py",
     "docs/reference/asking.md": "tests/actors/engines/http/test_openai.py",
 }
 """Pages with Python, and the test that executes it."""

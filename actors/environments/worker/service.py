@@ -27,7 +27,7 @@ import zmq.asyncio
 
 from .loading import load
 from .rewards import check_function, sendable, takes_token_ids
-from .shapes import Episode, ShapeError, episode_maker, is_driving, named_rewards
+from .shapes import Episode, ShapeError, accepted, episode_maker, is_agent, is_driving, named_rewards, runner_of
 from .target import columns_of, examples_of, group_rewards, group_scorer
 from .wire import BEAT_SECONDS, PROTOCOL, SILENCE_SECONDS, TEXT_CHARACTERS, Message, pack, unpack
 
@@ -299,19 +299,36 @@ class Service:
         return {}
 
     async def _on_run(self, call: Message, line: _Line) -> Message:
-        """Let the user's coroutine drive an episode. It returns a reward, rewards by name, or None."""
+        """Let the user's code drive an episode. It returns a reward, rewards by name, or None."""
         if line.is_over:
             raise RuntimeError("the episode is over")
-        target = self._target
+        target, session = self._target, call.get("session")
+        if is_agent(target) != (session is not None):
+            words = "is an agent, run(data, base_url, api_key): set type: agent"
+            if session is not None:
+                words = "is no agent; an agent is a function or a method run(data, base_url, api_key)"
+            raise ShapeError(f"{getattr(target, '__name__', target)} {words}")
         if inspect.isclass(target):
             line.driver = await line.thread.run(target, **self._options)
-            target = line.driver.run
-        elif not inspect.isfunction(target):
-            target = target.run
-        result = await target(call["row"] | {"seed": call["seed"]}, Policy(call["episode"], self._ask))
+            target = line.driver
+        run, row = runner_of(target), call["row"] | {"seed": call["seed"]}
+        if session is None:
+            result = await run(row, Policy(call["episode"], self._ask))
+        else:
+            result = await self._agent(run, row, session, line)
         rewards = {} if result is None else named_rewards(result, getattr(self._target, "__name__", "run"))
         columns = {} if line.driver is None else await line.thread.run(columns_of, line.driver)
         return {"rewards": rewards, "columns": columns}
+
+    async def _agent(self, run: Callable[..., Any], row: Message, session: Message, line: _Line) -> Any:
+        """Run an agent. One that is not async runs in the episode's thread."""
+        # options of a class are for its constructor
+        given = {**session, **({} if line.driver is not None else self._options)}
+        async with contextlib.AsyncExitStack() as stack:
+            if "http_client" in accepted(run, {"http_client": None}) and (made := _http_client()) is not None:
+                # as AReaL passes it
+                given["http_client"] = await stack.enter_async_context(made)
+            return await line.thread.run(run, row, **accepted(run, given))
 
     async def _ask(self, request: Message) -> Message:
         """Send a request for a sample, and return its answer."""
@@ -333,6 +350,15 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _http_client() -> Any:
+    """Return a client of httpx without limits of time, for agents that take one; None where httpx is not installed."""
+    try:
+        import httpx  # type: ignore[import-not-found,unused-ignore]  # of the agent's interpreter
+    except ImportError:
+        return None
+    return httpx.AsyncClient(timeout=httpx.Timeout(None))
 
 
 def _episode(line: _Line) -> Episode:

@@ -8,6 +8,7 @@ The form is recognised by what the class has, in this order:
     tools     `reset(**row)`, every other public method is a tool     TRL's `environment_factory`
               a list of functions                                     TRL's `tools`
     driving   `run(example, policy)`                                  a coroutine that asks for samples itself
+    agent     `run(data, base_url, api_key)`                          a program that talks to an LLM's API
 
 A step returns (observation, reward, done), optionally followed by a dictionary; or gymnasium's five values.
 """
@@ -200,9 +201,32 @@ class Tools(Episode):
 
 
 def is_driving(target: Any) -> bool:
-    """Return whether an object asks for samples itself: it is, or has as `run`, a coroutine of example and policy."""
-    run = target if inspect.isfunction(target) else getattr(target, "run", None)
+    """Return whether an object asks for samples itself: a coroutine of example and policy, or an agent."""
+    run = runner_of(target)
+    if is_agent(target):
+        return True
     return inspect.iscoroutinefunction(run) and [*inspect.signature(run).parameters][-2:] == ["example", "policy"]
+
+
+def is_agent(target: Any) -> bool:
+    """Return whether an object is, or has as `run`, a function with `base_url` and `api_key`, or of `data` and others.
+
+    (AReaL's agents are `async def run(self, data, **extra)`.)
+    """
+    run = runner_of(target)
+    if not callable(run):
+        return False
+    try:
+        parameters = inspect.signature(run).parameters
+    except (TypeError, ValueError):  # of a class in C, say
+        return False
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return {"base_url", "api_key"} <= parameters.keys() or ("data" in parameters and takes_any)
+
+
+def runner_of(target: Any) -> Any:
+    """Return the function that drives: the target itself, or its `run`; None if it has none."""
+    return target if inspect.isfunction(target) else getattr(target, "run", None)
 
 
 def episode_maker(target: Any, options: Json) -> Callable[[Run, Json], Awaitable[Episode]]:

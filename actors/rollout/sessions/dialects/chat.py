@@ -6,7 +6,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from actors.rollout.sessions.calls import Call, CallError, Json, Reply, sse, unheeded
+from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply, sse, unheeded
 from actors.trajectories.bridges import Message
 from schemas import limits
 

@@ -1,4 +1,4 @@
-"""Requests of agents and the model's answers, in the words of no API. Each module of `dialects` translates one API.
+"""Requests of agents and the model's answers, in the words of no API. Each module beside this one translates one API.
 
 A policy is trained on the distribution from which its tokens were drawn, so a session samples as the run samples.
 Parameters that would change the distribution are pinned: the request is served without them, and the record names

@@ -1,0 +1,279 @@
+"""HTTP server of a rollout actor's sessions: several APIs, one key for each session.
+
+Consumes requests of agents. Waits for a request's body (`limits.HTTP_HEAD_SECONDS`), and for the session's reply as
+long as the trajectory lives. A session is named by its key: in the path (`/s/KEY/v1/…`), as `Authorization: Bearer`,
+`x-api-key` or `X-Session-ID`. Errors have the form of the API that was asked, and `x-should-retry: false` where asking
+again can't help, which OpenAI's and Anthropic's clients obey.
+"""
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
+
+import structlog
+from aiohttp import web
+
+from actors.engines.http.connections import Connections
+from actors.rollout.sessions.dialects import chat
+from actors.rollout.sessions.dialects.calls import CallError, Dialect, Json
+from actors.rollout.sessions.session import Session
+from actors.rollout.sessions.table import SessionTable
+from actors.trajectories.bridges import BridgeError
+from actors.trajectories.chat import Chat
+from schemas import limits
+
+log = structlog.get_logger("sessions")
+
+LARGE_BODY_BYTES = 256 << 10
+"""Bytes of a body that is parsed in a thread: the event loop answers all sessions."""
+MOST_WAIT_SECONDS = 60.0
+"""Longest wait of a service for a trajectory to take, in one request."""
+SHUTDOWN_SECONDS = 0.2
+"""Seconds for answers under way when the server closes."""
+
+COMPLETIONS: Mapping[str, Dialect] = {"/v1/chat/completions": chat, "/v1/chat/completions/tokens": chat}
+"""APIs by path."""
+
+Count = Callable[[str, str], None]
+"""Callback (environment, outcome)."""
+
+
+class SessionServer:
+    """Server, as an asynchronous context.
+
+    Args:
+        table: the open sessions.
+        chats: language of the model by environment, for token counts.
+        model: name of the model in `/v1/models`.
+        sequence_len: tokens of the longest sample.
+        admin_key: key with which services take sessions; empty admits all.
+        count: told of each answered, repeated or refused call.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        chats: Mapping[str, Chat],
+        model: str,
+        sequence_len: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertised: str = "",
+        admin_key: str = "",
+        tls: ssl.SSLContext | None = None,
+        count: Count = lambda environment, outcome: None,
+    ) -> None:
+        self._table, self._chats, self._model, self._sequence_len = table, chats, model, sequence_len
+        self._host, self._port, self._advertised = host, port, advertised
+        self._admin_key, self._tls, self._count = admin_key, tls, count
+        self._stop = asyncio.Event()
+        self._stack = contextlib.AsyncExitStack()
+        self.url = ""
+        """Address for agents, without a path."""
+
+    async def __aenter__(self) -> Self:
+        """Bind.
+
+        Raises:
+            OSError: host and port can't be bound.
+        """
+        connections = Connections()
+        app = web.Application(client_max_size=limits.HTTP_BODY_BYTES, middlewares=[connections.note])
+        for path, dialect in COMPLETIONS.items():
+            self._route(app, "POST", path, functools.partial(self._complete, dialect=dialect), dialect)
+        for path in ("/tokenize", "/v1/tokenize"):
+            self._route(app, "POST", path, self._tokenize)
+        self._route(app, "GET", "/v1/models", self._models)
+        self._route(app, "POST", "/rl/set_reward", self._set_reward)
+        self._route(app, "POST", "/rl/end_session", self._end_session)
+        app.router.add_post("/rl/start_session", _guarded(self._start_session, chat))
+        app.router.add_get("/health", self._health)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls).start()
+        assert runner.server is not None
+        watch = asyncio.create_task(connections.watch(runner.server, self._stop))
+        self._stack.push_async_callback(_ended, watch, self._stop)
+        host = self._advertised or self._host
+        host = f"[{host}]" if ":" in host else host
+        self.url = f"{'https' if self._tls else 'http'}://{host}:{runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def access(self, session: Session) -> Json:
+        """Return what an agent needs: `base_url`, as OpenAI's clients take it, and `api_key`."""
+        return {"base_url": f"{self.url}/s/{session.key}/v1", "api_key": session.key}
+
+    def _route(
+        self,
+        app: web.Application,
+        method: str,
+        path: str,
+        handle: Callable[[web.Request, Session], Awaitable[web.StreamResponse]],
+        dialect: Dialect = chat,
+    ) -> None:
+        """Serve a path of a session, with and without its key in front."""
+
+        async def with_session(request: web.Request) -> web.StreamResponse:
+            session = self._table.find(_key(request))
+            try:
+                return await handle(request, session)
+            except CallError:
+                self._count(session.environment, "refused")
+                raise
+
+        for prefix in ("", "/s/{key}"):
+            app.router.add_route(method, prefix + path, _guarded(with_session, dialect))
+
+    async def _complete(self, request: web.Request, session: Session, dialect: Dialect) -> web.StreamResponse:
+        """Answer a call for a completion."""
+        raw, body = await _body(request)
+        call = dialect.call(body)
+        given = request.headers.get("Idempotency-Key", "")
+        identity = given or hashlib.blake2b(request.path.encode() + b"\n" + raw).hexdigest()
+        again = bool(given) or _is_above_zero(request.headers.get("x-stainless-retry-count", ""))
+        repeated = session.num_repeated
+        taken = await session.answer(call, identity, str(body.get("model") or self._model), is_repeated=again)
+        self._count(session.environment, "repeated" if session.num_repeated > repeated else "answered")
+        if call.stream:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            data = b"".join(dialect.events(body, taken.reply))
+        else:
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            data = json.dumps(dialect.whole(body, taken.reply)).encode()
+            response.content_length = len(data)
+        try:
+            await response.prepare(request)
+            await response.write(data)
+            await response.write_eof()
+        except ConnectionError:
+            # the client has gone; the turn is kept for its next attempt
+            return response
+        taken.note(taken=True)
+        return response
+
+    async def _tokenize(self, request: web.Request, session: Session) -> web.StreamResponse:
+        """Count tokens, as vLLM's endpoint does."""
+        _, body = await _body(request)
+        language = self._chats[session.environment]
+        if isinstance(prompt := body.get("prompt"), str):
+            ids = await asyncio.to_thread(language.encode, prompt)
+        else:
+            asked = chat.call(body)
+            opened = body.get("add_generation_prompt") is not False
+            try:
+                ids = await asyncio.to_thread(
+                    language.bridges.rendered, asked.messages, asked.tools, add_generation_prompt=opened
+                )
+            except BridgeError as error:
+                raise CallError(400, f"messages: {error}") from error
+        return web.json_response({"count": len(ids), "max_model_len": self._sequence_len, "tokens": ids})
+
+    async def _models(self, request: web.Request, session: Session) -> web.StreamResponse:
+        told = {"id": self._model, "object": "model", "created": 0, "owned_by": "grpo-actors"}
+        return web.json_response({"object": "list", "data": [told | {"max_model_len": self._sequence_len}]})
+
+    async def _set_reward(self, request: web.Request, session: Session) -> web.StreamResponse:
+        """Set the reward of a call, by AReaL's names."""
+        _, body = await _body(request)
+        session.set_reward(body.get("interaction_id"), body.get("reward"))
+        return web.json_response({"message": "success"})
+
+    async def _end_session(self, request: web.Request, session: Session) -> web.StreamResponse:
+        _, body = await _body(request)
+        session.end(body.get("reward"))
+        return web.json_response({"message": "success", "session_id": session.id})
+
+    async def _start_session(self, request: web.Request) -> web.StreamResponse:
+        """Hand a waiting trajectory to a service."""
+        if self._admin_key and not hmac.compare_digest(_bearer(request).encode(), self._admin_key.encode()):
+            raise CallError(401, "key: is not the one of services (rollout.sessions.admin_key_env)", "invalid_api_key")
+        _, body = await _body(request)
+        seconds = body.get("wait") or 0.0
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_WAIT_SECONDS:
+            raise CallError(400, f"wait: must be a number of seconds up to {MOST_WAIT_SECONDS:g}")
+        session = await self._table.take(seconds)
+        told = {"session_id": session.id, "environment": session.environment, "data": session.data}
+        return web.json_response(told | self.access(session))
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"status": "ok"})
+
+
+def _guarded(
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]], dialect: Dialect
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Answer each error in the words of an API."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except CallError as error:
+            # 503: another engine may answer; everything else is the same again
+            again = "true" if error.status == 503 else "false"
+            content = dialect.problem(error.status, str(error), error.code)
+            return web.json_response(content, status=error.status, headers={"x-should-retry": again})
+        except web.HTTPException as error:
+            words = f"body: more than {limits.HTTP_BODY_BYTES >> 20} MiB" if error.status == 413 else error.reason
+            return web.json_response(dialect.problem(error.status, words, "refused"), status=error.status)
+        except Exception as error:
+            log.exception("a call failed", path=request.path.rpartition("/")[2])
+            content = dialect.problem(500, f"internal: {type(error).__name__}: {error}", "internal")
+            return web.json_response(content, status=500)
+
+    return guarded
+
+
+async def _body(request: web.Request) -> tuple[bytes, Json]:
+    """Return the body of a request, as bytes and as JSON.
+
+    Raises:
+        CallError: it does not come in time, or is no JSON object.
+    """
+    try:
+        async with asyncio.timeout(limits.HTTP_HEAD_SECONDS):
+            raw = await request.read()
+    except TimeoutError:
+        raise CallError(408, f"body: not here within {limits.HTTP_HEAD_SECONDS:g} s") from None
+    try:
+        if len(raw) > LARGE_BODY_BYTES:
+            body = await asyncio.to_thread(json.loads, raw)
+        else:
+            body = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError) as error:
+        raise CallError(400, f"body: is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise CallError(400, "body: must be a JSON object")
+    return raw, body
+
+
+def _key(request: web.Request) -> str:
+    """Return the key of a request; a key in the path counts more than headers, which clients fill with anything."""
+    in_path = request.match_info.get("key", "")
+    headers: Mapping[str, Any] = request.headers
+    return in_path or headers.get("X-Session-ID", "") or headers.get("x-api-key", "") or _bearer(request)
+
+
+def _bearer(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+
+def _is_above_zero(count: str) -> bool:
+    return count.isascii() and count.isdigit() and int(count[:9]) > 0
+
+
+async def _ended(watch: "asyncio.Task[None]", stop: asyncio.Event) -> None:
+    stop.set()
+    watch.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watch

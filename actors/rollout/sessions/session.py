@@ -1,0 +1,282 @@
+"""One session: the endpoint of one trajectory, from its opening to its end.
+
+Consumes calls. Emits replies, and keeps what the record needs: which turn belongs to which reply, rewards of replies,
+and parameters that were not obeyed. Waits for the engines alone, as long as the trajectory has time. A call that the
+client repeats is answered from the record; the turn of an answer that no client has taken is not trained.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply
+from actors.trajectories.bridges import BridgeError, Message
+from actors.trajectories.recorder import RecordedTurn, TrajectoryOverError
+
+REPLY_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+"""What dialects put in front of a reply's id."""
+INFO_CHARACTERS = 199
+"""Most characters of a text in a trajectory's `info`."""
+
+Ask = Callable[[Sequence[Message], Json, Sequence[int] | None], Awaitable[RecordedTurn]]
+"""Coroutine function of messages, options of a sample, and the prompt's token ids where the caller has made them."""
+
+
+@dataclass
+class _Asked:
+    """A call under way, or answered."""
+
+    task: "asyncio.Task[Reply]"
+    is_taken: bool = False
+    """True once a client has got the whole answer."""
+
+
+@dataclass
+class Session:
+    """Session of one trajectory. Its methods are for the event loop alone.
+
+    Args:
+        environment: label of the environment.
+        ask: samples a turn of the trajectory.
+        encode: tokens of a text, for prompts that are texts.
+        data: row of the example, for services that fetch their work.
+    """
+
+    environment: str
+    ask: Ask
+    encode: Callable[[str], list[int]]
+    data: Json = field(default_factory=dict)
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    """Secret that names this session in requests."""
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Name of the session for logs and services; no secret."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the agent, or the service, has ended the session."""
+    is_over: bool = False
+    """True once the trajectory is over: no call is answered any more."""
+    reward: float | None = None
+    """Reward of the whole trajectory, as set by the agent; None: not set."""
+    num_repeated: int = 0
+    """Calls answered from the record."""
+    _asked: dict[str, _Asked] = field(default_factory=dict)
+    """Newest call by its identity."""
+    _all: list[_Asked] = field(default_factory=list)
+    _replies: dict[str, Reply] = field(default_factory=dict)
+    """Replies by id."""
+    _rewards: dict[str, float] = field(default_factory=dict)
+    """Rewards by reply id."""
+    _known: dict[bytes, Message] = field(default_factory=dict)
+    """Recorded answers by the digest of their conversation, without thoughts."""
+    _unheeded: dict[str, set[str]] = field(default_factory=dict)
+
+    async def answer(self, call: Call, identity: str, model: str, *, is_repeated: bool = False) -> "_Taken":
+        """Return the reply to a call. A client that leaves meanwhile cancels nothing: it may ask again.
+
+        Args:
+            identity: same for a repetition of the same call.
+            model: name in the request.
+            is_repeated: True if the client says that it has asked before.
+
+        Raises:
+            CallError: a limit of the trajectory is reached, the session is over, or the call can't be served.
+        """
+        self._check_open()
+        for kind, names in (("pinned", call.pinned), ("ignored", call.ignored)):
+            self._unheeded.setdefault(kind, set()).update(names)
+        asked = self._asked.get(identity) if is_repeated else None
+        if asked is None:
+            asked = self._asked[identity] = _Asked(asyncio.create_task(self._reply(call, model)))
+            self._all.append(asked)
+        else:
+            self.num_repeated += 1
+        try:
+            # shielded: the turn is kept for the client's next attempt
+            reply = await asyncio.shield(asked.task)
+        except asyncio.CancelledError:
+            if asked.task.cancelled():
+                raise CallError(409, "session: the trajectory is over", "session_ended") from None
+            raise
+        except Exception as error:
+            # a failed call leaves no turn; asked again, it is sampled anew, with the same seed
+            if self._asked.get(identity) is asked:
+                del self._asked[identity]
+            raise _problem(error) from error
+        return _Taken(reply, asked)
+
+    def set_reward(self, reply_id: str | None, reward: Any) -> None:
+        """Set the reward of a reply, or of the newest one (None).
+
+        Raises:
+            CallError: there is no such reply, or the reward is no finite number.
+        """
+        self._check_open()
+        number = finite(reward)
+        if reply_id is None:
+            if not self._replies:
+                raise CallError(404, "interaction_id: this session has no reply yet")
+            reply_id = next(reversed(self._replies))
+        if (known := self._reply_id(reply_id)) is None:
+            raise CallError(404, f"interaction_id: {reply_id!r} is no reply of this session")
+        self._rewards[known] = number
+
+    def end(self, reward: Any = None) -> None:
+        """End the session, with a reward of the whole trajectory where one is given.
+
+        Raises:
+            CallError: the reward is no finite number, or the session is over.
+        """
+        self._check_open()
+        if reward is not None:
+            self.reward = finite(reward)
+        self.ended.set()
+
+    async def close(self) -> None:
+        """Answer no call any more, and wait for calls under way to be gone."""
+        self.is_over = True
+        under_way = [asked.task for asked in self._all if not asked.task.done()]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    def split(self, rewards: Mapping[str, float | None]) -> dict[str, float | None]:
+        """Take rewards whose names are ids of replies as rewards of these, as AReaL's agents return them.
+
+        Returns:
+            Rewards by name of the whole trajectory: those that are left, and the one set at the end.
+        """
+        left: dict[str, float | None] = {}
+        for name, value in rewards.items():
+            if (known := self._reply_id(name)) is not None and value is not None:
+                self._rewards[known] = value
+            else:
+                left[name] = value
+        return left if self.reward is None else left | {self.environment: self.reward}
+
+    @property
+    def turn_rewards(self) -> list[tuple[int, float]]:
+        """Turn and reward, for each reply with a reward."""
+        return sorted((self._replies[name].turn.number, reward) for name, reward in self._rewards.items())
+
+    @property
+    def untaken(self) -> list[int]:
+        """Turns whose answers no client has taken."""
+        return [
+            asked.task.result().turn.number
+            for asked in self._all
+            if not asked.is_taken and asked.task.done() and not asked.task.cancelled() and not asked.task.exception()
+        ]
+
+    @property
+    def info(self) -> Json:
+        """Parameters that were not obeyed, for the record."""
+        return {kind: ", ".join(sorted(names))[:INFO_CHARACTERS] for kind, names in self._unheeded.items() if names}
+
+    async def _reply(self, call: Call, model: str) -> Reply:
+        """Sample a turn, and keep its reply."""
+        messages = self._restored(call.messages)
+        options: Json = {"tools": list(call.tools) or None, "max_tokens": call.max_tokens, "stop": list(call.stop)}
+        options |= {"response_format": call.response_format, "tool_choice": call.tool_choice}
+        prompt = self.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
+        if prompt is not None and not prompt:
+            raise CallError(400, "prompt: is empty")
+        turn = await self.ask(messages, options, prompt)
+        message = turn.message
+        if not call.parallel_tool_calls and len(message.get("tool_calls", ())) > 1:
+            message = message | {"tool_calls": message["tool_calls"][:1]}
+        reply = Reply(secrets.token_hex(12), model, int(time.time()), turn, message)
+        self._replies[reply.id] = reply
+        if messages:
+            *_, digest = _digests([*messages, message])
+            self._known[digest] = message
+        return reply
+
+    def _restored(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the conversation with the recorded answers in place of what clients make of them.
+
+        Clients drop thoughts, strip blanks, and write arguments of tool calls anew. An answer whose whole conversation
+        is known so far stands for the recorded one; anything else is an edit, which starts a branch.
+        """
+        digests = list(_digests(messages))
+        return [
+            self._known.get(digest, message) if message.get("role") == "assistant" else message
+            for message, digest in zip(messages, digests, strict=True)
+        ]
+
+    def _reply_id(self, name: str) -> str | None:
+        for prefix in REPLY_PREFIXES:
+            name = name.removeprefix(prefix)
+        return name if name in self._replies else None
+
+    def _check_open(self) -> None:
+        if self.is_over or self.ended.is_set():
+            raise CallError(409, "session: the trajectory is over", "session_ended")
+
+
+@dataclass
+class _Taken:
+    """A reply on its way to a client."""
+
+    reply: Reply
+    _asked: _Asked
+
+    def note(self, *, taken: bool) -> None:
+        """Note whether the client has got the whole answer."""
+        # who has got it once has it, whatever becomes of a repetition
+        self._asked.is_taken |= taken
+
+
+def finite(value: Any) -> float:
+    """Return a reward as a number.
+
+    Raises:
+        CallError: it is none, or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise CallError(400, f"reward: {value!r} is no finite number")
+    return float(value)
+
+
+def _problem(error: Exception) -> CallError:
+    """Return what a client is told about a call that failed."""
+    if isinstance(error, CallError):
+        return error
+    if isinstance(error, TrajectoryOverError):
+        if error.stop == "context_full":
+            return CallError(400, f"messages: {error}", "context_length_exceeded")
+        if error.stop == "length":
+            return CallError(400, f"messages: {error}", "turn_cut_off")
+        if error.stop == "done":
+            return CallError(409, "session: the trajectory is over", "session_ended")
+        return CallError(429, f"budget: {error}", error.stop)
+    if isinstance(error, BridgeError | ValueError):
+        return CallError(400, str(error))
+    return CallError(503, f"engine: {type(error).__name__}: {error}", "engine_failed")
+
+
+def _digests(messages: Iterable[Message]) -> Iterable[bytes]:
+    """Yield behind each message a digest of the conversation so far, without thoughts and what clients write anew."""
+    digest = b""
+    for message in messages:
+        plain = {name: value for name, value in message.items() if name != "reasoning_content" and value}
+        if plain.get("role") == "assistant":
+            plain["content"] = str(plain.get("content") or "").strip()
+            plain["tool_calls"] = [_plain_call(call) for call in plain.get("tool_calls", ())]
+        written = json.dumps(plain, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(digest + written, digest_size=16).digest()
+        yield digest
+
+
+def _plain_call(call: Json) -> Json:
+    """Return a tool call with its arguments as values: clients write their JSON anew."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        arguments = function["arguments"]
+    return {"id": call.get("id"), "name": function["name"], "arguments": arguments}

@@ -1,0 +1,64 @@
+"""Trajectories of agents, in real worker processes, with a double of the engines."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from actors.engines import fake
+from actors.rollout.engine_choice import EngineChoice
+from actors.rollout.environments import EnvironmentPlayer
+from actors.rollout.held import AttemptError
+from actors.telemetry.metrics import Metrics
+from tests.actors.rollout.doubles import ticket
+from tests.actors.rollout.test_environments import WAIT, Engines, example
+from tests.ring.harness import ring_config
+
+AGENTS = Path(__file__).parents[2] / "ring" / "agents.py"
+pytestmark = pytest.mark.slow
+
+
+def player(folder: Path, **environment: Any) -> EnvironmentPlayer:
+    """A player of one agent."""
+    config = ring_config(
+        folder,
+        environments=[{"type": "agent", "name": "helper"} | environment],
+        reward={"functions": []},
+        packer={"sequence_len": 512},
+    )
+    engines = cast(EngineChoice, Engines())
+    return EnvironmentPlayer(config, "rollout-0", {"helper": fake.chat(64)}, engines, Metrics("rollout"), 512)
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ("never_asks", "the episode ended without a turn of the model"),
+        ("fails", "LookupError: no such page"),
+        ("no_agent", "no agent; an agent is run"),
+    ],
+)
+async def test_a_failing_agent_gives_no_reward_and_says_why(tmp_path: Path, agent: str, words: str) -> None:
+    """The attempt fails with the reason; nothing is scored as 0."""
+    async with player(tmp_path, path=f"{AGENTS}:{agent}") as playing, asyncio.timeout(WAIT):
+        with pytest.raises(AttemptError, match=words):
+            await playing.play(ticket(0, environment="helper"), example(0))
+
+
+async def test_a_failed_agent_with_calls_is_unscorable_where_asked_for(tmp_path: Path) -> None:
+    """Its calls are kept, with the words of the failure, and without a reward."""
+    async with player(tmp_path, path=f"{AGENTS}:fails", on_failure="unscorable") as playing, asyncio.timeout(WAIT):
+        trajectories, _ = await playing.play(ticket(0, environment="helper"), example(0))
+    assert [(one.stop, one.rewards) for one in trajectories] == [("failed", {})] * 2
+    assert all("LookupError: no such page" in one.failure for one in trajectories)
+    assert all(one.recorder.tree.num_turns == 1 for one in trajectories)
+
+
+async def test_a_service_that_never_ends_its_session_is_late(tmp_path: Path) -> None:
+    """Without a call there is no trajectory; the attempt fails at the end of its time, and its sessions are closed."""
+    playing = player(tmp_path, external=True, trajectory_timeout=0.5)
+    async with playing, asyncio.timeout(WAIT):
+        with pytest.raises(AttemptError, match="no turn within"):
+            await playing.play(ticket(0, environment="helper"), example(0))
+        assert playing._agents.table.num_open == {}
