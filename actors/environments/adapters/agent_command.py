@@ -1,7 +1,7 @@
 """Agents that are programs: `actors/environments/adapters/agent_command.py:Env`.
 
-A trajectory is a run of a command that talks to an LLM API. The session of the trajectory gives the address and the key;
-the command finds them in the variables that clients of OpenAI and Anthropic read. Uses the standard library alone.
+A trajectory is a run of a command that talks to an LLM API. The session of the trajectory gives the address and the
+key; the command finds them in the variables that clients of OpenAI and Anthropic read. Uses the standard library alone.
 Options are in docs/reference/agents.md.
 """
 
@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -49,8 +48,9 @@ OF_THE_RUNTIME = (
 """Variables that podman and docker themselves read; of these names a container gets values by the command line."""
 EXAMPLE, PROMPT, REWARD = "example.json", "prompt.txt", "reward.json"
 """Files in the working folder."""
-PREFIX, LOCK, CONTAINER, OUTPUT = "agent-", "lock", "container", "output.txt"
-PLACEHOLDER = re.compile(r"(?<!\$)\{\{(\w+)\}\}|(?<![\w$}{])\{(\w+)\}|(?<=\w)\{(\w+)\}")
+PREFIX, LOCK, CONTAINER, OUTPUT = "grpo-agent-", "grpo-agent.lock", "container", "output.txt"
+PLACEHOLDER = re.compile(r"\$\{\w+\}|\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
+"""A variable of a shell, `{{name}}` for the text `{name}`, or a placeholder."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLE_BYTES = 120_000
 """Longest value of an argument or variable; the kernel takes 131 071 bytes, with the name."""
@@ -61,6 +61,10 @@ STALE_SECONDS = 60.0
 """Age from which a folder is removed whose worker has ended."""
 REMOVE_SECONDS = 60.0
 """Limit of the removal of a container."""
+
+
+_UNDER_WAY: set["asyncio.Future[Any]"] = set()
+"""Trajectories that have not ended: asyncio itself holds only weak references."""
 
 
 class AgentError(RuntimeError):
@@ -154,8 +158,10 @@ class Env:
     async def examples(split: str, **options: Any) -> int | None:
         """Return None: each number is an example. Refuse wrong options; remove what killed workers have left."""
         env = Env(**options)
-        for place in await asyncio.to_thread(lambda: list(_stale_places())):
-            await env._remove(place)
+        for root in await asyncio.to_thread(lambda: list(_stale_places())):
+            # another worker may remove it at the same time
+            with contextlib.suppress(OSError):
+                await env._remove(root)
         return None
 
     async def run(self, data: Json, base_url: str, api_key: str) -> Rewards | None:
@@ -167,6 +173,8 @@ class Env:
         stop = asyncio.Event()
         # in a task of its own: a cancellation ends the program, and leaves neither its processes nor its folder
         playing = asyncio.ensure_future(self._play(data, base_url, api_key, stop))
+        _UNDER_WAY.add(playing)
+        playing.add_done_callback(_forget)
         try:
             return await asyncio.shield(playing)
         except asyncio.CancelledError:
@@ -192,7 +200,8 @@ class Env:
             told = f"; its output ends with:\n{output[-TOLD_CHARACTERS:]}" if output.strip() else ""
             raise type(failure)(f"{failure}{told}{kept}") from None
         finally:
-            await self._over(place, output, keeps and not stop.is_set())
+            # nobody waits for a stopped one, so it is no failure
+            await self._over(place, output, self._keep == "always" if stop.is_set() else keeps)
 
     # --- before --------------------------------------------------------------------------------------------------
 
@@ -204,20 +213,16 @@ class Env:
                 yield f"{key} is {value!r}, but must be a list of texts"
         if not self._command:
             yield "command is empty, but must be a program and its arguments"
-        for key, value, choices in (("reward", self._reward, REWARDS), ("keep", self._keep, KEEPS)):
-            if value not in choices:
-                yield f"{key} is {value!r}, but must be one of {', '.join(choices)}"
-        for key, number in (("seconds", self._seconds), ("processes", self._processes)):
+        for key, choice, choices in (("reward", self._reward, REWARDS), ("keep", self._keep, KEEPS)):
+            if choice not in choices:
+                yield f"{key} is {choice!r}, but must be one of {', '.join(choices)}"
+        numbers = {"seconds": self._seconds, "processes": self._processes, "output_bytes": self._output_bytes - 2}
+        for key, number in numbers.items():
             if number < 0:
-                yield f"{key} is {number}, but must not be negative; 0 is no limit"
-        if self._output_bytes < 2:
-            yield f"output_bytes is {self._output_bytes}, but must be at least 2"
-        for variable in self._variables:
-            if not NAME.fullmatch(variable):
-                yield f"variables has the name {variable!r}; it must be of letters, digits and underscores"
-        for path in self._files:
-            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or path in ("", "~/"):
-                yield f"files has the path {path!r}; it must lie in the working folder, or start with ~/"
+                bound = 2 if key == "output_bytes" else 0
+                yield f"{key} is {number + bound}, but must be at least {bound}"
+        yield from (f"variables has the name {name!r}" for name in self._variables if not NAME.fullmatch(name))
+        yield from _wrong_files(self._files)
 
     def _missing(self) -> Iterator[str]:
         """Yield what this machine lacks."""
@@ -227,6 +232,9 @@ class Env:
         for name in (EXAMPLE, PROMPT, REWARD):
             if name in self._files or (self._folder and (folder / name).exists()):
                 yield f"{'files' if name in self._files else 'folder'} has {name}, a name of the agent's own; rename it"
+        for name in self._inherit:
+            if name not in os.environ:
+                yield f"inherit names {name}, but the worker has no such variable; set it, or leave the name out"
         if self._image:
             if not self._runtime:
                 sought = f"no {self._runtime_name}" if self._runtime_name else "neither podman nor docker"
@@ -310,17 +318,20 @@ class Env:
         if self._image:
             (place.root / CONTAINER).write_text(place.root.name)
             words = self._in_container(place, words, variables)
-            variables, folder = _runtime_environment() | {
-                name: value for name, value in variables.items() if name not in OF_THE_RUNTIME
-            }, place.root
+            variables, folder = (
+                _runtime_environment()
+                | {name: value for name, value in variables.items() if name not in OF_THE_RUNTIME},
+                place.root,
+            )
         command = Command(words, variables, folder, "AGENT_EXAMPLE_FILE", self._processes, self._output_bytes)
-        running = asyncio.ensure_future(command.run(self._seconds))
         stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.add_done_callback(lambda _: command.stop())
         if stop.is_set():
             command.stop()
-        stopping.cancel()
-        return await running
+        try:
+            return await command.run(self._seconds)
+        finally:
+            stopping.cancel()
 
     def _in_container(self, place: "_Place", words: Sequence[str], variables: Mapping[str, str]) -> list[str]:
         """Return the command that runs a command in a container. No value of a session is an argument of it."""
@@ -372,7 +383,7 @@ class Env:
             await self._remove_container(place.root)
             await asyncio.to_thread(place.keep, self._kept(place), output)
         except Exception as error:  # noqa: BLE001 - see above
-            print(f"the folder {place.root} of an agent stays: {error}", file=sys.stderr)  # noqa: T201 - logged
+            print(f"the folder {place.root} of an agent stays: {error}", file=sys.stderr)
         finally:
             place.unlock()
 
@@ -396,7 +407,7 @@ class Env:
         text = ended.output.text().strip()
         # it has removed itself (--rm), unless it was killed
         if (ended.reason != "ended" or ended.status) and "no such container" not in text.lower():
-            print(f"the container {root.name} of an agent may be left: {text[-500:]}", file=sys.stderr)  # noqa: T201
+            print(f"the container {root.name} of an agent may be left: {text[-500:]}", file=sys.stderr)
 
 
 class _Place:
@@ -426,6 +437,15 @@ class _Place:
             shutil.move(self.root, target)
 
 
+def _wrong_files(files: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the paths and texts of files."""
+    for path, text in files.items():
+        if not isinstance(text, str):
+            yield f"files has {text!r} as {path}, but must have its text"
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or path in ("", "~/"):
+            yield f"files has the path {path!r}; it must lie in the working folder, or start with ~/"
+
+
 def problems(options: Json) -> list[str]:
     """Return what is wrong with options on this machine, in words; for `actors check`, which starts no worker."""
     try:
@@ -433,6 +453,13 @@ def problems(options: Json) -> list[str]:
     except (TypeError, ValueError) as error:
         return [str(error).replace("Env.__init__()", "options:")]
     return []
+
+
+def _forget(playing: "asyncio.Future[Any]") -> None:
+    """Forget a trajectory that has ended; nobody may be left to hear of its failure."""
+    _UNDER_WAY.discard(playing)
+    if not playing.cancelled():
+        playing.exception()
 
 
 def _found_runtime(name: str) -> str:
@@ -464,13 +491,13 @@ def _filled(text: str, known: Mapping[str, str], data: Json, where: str) -> str:
     Raises:
         AgentStartError: a placeholder is no column, or the text is no argument.
     """
-    columns = {name: value if isinstance(value, str) else json.dumps(value, default=_plain) for name, value in data.items()}
-    values = columns | dict(known)
+    values = {name: one if isinstance(one, str) else json.dumps(one, default=_plain) for name, one in data.items()}
+    values |= known
     for match in PLACEHOLDER.finditer(text):
         if (name := match[2]) and name not in values:
             raise AgentStartError(
-                f"{where} has {{{name}}}, but the example has no column {name}; it has {', '.join(sorted(data))}. Write "
-                f"{{{{{name}}}}} for the text {{{name}}} itself"
+                f"{where} has {{{name}}}, but the example has no column {name}; it has {', '.join(sorted(data))}. "
+                f"Write {{{{{name}}}}} for the text {{{name}}} itself"
             )
     # no argument of a program has half a surrogate pair
     filled = _bytes(PLACEHOLDER.sub(lambda match: _replaced(match, values), text)).decode()
@@ -486,9 +513,7 @@ def _filled(text: str, known: Mapping[str, str], data: Json, where: str) -> str:
 
 def _replaced(match: "re.Match[str]", values: Mapping[str, str]) -> str:
     """Return the text in place of a placeholder; an unknown one stays."""
-    if match[1]:
-        return f"{{{match[1]}}}"
-    return values.get(match[2], match[0])
+    return f"{{{match[1]}}}" if match[1] else values.get(match[2], match[0])
 
 
 def _prompt_text(data: Json) -> str:
@@ -584,7 +609,3 @@ def _plain(value: Any) -> Any:
 def _bytes(text: str) -> bytes:
     """Return a text as UTF-8; half a surrogate pair becomes a question mark."""
     return text.encode(errors="replace")
-
-
-def _name() -> str:
-    return secrets.token_hex(8)

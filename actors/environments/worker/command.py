@@ -44,7 +44,8 @@ def _become(command: dict[str, Any], report: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         os.chdir(command["folder"])
         arguments = [word.encode() for word in command["arguments"]]
-        os.execvpe(arguments[0], arguments, {k.encode(): v.encode() for k, v in command["variables"].items()})
+        variables = {name.encode(): value.encode() for name, value in command["variables"].items()}
+        os.execvpe(arguments[0], arguments, variables)  # noqa: S606 - no shell is wanted
     except (OSError, ValueError) as error:
         words = (error.strerror if isinstance(error, OSError) else None) or str(error)
         _write(report, {"error": words})

@@ -99,8 +99,8 @@ def _watch(worker: int, count: "_Count", pace: float) -> End:
 class _Count:
     """Count of the processes below this one.
 
-    A count reads all processes below. So they are counted once a second, and as soon as the ids that the machine has given
-    out since the last count (of processes and of threads) would be enough to pass the limit.
+    A count reads all processes below. So they are counted once a second, and as soon as the ids that the machine has
+    given out since the last count (of processes and of threads) would be enough to pass the limit.
     """
 
     def __init__(self, limit: int) -> None:

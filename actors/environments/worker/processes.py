@@ -58,10 +58,10 @@ def below(roots: Iterable[int], processes: Processes) -> dict[int, int]:
 
 
 def num_below(root: int, most: int) -> int:
-    """Return the number of living processes below one, which is not counted; any larger number once `most` is passed.
+    """Return the number of living processes below one, which is not counted; a larger number than `most` may be short.
 
-    Asks the kernel for the children of each, so that the time does not grow with the processes of the machine. The answer
-    of the kernel may miss a child while others are ending.
+    Asks the kernel for the children of each, so that the time does not grow with the processes of the machine. The
+    answer of the kernel may miss a child while others are ending.
     """
     if not Path(f"/proc/{root}/task/{root}/children").exists():
         # the kernel was built without
