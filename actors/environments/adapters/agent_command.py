@@ -542,10 +542,13 @@ def _rewards_in(file: Path, name: str) -> Rewards | None:
         return None
     except OSError as error:
         raise AgentRewardError(f"{file.name} can't be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as opened:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise AgentRewardError(f"{file.name} is no file")
-        content = opened.read(REWARD_BYTES + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            content = opened.read(REWARD_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > REWARD_BYTES:
         raise AgentRewardError(f"{file.name} has more than {REWARD_BYTES} bytes")
     shown = content[:200].decode(errors="replace")

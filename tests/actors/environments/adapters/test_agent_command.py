@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -92,7 +93,7 @@ CURL = """
 set -eu
 curl -sSf "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \
     -H "Content-Type: application/json" \
-    -d "{\\"model\\": \\"any\\", \\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"$AGENT_PROMPT\\"}]}" >answer
+    -d '{"model": "any", "messages": [{"role": "user", "content": "'"$AGENT_PROMPT"'"}]}' >answer
 grep -q '"4"' answer && echo 1 >"$AGENT_REWARD_FILE" || echo 0 >"$AGENT_REWARD_FILE"
 """
 
@@ -152,11 +153,10 @@ async def test_a_program_gets_the_example_and_no_secret_of_the_worker(
 async def test_placeholders_are_whole_arguments_and_are_replaced_once() -> None:
     """No shell sees what is in them, and a placeholder in a column is text."""
     row = {"prompt": [{"role": "user", "content": '$(exit 1); `x` "y" {api_key}'}], "items": [1, "a"]}
-    script = (
-        'test "$1" = "$AGENT_PROMPT" && test "$2" = "[1, \\"a\\"] of {seed}" && test "${3}" = --url=$OPENAI_BASE_URL'
-    )
+    script = 'test "$1" = "$AGENT_PROMPT" && test "$2" = "$expected" && test "${3}" = --url=$OPENAI_BASE_URL'
+    variables = {"expected": '[1, "a"] of {{seed}}'}
     words = ["sh", "-c", script, "sh", "{prompt}", "{items} of {{seed}}", "--url={base_url}"]
-    assert await run(Env(words, reward="exit_code"), row) == {"agent": 1.0}
+    assert await run(Env(words, reward="exit_code", variables=variables), row) == {"agent": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -301,9 +301,8 @@ async def test_what_a_program_leaves_ends_with_it(tmp_path: Path) -> None:
 async def test_a_killed_guard_leaves_no_process(tmp_path: Path) -> None:
     """What it has guarded is found by its variables."""
     mark = tmp_path / "mark"
-    script = (
-        f'{sys.executable} -c "$0" {mark} hang & while test $(wc -w <{mark}) -lt 4; do sleep 0.05; done; kill -9 $PPID'
-    )
+    wait = f"while test $(wc -w <{mark}) -lt 4; do sleep 0.05; done"
+    script = f'{sys.executable} -c "$0" {mark} hang & {wait}; kill -9 $PPID'
     mark.touch()
     with pytest.raises(AgentExitError, match="its guard was killed"):
         await run(Env(["sh", "-c", script, LITTER], seconds=WAIT))
@@ -378,9 +377,8 @@ async def test_a_folder_of_the_user_is_copied_for_each_trajectory(tmp_path: Path
     """Also one that may not be written, with a program in it."""
     mine = tmp_path / "mine"
     mine.mkdir()
-    (mine / "agent.sh").write_text(
-        "#!/bin/sh\ntest $(ls | wc -l) = 3 && echo >more && chmod u+w agent.sh && echo >agent.sh"
-    )
+    script = "test $(ls | wc -l) = 3 && echo >more && chmod u+w agent.sh && echo >agent.sh"
+    (mine / "agent.sh").write_text(f"#!/bin/sh\n{script}")
     (mine / "agent.sh").chmod(0o500)
     mine.chmod(0o500)
     env = Env(["./agent.sh"], folder=str(mine), reward="exit_code", seconds=WAIT)
@@ -467,9 +465,7 @@ async def test_an_episode_that_is_closed_leaves_nothing(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("killed", ["worker", "guard"])
-async def test_nothing_outlives_a_worker_that_is_killed(
-    folder: Path, tmp_path: Path, killed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_outlives_a_worker_that_is_killed(folder: Path, tmp_path: Path, killed: str) -> None:
     """Neither the program nor its guard; its folder is removed when a worker loads."""
     mark = tmp_path / "mark"
     async with WorkerPool(program(**litter(mark, "hang"))) as pool, await pool.episode(WAIT) as episode:
@@ -494,9 +490,8 @@ async def test_nothing_outlives_a_worker_that_is_killed(
 async def test_a_folder_of_a_living_worker_is_not_removed(tmp_path: Path) -> None:
     """However old it is."""
     mark = tmp_path / "mark"
-    script = (
-        f"touch -d '1 hour ago' ../../{agent_command.LOCK}; echo 1 >{mark}; while test -e {mark}; do sleep 0.05; done"
-    )
+    old = f"touch -d '1 hour ago' ../../{agent_command.LOCK}"
+    script = f"{old}; echo 1 >{mark}; while test -e {mark}; do sleep 0.05; done"
     running = asyncio.create_task(run(shell(f"{script}; ls example.json", reward="exit_code")))
     await pids(mark, 1)
     await Env.examples("train", command=["true"])
@@ -574,9 +569,16 @@ def calls(file: Path) -> list[list[str]]:
 
 async def test_a_command_runs_in_a_container(runtime: Path, folder: Path) -> None:
     """With its variables by name, the folder mounted, and a name by which it is removed at the end."""
-    script = 'test $IMAGE = some/image:1 && test $OPENAI_API_KEY = key-of-a-session && test "$PATH" = /usr/bin:/bin && ' \
-        'test $EXTRA = x && test -z "$CONTAINER_HOST" && test -w $HOME && echo 0.25 >$AGENT_REWARD_FILE'  # fmt: skip
-    env = shell(script, image="some/image:1", reward="file", variables={"EXTRA": "x"}, image_options=["--memory", "1g"])
+    script = """test $IMAGE = some/image:1 && test "$OPENAI_API_KEY" = "$(cat ~/key)" && test "$PATH" = /usr/bin:/bin &&
+        test $EXTRA = x && test -z "$CONTAINER_HOST" && echo 0.25 >$AGENT_REWARD_FILE"""
+    env = shell(
+        script,
+        image="some/image:1",
+        reward="file",
+        variables={"EXTRA": "x"},
+        files={"~/key": "{api_key}"},
+        image_options=["--memory", "1g"],
+    )
     assert await run(env) == {"agent": 0.25}
     started, removed = calls(runtime)
     name = started[started.index("--name") + 1]
@@ -592,7 +594,7 @@ async def test_a_command_runs_in_a_container(runtime: Path, folder: Path) -> Non
         ("--env", f"HOME={shared}/home"),
         ("--memory", "1g"),
     }
-    assert options <= set(zip(started, started[1:], strict=False))
+    assert options <= set(itertools.pairwise(started))
     assert not any(KEY in word for word in started)
     assert started[started.index("some/image:1") + 1 :] == ["sh", "-c", script]
     assert list(folder.iterdir()) == []
