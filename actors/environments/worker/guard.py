@@ -1,7 +1,7 @@
 """Guard of a worker: a process between the actor and the worker, so that neither leaves a process behind.
 
-A worker puts a guard between itself and each command of an agent in the same way (`command.py`): there the worker has
-the part of the actor, and the command that of the worker.
+A worker puts a guard between itself and each command of an agent in the same way (`agents/program.py`): there the
+worker has the part of the actor, and the command that of the worker.
 
 The guard adopts every process below it whose parent has ended (it is a subreaper), also those in sessions of their own.
 When the actor dies, the worker ends, or the worker has too many processes, the guard kills all that is left, and then

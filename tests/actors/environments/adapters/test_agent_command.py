@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,17 @@ import pytest
 from aiohttp import web
 
 from actors.environments.adapters import agent_command
-from actors.environments.adapters.agent_command import (
+from actors.environments.adapters.agent_command import Env, problems
+from actors.environments.errors import EpisodeError
+from actors.environments.pool import WorkerPool
+from actors.environments.spec import EnvironmentSpec, Limits
+from actors.environments.worker.agents import containers, folders
+from actors.environments.worker.agents.errors import (
     AgentExitError,
     AgentRewardError,
     AgentStartError,
     AgentTimeoutError,
-    Env,
-    problems,
 )
-from actors.environments.errors import EpisodeError
-from actors.environments.pool import WorkerPool
-from actors.environments.spec import EnvironmentSpec, Limits
 from tests.actors.environments.test_pool import WAIT, is_gone, until
 
 pytestmark = pytest.mark.slow
@@ -162,7 +163,7 @@ async def test_placeholders_are_whole_arguments_and_are_replaced_once() -> None:
 @pytest.mark.parametrize(
     ("word", "row", "words"),
     [
-        ("{promt}", ROW, r"command has \{promt\}, but the example has no column promt; it has answer, prompt, seed"),
+        ("{promt}", ROW, r"command has \{promt\}, but the example has no column promt; there are answer, api_key"),
         ("{prompt}", {"prompt": "x" * 200_000}, "has 200000 bytes, but at most 120000 are possible; read prompt.txt"),
         ("{prompt}", {"prompt": "a\0b"}, "has a NUL character"),
     ],
@@ -203,8 +204,8 @@ async def test_a_missing_reward_file_is_no_reward_of_its_own() -> None:
         ("echo NaN >reward.json", "must be a finite number"),
         ("echo '{\"a\": -Infinity}' >reward.json", "the reward 'a' must be a finite number"),
         ("echo 1e999 >reward.json", "must be a finite number"),
-        ("echo true >reward.json", "must be a number"),
-        ("echo '[1]' >reward.json", "must be a number"),
+        ("echo true >reward.json", "must be a finite number"),
+        ("echo '[1]' >reward.json", "must be a finite number"),
         (": >reward.json", "reward.json is no JSON: ''"),
         ("echo one >reward.json", r"reward.json is no JSON: 'one\\n'"),
         ("mkfifo reward.json", "reward.json is no file"),
@@ -442,9 +443,13 @@ async def test_a_worker_plays_trajectories_side_by_side() -> None:
     assert "AgentExitError: the program ended with status 2; its output ends with:\nasked me" in str(failure)
 
 
-async def test_wrong_options_are_refused_when_a_worker_loads(tmp_path: Path) -> None:
-    """In words, before the first trajectory."""
-    async with WorkerPool(program(command=["no-such-program"], reward="file")) as pool:
+async def test_a_worker_loads_the_adapter_by_its_path() -> None:
+    """Without this project in its search path, and refuses wrong options before the first trajectory."""
+    right = replace(program(command=["true"]), path=f"{agent_command.__file__}:Env", variables={})
+    wrong = replace(right, options={"command": ["no-such-program"]})
+    async with WorkerPool(right) as pool, await pool.episode(WAIT):
+        assert pool.examples == {"train": None, "eval": None}
+    async with WorkerPool(wrong) as pool:
         with pytest.raises(EpisodeError, match="there is no program no-such-program in PATH") as raised:
             await pool.episode(WAIT)
     assert raised.value.cause == "env_load"
@@ -461,7 +466,7 @@ async def test_an_episode_that_is_closed_leaves_nothing(folder: Path, tmp_path: 
         await until(lambda: all(map(is_gone, found)))
         [one] = pool.workers.values()
         await until(lambda: not one.num_episodes)
-        assert [path for path in folder.iterdir() if path.name.startswith(agent_command.PREFIX)] == []
+        assert [path for path in folder.iterdir() if path.name.startswith(folders.PREFIX)] == []
 
 
 @pytest.mark.parametrize("killed", ["worker", "guard"])
@@ -478,11 +483,11 @@ async def test_nothing_outlives_a_worker_that_is_killed(folder: Path, tmp_path: 
         with pytest.raises(EpisodeError, match="was killed by signal 9"):
             await running
         await until(lambda: all(map(is_gone, found)))
-    [left] = [path for path in folder.iterdir() if path.name.startswith(agent_command.PREFIX)]
+    [left] = [path for path in folder.iterdir() if path.name.startswith(folders.PREFIX)]
     await Env.examples("train", command=["true"])
     assert left.exists(), "it may belong to a worker that is just making it"
     then = time.time() - 3600
-    os.utime(left / agent_command.LOCK, (then, then))
+    os.utime(left / folders.LOCK, (then, then))
     await Env.examples("train", command=["true"])
     assert not left.exists()
 
@@ -490,7 +495,7 @@ async def test_nothing_outlives_a_worker_that_is_killed(folder: Path, tmp_path: 
 async def test_a_folder_of_a_living_worker_is_not_removed(tmp_path: Path) -> None:
     """However old it is."""
     mark = tmp_path / "mark"
-    old = f"touch -d '1 hour ago' ../../{agent_command.LOCK}"
+    old = f"touch -d '1 hour ago' ../../{folders.LOCK}"
     script = f"{old}; echo 1 >{mark}; while test -e {mark}; do sleep 0.05; done"
     running = asyncio.create_task(run(shell(f"{script}; ls example.json", reward="exit_code")))
     await pids(mark, 1)
@@ -620,11 +625,11 @@ async def test_a_failure_of_the_runtime_is_named(runtime: Path) -> None:
 
 async def test_a_container_that_a_killed_worker_has_left_is_removed(runtime: Path, folder: Path) -> None:
     """With its folder, when the next worker loads."""
-    left = folder / f"{agent_command.PREFIX}left"
+    left = folder / f"{folders.PREFIX}left"
     (left / "shared").mkdir(parents=True)
-    for name in (agent_command.LOCK, agent_command.CONTAINER):
+    for name in (folders.LOCK, containers.NAME):
         (left / name).touch()
-    os.utime(left / agent_command.LOCK, (0, 0))
+    os.utime(left / folders.LOCK, (0, 0))
     await Env.examples("train", command=["true"], image="i")
     assert calls(runtime) == [["rm", "--force", left.name]]
     assert not left.exists()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-PROGRAM = Path(__file__).parent / "command.py"
+PROGRAM = Path(__file__).parent / "program.py"
 END_SECONDS = 12.0
 """Time for a guard to kill everything below it; it gives up after 10 s itself."""
 FOR_THE_GUARD = ("PATH", "LD_LIBRARY_PATH")

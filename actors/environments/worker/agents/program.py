@@ -1,4 +1,4 @@
-"""Program between a worker and a command: `PYTHON -I -S .../worker/command.py PARENT PROCESSES REPORT`.
+"""Program between a worker and a command: `PYTHON -I -S .../agents/program.py PARENT PROCESSES REPORT`.
 
 Reads the command from the standard input, because arguments of a process can be seen by all users: a JSON map of
 `arguments`, `variables` and `folder`. Forks; one process is the guard, the other becomes the command. REPORT is a file
@@ -26,7 +26,7 @@ def main() -> None:
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
-    sys.path.append(str(Path(__file__).resolve().parent.parent))
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
     guard = importlib.import_module("worker.guard")
 
     def tell(end: Any) -> None:
