@@ -313,9 +313,8 @@ async def test_a_killed_guard_leaves_no_process(tmp_path: Path) -> None:
 BOMB = """
 import os, sys, time
 for _ in range(10):
+    if not os.fork() and sys.argv[2] == "own": os.setsid()
     with open(sys.argv[1], "a") as file: file.write(".")
-    os.fork()
-    if sys.argv[2] == "own": os.setpgid(0, 0)
 time.sleep(3600)
 """
 
