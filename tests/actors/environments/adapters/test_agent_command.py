@@ -637,6 +637,12 @@ async def test_a_container_that_a_killed_worker_has_left_is_removed(runtime: Pat
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_options_of_the_page_are_right() -> None:
+    """Those of docs/reference/agents.md."""
+    page = Path(__file__).parents[4] / "docs/reference/agents.md"
+    assert problems(json.loads(page.read_text().partition("```json\n")[2].partition("```")[0])) == []
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
