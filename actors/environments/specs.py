@@ -11,6 +11,8 @@ from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
 
 ADAPTERS = Path(adapters.__file__).parent
+PROGRAM_PROCESSES = 64
+"""Default limit of processes of an agent that is a program, as in the adapter."""
 
 
 def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) -> EnvironmentSpec:
@@ -22,10 +24,12 @@ def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) ->
         owner: name of the actor.
     """
     limits = config.limits
-    options = config.options
+    options, processes = config.options, limits.processes
     if isinstance(config, AgentConfig) and config.command:
         path = f"{ADAPTERS / 'agent_command'}.py:Env"
-        options = options | {"command": config.command, "image": config.image}
+        options = options | {"command": config.command} | ({"image": config.image} if config.image else {})
+        # each program has a limit of its own (option `processes`); that of the worker must not end all of them
+        processes = max(processes, config.episodes_per_worker * (1 + options.get("processes", PROGRAM_PROCESSES)) + 1)
     else:
         path = config.path if isinstance(config, PythonConfig) else f"{ADAPTERS / config.adapter}.py:Env"
     return EnvironmentSpec(
@@ -43,7 +47,7 @@ def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) ->
             step=limits.step,
             score=limits.score,
             silence=limits.silence,
-            processes=limits.processes,
+            processes=processes,
         ),
         hosts=Hosts(tuple(config.hosts), owner, bus) if config.hosts else None,
     )

@@ -81,7 +81,7 @@ class Agents:
 
         @contextlib.asynccontextmanager
         async def opened(ask: Any, data: Json) -> AsyncIterator[Sessions]:
-            session = Session(label, ask, chat.encode, data)
+            session = Session(label, ask, chat, data)
             assert self._server is not None
             async with self.table.opened(session):
                 yield _Recorded(session, self._server.access(session))

@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.rollout.sessions.calls import Call, CallError, Dialect, Json, Reply
 from actors.rollout.sessions.dialects import chat, completions, generate, messages, responses
+from actors.rollout.sessions.dialects.calls import Call, CallError, Dialect, Json, Reply
 from actors.rollout.sessions.history import History
 from actors.trajectories.bridges import Message
 from tests.actors.rollout.sessions.replies import reply

@@ -1,5 +1,8 @@
 """Guard of a worker: a process between the actor and the worker, so that neither leaves a process behind.
 
+A worker puts a guard between itself and each command of an agent in the same way (`agents/program.py`): there the
+worker has the part of the actor, and the command that of the worker.
+
 The guard adopts every process below it whose parent has ended (it is a subreaper), also those in sessions of their own.
 When the actor dies, the worker ends, or the worker has too many processes, the guard kills all that is left, and then
 ends as the worker has ended. An actor that ends a worker asks its guard, by SIGTERM: only the guard still finds the
@@ -14,8 +17,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
-from .processes import below, kill_below, snapshot
+from .processes import kill_below, num_below
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -24,19 +29,30 @@ PACE_SECONDS = 0.02
 LOOK_SECONDS = 1.0
 """Seconds between two counts of processes, at most."""
 SHARE_OF_TIME = 0.1
-"""Most of the time that counts may take, on a machine with many processes or many short ones."""
+"""Most of the time that counts may take, with many processes or on a machine with many short ones."""
 TOO_MANY_PROCESSES = 240
 """Status of a guard whose worker had too many processes. A worker that ends with it counts as ended with 1."""
 END_SECONDS = 10.0
 """Longest wait for killed processes; those of another user can't be killed."""
 
 
-def guarded(parent: int, processes: int) -> None:
+class End(NamedTuple):
+    """End of a worker, as its guard has seen it."""
+
+    status: int
+    """Status as `os.waitpid` returns it; of a worker that the guard is to kill, that of the guard."""
+    reason: Literal["ended", "asked", "processes"]
+    """`ended`: by itself, or by a signal of others; `asked`: the parent ends it, or has died; `processes`: it had too
+    many."""
+
+
+def guarded(parent: int, processes: int, tell: Callable[[End], None] = lambda end: None) -> None:
     """Fork: return in the worker, and never in the guard, which is the process that the actor has started.
 
     Args:
         parent: id of the actor's process.
         processes: most processes of the worker, itself included; 0: any number.
+        tell: called in the guard with the end of the worker, once everything below the guard has ended.
     """
     library = ctypes.CDLL(None)
     library.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -54,36 +70,37 @@ def guarded(parent: int, processes: int) -> None:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
-    status = _exited(1)
+    end = End(_exited(1), "asked")
     try:
-        status = _watch(worker, processes)
+        end = _watch(worker, _Count(processes), PACE_SECONDS if processes else LOOK_SECONDS)
     finally:
         try:
             _end_all()
+            tell(end)
         finally:
-            _end_as(status)
+            is_taken = end == End(_exited(TOO_MANY_PROCESSES), "ended")
+            _end_as(_exited(1) if is_taken else end.status)
 
 
-def _watch(worker: int, limit: int) -> int:
-    """Wait until the worker ends, has too many processes, or is to end; return the status of the end."""
-    count = _Count(limit)
+def _watch(worker: int, count: "_Count", pace: float) -> End:
+    """Wait until the worker ends, has too many processes, or is to end; look each `pace` seconds."""
     while True:
-        woken = signal.sigtimedwait(WOKEN_BY, PACE_SECONDS if limit else LOOK_SECONDS)
+        woken = signal.sigtimedwait(WOKEN_BY, pace)
         if woken is not None and woken.si_signo != signal.SIGCHLD:
             # the actor has died, or ends this worker
-            return int(woken.si_signo)
+            return End(int(woken.si_signo), "asked")
         for process, status in _ended():
             if process == worker:
-                return _exited(1) if status == _exited(TOO_MANY_PROCESSES) else status
-        if limit and count.is_passed():
-            return _exited(TOO_MANY_PROCESSES)
+                return End(status, "ended")
+        if count.is_passed():
+            return End(_exited(TOO_MANY_PROCESSES), "processes")
 
 
 class _Count:
     """Count of the processes below this one.
 
-    A count reads all processes of the machine. So processes are counted once a second, and as soon as the ids given out
-    since the last count (of processes and of threads) would be enough to pass the limit.
+    A count reads all processes below. So they are counted once a second, and as soon as the ids that the machine has
+    given out since the last count (of processes and of threads) would be enough to pass the limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -92,6 +109,8 @@ class _Count:
 
     def is_passed(self) -> bool:
         """Return whether there are too many processes, if it is time to count; otherwise False."""
+        if not self._limit:
+            return False
         now = time.monotonic()
         started = _newest_id() - self._newest
         # ids start again at the largest one
@@ -99,7 +118,7 @@ class _Count:
         if now < self._next or (now < self._latest and not may_be_too_many):
             return False
         self._newest = _newest_id()
-        self._number = len(below([os.getpid()], snapshot())) - 1
+        self._number = num_below(os.getpid(), self._limit)
         cost = time.monotonic() - now
         self._next, self._latest = now + cost / SHARE_OF_TIME, now + LOOK_SECONDS
         return self._number > self._limit

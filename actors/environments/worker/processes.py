@@ -6,12 +6,14 @@ Used by the actor, and by the guard in a worker's own interpreter.
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 ROUNDS = 100
 """Most searches for processes that were started during the search before."""
+MOST_FOUND = 10_000
+"""Processes after which a search below a process stops; a fork bomb might keep it up for ever."""
 
 
 class Process(NamedTuple):
@@ -57,6 +59,21 @@ def below(roots: Iterable[int], processes: Processes) -> dict[int, int]:
     return {n: processes[n].started for n in found if n in processes and processes[n].is_living}
 
 
+def num_below(root: int, most: int) -> int:
+    """Return the number of living processes below one, which is not counted. Beyond `most` the count may stop."""
+    if not _tells_children(root):
+        return len(below([root], snapshot())) - 1
+    number = 0
+    for process in _walk(root):
+        # a process may end during the search
+        with contextlib.suppress(OSError):
+            number += Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
+        # a fork bomb may grow faster than the search
+        if number > most:
+            break
+    return number
+
+
 def kill_all(root: int, seen: Mapping[int, int]) -> None:
     """Kill a process that has not been waited for, its session, everything below, and what was seen below before.
 
@@ -80,19 +97,49 @@ def kill_left(root: int, seen: Mapping[int, int]) -> None:
 def kill_below(guard: int) -> None:
     """Kill everything below a process once. Sound only for a subreaper, which adopts the children of the killed.
 
-    Whole process groups first: a signal to a group misses no process that is just being forked, so that a fork bomb
-    ends at once unless each of its processes has a group of its own.
+    By process groups: a signal to a group misses no process that is just being forked, so that a fork bomb ends at once
+    unless each of its processes has a group of its own.
 
     Args:
         guard: no process below it is in its group.
     """
-    processes = snapshot()
-    found = [n for n in below([guard], processes) if n != guard]
-    for group in {processes[n].group for n in found} - {processes[guard].group}:
+    killed = {os.getpgid(guard)}
+    for number in _walk(guard) if _tells_children(guard) else below([guard], snapshot()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-    for number in found:
-        _signal(number, signal.SIGKILL)
+            group = os.getpgid(number)
+            if number != guard and group not in killed:
+                killed.add(group)
+                os.killpg(group, signal.SIGKILL)
+        if number != guard:
+            # its group may have changed
+            _signal(number, signal.SIGKILL)
+
+
+def _tells_children(process: int) -> bool:
+    """Return whether the kernel tells the children of a process; it may have been built without."""
+    return Path(f"/proc/{process}/task/{process}/children").exists()
+
+
+def _walk(root: int) -> Iterator[int]:
+    """Yield the processes below one; each after its children were asked for, so that it may be killed.
+
+    The time does not grow with the processes of the machine. A child may be missed while others end.
+    """
+    waiting = _children(root)
+    for number in waiting:
+        if len(waiting) < MOST_FOUND:
+            waiting += _children(number)
+        yield number
+
+
+def _children(process: int) -> list[int]:
+    """Return the children of a process; none if it has ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        folder = f"/proc/{process}/task"
+        for thread in os.listdir(folder):  # noqa: PTH208 - many times in the search for a fork bomb
+            found += map(int, Path(f"{folder}/{thread}/children").read_bytes().split())
+    return found
 
 
 def _kill(root: int, seen: Mapping[int, int], root_is_ours: bool) -> None:

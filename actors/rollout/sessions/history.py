@@ -19,10 +19,13 @@ THOUGHTS = "reasoning_content"
 
 def canonical(message: Message) -> str:
     """Return a text that is equal for messages with the same meaning: arguments of calls count as JSON values."""
-    plain = {key: value for key, value in message.items() if value not in (None, "", [])}
+    plain = dict(message)
+    if plain.get("role") == "assistant" and isinstance(plain.get("content"), str):
+        # frameworks strip answers
+        plain["content"] = plain["content"].strip()
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_with_values(one) for one in plain["tool_calls"]]
-    return json.dumps(plain, sort_keys=True, default=str)
+    return json.dumps({k: v for k, v in plain.items() if v not in (None, "", [])}, sort_keys=True, default=str)
 
 
 def same_message(first: Message, second: Message) -> bool:

@@ -20,8 +20,8 @@ import structlog
 from aiohttp import web
 
 from actors.engines.http.connections import Connections
-from actors.rollout.sessions.dialects import chat
-from actors.rollout.sessions.dialects.calls import CallError, Dialect, Json
+from actors.rollout.sessions.dialects import chat, completions, generate, messages, responses
+from actors.rollout.sessions.dialects.calls import Call, CallError, Dialect, Json
 from actors.rollout.sessions.session import Session
 from actors.rollout.sessions.table import SessionTable
 from actors.trajectories.bridges import BridgeError
@@ -37,7 +37,14 @@ MOST_WAIT_SECONDS = 60.0
 SHUTDOWN_SECONDS = 0.2
 """Seconds for answers under way when the server closes."""
 
-COMPLETIONS: Mapping[str, Dialect] = {"/v1/chat/completions": chat, "/v1/chat/completions/tokens": chat}
+COMPLETIONS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": chat,
+    "/v1/chat/completions/tokens": chat,
+    "/v1/completions": completions,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+    "/inference/v1/generate": generate,
+}
 """APIs by path."""
 
 Count = Callable[[str, str], None]
@@ -90,6 +97,7 @@ class SessionServer:
             self._route(app, "POST", path, functools.partial(self._complete, dialect=dialect), dialect)
         for path in ("/tokenize", "/v1/tokenize"):
             self._route(app, "POST", path, self._tokenize)
+        self._route(app, "POST", "/v1/messages/count_tokens", self._count_tokens, messages)
         self._route(app, "GET", "/v1/models", self._models)
         self._route(app, "POST", "/rl/set_reward", self._set_reward)
         self._route(app, "POST", "/rl/end_session", self._end_session)
@@ -170,14 +178,21 @@ class SessionServer:
             ids = await asyncio.to_thread(language.encode, prompt)
         else:
             asked = chat.call(body)
-            opened = body.get("add_generation_prompt") is not False
-            try:
-                ids = await asyncio.to_thread(
-                    language.bridges.rendered, asked.messages, asked.tools, add_generation_prompt=opened
-                )
-            except BridgeError as error:
-                raise CallError(400, f"messages: {error}") from error
+            ids = await self._rendered(session, asked, opened=body.get("add_generation_prompt") is not False)
         return web.json_response({"count": len(ids), "max_model_len": self._sequence_len, "tokens": ids})
+
+    async def _count_tokens(self, request: web.Request, session: Session) -> web.StreamResponse:
+        """Count tokens, as Anthropic's endpoint does."""
+        _, body = await _body(request)
+        return web.json_response({"input_tokens": len(await self._rendered(session, messages.call(body)))})
+
+    async def _rendered(self, session: Session, call: Call, *, opened: bool = True) -> list[int]:
+        """Return the tokens of a conversation; raise CallError if the chat template refuses it."""
+        bridges = self._chats[session.environment].bridges
+        try:
+            return await asyncio.to_thread(bridges.rendered, call.messages, call.tools, add_generation_prompt=opened)
+        except BridgeError as error:
+            raise CallError(400, f"messages: {error}") from error
 
     async def _models(self, request: web.Request, session: Session) -> web.StreamResponse:
         told = {"id": self._model, "object": "model", "created": 0, "owned_by": "grpo-actors"}

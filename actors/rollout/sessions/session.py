@@ -6,17 +6,17 @@ client repeats is answered from the record; the turn of an answer that no client
 """
 
 import asyncio
-import hashlib
-import json
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply
+from actors.rollout.sessions.history import History
 from actors.trajectories.bridges import BridgeError, Message
+from actors.trajectories.chat import Chat
 from actors.trajectories.recorder import RecordedTurn, TrajectoryOverError
 
 REPLY_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
@@ -44,13 +44,13 @@ class Session:
     Args:
         environment: label of the environment.
         ask: samples a turn of the trajectory.
-        encode: tokens of a text, for prompts that are texts.
+        chat: language of the model.
         data: row of the example, for services that fetch their work.
     """
 
     environment: str
     ask: Ask
-    encode: Callable[[str], list[int]]
+    chat: Chat
     data: Json = field(default_factory=dict)
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     """Secret that names this session in requests."""
@@ -71,8 +71,7 @@ class Session:
     """Replies by id."""
     _rewards: dict[str, float] = field(default_factory=dict)
     """Rewards by reply id."""
-    _known: dict[bytes, Message] = field(default_factory=dict)
-    """Recorded answers by the digest of their conversation, without thoughts."""
+    _history: History = field(default_factory=History)
     _unheeded: dict[str, set[str]] = field(default_factory=dict)
 
     async def answer(self, call: Call, identity: str, model: str, *, is_repeated: bool = False) -> "_Taken":
@@ -179,34 +178,34 @@ class Session:
 
     async def _reply(self, call: Call, model: str) -> Reply:
         """Sample a turn, and keep its reply."""
-        messages = self._restored(call.messages)
+        messages = self._history.restored(call.messages)
         options: Json = {"tools": list(call.tools) or None, "max_tokens": call.max_tokens, "stop": list(call.stop)}
         options |= {"response_format": call.response_format, "tool_choice": call.tool_choice}
-        prompt = self.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
+        prompt = self.chat.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
         if prompt is not None and not prompt:
             raise CallError(400, "prompt: is empty")
         turn = await self.ask(messages, options, prompt)
         message = turn.message
         if not call.parallel_tool_calls and len(message.get("tool_calls", ())) > 1:
             message = message | {"tool_calls": message["tool_calls"][:1]}
-        reply = Reply(secrets.token_hex(12), model, int(time.time()), turn, message)
+        reply = Reply(secrets.token_hex(12), model, int(time.time()), turn, message, *self._text(turn, call.stop))
         self._replies[reply.id] = reply
         if messages:
-            *_, digest = _digests([*messages, message])
-            self._known[digest] = message
+            self._history.add(messages, message)
         return reply
 
-    def _restored(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the conversation with the recorded answers in place of what clients make of them.
-
-        Clients drop thoughts, strip blanks, and write arguments of tool calls anew. An answer whose whole conversation
-        is known so far stands for the recorded one; anything else is an edit, which starts a branch.
-        """
-        digests = list(_digests(messages))
-        return [
-            self._known.get(digest, message) if message.get("role") == "assistant" else message
-            for message, digest in zip(messages, digests, strict=True)
-        ]
+    def _text(self, turn: RecordedTurn, stops: Sequence[str]) -> tuple[str, str | None]:
+        """Return the text of an answer without its end, and the text of `stops` that ended it, if any."""
+        text = self.chat.decode(turn.answer.token_ids)
+        for end in self.chat.ends:
+            text = text.removesuffix(end)
+        if turn.answer.finish_reason != "stop":
+            return text, None
+        places = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
+        if not places:
+            return text, None
+        place, stop = min(places)
+        return text[:place], stop
 
     def _reply_id(self, name: str) -> str | None:
         for prefix in REPLY_PREFIXES:
@@ -257,26 +256,3 @@ def _problem(error: Exception) -> CallError:
     if isinstance(error, BridgeError | ValueError):
         return CallError(400, str(error))
     return CallError(503, f"engine: {type(error).__name__}: {error}", "engine_failed")
-
-
-def _digests(messages: Iterable[Message]) -> Iterable[bytes]:
-    """Yield behind each message a digest of the conversation so far, without thoughts and what clients write anew."""
-    digest = b""
-    for message in messages:
-        plain = {name: value for name, value in message.items() if name != "reasoning_content" and value}
-        if plain.get("role") == "assistant":
-            plain["content"] = str(plain.get("content") or "").strip()
-            plain["tool_calls"] = [_plain_call(call) for call in plain.get("tool_calls", ())]
-        written = json.dumps(plain, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(digest + written, digest_size=16).digest()
-        yield digest
-
-
-def _plain_call(call: Json) -> Json:
-    """Return a tool call with its arguments as values: clients write their JSON anew."""
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        arguments = function["arguments"]
-    return {"id": call.get("id"), "name": function["name"], "arguments": arguments}

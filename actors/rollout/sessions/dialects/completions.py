@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from actors.rollout.sessions.calls import Call, CallError, Json, Reply, sse, unheeded
 from actors.rollout.sessions.dialects import chat
+from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply, sse, unheeded
 
 KNOWN = frozenset(
     {

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from actors.rollout.sessions.calls import Call, CallError, Json, Reply, sse, unheeded
 from actors.rollout.sessions.dialects import chat
+from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply, sse, unheeded
 
 KNOWN = frozenset(
     {"model", "request_id", "token_ids", "sampling_params", "stream", "stream_options", "cache_salt", "priority"}

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from actors.rollout.sessions.calls import Call, CallError, Json, Reply, sse, unheeded
 from actors.rollout.sessions.dialects import chat
+from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply, sse, unheeded
 from actors.trajectories.bridges import Message
 
 KNOWN = frozenset(

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from actors.rollout.sessions.calls import Json, Reply
+from actors.rollout.sessions.dialects.calls import Json, Reply
 from actors.trajectories.bridges import Message
 from actors.trajectories.recorder import RecordedTurn, TurnAnswer
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actors.rollout.sessions.calls import CallError, Json
 from actors.rollout.sessions.dialects import completions, generate
+from actors.rollout.sessions.dialects.calls import CallError, Json
 from tests.actors.rollout.sessions.replies import read_events, reply
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.rollout.sessions.calls import CallError, Json
 from actors.rollout.sessions.dialects import messages
+from actors.rollout.sessions.dialects.calls import CallError, Json
 from actors.rollout.sessions.history import History
 from tests.actors.rollout.sessions.replies import TOOL, conversations, messages_of, read_events, reply
 

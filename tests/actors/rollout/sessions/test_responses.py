@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.rollout.sessions.calls import CallError, Json, Reply
 from actors.rollout.sessions.dialects import responses
+from actors.rollout.sessions.dialects.calls import CallError, Json, Reply
 from tests.actors.rollout.sessions.replies import TOOL, conversations, messages_of, read_events, reply
 
 FLAT = {"type": "function", **TOOL["function"], "strict": True}

@@ -34,7 +34,7 @@ class Endpoint:
         self.recorder: Recorder = self.writer.recorder(limits)
         self.table, self.told = SessionTable(), []
         chat = language(family)
-        self.session = Session("game", self._ask, chat.encode, {"question": "Hello?"})
+        self.session = Session("game", self._ask, chat, {"question": "Hello?"})
         self.server = SessionServer(
             self.table, {"game": chat}, "tiny", 1000, admin_key="admin", count=lambda *call: self.told.append(call)
         )
