@@ -58,8 +58,8 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
          "environments.0.max_operant: no such key, did you mean 'max_operand'?"),
         ({"environments": [{"type": "arithmetics"}]},
          ("environments.0.type: 'arithmetics' is not one of 'reverse_text', 'arithmetic', 'jsonl', 'dataset', "
-          "'python', 'agent', 'reasoning_gym', 'textarena', 'gymnasium', 'verifiers', 'verifiers_v1', 'openenv', 'ors', "
-         "did you mean 'arithmetic'?")),
+          "'python', 'agent', 'reasoning_gym', 'textarena', 'gymnasium', 'verifiers', 'verifiers_v1', 'openenv', "
+          "'ors', did you mean 'arithmetic'?")),
         ({"environments": [{"name": "x"}]}, "environments.0.type: is required"),
         ({"inference__engine": {"type": "vlm"}},
          "inference.engine.type: 'vlm' is not one of 'embedded', 'vllm', 'sglang', 'fake', did you mean 'vllm'?"),
