@@ -144,8 +144,10 @@ class EnvironmentPlayer:
                     pairs = zip(played, group, strict=True)
                     whole = [(t, e) for (t, _), e in pairs if not t.failure and not e.is_abandoned]
                     scores = await group.score([episode for _, episode in whole]) if whole else []
-                    for (trajectory, _), rewards in zip(whole, scores, strict=True):
+                    for (trajectory, episode), rewards in zip(whole, scores, strict=True):
                         trajectory.rewards |= rewards
+                        # of an environment that is stepped they came with its turns
+                        trajectory.turn_rewards = list(episode.turn_rewards) or trajectory.turn_rewards
         except EpisodeError as error:
             raise AttemptError(error.cause, f"{error}\n{error.trace}".rstrip()) from error
         except BridgeError as error:

@@ -49,6 +49,11 @@ class Episode(Protocol):
         """Return the environment's own rewards by name; None where it can't say."""
         ...
 
+    @property
+    def turn_rewards(self) -> list[tuple[int, float]]:
+        """Rewards that an environment that drives has given to turns, after `run`, also after one that has failed."""
+        ...
+
     async def run(self, row: Json, seed: int, answer: Any) -> Rewards:
         """Let the environment drive; return its rewards by name."""
         ...
@@ -228,12 +233,14 @@ async def _driven(trajectory: Trajectory, episode: Episode, prompt: Prompt, row:
     try:
         trajectory.rewards = await episode.run(row | {"prompt": prompt}, seed, answer)
     except EpisodeError:
-        # an environment that gives up because a limit of ours is reached has not failed; it has given no reward
+        # an environment that gives up because a limit of ours is reached has not failed; it has no reward but those
+        # that it has given to turns
         if not over and not failed:
             raise
     if failed:
         # whatever the user's code has made of it: a failure of the engines is no failure and no reward of its own
         raise failed[0]
+    trajectory.turn_rewards = list(episode.turn_rewards)
     trajectory.stop = over[0] if over else "length" if is_cut else "done"
 
 

@@ -20,6 +20,8 @@ Prompt = str | Listed[dict[str, Any]]
 """Prompt of an example: text, or a list of chat messages with `role` and `content`."""
 
 SEGMENT_START, SEGMENT_LINEAGE, SEGMENT_VERSION, SEGMENT_ORIGIN, SEGMENT_TURN = range(5)
+TURNS_REWARD = "turns"
+"""Name of the sum of the rewards of a trajectory's turns, among the rewards of its environment."""
 """Column indices of `RolloutGroup.segments`."""
 TURNS, TOOL_CALLS, TOOL_FAILURES = range(3)
 """Column indices of `RolloutGroup.counts`."""
