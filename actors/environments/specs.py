@@ -26,7 +26,7 @@ def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) ->
     return EnvironmentSpec(
         name=config.label,
         path=path,
-        options=config.options,
+        options=config.worker_options if isinstance(config, PackageConfig) else config.options,
         python=config.python,
         workers=config.workers,
         episodes=config.episodes_per_worker,
