@@ -23,7 +23,7 @@ from actors.rollout.agents import Agents, Taken
 from actors.rollout.engine_choice import Affinity, EngineChoice
 from actors.rollout.episode import Trajectory, play
 from actors.rollout.held import AttemptError
-from actors.telemetry.metrics import WORKER_EVENTS, Metrics
+from actors.telemetry.metrics import CALL_OUTCOMES, WORKER_EVENTS, Metrics
 from actors.trajectories.bridges import BridgeError
 from actors.trajectories.chat import Chat
 from actors.trajectories.recorder import Recorder, TurnAnswer, TurnLimits, TurnRequest
@@ -46,6 +46,7 @@ Three failed attempts make a group poison: one example that hangs must not cost 
 SERIES = [
     *(("grpo_rollout_trajectories_total", {"stop": stop}) for stop in get_args(StopCondition)),
     *(("grpo_rollout_worker_events_total", {"event": event}) for event in WORKER_EVENTS),
+    *(("grpo_rollout_session_calls_total", {"outcome": outcome}) for outcome in CALL_OUTCOMES),
     ("grpo_rollout_turns_total", {}),
     ("grpo_rollout_branches_total", {}),
     ("grpo_rollout_forced_turns_total", {}),
