@@ -17,7 +17,7 @@ from actors.imports.run_file import RunFile
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says besides the files."""
+    """Options of the command line."""
 
     world: int | None = None
     """Trainer processes of the origin's run (accelerate: num_processes; torchrun: all ranks)."""

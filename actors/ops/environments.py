@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from actors.environments.adapters import agent_command
+from actors.environments.specs import spec_of
 from actors.ops.fit import Finding, has_chat_template
 from actors.ops.functions import bound_names
 from schemas.config import RunConfig
-from schemas.config.environments import EnvironmentBase, PythonConfig
+from schemas.config.environments import AgentConfig, EnvironmentBase, PythonConfig
 
 
 def environments_of(config: RunConfig) -> list[EnvironmentBase]:
@@ -24,6 +26,12 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         # the code of other machines is theirs
         if isinstance(one, PythonConfig) and one.path and not one.hosts:
             yield from (f"environments[].path: {problem} ({one.label})" for problem in _code_problems(one))
+        # the workers' interpreter and machine are this one's
+        if isinstance(one, AgentConfig) and one.command and not (one.hosts or one.python):
+            options = spec_of(one, config.bus, "").options
+            yield from (
+                f"environments[].command: {problem} ({one.label})" for problem in agent_command.problems(options)
+            )
 
 
 def missing_of_workers(config: RunConfig) -> Iterator[tuple[str, str]]:

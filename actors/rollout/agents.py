@@ -6,18 +6,16 @@ to services and waits for the end of it.
 """
 
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
-from actors.engines.http.access import secret
+from actors.engines.http.access import secret, server_tls
 from actors.rollout.episode import OpenSession, Rewards, Sessions, Trajectory
 from actors.rollout.sessions.server import Count, SessionServer
 from actors.rollout.sessions.session import Session
 from actors.rollout.sessions.table import SessionTable
 from actors.trajectories.chat import Chat
 from schemas.config import RunConfig
-from schemas.config.actors import SessionsConfig
 from schemas.config.environments import AgentConfig, EnvironmentBase
 from schemas.errors import ConfigError
 
@@ -61,7 +59,7 @@ class Agents:
             port=keys.port,
             advertised=keys.advertise,
             admin_key=admin,
-            tls=_tls(keys),
+            tls=server_tls(keys, "rollout.sessions"),
             count=self._count,
         )
         try:
@@ -137,15 +135,3 @@ class Taken:
         self._table.offer(offered)
         await offered.ended.wait()
         return {}
-
-
-def _tls(keys: SessionsConfig) -> ssl.SSLContext | None:
-    if not keys.tls_cert:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(keys.tls_cert, keys.tls_key)
-    except OSError as error:
-        # ssl.SSLError is a subclass
-        raise ConfigError(f"rollout.sessions.tls_cert, tls_key: can't be used: {error}") from None
-    return context

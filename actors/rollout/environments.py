@@ -118,8 +118,10 @@ class EnvironmentPlayer:
         """Show how many workers are ready."""
         for label, pool in self._pools.items():
             self._metrics.set("grpo_rollout_workers_ready", pool.num_ready, environment=label)
-        for label, count in self._agents.table.num_open.items():
-            self._metrics.set("grpo_rollout_sessions_open", count, environment=label)
+        num_open = self._agents.table.num_open
+        for label, config in self._configs.items():
+            if isinstance(config, AgentConfig) and label == config.label:
+                self._metrics.set("grpo_rollout_sessions_open", num_open.get(label, 0), environment=label)
 
     async def play(self, ticket: Ticket, example: Example) -> tuple[list[Trajectory], dict[str, Any]]:
         """Return the trajectories of a ticket, and the columns of the example with those of the environment.

@@ -1,6 +1,7 @@
 """Runs of the whole ring whose trajectories are those of agents: programs that talk to the model over HTTP."""
 
 import json
+import shutil
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -120,6 +121,22 @@ def test_services_take_the_trajectories_of_an_external_agent(tmp_path: Path) -> 
     for service in services:
         service.join(30)
     assert all(line["reward/helper"] == 0.25 for line in trained(config))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the program of the page asks with curl")
+def test_the_program_of_the_page_is_trained(tmp_path: Path) -> None:
+    """A shell script with curl, more of them at once than a worker may have processes of its own."""
+    (block,) = [block for block in page("docs/reference/agents.md").blocks if block.language == "json"]
+    options = json.loads(block.text)
+    command = options.pop("command")
+    options["files"]["agent.sh"] = options["files"]["agent.sh"].replace("grep -q 42", "grep -q content")
+    (tmp_path / "tasks.jsonl").write_text('{"question": "Say a."}\n' * 40)
+    rows = {"rows": str(tmp_path / "tasks.jsonl"), "prompt_column": "question", "limits": {"processes": 8}}
+    config = config_of(tmp_path, command=command, options=options, **rows)
+    with ring(config) as run:
+        run.start(*ALL).wait()
+    assert all(line["reward/agent"] == 1.0 and line["turns_mean"] == 1.0 for line in trained(config))
 
 
 stop = threading.Event()

@@ -9,6 +9,7 @@ import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
+from schemas.config.actors import SessionsConfig
 from schemas.config.inference import InferenceConfig
 from schemas.errors import ConfigError
 
@@ -42,8 +43,12 @@ def api_key(config: InferenceConfig) -> str:
     return secret(config.api_key_env, "inference.api_key_env")
 
 
-def server_tls(config: InferenceConfig) -> ssl.SSLContext | None:
-    """Return the server's certificate and key; None for plain HTTP.
+def server_tls(config: InferenceConfig | SessionsConfig, section: str = "inference") -> ssl.SSLContext | None:
+    """Return a server's certificate and key; None for plain HTTP.
+
+    Args:
+        config: section with `tls_cert` and `tls_key`.
+        section: its name, for the error.
 
     Raises:
         ConfigError: certificate and key can't be used.
@@ -55,7 +60,7 @@ def server_tls(config: InferenceConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(config.tls_cert, config.tls_key)
     except OSError as error:
         # ssl.SSLError is a subclass
-        raise ConfigError(f"inference.tls_cert, inference.tls_key: can't be used: {error}") from None
+        raise ConfigError(f"{section}.tls_cert, {section}.tls_key: can't be used: {error}") from None
     return context
 
 

@@ -71,6 +71,25 @@ def test_a_file_without_the_environment_is_named(tmp_path: Path, path: str, prob
     assert caught.value.problems == expected
 
 
+def test_a_program_that_is_not_here_is_named_and_an_agent_has_one_kind(tmp_path: Path) -> None:
+    """No worker is started for it. Options of the adapter are read too."""
+    agent = {"type": "agent", "path": "", "command": ["/no/such"], "options": {"reward": "exit"}}
+    (problem,) = problems(run_config(tmp_path, **agent))
+    assert problem.startswith("environments[].command: reward is 'exit', but must be one of none, file, exit_code")
+    assert "there is no program /no/such" in problem
+    with pytest.raises(ConfigError, match="give exactly one of these, not path and command"):
+        run_config(tmp_path, type="agent", command=["true"])
+
+
+def test_services_on_other_machines_need_a_key(tmp_path: Path) -> None:
+    """Anybody could take the trajectories otherwise."""
+    rollout = {"rollout": {"sessions": {"host": "10.0.0.1"}}}
+    with pytest.raises(
+        ConfigError, match=r"rollout\.sessions\.admin_key_env: is empty, and 10"
+    ):
+        run_config(tmp_path, sections=rollout, type="agent", path="", external=True)
+
+
 def test_what_only_a_worker_can_judge_is_left_to_it(tmp_path: Path) -> None:
     """A module of a package, and a file for another interpreter, which may be of another Python."""
     assert problems(run_config(tmp_path, path="no_such.package:Game")) == []

@@ -17,6 +17,7 @@ from tests.ring.harness import ring_config
 
 AGENTS = Path(__file__).parents[2] / "ring" / "agents.py"
 pytestmark = pytest.mark.slow
+LABELS = {"environment": "helper"}
 
 
 def player(folder: Path, **environment: Any) -> EnvironmentPlayer:
@@ -53,6 +54,28 @@ async def test_a_failed_agent_with_calls_is_unscorable_where_asked_for(tmp_path:
     assert [(one.stop, one.rewards) for one in trajectories] == [("failed", {})] * 2
     assert all("LookupError: no such page" in one.failure for one in trajectories)
     assert all(one.recorder.tree.num_turns == 1 for one in trajectories)
+
+
+async def test_open_sessions_are_counted_until_their_end(tmp_path: Path) -> None:
+    """The gauge returns to 0."""
+    playing = player(tmp_path, external=True, trajectory_timeout=5.0)
+    shown: list[float | None] = []
+
+    def show() -> None:
+        playing.note_workers()
+        shown.append(playing._metrics.registry.get_sample_value("grpo_rollout_sessions_open", LABELS))
+
+    async with playing, asyncio.timeout(WAIT):
+        show()
+        task = asyncio.create_task(playing.play(ticket(0, environment="helper"), example(0)))
+        while not playing._agents.table.num_open:
+            await asyncio.sleep(0.01)
+        show()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        show()
+    assert shown == [0.0, 2.0, 0.0]
 
 
 async def test_a_service_that_never_ends_its_session_is_late(tmp_path: Path) -> None:

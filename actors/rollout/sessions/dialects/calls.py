@@ -61,9 +61,9 @@ class Call:
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     response_format: Json | None = None
-    """As in OpenAI's chat API."""
+    """Demand on the text, as in OpenAI's chat API."""
     tool_choice: Any = None
-    """As in OpenAI's chat API."""
+    """Demand on tool calls, as in OpenAI's chat API."""
     parallel_tool_calls: bool = True
     """False: the answer has one tool call at most; further ones are cut off."""
     stream: bool = False
@@ -78,14 +78,14 @@ class Reply:
     """Answer to a call."""
 
     id: str
-    """Of the interaction, letters and digits: what `rl/set_reward` and a coroutine's dictionary of rewards name."""
+    """Letters and digits by which `rl/set_reward` and an agent's dictionary of rewards name the reply."""
     model: str
-    """As in the request."""
+    """Name of the model in the request."""
     created: int
     """Seconds since 1970."""
     turn: RecordedTurn
     message: Message = field(default_factory=dict)
-    """As in OpenAI's chat API: `content` (a text, may be empty), `reasoning_content` and `tool_calls` if any."""
+    """Message as in OpenAI's chat API: `content` (a text, may be empty), `reasoning_content`, `tool_calls` if any."""
     text: str | None = None
     """Answer to a prompt as the model wrote it, without its end and a stop text; None: the content of the message."""
     stopped_by: str | None = None

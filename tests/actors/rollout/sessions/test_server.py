@@ -2,17 +2,25 @@
 
 import asyncio
 import json
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from actors.engines.http.access import server_tls
 from actors.rollout.sessions.server import SessionServer
 from actors.rollout.sessions.session import Session
 from actors.rollout.sessions.table import SessionTable
 from actors.trajectories.recorder import Recorder, TurnLimits
+from schemas import limits
+from schemas.config.actors import SessionsConfig
+from schemas.errors import ConfigError
 from tests.actors.trajectories.families import Chat
 from tests.actors.trajectories.writer import Writer, language
 
@@ -245,3 +253,54 @@ async def test_tokens_are_counted_and_prompts_of_tokens_continue_exactly(make: A
     assert (status, second["prompt_token_ids"]) == (200, [*ids, *more])
     assert end.recorder.tree.num_branches == 0
     assert len(end.recorder.tree.samples()) == 1
+
+
+async def test_every_path_of_the_page_is_served(make: Any) -> None:
+    """Each API by its own body; each answer has the ids that the engine sampled, or their text."""
+    end = await make(["a", "b", "c", "d"])
+    asked = {"model": "any", "max_tokens": 9}
+    status, answer = await end.post("/v1/messages", asked | {"messages": ASKED})
+    assert (status, answer["content"]) == (200, [{"type": "text", "text": "a"}])
+    status, answer = await end.post("/v1/responses", {"model": "any", "input": "Hello?"})
+    assert (status, answer["output"][0]["content"][0]["text"]) == (200, "b")
+    status, answer = await end.post("/v1/completions", asked | {"prompt": "Hello?"})
+    assert (status, answer["choices"][0]["text"]) == (200, "c")
+    body = {"model": "any", "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 9}}
+    status, answer = await end.post("/inference/v1/generate", body)
+    assert (status, answer["choices"][0]["token_ids"]) == (200, end.writer.answers[3].token_ids)
+    _, counted = await end.post("/v1/messages/count_tokens", asked | {"messages": ASKED})
+    assert counted == {"input_tokens": len(end.writer.requests[0].prompt_ids)}
+    async with end.http.get(f"{end.server.url}/s/{end.session.key}/v1/models") as answer:
+        assert (await answer.json())["data"][0]["max_model_len"] == 1000
+
+
+async def test_a_body_that_does_not_come_is_given_up(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of a slow client is not held for good."""
+    monkeypatch.setattr(limits, "HTTP_HEAD_SECONDS", 0.3)
+    end = await make(["a"])
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(30)
+
+    headers = {"Authorization": f"Bearer {end.session.key}"}
+    async with end.http.post(f"{end.server.url}/v1/chat/completions", data=slow(), headers=headers) as answer:
+        assert answer.status == 408
+        assert (await answer.json())["error"]["message"].startswith("body: not here within")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_over_tls_the_address_says_so(tmp_path: Path) -> None:
+    """Clients that trust the certificate are answered; the agent is given https and the advertised host."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make_cert = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*make_cert, *names], check=True, capture_output=True, timeout=60)
+    tls = server_tls(SessionsConfig(tls_cert=str(cert), tls_key=str(key)), "rollout.sessions")
+    async with SessionServer(SessionTable(), {}, "tiny", 1000, advertised="localhost", tls=tls) as server:
+        assert server.url.startswith("https://localhost:")
+        trusted = ssl.create_default_context(cafile=str(cert))
+        async with aiohttp.ClientSession() as http, http.get(f"{server.url}/health", ssl=trusted) as answer:
+            assert answer.status == 200
+    with pytest.raises(ConfigError, match=r"rollout\.sessions\.tls_cert, rollout\.sessions\.tls_key: can't be used"):
+        server_tls(SessionsConfig(tls_cert=str(key), tls_key=str(key)), "rollout.sessions")
