@@ -84,9 +84,7 @@ def test_a_program_that_is_not_here_is_named_and_an_agent_has_one_kind(tmp_path:
 def test_services_on_other_machines_need_a_key(tmp_path: Path) -> None:
     """Anybody could take the trajectories otherwise."""
     rollout = {"rollout": {"sessions": {"host": "10.0.0.1"}}}
-    with pytest.raises(
-        ConfigError, match=r"rollout\.sessions\.admin_key_env: is empty, and 10"
-    ):
+    with pytest.raises(ConfigError, match=r"rollout\.sessions\.admin_key_env: is empty, and 10"):
         run_config(tmp_path, sections=rollout, type="agent", path="", external=True)
 
 
