@@ -115,12 +115,12 @@ class EnvironmentPlayer:
         return label in self._configs
 
     def note_workers(self) -> None:
-        """Show how many workers are ready."""
+        """Show how many workers are ready, and how many sessions are open: 0 where no agent plays."""
         for label, pool in self._pools.items():
             self._metrics.set("grpo_rollout_workers_ready", pool.num_ready, environment=label)
         num_open = self._agents.table.num_open
         for label, config in self._configs.items():
-            if isinstance(config, AgentConfig) and label == config.label:
+            if label == config.label:
                 self._metrics.set("grpo_rollout_sessions_open", num_open.get(label, 0), environment=label)
 
     async def play(self, ticket: Ticket, example: Example) -> tuple[list[Trajectory], dict[str, Any]]:
