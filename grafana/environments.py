@@ -108,7 +108,7 @@ ENVIRONMENTS = Dashboard(
                     "environments. See GrpoEnvironmentFailing in docs/reference/operations.md.",
                     "cps",
                     (
-                        rate("grpo_rollout_failures_total", "run, reason", f'{MATCH}, reason=~"env_.*"'),
+                        rate("grpo_rollout_failures_total", "run, reason", f'{MATCH}, reason=~"env_.*|agent_exit"'),
                         "{{run}} {{reason}}",
                     ),
                 ),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import structlog
 
@@ -279,7 +279,7 @@ class WorkerPool:
             one.calls.pop(number, None)
         if answer["kind"] == "failed":
             words = f"{self.spec.title}, {kind}: {answer.get('error')}"
-            raise EpisodeError(CAUSES.get(kind, "env_lost"), words, str(answer.get("trace", "")), answer)
+            raise EpisodeError(_cause(answer, kind), words, str(answer.get("trace", "")), answer)
         return answer
 
     def freed(self) -> None:
@@ -471,6 +471,12 @@ async def describe(spec: EnvironmentSpec) -> Examples | None:
     async with WorkerPool(replace(spec, workers=1)) as pool:
         await pool.with_room(time.monotonic() + seconds, seconds)
         return pool.examples
+
+
+def _cause(answer: Message, kind: str) -> EnvironmentFailure:
+    """Return what has failed: an agent's `run` may name it, every other call says it by its kind."""
+    named = answer.get("cause") if kind == "run" else None
+    return next((one for one in get_args(EnvironmentFailure) if one == named), CAUSES.get(kind, "env_lost"))
 
 
 def _are_counts(examples: Any) -> bool:

@@ -41,9 +41,9 @@ StopCondition = Literal[
 With an environment: `done`, or `env_truncated` if it ran out of turns of its own; `length`, if the last turn was cut
 off; a limit of the trajectory, reached before the next turn; or `failed`, if the environment failed.
 """
-EnvironmentFailure = Literal["env_load", "env_reset", "env_step", "env_score", "env_timeout", "env_lost"]
-"""Part of an environment that failed: loading the user's code, one of its functions, a function's time limit, or the
-worker process."""
+EnvironmentFailure = Literal["env_load", "env_reset", "env_step", "env_score", "env_timeout", "env_lost", "agent_exit"]
+"""Part of an environment that failed: loading the user's code, one of its functions, a function's time limit, the
+worker process, or an agent that is a program, by its exit status or a signal."""
 TRUNCATED = frozenset({"length", "max_total_tokens", "context_full", "timeout"})
 """Stop conditions of completions that ran out of tokens or time."""
 

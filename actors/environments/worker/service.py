@@ -386,6 +386,7 @@ def _uncancel() -> None:
 def _failed(number: Any, error: BaseException) -> bytes:
     """Return the message on a failure, whatever the error's own methods do."""
     name, place = type(error).__name__, ""
+    cause = getattr(type(error), "cause", None)
     try:
         words = f"{name}: {error}"[:TEXT_CHARACTERS]
     except BaseException as second:  # noqa: BLE001 - __str__ is the user's as well
@@ -399,7 +400,8 @@ def _failed(number: Any, error: BaseException) -> bytes:
     except BaseException:  # noqa: BLE001 - as above
         trace = ""
     try:
-        return pack({"kind": "failed", "call": number, "error": words, "trace": trace, "place": place})
+        told = {"kind": "failed", "call": number, "error": words, "trace": trace, "place": place}
+        return pack(told | {"cause": cause} if isinstance(cause, str) else told)
     except Exception:  # noqa: BLE001 - a call without an answer would hang
         return pack({"kind": "failed", "call": number, "error": "a failure whose text can't be sent", "trace": ""})
 

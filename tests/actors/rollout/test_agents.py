@@ -47,6 +47,27 @@ async def test_a_failing_agent_gives_no_reward_and_says_why(tmp_path: Path, agen
             await playing.play(ticket(0, environment="helper"), example(0))
 
 
+@pytest.mark.parametrize(
+    ("script", "options", "cause"),
+    [
+        ("exit 3", {}, "agent_exit"),
+        ("kill -9 $$", {}, "agent_exit"),
+        ("sleep 60", {"seconds": 0.2}, "env_timeout"),
+        ("echo no >reward.json", {"reward": "file"}, "env_score"),
+        ("echo {nothing}", {}, "env_reset"),
+    ],
+)
+async def test_the_end_of_a_program_is_counted_by_its_cause(
+    tmp_path: Path, script: str, options: dict[str, Any], cause: str
+) -> None:
+    """The program's status is not taken for a failure of the environment's step."""
+    program = {"command": ["sh", "-c", script], "options": options}
+    async with player(tmp_path, **program) as playing, asyncio.timeout(WAIT):
+        with pytest.raises(AttemptError) as failure:
+            await playing.play(ticket(0, environment="helper"), example(0))
+    assert failure.value.reason == cause
+
+
 async def test_a_failed_agent_with_calls_is_unscorable_where_asked_for(tmp_path: Path) -> None:
     """Its calls are kept, with the words of the failure, and without a reward."""
     async with player(tmp_path, path=f"{AGENTS}:fails", on_failure="unscorable") as playing, asyncio.timeout(WAIT):
