@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bus.weights import WeightPublisher, WeightReceiver
     from schemas.config.data import Split
     from schemas.config.environments import EnvironmentConfig
+    from schemas.messages import Purpose
 
 
 LEDGER_PATIENCE_SECONDS = 5.0
@@ -48,7 +49,6 @@ LEDGER_PATIENCE_SECONDS = 5.0
 
 def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "RolloutActor":
     """Make the rollout actor, with HTTP client, data sets and tokenizer."""
-    from actors.datasets import Dataset, make_dataset, prepared_folder
     from actors.engines.http.access import api_key, client_tls
     from actors.engines.http.client import CompletionClient
     from actors.rollout.engine_choice import EngineChoice
@@ -56,17 +56,8 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
     from actors.rollout.group import GroupSampler, longest_sample
     from actors.rollout.loop import RolloutActor
     from schemas.config.environments import EnvironmentBase
-    from schemas.messages import Purpose
 
-    # the packer checks every row; a bad row would fail only its own attempt here
-    prepared = prepared_folder(config)
-    datasets: dict[tuple[Purpose, str], Dataset] = {
-        ("train", e.label): make_dataset(e, "train", config.seed, check=False, prepared=prepared)
-        for e in config.trained
-    }
-    for label, one in config.evaluations.items():
-        split = one.environment.evaluated_split
-        datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False, prepared=prepared)
+    datasets = make_rollout_datasets(config)
     encode = make_encode(config, name)
     for label in config.environments_by_label:
         # a series that appears later would look like a jump to Prometheus
@@ -86,10 +77,25 @@ def make_rollout(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "R
         return CompletionClient(config.model.path, engine.request_timeout, slots, key, tls)
 
     engines, player = EngineChoice(config, metrics, client), None
-    if labels := {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}:
-        chats = {label: make_chat(config, one.chat_template_kwargs) for label, one in labels.items()}
+    if chats := make_chats(config):
         player = EnvironmentPlayer(config, name, chats, engines, metrics, longest_sample(config)[1])
     return RolloutActor(config, name, metrics, GroupSampler(config, name, datasets, encode, engines, player, note_cut))
+
+
+def make_rollout_datasets(config: RunConfig) -> "dict[tuple[Purpose, str], Dataset]":
+    """Make the data sets of a rollout actor, by purpose and label."""
+    from actors.datasets import make_dataset, prepared_folder
+
+    # the packer checks every row; a bad row would fail only its own attempt here
+    prepared = prepared_folder(config)
+    datasets: dict[tuple[Purpose, str], Dataset] = {
+        ("train", e.label): make_dataset(e, "train", config.seed, check=False, prepared=prepared)
+        for e in config.trained
+    }
+    for label, one in config.evaluations.items():
+        split = one.environment.evaluated_split
+        datasets["eval", label] = make_dataset(one.environment, split, config.seed, check=False, prepared=prepared)
+    return datasets
 
 
 def make_encode(config: RunConfig, name: str) -> "Encode":
@@ -101,6 +107,14 @@ def make_encode(config: RunConfig, name: str) -> "Encode":
 
     loads_model = config.inference.engine.loads_model
     return Tokenizer(config.model).encode if loads_model else make_engine(config, name).tokenize
+
+
+def make_chats(config: RunConfig) -> "dict[str, Chat]":
+    """Make the language of each environment, by label."""
+    from schemas.config.environments import EnvironmentBase
+
+    labels = {one.label: one for one in config.environments if isinstance(one, EnvironmentBase)}
+    return {label: make_chat(config, one.chat_template_kwargs) for label, one in labels.items()}
 
 
 def make_chat(config: RunConfig, template_kwargs: dict[str, Any]) -> "Chat":

@@ -158,9 +158,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     restore = add("restore", _print, "Replace a damaged ledger by its newest backup.", config=False)
     restore.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
-    replay = add("replay", _replay, "Train a recorded step again and compare bit by bit.", config=False)
+    replay = add("replay", _replay, "Train a recorded step, or play a recorded group, again and compare.", config=False)
     replay.add_argument("output_dir", type=Path, help="a run's output_dir, or its run.yaml")
-    replay.add_argument("--step", type=int, required=True, help="the step to compare")
+    replayed = replay.add_mutually_exclusive_group(required=True)
+    replayed.add_argument("--step", type=int, help="the step to compare, bit by bit")
+    replayed.add_argument(
+        "--trajectory",
+        type=_trajectory,
+        metavar="ORDINAL[:COMPLETION]",
+        help="the group to play again with its environment or agent, without a model",
+    )
     keys = add("keys", _print, "Create, rotate or show the keys of the bus.", config=False)
     keys.add_argument("action", choices=("new", "rotate", "show"))
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder of bus.keys")
@@ -343,13 +350,25 @@ def _default_name(actor: str) -> str:
     return f"{actor}-{host}-{''.join(secrets.choice(string.ascii_lowercase) for _ in range(5))}"
 
 
+def _trajectory(text: str) -> tuple[int, int | None]:
+    """Return ordinal and completion of `41` or `41:3`."""
+    ordinal, colon, completion = text.partition(":")
+    return int(ordinal), int(completion) if colon else None
+
+
 def _replay(arguments: argparse.Namespace) -> int:
-    from actors.assembly import make_learner
+    from actors.assembly import make_chats, make_learner, make_rollout_datasets
     from actors.ops.replay import recorded_threads, replay
+    from actors.ops.replay_trajectory import replay_group
     from actors.ops.resume import resolved_config
     from schemas.config import load_config
 
     config = load_config(resolved_config(_output_dir(arguments.output_dir)), [])
+    if arguments.trajectory is not None:
+        ordinal, completion = arguments.trajectory
+        group = replay_group(config, ordinal, completion, make_rollout_datasets(config), make_chats(config))
+        print(group)
+        return 0 if group.is_same else 1
     result = replay(config, arguments.step, make_learner(config, recorded_threads(config, arguments.step)))
     print(result)
     return 0 if all(result.same.values()) else 1

@@ -123,23 +123,28 @@ class EnvironmentPlayer:
             if label == config.label:
                 self._metrics.set("grpo_rollout_sessions_open", num_open.get(label, 0), environment=label)
 
-    async def play(self, ticket: Ticket, example: Example) -> tuple[list[Trajectory], dict[str, Any]]:
+    async def play(
+        self, ticket: Ticket, example: Example, members: Sequence[int] | None = None
+    ) -> tuple[list[Trajectory], dict[str, Any]]:
         """Return the trajectories of a ticket, and the columns of the example with those of the environment.
+
+        Args:
+            members: numbers of the completions to play; None: all. An environment that scores whole groups plays all.
 
         Raises:
             AttemptError: the environment or the engines have failed.
         """
         deadline = time.monotonic() + self._group_seconds
         label = self._configs[ticket.environment].label
+        members = range(ticket.num_completions) if members is None else members
         try:
             if label in self._pools:
-                played = await self._in_workers(ticket, example, self._pools[label], deadline)
+                played = await self._in_workers(ticket, example, members, self._pools[label], deadline)
             else:
-                members = [
-                    self._member(ticket, example, member, Taken(self._agents.table), None, deadline)
-                    for member in range(ticket.num_completions)
-                ]
-                played = await _all(members)
+                table = self._agents.table
+                played = await _all(
+                    [self._member(ticket, example, one, Taken(table), None, deadline) for one in members]
+                )
         except EpisodeError as error:
             raise AttemptError(error.cause, f"{error}\n{error.trace}".rstrip()) from error
         except BridgeError as error:
@@ -150,7 +155,7 @@ class EnvironmentPlayer:
         return trajectories, example.columns | columns
 
     async def _in_workers(
-        self, ticket: Ticket, example: Example, pool: WorkerPool, deadline: float
+        self, ticket: Ticket, example: Example, members: Sequence[int], pool: WorkerPool, deadline: float
     ) -> list[tuple[Trajectory, dict[str, Any]]]:
         """Play the trajectories of a ticket in worker processes."""
         async with contextlib.AsyncExitStack() as stack:
@@ -158,18 +163,19 @@ class EnvironmentPlayer:
             first = await pool.episode(self._group_seconds)
             group: GroupCalls | None = None
             if pool.has_group_scores:
+                members = range(ticket.num_completions)
                 group = await stack.enter_async_context(await _group(pool, ticket.num_completions, deadline))
                 entered: Sequence[contextlib.AbstractAsyncContextManager[EpisodeCalls]] = [
                     contextlib.nullcontext(episode) for episode in group
                 ]
             else:
-                entered = [first, *[_entered(pool, deadline) for _ in range(ticket.num_completions - 1)]]
+                entered = [first, *[_entered(pool, deadline) for _ in members[1:]]]
             # of a group with scores all episodes are on one worker, and are lost together
             again = partial(_entered, pool, deadline) if group is None else None
             played = await _all(
                 [
                     self._member(ticket, example, member, context, again, deadline)
-                    for member, context in enumerate(entered)
+                    for member, context in zip(members, entered, strict=True)
                 ]
             )
             if group is not None:
