@@ -5,7 +5,7 @@ SEED ?= 0
 N ?= 200
 BIN := .venv/bin
 # Packages of environments that exclude each other, each with an interpreter of its own, for tests.
-ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv
+ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv agents
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 

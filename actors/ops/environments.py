@@ -29,6 +29,10 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         # the workers' interpreter and machine are this one's
         if isinstance(one, AgentConfig) and one.command and not (one.hosts or one.python):
             options = spec_of(one, config.bus, "").options
+            for key in ("folder", "keep_in"):
+                if isinstance(path := options.get(key), str) and path:
+                    # where the worker looks
+                    options |= {key: str(Path(one.directory, path))}
             yield from (
                 f"environments[].command: {problem} ({one.label})" for problem in agent_command.problems(options)
             )

@@ -85,6 +85,8 @@ class EnvironmentPlayer:
         self._seed, self._group_seconds = config.seed, SHARE_OF_TIMEOUT * config.rollout.group_timeout
         self._agents = Agents(config, chats, sequence_len, self._count_call)
         self._pools: dict[str, WorkerPool] = {}
+        self._warned: set[str] = set()
+        """Environments whose trajectories had only answers in a demanded form."""
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -283,6 +285,19 @@ class EnvironmentPlayer:
             count("grpo_rollout_tool_calls_total", recorder.num_calls - one.num_tool_failures, outcome="answered")
             count("grpo_rollout_tool_calls_total", one.num_tool_failures, outcome="failed")
             count("grpo_rollout_tool_calls_total", recorder.num_malformed, outcome="malformed")
+            if recorder.num_forced == recorder.tree.num_turns and not recorder.limits.train_forced_turns:
+                self._warn_forced(label)
+
+    def _warn_forced(self, label: str) -> None:
+        if label in self._warned:
+            return
+        self._warned.add(label)
+        log.warning(
+            "a trajectory is not trained",
+            environment=label,
+            detail="all its answers were demanded in a form (response_format, or a tool_choice other than auto), and "
+            "such answers are left out of the loss; ask without the demand, or set environments[].train_forced_turns",
+        )
 
     def _count_call(self, label: str, outcome: str) -> None:
         self._metrics.count("grpo_rollout_session_calls_total", environment=label, outcome=outcome)

@@ -23,7 +23,7 @@ Every key of `run.yaml`. This page is generated from the configuration classes (
 `actors schema` prints the same keys as a JSON Schema for editors. Any key can be set on the command line:
 `actors up run.yaml trainer.learning_rate=1e-5 environments.0.name=letters` (items of a list by number, from 0).
 
-Four keys are required:
+Three keys are required, and `reward` where the examples are no environments with rewards of their own:
 
 ```yaml
 model: {path: Qwen/Qwen3-0.6B}

@@ -47,8 +47,8 @@ class RunConfig(Section):
     """Sources of examples. Each training example is drawn from one of them, in proportion to its `weight`."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling: group size, lengths, temperature."""
-    reward: RewardConfig
-    """Scoring: reward functions and advantages."""
+    reward: RewardConfig = RewardConfig()
+    """Scoring: reward functions and advantages. Only environments of several turns have rewards of their own."""
     packer: PackerConfig = PackerConfig()
     """Batches: groups per training step, their order, and how far sampling may run ahead of training."""
     trainer: TrainerConfig

@@ -55,6 +55,12 @@ class DiesOnce:
         return 1.0
 
 
+def demands(data: dict[str, Any], base_url: str, api_key: str) -> float:
+    """Ask for JSON, and nothing else."""
+    chat(base_url, api_key, [{"role": "user", "content": "Hello."}], response_format={"type": "json_object"})
+    return 1.0
+
+
 def never_asks(data: dict[str, Any], base_url: str, api_key: str) -> float:
     """Return a reward without a call."""
     return 1.0

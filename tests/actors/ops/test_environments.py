@@ -81,6 +81,16 @@ def test_a_program_that_is_not_here_is_named_and_an_agent_has_one_kind(tmp_path:
         run_config(tmp_path, type="agent", command=["true"])
 
 
+def test_the_folder_of_a_program_is_looked_up_where_the_workers_are(tmp_path: Path) -> None:
+    """In `environments[].directory`, not in the folder of the command line."""
+    (tmp_path / "code").mkdir()
+    options = {"folder": "code"}
+    agent: dict[str, Any] = {"type": "agent", "path": "", "command": ["true"], "options": options}
+    assert problems(run_config(tmp_path, directory=str(tmp_path), **agent)) == []
+    (problem,) = problems(run_config(tmp_path, directory=str(tmp_path / "code"), **agent))
+    assert problem == f"environments[].command: folder: there is no folder {tmp_path}/code/code (game)"
+
+
 def test_services_on_other_machines_need_a_key(tmp_path: Path) -> None:
     """Anybody could take the trajectories otherwise."""
     rollout = {"rollout": {"sessions": {"host": "10.0.0.1"}}}

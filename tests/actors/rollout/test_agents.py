@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from actors.engines import fake
 from actors.rollout.engine_choice import EngineChoice
@@ -75,6 +76,17 @@ async def test_a_failed_agent_with_calls_is_unscorable_where_asked_for(tmp_path:
     assert [(one.stop, one.rewards) for one in trajectories] == [("failed", {})] * 2
     assert all("LookupError: no such page" in one.failure for one in trajectories)
     assert all(one.recorder.tree.num_turns == 1 for one in trajectories)
+
+
+async def test_a_trajectory_of_demanded_answers_alone_is_warned_of_once(tmp_path: Path) -> None:
+    """It would be trained on nothing, and nobody would see why."""
+    async with player(tmp_path, path=f"{AGENTS}:demands") as playing, asyncio.timeout(WAIT):
+        with capture_logs() as logs:
+            trajectories, _ = await playing.play(ticket(0, environment="helper"), example(0))
+            await playing.play(ticket(0, environment="helper"), example(0))
+    assert not any(sum(sample.loss_mask) for one in trajectories for sample in one.tree.samples())
+    [warning] = [one for one in logs if one["event"] == "a trajectory is not trained"]
+    assert "set environments[].train_forced_turns" in warning["detail"]
 
 
 async def test_open_sessions_are_counted_until_their_end(tmp_path: Path) -> None:

@@ -268,9 +268,9 @@ def test_file_that_is_no_map(tmp_path: Path, text: str) -> None:
 
 
 def test_empty_file_lacks_what_is_required(tmp_path: Path) -> None:
-    """Nothing configured is four required keys."""
+    """Nothing configured is three required keys."""
     assert _load_problems(_file(tmp_path, "")) == [
-        f"{section}: is required" for section in ("model", "environments", "reward", "trainer")
+        f"{section}: is required" for section in ("model", "environments", "trainer")
     ]
 
 
@@ -589,7 +589,7 @@ def test_json_schema_resolves_and_describes_every_key() -> None:
         walk(definition, name)
     assert references <= set(schema["$defs"])
     assert undescribed == []
-    assert schema["required"] == ["model", "environments", "reward", "trainer"]
+    assert schema["required"] == ["model", "environments", "trainer"]
 
 
 def test_a_file_that_a_run_has_written_has_the_steps_of_its_epochs(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from schemas.config import RunConfig, check_tree
 from schemas.config.keys import Key, keys_in, paths
 from schemas.config.reference import anchor, configuration_page, type_text
 from schemas.config.resume import key_classes
+from schemas.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs/reference/configuration.md"
 TEXT = configuration_page()
@@ -75,7 +76,10 @@ def test_the_smallest_run_is_one() -> None:
     (block,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     config = check_tree(yaml.safe_load(block))
     required = {key.name for key in keys_in([RunConfig]) if key.field.is_required()}
-    assert config.model_fields_set == required
+    # rows of a file have no rewards of their own
+    assert config.model_fields_set == required | {"reward"}
+    with pytest.raises(ConfigError, match=r"reward\.functions: is empty, and \w+ has no rewards of its own"):
+        check_tree({key: value for key, value in yaml.safe_load(block).items() if key != "reward"})
 
 
 @pytest.mark.parametrize(
