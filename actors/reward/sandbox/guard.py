@@ -2,13 +2,14 @@
 
 `python -m actors.reward.sandbox.guard` reads one JSON object from its standard input and writes one to its output:
 
-    {"folder": …, "seconds": …, "limits": {…}, "output_bytes": …, "disk_bytes": …,
+    {"parent": …, "folder": …, "seconds": …, "limits": {…}, "output_bytes": …, "disk_bytes": …,
      "stop_at_first": true, "runs": [{"source": …, "program": …, "stdin": …, "expected": …}]}
     {"runs": [{"outcome": "ended", "code": 0, "matches": true, "stderr": …, "results": …}]}
 
 A program is a single process, since the kernel refuses it any other. The guard has a single thread, and the programs
-are its children, so that they die with it (PR_SET_PDEATHSIG). It ends when its own parent has ended. A program that is
-started has the descriptor RESULTS in addition to its standard ones.
+are its children, so that they die with it (PR_SET_PDEATHSIG). When `parent`, the process that has started it, has ended,
+it kills the program, removes the folder and ends. A program that is started has the descriptor RESULTS in addition to
+its standard ones.
 """
 
 import contextlib
@@ -57,7 +58,8 @@ class Guard:
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._job, self._parent = job, os.getppid()
+        # not asked of the kernel: the parent may have ended before this line
+        self._job, self._parent = job, int(job["parent"])
         self._seconds: float = job["seconds"]
         self._limits = confine.Limits(**job["limits"])
         self._output_bytes, self._disk_bytes = job["output_bytes"], job["disk_bytes"]
@@ -66,6 +68,7 @@ class Guard:
         """Run all programs, and return what became of them."""
         found: list[dict[str, Any]] = []
         for number, run in enumerate(self._job["runs"]):
+            self._end_with_parent()
             folder = Path(self._job["folder"], str(number))
             folder.mkdir()
             found.append(self._run(run, str(folder)))
@@ -153,13 +156,20 @@ class Guard:
         """Return which limit a program has passed that the kernel does not watch; empty if none."""
         if os.getppid() != self._parent:
             os.kill(run.process, signal.SIGKILL)
-            sys.exit("the reward actor has ended")
+            os.waitpid(run.process, 0)
+            self._end_with_parent()
         if seconds > WALL_FACTOR * self._seconds:
             return "time"
         size, entries = usage(run.folder, ENTRIES)
         if size > self._disk_bytes or entries >= ENTRIES:
             return "disk"
         return ""
+
+    def _end_with_parent(self) -> None:
+        """End this process, without a folder left, if its parent has ended."""
+        if os.getppid() != self._parent:
+            empty(self._job["folder"])
+            sys.exit(f"process {self._parent}, which has started this guard, has ended")
 
 
 UNCONFINED = 121

@@ -3,25 +3,46 @@
 For a request {"solution": …, "answer": …, "way": "trl", "seconds": …} it writes {"gold": true} once the solution is
 parsed, so that the reader knows whose fault a later end is, and then {"reward": …, "gold": …, "answer": …}. The reward
 is null if the solution can't be parsed. A process of its own, since a formula may compute without end, or take all
-memory; math-verify's own limits also work in the main thread only.
+memory; math-verify's own limits also work in the main thread only. It ends with the process that has started it: at the
+end of its input, and while it computes as soon as `watch_parent` looks.
 """
 
 import importlib
 import json
+import os
 import re
 import sys
+import threading
+import time
 from typing import Any
 
 from actors.reward.sandbox import confine
 
 MEMORY_BYTES = 2 << 30
 LOAD_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+"""Interval at which a process looks whether its parent still lives."""
 WORDS_CHARACTERS = 500
 """Limit of the texts of what was parsed, which are for people."""
 
 
-def serve() -> None:
-    """Answer requests until the input ends."""
+def watch_parent(parent: int) -> None:
+    """End this process once its parent has ended.
+
+    A look and no PR_SET_PDEATHSIG, which is sent at the end of the thread that has started this process.
+    """
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(1)
+
+
+def serve(parent: int) -> None:
+    """Answer requests until the input ends.
+
+    Args:
+        parent: id of the process that reads the answers.
+    """
+    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     # before anything of an answer is read; imports write nothing
     library = importlib.import_module("math_verify")
     normalization = importlib.import_module("latex2sympy2_extended").NormalizationConfig
@@ -73,4 +94,4 @@ def _tell(message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(int(sys.argv[1]))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 import select
 import subprocess
 import sys
@@ -41,7 +42,7 @@ class Server:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "actors.reward.sandbox.verifier"],
+            [sys.executable, "-P", "-m", "actors.reward.sandbox.verifier", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

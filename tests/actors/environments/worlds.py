@@ -595,6 +595,62 @@ def litters_and_hangs(completions: list[str], mark: list[str], **_: object) -> l
     return [0.0] * len(completions)
 
 
+class Family:
+    """Has many processes, of every kind, while it is loaded or reset, and then hangs."""
+
+    @staticmethod
+    def examples(split: str, place: str, folder: str, children: int) -> int:
+        """Count, or hang while being loaded."""
+        if place == "load":
+            family(Path(folder), children)
+        return 1
+
+    def __init__(self, place: str, folder: str, children: int) -> None:
+        self.folder, self.children = folder, children
+
+    def reset(self, **row: object) -> str:
+        """Hang."""
+        family(Path(self.folder), self.children)
+        return "never"
+
+    def step(self, answer: str) -> tuple[str, float, bool]:
+        """Never called."""
+        return "on", 0.0, False
+
+
+def family(folder: Path, children: int) -> None:
+    """Start children, each with one of its own; write all ids to a file of this process, and hang.
+
+    By turns: in this process's session, in one of their own, with a group of their own, and daemons that have forked
+    twice, each time in another session. All ignore the signals that programs are asked to end with.
+    """
+    pair = "trap '' TERM HUP INT; sleep 1000 & echo $$ $!; wait"
+    apart = f"setsid sh -c \"{pair}\" & wait".replace("$", "\\$")
+    pids = [os.getpid(), os.getppid()]
+    for number in range(children):
+        kind = number % 4
+        daemon = subprocess.Popen(
+            ["setsid", "sh", "-c", apart] if kind == 3 else ["sh", "-c", pair],
+            stdout=subprocess.PIPE, text=True, start_new_session=kind == 1, preexec_fn=os.setpgrp if kind == 2 else None,
+        )  # fmt: skip
+        assert daemon.stdout is not None
+        pids += map(int, daemon.stdout.readline().split())
+        if kind == 3:
+            # the daemon's parent: what it has started is an orphan now
+            daemon.kill()
+            daemon.wait()
+    staging = folder / f"{os.getpid()}.new"
+    staging.write_text(" ".join(map(str, pids)))
+    staging.rename(staging.with_suffix(".pids"))
+    time.sleep(1000)
+
+
+def family_reward(completions: list[str], folder: list[str], children: list[int], **_: object) -> list[float]:
+    """As a reward function."""
+    family(Path(folder[0]), children[0])
+    return [0.0] * len(completions)
+
+
 class Bomb:
     """Starts processes that start processes, up to 2¹⁰."""
 

@@ -1,6 +1,10 @@
 r"""Comparison of formulas: values of TRL 1.16 and ms-swift 4.6, computed by their own functions; hostile formulas."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +126,28 @@ def test_a_process_that_cant_start_is_an_error_of_the_machine(monkeypatch: pytes
     monkeypatch.setattr(module.sys, "executable", "/bin/false")
     with pytest.raises(SandboxError, match="math-verify can't be started"):
         BUILTIN["accuracy"](["p"], [r"\boxed{1}"], ["1"])
+
+
+ACTOR = """
+import subprocess, sys, os
+command = [sys.executable, "-P", "-m", "actors.reward.sandbox.verifier", str(os.getpid())]
+server = subprocess.Popen(command, stdin=0, stdout=subprocess.PIPE)
+server.stdout.readline()
+print(server.pid, flush=True)
+server.wait()
+"""
+
+
+@pytest.mark.slow
+def test_no_server_outlives_a_reward_actor_that_is_killed() -> None:
+    """Also one that does not read the end of its input, because it computes; here this test holds the other end."""
+    command, root = [sys.executable, "-c", ACTOR], Path(__file__).parents[4]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        server = Path("/proc", process.stdout.readline().strip())
+        assert server.is_dir()
+        process.kill()
+        deadline = time.monotonic() + 60.0
+        while server.exists() and "State:\tZ" not in (server / "status").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

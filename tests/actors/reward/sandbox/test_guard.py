@@ -157,7 +157,7 @@ def test_a_program_ends_with_its_guard(folder: Path) -> None:
     """The kernel kills the program when the guard is killed, as with a reward actor that the machine ends."""
     source = "import time\nopen('up', 'w')\ntime.sleep(1000)"
     job = {
-        "folder": str(folder), "seconds": 1000, "limits": {}, "output_bytes": 1000, "disk_bytes": 100_000,
+        "parent": os.getpid(), "folder": str(folder), "seconds": 1000, "limits": {}, "output_bytes": 1000, "disk_bytes": 100_000,
         "stop_at_first": True, "runs": [{"source": source, "program": "", "stdin": "", "expected": None}],
     }  # fmt: skip
     guard = subprocess.Popen(
@@ -201,3 +201,38 @@ def test_a_deep_folder_is_counted_and_removed(folder: Path) -> None:
     assert usage(str(top), 100)[1] == 100
     empty(str(top))
     assert not top.exists()
+
+
+ACTOR = """
+import sys
+from actors.reward.sandbox.client import Box, Program, run_programs
+run_programs([Program(sys.argv[1])] * 3, Box(seconds=1000.0), stop_at_first=False)
+"""
+
+
+def test_nothing_outlives_a_reward_actor_that_is_killed(folder: Path) -> None:
+    """Neither the program, whatever it has done, nor its guard, nor the folder."""
+    source = (
+        "import os, signal, time\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nos.mkdir('deep')\n"
+        "open('started', 'w').close()\ntime.sleep(1000)"
+    )
+    command = [sys.executable, "-c", ACTOR, source]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[4], env=os.environ | {"TMPDIR": str(folder)}) as process:
+        wait_for(lambda: bool([*folder.glob("*/0/started")]))
+        process.kill()
+    wait_for(lambda: not [*folder.iterdir()] and not [place for place in cwds() if str(folder) in place])
+
+
+def test_a_guard_whose_parent_has_ended_before_its_first_line_runs_no_program(folder: Path) -> None:
+    """A killed actor's guard may be just starting; the number of its own parent is then another one."""
+    inner = folder / "grpo-answer"
+    inner.mkdir()
+    job = {
+        "parent": os.getppid(), "folder": str(inner), "seconds": 1000.0, "output_bytes": 1000, "disk_bytes": 1 << 20,
+        "limits": {"memory_bytes": 1 << 30, "file_bytes": 1 << 20, "cpu_seconds": 1000}, "stop_at_first": True,
+        "runs": [{"source": "while True: pass", "program": "", "stdin": "", "expected": None}],
+    }  # fmt: skip
+    command = [sys.executable, "-m", "actors.reward.sandbox.guard"]
+    done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, timeout=WAIT, check=False)
+    assert done.returncode == 1
+    assert "has ended" in done.stderr
