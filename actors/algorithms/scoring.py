@@ -18,7 +18,7 @@ from actors.algorithms.advantages.group import Floats, Ints
 from actors.algorithms.advantages.shaping import RewardColumns, combine_rewards, shape, shape_functions
 from actors.algorithms.filters import filter_completions, mask_completions
 from schemas.config.actors import RewardConfig
-from schemas.messages import SEGMENT_ORIGIN, SEGMENT_START, SEGMENT_TURN, Origin, RolloutGroup
+from schemas.messages import SEGMENT_ORIGIN, SEGMENT_START, SEGMENT_TURN, TURNS_REWARD, Origin, RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ def score_group(
     advantages_G, token_advantages_N = np.zeros(group.num_completions), np.zeros(0)
     if group.purpose != "eval":
         found, masked_G = filter_completions(group, rules.config, rules.vocab_size)
-        advantages_G, token_advantages_N = _advantages(group, rewards, rules.config, steps, custom_1S)
+        takes_turns = rules.config.steps is not None and rules.config.steps.path is None
+        at_end = _rewards(group, rewards_FG, rules, with_turns=False) if takes_turns else rewards
+        advantages_G, token_advantages_N = _advantages(group, rewards, at_end.rewards_G, rules.config, steps, custom_1S)
     return GroupScore(
         shaped_FG=rewards.rewards_FG,
         rewards_G=rewards.rewards_G,
@@ -139,13 +141,21 @@ def custom_arguments(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRule
     return rewards.rewards_G[scored_G][None], rewards.lengths_G[scored_G][None]
 
 
-def _rewards(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRules) -> GroupRewards:
-    """Return a reward per completion: each function's values shaped and weighted, then the sum shaped."""
+def _rewards(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRules, *, with_turns: bool = True) -> GroupRewards:
+    """Return a reward per completion: each function's values shaped and weighted, then the sum shaped.
+
+    Args:
+        group, rewards_FG, rules: as for `score_group`.
+        with_turns: whether the sum of the rewards of turns counts. If not, it is 0 where there is one.
+    """
     columns = rules.columns.of(group)
     shaped_FG = shape_functions(rewards_FG[: columns.weights_F.size], columns.shapings)
     # a figure of the environment that has no weight must not make a reward of 0 where nothing else was measured
     measured_F = (columns.weights_F == 0) & (np.arange(columns.weights_F.size) >= rules.columns.weights_F.size)
     counted_FG = np.where(measured_F[:, None], np.nan, shaped_FG)
+    if not with_turns and TURNS_REWARD in group.environment_reward_names:
+        turns_G = counted_FG[rules.columns.weights_F.size + group.environment_reward_names.index(TURNS_REWARD)]
+        turns_G[~np.isnan(turns_G)] = 0.0
     total_G = combine_rewards(counted_FG, columns.weights_F, none_as_zero=rules.config.none_as_zero)
     # also with none_as_zero: a failure of the environment is never a reward
     total_G = np.where(group.failed_G, np.nan, total_G)
@@ -155,11 +165,17 @@ def _rewards(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRules) -> Gr
 def _advantages(
     group: RolloutGroup,
     rewards: GroupRewards,
+    at_end_G: Floats,
     config: RewardConfig,
     steps: Sequence[StepRewards] | None,
     custom_1S: Floats | None,
 ) -> tuple[Floats, Floats]:
-    """Return the advantages per completion, (G,), and per token, (N,) or empty."""
+    """Return the advantages per completion, (G,), and per token, (N,) or empty.
+
+    Args:
+        at_end_G: rewards at the end of each completion, for `gae`: without those of turns that are steps.
+        group, rewards, config, steps, custom_1S: as for `score_group`.
+    """
     if config.advantage.level != "token":
         # the user's function has been called on these very arguments, so its values stand for a call
         custom = None if custom_1S is None else lambda rewards_1S, lengths_1S: custom_1S
@@ -168,7 +184,7 @@ def _advantages(
     offsets = group.completion_offsets
     zeroed_G = group.truncated_G if config.mask_no_eos_with_zero else None
     # the mask as sampled: GAE places rewards on the tokens that the policy wrote, whatever the filters say
-    advantages_N = token_advantages(rewards.rewards_G, offsets, group.loss_mask, config.advantage, steps, zeroed_G)
+    advantages_N = token_advantages(at_end_G, offsets, group.loss_mask, config.advantage, steps, zeroed_G)
     if not group.is_sampled_whole:
         advantages_N = np.where(group.sampled_N, advantages_N, 0.0)
     # metrics and packing order want a single number: the mean over all tokens. reduceat would give an empty completion

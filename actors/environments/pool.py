@@ -12,7 +12,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, get_args
@@ -59,6 +59,10 @@ Examples = dict[str, int | None]
 """Number of examples by split, `train` and `eval`; None for no end."""
 Answer = Callable[[list[Json], Json], Awaitable[Json]]
 """Coroutine function that samples the next message of a conversation, with the options of the request."""
+NumberedAnswer = Callable[[list[Json], Json], Awaitable[tuple[Json, int]]]
+"""As `Answer`, with the number of the turn."""
+TurnRewards = list[tuple[int, float]]
+"""Turns and their rewards."""
 
 
 class Worker:
@@ -68,7 +72,7 @@ class Worker:
         self.name, self.identity = name, f"{name}/{secrets.token_hex(4)}".encode()
         self.process = place.process(name, self.identity)
         self.calls: dict[int, asyncio.Future[Message]] = {}
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, NumberedAnswer] = {}
         """Samplers for environments that drive, by episode."""
         self.samples: dict[int, set[asyncio.Task[None]]] = {}
         """Samples under way, by episode."""
@@ -397,14 +401,14 @@ class WorkerPool:
         elif message["kind"] != "beat":
             raise ValueError(f"kind {message['kind']!r}")
 
-    async def _sample(self, one: Worker, request: Any, ask: Answer | None, message: Message) -> None:
+    async def _sample(self, one: Worker, request: Any, ask: NumberedAnswer | None, message: Message) -> None:
         """Answer the request of an environment that drives. A failure reaches the user's code as SampleError."""
         answer: Message = {"kind": "sampled", "request": request}
         try:
             if ask is None:
                 raise RuntimeError("the episode is over")
-            sampled = await ask(message["messages"], message.get("options") or {})
-            data = pack(answer | {"message": sampled})
+            sampled, turn = await ask(message["messages"], message.get("options") or {})
+            data = pack(answer | {"message": sampled, "turn": turn})
         except Exception as error:  # noqa: BLE001 - told to the user's code, which may go on or raise it
             data = pack(answer | {"error": f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS]})
         await one.process.send(data)
@@ -488,6 +492,21 @@ def _are_counts(examples: Any) -> bool:
     )
 
 
+def turn_rewards_of(answer: Mapping[str, Any]) -> TurnRewards:
+    """Return the rewards of turns in a worker's message; none where the message has none.
+
+    Raises:
+        EpisodeError: `env_score`: these are no pairs of a turn and a finite number.
+    """
+    try:
+        pairs = [(int(turn), float(reward)) for turn, reward in answer.get("turn_rewards") or []]
+    except (TypeError, ValueError) as error:
+        raise EpisodeError("env_score", f"the worker's rewards of turns are no pairs of numbers: {error}") from error
+    if bad := [pair for pair in pairs if pair[0] < 0 or not math.isfinite(pair[1])]:
+        raise EpisodeError("env_score", f"turn {bad[0][0]} has the reward {bad[0][1]}; it must be a finite number")
+    return pairs
+
+
 async def _comes(future: "asyncio.Future[Message]", seconds: float) -> bool:
     """Wait for a future; return whether it is done. If this process was held up, what has come is still to be read."""
     for wait in (seconds, GRACE_SECONDS):
@@ -509,6 +528,8 @@ class EpisodeCalls:
         self.number = number
         self.columns: Json = {}
         """Further columns of the example for reward functions, after `reset` or `run`."""
+        self.turn_rewards: TurnRewards = []
+        """Rewards that an environment that drives has given to turns, after `run`, also after one that has failed."""
         self._open = self._has_place = False
         self.is_abandoned = False
         """True once a call was cancelled: the user's function may still run, and further calls stand behind it."""
@@ -588,13 +609,24 @@ class EpisodeCalls:
         """
         self._open = True
         samples: set[asyncio.Task[None]] = set()
-        self._worker.answers[self.number], self._worker.samples[self.number] = answer, samples
+        turns = itertools.count()
+
+        async def numbered(messages: list[Json], options: Json) -> tuple[Json, int]:
+            message = await answer(messages, options)
+            # nothing else has run since the turn came: turns are counted as the recorder counts them
+            return message, next(turns)
+
+        self._worker.answers[self.number], self._worker.samples[self.number] = numbered, samples
         try:
             agent = {} if session is None else {"session": session}
             ended = await self._call("run", row=row, seed=seed, **agent)
+            self.turn_rewards = turn_rewards_of(ended)
             self.columns = ended.get("columns") or {}
             rewards: Rewards = ended["rewards"]
             return rewards
+        except EpisodeError as error:
+            self.turn_rewards = turn_rewards_of(error.said)
+            raise
         finally:
             del self._worker.answers[self.number], self._worker.samples[self.number]
             # what the user's code has asked for and not awaited must not sample for an episode that is over
@@ -659,6 +691,10 @@ class GroupCalls:
         Raises:
             EpisodeError: as `WorkerPool.call`.
         """
-        numbers = [episode.number for episode in (self.episodes if episodes is None else episodes)]
-        rewards: list[Rewards] = (await self._pool.call(self._worker, "score_group", episodes=numbers))["rewards"]
+        scored = list(self.episodes if episodes is None else episodes)
+        numbers = [episode.number for episode in scored]
+        answer = await self._pool.call(self._worker, "score_group", episodes=numbers)
+        for episode, given in zip(scored, answer.get("turn_rewards") or [], strict=False):
+            episode.turn_rewards = turn_rewards_of({"turn_rewards": given})
+        rewards: list[Rewards] = answer["rewards"]
         return rewards

@@ -114,6 +114,8 @@ class Taken:
     def __init__(self, table: SessionTable) -> None:
         self._table = table
         self.columns: Json = {}
+        self.turn_rewards: list[tuple[int, float]] = []
+        """None: rewards of calls are in the session."""
 
     async def __aenter__(self) -> Self:
         return self

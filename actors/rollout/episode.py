@@ -50,6 +50,11 @@ class Episode(Protocol):
         """Return the environment's own rewards by name; None where it can't say."""
         ...
 
+    @property
+    def turn_rewards(self) -> list[tuple[int, float]]:
+        """Rewards that an environment that drives has given to turns, after `run`, also after one that has failed."""
+        ...
+
     async def run(self, row: Json, seed: int, answer: Any, session: Json | None = None) -> Rewards:
         """Let the environment drive; return its rewards by name. `session`: address and key of an agent's session."""
         ...
@@ -233,12 +238,16 @@ async def _driven(
                 if session is not None:
                     session.write(trajectory)
     except EpisodeError:
-        # an environment that gives up because a limit of ours is reached has not failed; it has given no reward
+        # an environment that gives up because a limit of ours is reached has not failed; it has no reward but those
+        # that it has given to turns
         if not driven.over and not driven.failed:
             raise
     if driven.failed:
         # whatever the user's code has made of it: a failure of the engines is no failure and no reward of its own
         raise driven.failed[0]
+    if sessions is None:
+        # those of an agent were in its session
+        trajectory.turn_rewards = list(episode.turn_rewards)
     trajectory.stop = driven.over[0] if driven.over else "length" if driven.is_cut else "done"
 
 

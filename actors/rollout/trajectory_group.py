@@ -12,10 +12,7 @@ from actors.rollout.episode import Trajectory
 from actors.rollout.held import AttemptError
 from actors.trajectories.tree import Sample
 from schemas import limits
-from schemas.messages import RolloutGroup, Ticket
-
-TURNS_REWARD = "turns"
-"""Name of the sum of the rewards of a trajectory's turns."""
+from schemas.messages import TURNS_REWARD, RolloutGroup, Ticket
 
 
 def head_of(run: str, sender: str, ticket: Ticket) -> dict[str, Any]:

@@ -21,6 +21,8 @@ Prompt = str | Listed[dict[str, Any]]
 
 SEGMENT_START, SEGMENT_LINEAGE, SEGMENT_VERSION, SEGMENT_ORIGIN, SEGMENT_TURN = range(5)
 """Column indices of `RolloutGroup.segments`."""
+TURNS_REWARD = "turns"
+"""Name of the sum of the rewards of a trajectory's turns, among the rewards of its environment."""
 TURNS, TOOL_CALLS, TOOL_FAILURES = range(3)
 """Column indices of `RolloutGroup.counts`."""
 NO_POLICY = -1

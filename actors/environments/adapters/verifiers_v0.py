@@ -76,7 +76,9 @@ class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]
             finish_reason="tool_calls" if calls else "stop",
             is_truncated=False,
         )
-        return types.Response(id="", created=0, model=MODEL, message=message)
+        # by the id, steps of verifiers' trajectory are known as turns of ours
+        turn = getattr(response, "turn", "")
+        return types.Response(id=str(turn), created=0, model=MODEL, message=message)
 
 
 class Loaded:
@@ -104,11 +106,15 @@ class Loaded:
             not rubric.funcs and type(rubric).score_rollout is vf.Rubric.score_rollout for rubric in self.rubrics
         )
 
+    @property
+    def scores_groups(self) -> bool:
+        """True if the rubric scores groups, of one where it needs none: an empty rubric refuses a rollout."""
+        return self.has_group_functions or self._has_empty_rubric
+
     def scoring(self, states: list[Any]) -> Awaitable[None]:
         """Return the scoring of a group, or of one rollout where the rubric needs no group."""
         rubric = self.environment.rubric
-        if self.has_group_functions or self._has_empty_rubric:
-            # an empty rubric refuses a rollout, but takes a group of one
+        if self.scores_groups:
             return rubric.score_group(states)  # type: ignore[no-any-return]
         [state] = states
         return rubric.score_rollout(state)  # type: ignore[no-any-return]
@@ -134,15 +140,50 @@ class Loaded:
 
 _loaded: Loaded | None = None
 _loading = threading.Lock()
-_failures: contextvars.ContextVar[list[tuple[str, Exception]] | None] = contextvars.ContextVar("failures", default=None)
-"""Functions of a rubric that raised during the present scoring. Without this verifiers counts them as 0."""
+
+
+class Scoring:
+    """What the functions of a rubric do while rollouts are scored.
+
+    Args:
+        states: the rollouts.
+    """
+
+    def __init__(self, states: "list[Any]") -> None:
+        self.failures: list[tuple[str, Exception]] = []
+        """Functions that raised. Without this verifiers counts them as 0."""
+        self._steps = [step for state in states for step in state.get("trajectory") or []]
+        self._given = self._seen()
+
+    def _seen(self) -> dict[int, Any]:
+        return {id(step): reward for step in self._steps if (reward := step.get("reward")) is not None}
+
+    @contextlib.contextmanager
+    def function(self) -> Iterator[None]:
+        """Note the rewards of steps that a function gives. At the end verifiers gives all others the whole reward."""
+        before = self._seen()
+        yield
+        self._given |= {step: reward for step, reward in self._seen().items() if before.get(step) != reward}
+
+    def end(self) -> None:
+        """Note all rewards of steps: nobody but the user's code has given any."""
+        self._given |= self._seen()
+
+    def reward_of(self, step: Any) -> Any:
+        """Return the reward that the environment or the rubric has given a step; None if there is none."""
+        return self._given.get(id(step))
+
+
+_scoring: contextvars.ContextVar[Scoring | None] = contextvars.ContextVar("scoring", default=None)
+"""The present scoring."""
 
 
 class Env:
     """One episode of an environment of verifiers.
 
     Rewards: the rubric's weighted sum under the environment's id, unless all weights are 0, and each function of the
-    rubric under its own name.
+    rubric under its own name. Turns have the rewards of the steps of verifiers' trajectory, where the environment or a
+    function of the rubric has set them.
 
     Args:
         id: environment, as in `verifiers.load_environment`; its package is installed, or is found in `path`.
@@ -154,6 +195,7 @@ class Env:
         self._id, self._loaded = id, _load(id, args, path)
         self._is_clean = False
         self.state: Any = None
+        self._policy: Any = None
         self.columns: Json = {}
 
     @staticmethod
@@ -168,7 +210,7 @@ class Env:
 
     async def run(self, example: Json, policy: Any) -> Rewards:
         """Play a row of the dataset; return the rewards, or none where they need the whole group."""
-        loaded, client = self._loaded, PolicyClient(policy)
+        loaded, client, self._policy = self._loaded, PolicyClient(policy), policy
         row = loaded.row(example["index"], example.get("split", "train"))
         self.columns = _columns(row)
         own = {key: value for key, value in loaded.environment.sampling_args.items() if key in OWN_SAMPLING_KEYS}
@@ -180,8 +222,9 @@ class Env:
         if state.get("timed_out"):
             raise TimeoutError("the rollout passed the environment's own limit, timeout_seconds; raise it in args")
         if not loaded.environment.score_rollouts or loaded.has_group_functions:
+            self._reward_turns(Scoring([state]))
             return {}
-        await _scored(loaded.scoring([state]))
+        self._reward_turns(await _scored(loaded, [state]))
         return self._rewards()
 
     @staticmethod
@@ -190,7 +233,9 @@ class Env:
         loaded = environments[0]._loaded
         if not loaded.environment.score_rollouts or not loaded.has_group_functions:
             return [None] * len(environments)
-        await _scored(loaded.scoring([one.state for one in environments]))
+        scoring = await _scored(loaded, [one.state for one in environments])
+        for one in environments:
+            one._reward_turns(scoring)
         return [one._rewards() for one in environments]
 
     async def close(self) -> None:
@@ -199,6 +244,13 @@ class Env:
         if cleanup is not None and self.state is not None and not self._is_clean:
             self._is_clean = True
             await cleanup(self.state)
+
+    def _reward_turns(self, scoring: Scoring) -> None:
+        """Give the turns the rewards of their steps. Steps that are no turn of the policy have none to give."""
+        for step in self.state.get("trajectory") or []:
+            turn = getattr(step.get("response"), "id", "")
+            if (reward := scoring.reward_of(step)) is not None and turn.isdecimal():
+                self._policy.reward(int(turn), reward)
 
     def _rewards(self) -> Rewards:
         metrics = {
@@ -255,34 +307,39 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     async def watched(*arguments: Any, **named: Any) -> Any:
+        scoring = _scoring.get()
         try:
-            result = function(*arguments, **named)
-            result = await result if inspect.isawaitable(result) else result
-            return result if isinstance(result, (list, tuple)) else float(result)
+            with contextlib.nullcontext() if scoring is None else scoring.function():
+                result = function(*arguments, **named)
+                result = await result if inspect.isawaitable(result) else result
+                return result if isinstance(result, (list, tuple)) else float(result)
         except Exception as error:
-            if (failures := _failures.get()) is not None:
-                failures.append((getattr(function, "__name__", repr(function)), error))
+            if scoring is not None:
+                scoring.failures.append((getattr(function, "__name__", repr(function)), error))
             raise
 
     return watched
 
 
-async def _scored(scoring: Awaitable[None]) -> None:
-    """Wait for the scores.
+async def _scored(loaded: Loaded, states: "list[Any]") -> Scoring:
+    """Score a group, or one rollout; return what the functions have done.
 
     Raises:
         RuntimeError: a function of the rubric raised.
     """
-    failures: list[tuple[str, Exception]] = []
-    token = _failures.set(failures)
+    scoring = Scoring(states)
+    token = _scoring.set(scoring)
     try:
-        # in this task, whose context holds the list; tasks within get a copy with the same list
-        await scoring
+        # in this task, whose context holds the object; tasks within get a copy with the same object
+        await loaded.scoring(states)
     finally:
-        _failures.reset(token)
-    for name, error in failures:
+        _scoring.reset(token)
+    for name, error in scoring.failures:
         words = f"the rubric's function {name} raised {type(error).__name__}: {error}"
         raise RuntimeError(words) from error
+    if not loaded.scores_groups:
+        scoring.end()
+    return scoring
 
 
 def _columns(row: Json) -> Json:

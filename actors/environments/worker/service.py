@@ -27,7 +27,17 @@ import zmq.asyncio
 
 from .loading import load
 from .rewards import check_function, sendable, takes_token_ids
-from .shapes import Episode, ShapeError, accepted, episode_maker, is_agent, is_driving, named_rewards, runner_of
+from .shapes import (
+    Episode,
+    ShapeError,
+    accepted,
+    episode_maker,
+    finite,
+    is_agent,
+    is_driving,
+    named_rewards,
+    runner_of,
+)
 from .target import columns_of, examples_of, group_rewards, group_scorer
 from .wire import BEAT_SECONDS, PROTOCOL, SILENCE_SECONDS, TEXT_CHARACTERS, Message, pack, unpack
 
@@ -44,11 +54,24 @@ class SampleError(RuntimeError):
     """Failure of a sample that the environment has asked for: no engine, no tokens left, the trajectory is over."""
 
 
+class SampledMessage(dict[str, Any]):
+    """A message of the model, with the number of its turn."""
+
+    turn: int
+
+    def __init__(self, message: Message, turn: int) -> None:
+        super().__init__(message)
+        self.turn = turn
+
+
 class Policy:
     """The model, for an environment that drives: `message = await policy.sample(messages)`."""
 
     def __init__(self, episode: int, ask: Callable[[Message], Awaitable[Message]]) -> None:
         self._episode, self._ask = episode, ask
+        self._num_turns = 0
+        self.turn_rewards: dict[int, float] = {}
+        """Rewards given so far, by turn."""
 
     async def sample(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
         """Return the model's next message.
@@ -66,7 +89,30 @@ class Policy:
         )
         if "error" in answer:
             raise SampleError(answer["error"])
-        return dict(answer["message"])
+        turn = answer["turn"]
+        self._num_turns = max(self._num_turns, turn + 1)
+        return SampledMessage(answer["message"], turn)
+
+    def reward(self, message: Any, reward: float | None) -> None:
+        """Give a turn a reward, at any time up to the end of the episode. A later reward takes the place of an earlier.
+
+        Args:
+            message: what `sample` returned, or its `turn`.
+            reward: a finite number; None takes back what was given.
+
+        Raises:
+            ShapeError: the message is none of this episode's, or the reward is not finite.
+        """
+        turn = getattr(message, "turn", message)
+        if not isinstance(turn, int) or isinstance(turn, bool) or not 0 <= turn < self._num_turns:
+            raise ShapeError(
+                f"policy.reward: {str(turn)[:200]!r} is no turn of this episode; pass what policy.sample returned, or "
+                "its attribute turn: a copy of the message has none"
+            )
+        if (number := finite(reward, f"the reward of turn {turn}")) is None:
+            self.turn_rewards.pop(turn, None)
+        else:
+            self.turn_rewards[turn] = number
 
 
 class _Thread:
@@ -111,6 +157,13 @@ class _Line:
         self.episode: Episode | None = None
         self.driver: Any = None
         """The user's object that drives this episode."""
+        self.policy: Policy | None = None
+        """The model of an environment that drives; an agent has a session in its place."""
+
+    @property
+    def turn_rewards(self) -> list[tuple[int, float]]:
+        """Turns of this episode with their rewards, where an environment that drives has given any."""
+        return [] if self.policy is None else sorted(self.policy.turn_rewards.items())
 
     @property
     def environment(self) -> Any:
@@ -225,7 +278,7 @@ class Service:
                 raise ValueError(f"{call['kind']!r} is no kind of call in version {PROTOCOL} of the protocol")
             data = pack({"kind": "answer", "call": number, **await (handler(call, line) if line else handler(call))})
         except BaseException as error:  # noqa: BLE001 - see above
-            data = _failed(number, error)
+            data = _failed(number, error, line.turn_rewards if line else [])
         while True:
             try:
                 await self._socket.send(data)
@@ -289,7 +342,8 @@ class Service:
             finally:
                 thread.end()
         name = f"{getattr(self._target, '__name__', 'environment')}_group"
-        return {"rewards": group_rewards(results, len(numbers), name)}
+        turn_rewards = [line.turn_rewards for line in lines]
+        return {"rewards": group_rewards(results, len(numbers), name), "turn_rewards": turn_rewards}
 
     async def _on_close(self, call: Message, line: _Line) -> Message:
         if line.episode is not None:
@@ -313,12 +367,13 @@ class Service:
             target = line.driver
         run, row = runner_of(target), call["row"] | {"seed": call["seed"]}
         if session is None:
-            result = await run(row, Policy(call["episode"], self._ask))
+            line.policy = Policy(call["episode"], self._ask)
+            result = await run(row, line.policy)
         else:
             result = await self._agent(run, row, session, line)
         rewards = {} if result is None else named_rewards(result, getattr(self._target, "__name__", "run"))
         columns = {} if line.driver is None else await line.thread.run(columns_of, line.driver)
-        return {"rewards": rewards, "columns": columns}
+        return {"rewards": rewards, "columns": columns, "turn_rewards": line.turn_rewards}
 
     async def _agent(self, run: Callable[..., Any], row: Message, session: Message, line: _Line) -> Any:
         """Run an agent. One that is not async runs in the episode's thread."""
@@ -383,7 +438,7 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-def _failed(number: Any, error: BaseException) -> bytes:
+def _failed(number: Any, error: BaseException, turn_rewards: list[tuple[int, float]]) -> bytes:
     """Return the message on a failure, whatever the error's own methods do."""
     name, place = type(error).__name__, ""
     cause = getattr(type(error), "cause", None)
@@ -400,8 +455,9 @@ def _failed(number: Any, error: BaseException) -> bytes:
     except BaseException:  # noqa: BLE001 - as above
         trace = ""
     try:
-        told = {"kind": "failed", "call": number, "error": words, "trace": trace, "place": place}
-        return pack(told | {"cause": cause} if isinstance(cause, str) else told)
+        told = {"error": words, "trace": trace, "place": place, "turn_rewards": turn_rewards}
+        told |= {"cause": cause} if isinstance(cause, str) else {}
+        return pack({"kind": "failed", "call": number, **told})
     except Exception:  # noqa: BLE001 - a call without an answer would hang
         return pack({"kind": "failed", "call": number, "error": "a failure whose text can't be sent", "trace": ""})
 

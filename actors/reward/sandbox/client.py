@@ -92,7 +92,8 @@ def run_programs(programs: Sequence[Program], box: Box, *, stop_at_first: bool) 
     limits = Limits(box.memory_bytes, min(box.disk_bytes, 16 << 20), cpu_seconds=max(1, int(box.seconds)))
     with SLOTS, tempfile.TemporaryDirectory(prefix="grpo-answer-", ignore_cleanup_errors=True) as folder:
         job = {
-            "parent": os.getpid(), "folder": folder, "seconds": box.seconds, "limits": asdict(limits), "output_bytes": box.output_bytes,
+            "parent": os.getpid(),
+            "folder": folder, "seconds": box.seconds, "limits": asdict(limits), "output_bytes": box.output_bytes,
             "disk_bytes": box.disk_bytes, "stop_at_first": stop_at_first,
             "runs": [asdict(program) for program in programs],
         }  # fmt: skip

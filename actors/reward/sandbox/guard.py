@@ -7,9 +7,9 @@
     {"runs": [{"outcome": "ended", "code": 0, "matches": true, "stderr": …, "results": …}]}
 
 A program is a single process, since the kernel refuses it any other. The guard has a single thread, and the programs
-are its children, so that they die with it (PR_SET_PDEATHSIG). When `parent`, the process that has started it, has ended,
-it kills the program, removes the folder and ends. A program that is started has the descriptor RESULTS in addition to
-its standard ones.
+are its children, so that they die with it (PR_SET_PDEATHSIG). When `parent`, the process that has started it, has
+ended, it kills the program, removes the folder and ends. A program that is started has the descriptor RESULTS in
+addition to its standard ones.
 """
 
 import contextlib

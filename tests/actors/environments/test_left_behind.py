@@ -99,8 +99,8 @@ async def test_of_a_rollout_actor_with_workers_of_a_host(tmp_path: Path, monkeyp
     """The host kills them when it has not heard of the actor for some time, and lives on."""
     monkeypatch.setattr(hosts, "ACTOR_SILENCE_SECONDS", 2.0)
     address, options = f"tcp://127.0.0.1:{free_port()}", {"place": "reset", "folder": str(tmp_path), "children": 4}
-    async with hosting(address, spec("Family", options=options, workers=4, episodes=1)) as host:
-        async with actor(COMMON + PLAYER, "reset", str(tmp_path), "4", "4", address) as player:
-            pids = await all_of(tmp_path, 4, 4)
-            await killed(player, pids, WAIT)
-            await until(lambda: not host.sessions)
+    family = spec("Family", options=options, workers=4, episodes=1)
+    arguments = ("reset", str(tmp_path), "4", "4", address)
+    async with hosting(address, family) as host, actor(COMMON + PLAYER, *arguments) as player:
+        await killed(player, await all_of(tmp_path, 4, 4), WAIT)
+        await until(lambda: not host.sessions)

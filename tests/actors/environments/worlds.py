@@ -595,6 +595,47 @@ def litters_and_hangs(completions: list[str], mark: list[str], **_: object) -> l
     return [0.0] * len(completions)
 
 
+class Paid:
+    """Drives, and gives turns rewards: at once, later, by their numbers, and with the whole group."""
+
+    async def run(self, example: dict[str, Any], policy: Any) -> float | None:
+        """Ask twice, and once in a branch; then do what the row says."""
+        start = [{"role": "user", "content": "Why?"}]
+        first = await policy.sample(start)
+        policy.reward(first, 9.0)
+        history = [*start, first, {"role": "user", "content": "Sure?"}]
+        second = await policy.sample(history)
+        branch = await policy.sample([{"role": "user", "content": "Other?"}])
+        policy.reward(second.turn, 2.0)
+        policy.reward(branch, 5.0)
+        policy.reward(first, 0.5)
+        policy.reward(branch, None)
+        self.policy, self.branch = policy, branch
+        match example["way"]:
+            case "limit":
+                while True:
+                    history += [second, {"role": "user", "content": "Sure?"}]
+                    second = await policy.sample(history)
+            case "copy":
+                policy.reward(dict(first), 1.0)
+            case "unknown":
+                policy.reward(3, 1.0)
+            case "nan":
+                policy.reward(first, float("nan"))
+        return example.get("reward")
+
+
+class PaidInGroup(Paid):
+    """The branch is paid once all have ended."""
+
+    @staticmethod
+    def score_group(environments: "list[PaidInGroup]") -> list[None]:
+        """Pay by the place in the group."""
+        for number, one in enumerate(environments):
+            one.policy.reward(one.branch, float(number))
+        return [None] * len(environments)
+
+
 class Family:
     """Has many processes, of every kind, while it is loaded or reset, and then hangs."""
 
@@ -625,14 +666,17 @@ def family(folder: Path, children: int) -> None:
     twice, each time in another session. All ignore the signals that programs are asked to end with.
     """
     pair = "trap '' TERM HUP INT; sleep 1000 & echo $$ $!; wait"
-    apart = f"setsid sh -c \"{pair}\" & wait".replace("$", "\\$")
+    apart = f'setsid sh -c "{pair}" & wait'.replace("$", "\\$")
     pids = [os.getpid(), os.getppid()]
     for number in range(children):
         kind = number % 4
         daemon = subprocess.Popen(
             ["setsid", "sh", "-c", apart] if kind == 3 else ["sh", "-c", pair],
-            stdout=subprocess.PIPE, text=True, start_new_session=kind == 1, preexec_fn=os.setpgrp if kind == 2 else None,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=kind == 1,
+            preexec_fn=os.setpgrp if kind == 2 else None,
+        )
         assert daemon.stdout is not None
         pids += map(int, daemon.stdout.readline().split())
         if kind == 3:

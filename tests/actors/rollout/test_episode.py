@@ -153,6 +153,7 @@ class Told:
     def __init__(self, driving: bool, text: str = "Guess.") -> None:
         self.is_driving, self.is_abandoned, self._text = driving, False, text
         self.row: dict[str, Any] = {}
+        self.turn_rewards: list[tuple[int, float]] = []
         self.answer: Any = None
 
     async def reset(self, row: dict[str, Any], seed: int) -> dict[str, Any]:

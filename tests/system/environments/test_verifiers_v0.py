@@ -119,3 +119,26 @@ async def test_an_environment_that_is_not_installed_is_told_at_once() -> None:
         with pytest.raises(EpisodeError, match="Could not import 'no-such-environment' environment") as failure:
             await pool.episode(WAIT)
     assert failure.value.cause == "env_load"
+
+
+@versions
+async def test_turns_have_the_rewards_of_steps(version: str) -> None:
+    """Those that the environment or a function of the rubric has set, and not what verifiers fills in itself."""
+    texts = ["5", "6", "8"]
+    async with world(version, "paid") as pool, await pool.episode(WAIT) as episode:
+        trajectory = await played(episode, texts, index=1)
+        # by the distance to 8; the rubric's function has paid the first step
+        assert trajectory.turn_rewards == [(0, 0.75), (1, -0.5), (2, 0.0)]
+        assert trajectory.rewards[ID] == 2.0
+    async with world(version, "paid group") as pool, await pool.group(2, WAIT) as group:
+        limits = TurnLimits(10_000, 99, max_turns=1)
+        long, short = group[0], group[1]
+        ended = [await played(long, texts, index=1), await played(short, texts, index=1, limits=limits)]
+        assert [one.turn_rewards for one in ended] == [[(0, -0.75), (1, -0.5), (2, 0.0)], [(0, -0.75)]]
+        await group.score()
+        assert [one.turn_rewards for one in group] == [[(0, 0.75), (1, -0.5), (2, 0.0)], [(0, 0.75)]]
+    async with world(version, "group") as pool, await pool.group(2, WAIT) as group:
+        for one, text in zip(group, ["long", "short"], strict=True):
+            await played(one, [text])
+        await group.score()
+        assert [one.turn_rewards for one in group] == [[], []]

@@ -57,6 +57,26 @@ class Guess(vf.MultiTurnEnv):
         return state.get("guesses", 0) >= 3
 
 
+class PaidGuess(Guess):
+    """Pays for each guess but the last: in the step, as environments for step rewards do."""
+
+    async def env_response(self, messages: list[Any], state: dict[str, Any], **more: Any) -> list[dict[str, str]]:
+        """Pay by the distance."""
+        state["trajectory"][-1]["reward"] = -abs(int(messages[-1]["content"]) - state["info"]["target"]) / 4
+        return await super().env_response(messages, state, **more)
+
+
+def bonus(state: dict[str, Any], **more: Any) -> float:
+    """Pay the first step again, as rubrics may."""
+    state["trajectory"][0]["reward"] = 0.75
+    return 2.0
+
+
+def most(states: list[dict[str, Any]], **more: Any) -> list[float]:
+    """Need the whole group, at whose end verifiers gives each step without a reward that of the whole."""
+    return [float(state["guesses"]) for state in states]
+
+
 def quick(state: dict[str, Any], **more: Any) -> float:
     """Reward few guesses."""
     return 1 / state["guesses"] if state.get("final_env_response") else 0.0
@@ -71,9 +91,11 @@ def load_environment(kind: str = "tools") -> vf.Environment:
         return vf.SingleTurnEnv(**data, rubric=vf.Rubric(funcs=[longest, length], weights=[2.0, 0.0]))
     if kind == "unrewarded":
         return vf.SingleTurnEnv(**data, rubric=vf.Rubric())
-    if kind == "guess":
+    if kind.startswith(("guess", "paid")):
         games = [{"question": "Guess a number from 1 to 9.", "info": {"target": n}} for n in (3, 8)]
-        return Guess(dataset=Dataset.from_list(games), rubric=vf.Rubric(funcs=[quick]))
+        functions = {"guess": [quick], "paid": [bonus], "paid group": [bonus, most]}[kind]
+        world = Guess if kind == "guess" else PaidGuess
+        return world(dataset=Dataset.from_list(games), rubric=vf.Rubric(funcs=functions))
     rubric = vf.Rubric(funcs=[right, length], weights=[0.5, 0.0])
     return vf.ToolEnv(
         **data, tools=[add], rubric=rubric, max_turns=6, system_prompt="Add.", stop_errors=[vf.InfraError]

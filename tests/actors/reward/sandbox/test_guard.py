@@ -157,7 +157,8 @@ def test_a_program_ends_with_its_guard(folder: Path) -> None:
     """The kernel kills the program when the guard is killed, as with a reward actor that the machine ends."""
     source = "import time\nopen('up', 'w')\ntime.sleep(1000)"
     job = {
-        "parent": os.getpid(), "folder": str(folder), "seconds": 1000, "limits": {}, "output_bytes": 1000, "disk_bytes": 100_000,
+        "parent": os.getpid(), "folder": str(folder), "seconds": 1000, "limits": {}, "output_bytes": 1000,
+        "disk_bytes": 100_000,
         "stop_at_first": True, "runs": [{"source": source, "program": "", "stdin": "", "expected": None}],
     }  # fmt: skip
     guard = subprocess.Popen(
