@@ -143,6 +143,7 @@ def make_packer(
 ) -> "PackerActor":
     """Make the packer, with ledger, data sets and curriculum."""
     from actors.algorithms.curriculum import Curriculum
+    from actors.algorithms.moving_levels import MovingLevel
     from actors.datasets import make_dataset, prepared_folder
     from actors.datasets.identity import pinned_commits
     from actors.datasets.prompts import Prompts
@@ -182,7 +183,12 @@ def make_packer(
         sizes = [e.num_examples for e in train.values()]
         shuffled = [getattr(e, "shuffle", True) for e in config.trained]
         pools = make_difficulty_pools(config, train, store)
-        curriculum = Curriculum(sizes, weights or None, config.seed, pools, shuffled)
+        stored = store.value("levels") or {}
+        levels = [
+            MovingLevel(moving, stored.get(e.label)) if (moving := getattr(e, "curriculum", None)) else None
+            for e in config.trained
+        ]
+        curriculum = Curriculum(sizes, weights or None, config.seed, pools, shuffled, levels)
         counts = store.value("curriculum") or []
         # a fork may have other environments, whose epochs begin anew
         if len(counts) == len(train):

@@ -1,7 +1,8 @@
 """Choice of the example for each new ordinal: a draw from the run's seed and the committed state, nothing else.
 
-The state is a count of draws per environment and the examples set aside in difficulty pools. Both are committed with
-the tickets of the draws, so a restarted packer continues with the same draws.
+The state is a count of draws per environment, the examples set aside in difficulty pools, and the levels of those
+environments that have levels. All of it is committed with the tickets of the draws, so a restarted packer continues
+with the same draws.
 """
 
 import random
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.algorithms.difficulty_pools import DifficultyPools
+from actors.algorithms.moving_levels import MovingLevel
 
 
 class Curriculum:
@@ -24,6 +26,8 @@ class Curriculum:
         pools: difficulty pools. Examples set aside are skipped, and drawn in later epochs once they are back.
         shuffled: for each environment, True to draw each epoch in another order, False in the order of the examples.
             None: True for all.
+        levels: for each environment, its level, at which all examples are drawn; None: it has no levels. None: no
+            environment has.
     """
 
     def __init__(
@@ -33,7 +37,14 @@ class Curriculum:
         seed: int,
         pools: DifficultyPools | None = None,
         shuffled: Sequence[bool] | None = None,
+        levels: Sequence[MovingLevel | None] | None = None,
     ) -> None:
+        self.levels = list(levels) if levels else [None] * len(num_examples)
+        # of an environment with levels only one level is drawn at a time
+        num_examples = [
+            n if n is None or level is None else n // level.num_levels
+            for n, level in zip(num_examples, self.levels, strict=True)
+        ]
         largest = max((n for n in num_examples if n is not None), default=1)
         self._num_examples, self._seed = list(num_examples), seed
         self._weights = list(weights) if weights else [float(largest if n is None else n) for n in num_examples]
@@ -41,8 +52,8 @@ class Curriculum:
         self._shuffled = list(shuffled) if shuffled else [True] * len(num_examples)
         self.pools = pools
         self._given_back: list[tuple[int, int]] = []
-        self._orders: dict[int, tuple[int, NDArray[np.int64]]] = {}
-        """Newest epoch and its order of examples, by environment; a cache."""
+        self._orders: dict[tuple[int, ...], tuple[int, NDArray[np.int64]]] = {}
+        """Newest epoch and its order of examples, by environment and level; a cache."""
 
     @property
     def shares(self) -> list[float]:
@@ -79,11 +90,21 @@ class Curriculum:
         self.counts[environment] += 1
         if size is None:
             return count
+        level, first = self.levels[environment], 0
+        place: tuple[int, ...] = (environment,)
+        if level is not None:
+            first, place = level.level * size, (environment, level.level)
+            count = level.take()
         epoch, position = divmod(count, size)
         if not self._shuffled[environment]:
-            return position
-        known, order = self._orders.get(environment, (-1, None))
+            return first + position
+        known, order = self._orders.get(place, (-1, None))
         if order is None or known != epoch:
-            order = np.random.default_rng([self._seed, environment, epoch]).permutation(size)
-            self._orders[environment] = (epoch, order)
-        return int(order[position])
+            order = np.random.default_rng([self._seed, environment, epoch, *place[1:]]).permutation(size)
+            self._orders[place] = (epoch, order)
+        return first + int(order[position])
+
+    def note(self, environment: int, index: int, mean_reward: float) -> bool:
+        """Note the mean reward of a group of an example; return whether the environment's level has moved."""
+        level, size = self.levels[environment], self._num_examples[environment]
+        return level is not None and size is not None and level.note(index // size, mean_reward)

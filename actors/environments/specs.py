@@ -24,7 +24,8 @@ def spec_of(config: PythonConfig | PackageConfig, bus: BusConfig, owner: str) ->
         owner: name of the actor.
     """
     limits = config.limits
-    options, processes = config.options, limits.processes
+    options = config.worker_options if isinstance(config, PackageConfig) else config.options
+    processes = limits.processes
     if isinstance(config, AgentConfig) and config.command:
         path = f"{ADAPTERS / 'agent_command'}.py:Env"
         options = options | {"command": config.command} | ({"image": config.image} if config.image else {})

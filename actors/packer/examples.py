@@ -151,9 +151,24 @@ class Examples:
     def note_difficulty(self, example: ExampleRef, group: ScoredGroup) -> None:
         """Record how difficult a train example is, by its group's mean reward."""
         scores = group.rewards_G[~np.isnan(group.rewards_G)]
-        # a group that no function could score says nothing about its example
-        if self._curriculum.pools is not None and group.purpose == "train" and scores.size:
-            self._curriculum.pools.note(self._labels.index(example.environment), example.index, float(scores.mean()))
+        # a group that no function could score says nothing about its example; a fork may have other data
+        if group.purpose != "train" or not scores.size or example.environment not in self.train:
+            return
+        environment, mean = self._labels.index(example.environment), float(scores.mean())
+        if self._curriculum.pools is not None:
+            self._curriculum.pools.note(environment, example.index, mean)
+        if self._curriculum.note(environment, example.index, mean):
+            level = self._curriculum.levels[environment]
+            assert level is not None
+            log.info("level", environment=example.environment, level=level.level, of=level.num_levels)
+
+    def take_levels(self) -> dict[str, Any]:
+        """Return the value of all levels for the next commit, if one has changed since the last call; else nothing."""
+        levels = {label: one for label, one in zip(self._labels, self._curriculum.levels, strict=True) if one}
+        changed = [one.take_changed() for one in levels.values()]
+        if not any(changed):
+            return {}
+        return {"levels": {label: one.state for label, one in levels.items()}}
 
     def take_moved(self) -> dict[str, str]:
         """Return the examples that have changed their pool since the last call, for the next commit."""

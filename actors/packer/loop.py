@@ -332,6 +332,8 @@ class PackerActor:
         changes: Changes = self.machine.take_changes()
         changes.values.update(self.record.take_values(is_last=self._draining or self.over))
         changes.pools = self._examples.take_moved()
+        # with the groups that have moved them, and the tickets drawn at them
+        changes.values.update(self._examples.take_levels())
         if changes or settled or self.store.unswept:
             # the curriculum's state and the tickets drawn from it in the same commit: no example is skipped or doubled
             if "num_issued" in changes.values:

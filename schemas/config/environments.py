@@ -190,12 +190,57 @@ class PackageConfig(EnvironmentBase):
         """Number of training examples: as many as the package says."""
         return None
 
+    @property
+    def worker_options(self) -> dict[str, Any]:
+        """Options as the adapter gets them."""
+        return self.options
+
+
+class CurriculumConfig(Section):
+    """Level of the examples that moves with the model's success.
+
+    The mean reward of the newest groups of the present level decides. The index of an example says its level, so a run
+    that continues, and a replay, have the same examples.
+    """
+
+    levels: int = Field(ge=2, le=64)
+    """Number of levels. Level 0 is the easiest."""
+    start: int = Field(0, ge=0)
+    """First level of a run."""
+    raise_at: float = 0.8
+    """Mean reward at and above which the level rises by 1."""
+    lower_at: float | None = None
+    """Mean reward at and below which the level falls by 1; below `raise_at`. Empty: the level never falls."""
+    window: int = Field(16, ge=1, le=1000)
+    """Number of groups whose rewards decide, all of the present level. A level lasts at least so many groups."""
+
+    @model_validator(mode="after")
+    def _levels_in_order(self) -> "CurriculumConfig":
+        if self.start >= self.levels:
+            raise ValueError(f"start: {self.start} is no level; the levels are 0 to {self.levels - 1}")
+        if self.lower_at is not None and self.lower_at >= self.raise_at:
+            raise ValueError(f"lower_at: {self.lower_at:g} must be below raise_at {self.raise_at:g}")
+        return self
+
 
 class ReasoningGymConfig(PackageConfig):
     """Tasks of reasoning-gym: questions with one answer each."""
 
     adapter: ClassVar[str] = "reasoning_gym"
     type: Literal["reasoning_gym"] = "reasoning_gym"
+    curriculum: CurriculumConfig | None = None
+    """Level of the tasks that moves with the model's success. Empty: `options` decides the level."""
+
+    @property
+    def worker_options(self) -> dict[str, Any]:
+        """Options as the adapter gets them, with the number of levels."""
+        return self.options if self.curriculum is None else self.options | {"moving_levels": self.curriculum.levels}
+
+    @model_validator(mode="after")
+    def _levels_have_one_key(self) -> "ReasoningGymConfig":
+        if "moving_levels" in self.options:
+            raise ValueError("options.moving_levels: is made of curriculum.levels; set that")
+        return self
 
 
 class TextArenaConfig(PackageConfig):

@@ -379,6 +379,22 @@ def _services_have_a_key(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _levels_move_alone(config: "RunConfig") -> Iterator[str]:
+    moving = [one for one in config.environments if getattr(one, "curriculum", None) is not None]
+    if not moving:
+        return
+    if config.packer.pools is not None:
+        yield (
+            f"environments[].curriculum: {moving[0].label} has examples of one level at a time, and packer.pools could "
+            "set all of them aside; remove one of the two"
+        )
+    if config.trainer.max_epochs is not None:
+        yield (
+            f"environments[].curriculum: how often {moving[0].label} passes through its examples depends on the model; "
+            "set trainer.max_steps in place of trainer.max_epochs"
+        )
+
+
 RULES = (
     _sources_have_environments,
     _run_has_a_length,
@@ -386,6 +402,7 @@ RULES = (
     _something_is_rewarded,
     _trajectories_end_before_their_group,
     _services_have_a_key,
+    _levels_move_alone,
     _secrets_are_elsewhere,
     _shards_hold_what_they_can,
     _lag_rules_agree,

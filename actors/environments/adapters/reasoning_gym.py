@@ -40,6 +40,9 @@ class Env:
         system_prompt: a text, or the name of one of reasoning_gym's: default, DeepSeekZero, simple, direct,
             chain_of_draft.
         run_answers: allow tasks whose score runs the answer as Python code.
+        moving_levels: number of levels, from 0, of all tasks with a curriculum and without a level of their own. There
+            are `size` examples for training of each level: index `level · size + place`. Examples of evaluation have
+            all levels in turn. 0: the level does not move.
         options: options of the task.
     """
 
@@ -53,6 +56,7 @@ class Env:
         levels: dict[str, int] | None = None,
         system_prompt: str = "",
         run_answers: bool = False,
+        moving_levels: int = 0,
         **options: Any,
     ) -> None:
         if isinstance(task, list) and (options or levels or level is not None):
@@ -62,9 +66,10 @@ class Env:
             task if isinstance(task, list) else [{"task": task, "options": options, "level": level, "levels": levels}]
         )
         _check(entries, size, eval_size, seed, run_answers)
+        if moving_levels:
+            _check_moving(entries, size, moving_levels)
+        self._entries, self._moving_levels = entries, moving_levels
         self._sizes, self._seeds = {"train": size, "eval": eval_size}, {"train": seed, "eval": seed + EVAL_SEED}
-        # one text of all that decides the examples, by which episodes share a dataset
-        self._key = json.dumps(entries, sort_keys=True)
         self._system = SYSTEM_PROMPTS.get(system_prompt, system_prompt)
         self._score: float | None = None
         self.columns: Json = {}
@@ -73,18 +78,25 @@ class Env:
     def examples(cls, split: str, **options: Any) -> int:
         """Return the number of examples; make the dataset, so that wrong options are told before the first episode."""
         env = cls(**options)
-        _dataset(env._key, env._sizes[split], env._seeds[split])
-        return env._sizes[split]
+        for level in range(max(1, env._moving_levels)):
+            env._dataset_of(level, split)
+        return env._sizes[split] * (env._moving_levels if env._moving_levels and split == "train" else 1)
 
     def reset(self, index: int, split: str = "train") -> list[Json]:
         """Return the question."""
-        if not 0 <= index < self._sizes[split]:
-            raise IndexError(f"index {index} of {split}: there are {self._sizes[split]} examples")
+        level, place, size = 0, index, self._sizes[split]
+        if self._moving_levels:
+            level, place = divmod(index, size) if split == "train" else (index % self._moving_levels, index)
+        if not (0 <= place < size and 0 <= level < max(1, self._moving_levels)):
+            many = f" of each of {self._moving_levels} levels" if self._moving_levels and split == "train" else ""
+            raise IndexError(f"index {index} of {split}: there are {size} examples{many}")
         with LOCK:
-            self._dataset = _dataset(self._key, self._sizes[split], self._seeds[split])
-            self._entry = self._dataset[index]
-        self._task = self._entry["metadata"].get("source_dataset") or json.loads(self._key)[0]["task"]
+            self._dataset = self._dataset_of(level, split)
+            self._entry = self._dataset[place]
+        self._task = self._entry["metadata"].get("source_dataset") or self._entries[0]["task"]
         self.columns = {"answer": self._entry["answer"], "task": self._task}
+        if self._moving_levels:
+            self.columns["level"] = level
         system = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, {"role": "user", "content": self._entry["question"]}]
 
@@ -103,6 +115,16 @@ class Env:
     def get_reward(self) -> dict[str, float]:
         """Return the package's score of the answer; if the model has not come to one, its score of None."""
         return {"reasoning_gym": self._scored(None) if self._score is None else self._score}
+
+    def _dataset_of(self, level: int, split: str) -> Any:
+        """Return the examples of a level."""
+        entries, size, seed = self._entries, self._sizes[split], self._seeds[split]
+        if self._moving_levels:
+            entries = [{**entry, "level": level} if _moves(entry) else entry for entry in entries]
+            # an index has a seed of its own, whatever its level
+            seed += level * size if split == "train" else 0
+        # one text of all that decides the examples, by which episodes share a dataset
+        return _dataset(json.dumps(entries, sort_keys=True), size, seed)
 
     def _scored(self, answer: str | None) -> float:
         with LOCK:
@@ -131,7 +153,23 @@ def _check(entries: list[Json], size: int, eval_size: int, seed: int, run_answer
             )
 
 
-@functools.lru_cache(maxsize=16)
+def _moves(entry: Json) -> bool:
+    """Return whether the level of an entry moves: its task has levels, and it names none."""
+    return entry["task"] in CURRICULA and entry.get("level") is None and not entry.get("levels")
+
+
+def _check_moving(entries: list[Json], size: int, levels: int) -> None:
+    """Refuse levels that can't move."""
+    if not any(map(_moves, entries)):
+        raise ValueError(
+            "curriculum: no task has a level that could move; leave out level and levels of the options, or take a "
+            "task of which reasoning_gym has a curriculum"
+        )
+    if size * levels > LARGEST_SIZE:
+        raise ValueError(f"size is {size} for each of {levels} levels, but must be at most {LARGEST_SIZE // levels}")
+
+
+@functools.lru_cache(maxsize=128)
 def _dataset(key: str, size: int, seed: int) -> Any:
     """Return the dataset of some tasks, which all episodes of this process share."""
     entries = json.loads(key)

@@ -97,6 +97,30 @@ async def test_levels_make_harder_questions() -> None:
     assert lengths[0] + 4 < lengths[1]
 
 
+async def test_an_index_says_the_level_and_the_question() -> None:
+    """Training has the levels one behind the other, evaluation in turn; another process makes the same questions."""
+    moving = adapter("reasoning_gym", task="chain_sum", size=5, eval_size=6, seed=3, moving_levels=3)
+    found: list[dict[tuple[str, int], tuple[str, int]]] = []
+    for _ in range(2):
+        async with WorkerPool(moving) as pool:
+            questions = {}
+            for split, count in (("train", 15), ("eval", 6)):
+                for index in range(count):
+                    trajectory, columns = await play_one(pool, oracle, {"index": index, "split": split})
+                    assert trajectory.rewards == {"reasoning_gym": 1.0}
+                    questions[split, index] = (contents(trajectory)[0], columns["level"])
+            assert pool.examples == {"train": 15, "eval": 6}
+            with pytest.raises(EpisodeError, match="index 15 of train: there are 5 examples of each of 3 levels"):
+                await play_one(pool, oracle, {"index": 15, "split": "train"})
+        found.append(questions)
+    assert found[0] == found[1]
+    assert [level for (split, _), (_, level) in found[0].items() if split == "train"] == [0] * 5 + [1] * 5 + [2] * 5
+    assert [level for (split, _), (_, level) in found[0].items() if split == "eval"] == [0, 1, 2] * 2
+    assert len({question for question, _ in found[0].values()}) == 21
+    lengths = [len(found[0]["train", index][0]) for index in range(15)]
+    assert sum(lengths[:5]) < sum(lengths[5:10]) < sum(lengths[10:])
+
+
 async def test_an_answer_that_can_not_be_scored_counts_as_none() -> None:
     """The scorer of this task raises for what is no number; the reason is in the info. No answer is scored the same."""
     async with WorkerPool(adapter("reasoning_gym", task="prime_factorization")) as pool:
@@ -122,6 +146,9 @@ async def test_an_answer_that_can_not_be_scored_counts_as_none() -> None:
         ({"task": "chain_sum", "levels": {"x": 1}}, "levels.x: the curriculum of chain_sum has no such attribute"),
         ({"task": "chain_sum", "level": 3, "max_terms": 3}, "max_terms: a level of chain_sum decides it"),
         ({"task": "gsm_symbolic", "level": 1}, "no curriculum for gsm_symbolic"),
+        ({"task": "chain_sum", "level": 1, "moving_levels": 2}, "curriculum: no task has a level that could move"),
+        ({"task": "acre", "moving_levels": 2}, "curriculum: no task has a level that could move"),
+        ({"task": "chain_sum", "size": 1 << 28, "moving_levels": 3}, "size is 268435456 for each of 3 levels"),
         ({"task": MIXED, "level": 1}, "level: give them in the entries of task"),
     ],
 )
