@@ -3,17 +3,22 @@
 The model is random, so nothing is learnt here; what counts is that each package's episodes become steps.
 """
 
+import contextlib
 import importlib.util
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from actors.ledger import LedgerReader
 from schemas.config import RunConfig
+from schemas.errors import ConfigError
 from tests.chat_model import build_chat_model
-from tests.ring.harness import check_promise, processes, ring_config
+from tests.ring.harness import SHORT_LEASE, check_promise, processes, ring_config, wait_until
 from tests.system.environments.playing import ROOT, python
 from tests.system.environments.scripted import python_of
 from tests.system.environments.servers import served
@@ -92,6 +97,72 @@ def test_a_package_of_others_is_trained(
     assert any(turns > 1 for record in records for turns in record["turns"]) or reward in SINGLE_TURN
     values = [value for record in records for value in record["rewards"].get(reward, [])]
     assert any(value is not None and math.isfinite(value) for value in values) or reward == "textarena"
+
+
+def test_a_level_that_moves_survives_the_kill_of_the_packer(tmp_path: Path, model: Path) -> None:
+    """Twice, in the middle of the run: no example of a level is lost or repeated, and the level goes on where it was.
+
+    Each window of two groups raises the level here, whatever the random model answers.
+    """
+    moving = {"levels": 3, "raise_at": -1.0, "window": 2}
+    config = config_of(
+        tmp_path, model, EMBEDDED, python=python(), type="reasoning_gym", curriculum=moving,
+        options={"task": "chain_sum", "size": 40, "seed": 3},
+    )  # fmt: skip
+    config = config.model_copy(
+        update={
+            "trainer": config.trainer.model_copy(update={"max_steps": 8}),
+            "bus": config.bus.model_copy(update=SHORT_LEASE),
+        }
+    )
+    names = ("packer-0", "trainer-0", "reward-0", "rollout-0", "inference-0")
+    with processes(config, tmp_path) as run:
+        for name in names:
+            run.run(name)
+        for groups in (3, 8):
+            wait_until(partial(has_issued, config, groups), f"{groups} groups", 400.0)
+            run.processes["packer-0"].kill()
+            run.processes["packer-0"].wait(60.0)
+            run.run("packer-0")
+        for name in names:
+            assert run.processes[name].wait(400.0) == 0, run.text(name)
+    check_promise(config)
+    [state] = stored(config, "levels").values()
+    assert min(state["counts"]) > 0
+    # each draw was counted with its ticket: every ordinal has the next example, without a gap or a repetition
+    expected = [
+        40 * level + int(place)
+        for level, count in enumerate(state["counts"])
+        for place in np.random.default_rng([config.seed, 0, 0, level]).permutation(40)[:count]
+    ]
+    assert len(expected) == stored(config, "num_issued")["train"]
+    assert all(expected[ordinal] == index for ordinal, index in issued(config).items())
+    # of durable groups the ledger keeps counts; a group of each step is in the file for people
+    records = [json.loads(line) for line in (config.output / "samples.jsonl").read_text().splitlines()]
+    trained = {record["ordinal"]: record["columns"] for record in records if record["purpose"] == "train"}
+    assert len(trained) == 8
+    for ordinal, columns in trained.items():
+        assert (columns["index"], columns["level"]) == (expected[ordinal], expected[ordinal] // 40)
+
+
+def issued(config: RunConfig) -> dict[int, int]:
+    """Ordinals of train groups in the ledger, with the indexes of their examples."""
+    with contextlib.closing(LedgerReader.of(config.ledger_path)) as ledger:
+        return {one.ordinal: one.example.index for one in ledger.groups() if one.ordinal >= 0}
+
+
+def has_issued(config: RunConfig, groups: int) -> bool:
+    """Whether the ledger has more groups than these; it may not be written yet."""
+    with contextlib.suppress(ConfigError):
+        return len(issued(config)) > groups
+    return False
+
+
+def stored(config: RunConfig, key: str) -> dict[str, Any]:
+    """A value of the ledger."""
+    with contextlib.closing(LedgerReader.of(config.ledger_path)) as ledger:
+        found: dict[str, Any] = ledger.values()[key]
+        return found
 
 
 def test_an_openenv_server_is_trained(tmp_path: Path, model: Path) -> None:
