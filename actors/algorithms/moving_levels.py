@@ -24,7 +24,7 @@ class MovingLevel:
         known = dict(stored or {"level": config.start, "counts": [], "rewards": []})
         # a fork may have other levels: what is counted stays with the levels that both have
         self.level = min(int(known["level"]), config.levels - 1)
-        self.counts = [*known["counts"], *[0] * config.levels][: config.levels]
+        self.counts: list[int] = [*known["counts"], *[0] * config.levels][: config.levels]
         """Number of examples drawn, by level."""
         self._rewards = [float(reward) for reward in known["rewards"]]
         self._is_changed = stored is None
