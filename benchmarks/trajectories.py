@@ -58,7 +58,7 @@ class Client:
         self.num_turns = 0
 
     async def sample(
-        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = ()
+        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = (), form: object = None
     ) -> list[SampledCompletion]:
         """Answer after the pause."""
         await asyncio.sleep(self._seconds)
