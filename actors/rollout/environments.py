@@ -185,10 +185,12 @@ class EnvironmentPlayer:
                 pairs = zip(played, group, strict=True)
                 whole = [(t, e) for (t, _), e in pairs if not t.failure and not e.is_abandoned]
                 scores = await group.score([episode for _, episode in whole]) if whole else []
+                # of an environment that is stepped they came with its turns, of an agent with its session
+                rewards_turns = not isinstance(self._configs[ticket.environment], AgentConfig)
                 for (trajectory, episode), rewards in zip(whole, scores, strict=True):
                     trajectory.rewards |= rewards
-                    # of an environment that is stepped they came with its turns, of an agent with its session
-                    trajectory.turn_rewards = list(episode.turn_rewards) or trajectory.turn_rewards
+                    if episode.is_driving and rewards_turns:
+                        trajectory.turn_rewards = list(episode.turn_rewards)
             return played
 
     async def _member(

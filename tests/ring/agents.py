@@ -38,6 +38,15 @@ class PerCall:
         return rewards
 
 
+class PerCallOfGroup(PerCall):
+    """Has a score of the whole group besides."""
+
+    @staticmethod
+    def score_group(environments: "list[PerCallOfGroup]") -> list[float]:
+        """Return each one's place."""
+        return [float(place) for place, _ in enumerate(environments)]
+
+
 class DiesOnce:
     """Ends its process between two calls, once."""
 

@@ -636,6 +636,17 @@ class PaidInGroup(Paid):
         return [None] * len(environments)
 
 
+class TakesBackInGroup(Paid):
+    """The last of a group loses all that its turns were given."""
+
+    @staticmethod
+    def score_group(environments: "list[TakesBackInGroup]") -> list[float]:
+        """Take back, and give 1 to each."""
+        for turn in range(3):
+            environments[-1].policy.reward(turn, None)
+        return [1.0] * len(environments)
+
+
 class Family:
     """Has many processes, of every kind, while it is loaded or reset, and then hangs."""
 

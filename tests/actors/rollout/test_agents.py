@@ -69,6 +69,14 @@ async def test_the_end_of_a_program_is_counted_by_its_cause(
     assert failure.value.reason == cause
 
 
+async def test_a_score_of_the_group_leaves_rewards_of_calls(tmp_path: Path) -> None:
+    """They are in the session, of which the worker knows nothing."""
+    async with player(tmp_path, path=f"{AGENTS}:PerCallOfGroup") as playing, asyncio.timeout(WAIT):
+        trajectories, _ = await playing.play(ticket(0, environment="helper"), example(0))
+    assert [one.turn_rewards for one in trajectories] == [[(0, 0.0), (1, 1.0), (2, 2.0)]] * 2
+    assert [one.rewards for one in trajectories] == [{"PerCallOfGroup_group": 0.0}, {"PerCallOfGroup_group": 1.0}]
+
+
 async def test_a_failed_agent_with_calls_is_unscorable_where_asked_for(tmp_path: Path) -> None:
     """Its calls are kept, with the words of the failure, and without a reward."""
     async with player(tmp_path, path=f"{AGENTS}:fails", on_failure="unscorable") as playing, asyncio.timeout(WAIT):

@@ -17,6 +17,7 @@ from actors.rollout.held import AttemptError
 from actors.rollout.trajectory_group import build_trajectory_group
 from actors.telemetry.metrics import Metrics
 from actors.trajectories.bridges import Bridges
+from tests.actors import environments
 from tests.actors.rollout.doubles import ticket
 from tests.ring.harness import ring_config
 
@@ -71,6 +72,25 @@ async def test_an_example_that_hangs_costs_the_groups_beside_it_no_attempt(tmp_p
             assert [one.rewards for one in trajectories] == [{"turns_taken": 3.0}] * 2
             assert [one.recorder.tree.num_turns for one in trajectories] == [3, 3]
     assert failure.value.reason == "env_timeout"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "expected"),
+    [
+        ("PaidInGroup", [[(0, 0.5), (1, 2.0), (2, 0.0)], [(0, 0.5), (1, 2.0), (2, 1.0)]]),
+        ("TakesBackInGroup", [[(0, 0.5), (1, 2.0)], []]),
+    ],
+)
+async def test_turns_have_the_rewards_that_stand_after_the_score_of_the_group(
+    tmp_path: Path, world: str, expected: list[Any]
+) -> None:
+    """Also where the score has taken all of them back."""
+    path = f"{Path(environments.__file__).parent}/worlds.py:{world}"
+    shown = Example("", {"way": ""}, is_known_by_columns=True)
+    async with player(tmp_path, "Letters", Engines(), path=path) as playing, asyncio.timeout(WAIT):
+        trajectories, _ = await playing.play(ticket(0, environment="letters"), shown)
+    assert [one.turn_rewards for one in trajectories] == expected
 
 
 @pytest.mark.slow
