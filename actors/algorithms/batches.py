@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from actors.algorithms.advantages import with_step_advantages
 from actors.algorithms.advantages.shaping import environment_weights
 from actors.algorithms.packing import MicroBatch, pack
+from actors.algorithms.prefixes import nested
 from schemas.config import RunConfig
 from schemas.messages import SEGMENT_VERSION, ScoredGroup, StepBatch
 
@@ -68,14 +69,13 @@ def build_batches(
     # split first, then remove: which completions have advantage 0 must not move the others to another minibatch
     whole = [arena.samples_of(part) for part in split([group.num_completions for group in groups], num_minibatches)]
     parts = [part[arena.trained[part]] for part in whole]
-    # with the whole prompt: members of a group may be packed apart, and then each row holds the prompt
-    lengths = arena.prompt_lengths + arena.lengths
+    bundles = [arena.bundles(part, sequence_len) for part in parts]
     nothing: list[list[MicroBatch]] = [[[]] for _ in range(num_ranks)]  # ranks run in lockstep: a dummy on each
-    packed = [pack(lengths[part].tolist(), sequence_len, num_ranks) if part.size else nothing for part in parts]
+    packed = [pack(sizes, sequence_len, num_ranks) if sizes else nothing for _, sizes in bundles]
     ranks = [
         [
-            arena.by_prompt(part[micro_batch])
-            for part, dealt in zip(parts, packed, strict=True)
+            arena.arranged(_joined((members[number] for number in micro_batch), np.int64))
+            for (members, _), dealt in zip(bundles, packed, strict=True)
             for micro_batch in dealt[rank]
         ]
         for rank in range(num_ranks)
@@ -90,8 +90,9 @@ def build_batches(
             ref_kl_tokens=np.array([arena.loss_tokens[part][arena.ref_kl[part] > 0].sum() for part in parts], np.int64),
             num_completions=np.array([np.unique(arena.completions[part]).size for part in parts], np.int64),
             ordinals=np.array([group.ordinal for group in groups], np.int64),
-            micro_batch_offsets=_offsets([len(micro_batch) for micro_batch in micro_batches]),
-            **arena.take(_joined(micro_batches, np.int64)),
+            micro_batch_offsets=_offsets([samples.size for samples, _ in micro_batches]),
+            sample_shared=_joined((shared for _, shared in micro_batches), np.int64),
+            **arena.take(_joined((samples for samples, _ in micro_batches), np.int64)),
         )
         for rank, micro_batches in enumerate(ranks)
     ]
@@ -130,6 +131,8 @@ class _TokenArena:
         self, groups: Sequence[ScoredGroup], filter_zero_advantages: bool, weights: Mapping[str, tuple[float, float]]
     ) -> None:
         sizes = [group.sample_prompts.size for group in groups]
+        self._groups = np.repeat(np.arange(len(groups)), sizes)
+        self._has_one_prompt = [group.prompt_offsets.size == 2 for group in groups]
         prompts = _joined((np.diff(group.prompt_offsets) for group in groups), np.int64)
         # one value per segment of a sample (a run of tokens by the same policy), repeated over its tokens
         segments = _joined((np.diff(g.segments[:, 0], append=g.token_ids.size) for g in groups), np.int64)
@@ -169,9 +172,56 @@ class _TokenArena:
         first, end = np.searchsorted(self.completions, [completions[0], completions[-1] + 1])
         return np.arange(first, end)
 
-    def by_prompt(self, samples: Ints) -> Ints:
-        """Return samples in the order of their prompts, so that those with the same prompt are neighbours."""
-        return samples[np.argsort(self._prompts[samples], kind="stable")]
+    def bundles(self, samples: Ints, capacity: int) -> tuple[list[Ints], list[int]]:
+        """Return the samples that are packed together, and the tokens of each bundle in a row.
+
+        A bundle is the samples of one completion that share prefixes, as many as fit into `capacity`; the prefix counts
+        once. Samples of different completions are packed apart, so each counts its whole prompt.
+        """
+        lengths = self.prompt_lengths + self.lengths
+        firsts = np.flatnonzero(np.diff(self.completions[samples])) + 1
+        if firsts.size + 1 >= samples.size:  # each completion has one sample
+            return list(samples[:, None]), lengths[samples].tolist()
+        found: list[list[int]] = []
+        sizes: list[int] = []
+        for members in np.split(samples, firsts):
+            for sample, shared in zip(*self._nested(members), strict=True):
+                added = int(lengths[sample]) - shared
+                if shared and sizes[-1] + added <= capacity:
+                    found[-1].append(sample)
+                    sizes[-1] += added
+                else:
+                    found.append([sample])
+                    sizes.append(int(lengths[sample]))
+        return [np.array(bundle, np.int64) for bundle in found], sizes
+
+    def arranged(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Return the samples of a micro-batch in the order of the row, and the tokens shared with the one before."""
+        order, shared = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        ascending = np.sort(samples)
+        for members in np.split(ascending, np.flatnonzero(np.diff(self._groups[ascending])) + 1):
+            found, tokens = self._nested(members)
+            order.append(np.array(found, np.int64))
+            shared.append(np.array(tokens, np.int64))
+        return np.concatenate(order), np.concatenate(shared)
+
+    def _nested(self, samples: Ints) -> tuple[list[int], list[int]]:
+        """Return samples of one group as `nested` does."""
+        prompts = self.prompt_lengths[samples].tolist()
+        if not samples.size or self._has_one_prompt[self._groups[samples[0]]]:  # nothing but the prompt is shared
+            return samples.tolist(), [0, *prompts[1:]][: samples.size]
+        tokens = [
+            np.concatenate([self._token_ids[start : start + size], self._token_ids[first : first + length]])
+            for start, size, first, length in zip(
+                self._prompt_starts[samples],
+                prompts,
+                self._num_prompt_tokens + self._starts[samples],
+                self.lengths[samples],
+                strict=True,
+            )
+        ]
+        order, shared = nested(tokens, prompts)
+        return samples[order].tolist(), shared
 
     def _behind_prompts(self, fill: float, values: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([np.full(self._num_prompt_tokens, fill, values.dtype), values])
@@ -189,7 +239,6 @@ class _TokenArena:
             "prompt_lengths": lengths[:, 0].copy(),
             "sample_ordinals": self._ordinals[samples],
             "completions": self.completions[samples],
-            "sample_prompts": self._prompts[samples],
             "sample_shares": self._shares[samples],
             "rewards": self._rewards[samples],
             "rl_weights": self.rl[samples],

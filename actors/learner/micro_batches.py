@@ -70,8 +70,10 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         return torch.from_numpy(array * (batch.loss_mask[start:end][in_completion] > 0)).to(device)
 
     shares_B = batch.sample_shares[first:last]
+    has_branches = np.unique(batch.completions[first:last]).size < last - first
+    shared = batch.sample_shared[first:last].tolist()
     return MicroBatch(
-        row=pack_row(batch.token_ids[start:end], offsets, prompts, batch.sample_prompts[first:last].tolist(), device),
+        row=pack_row(batch.token_ids[start:end], offsets, prompts, shared, device, has_branches),
         token_ids_T=of_completions("token_ids").long(),
         temperatures_T=of_completions("temperatures"),
         inference_logprobs_T=of_completions("logprobs"),
@@ -96,7 +98,7 @@ def dummy_micro_batch(device: torch.device, num_samples: int = 1, sample_len: in
     smallest row has two tokens.
     """
     offsets = np.arange(num_samples + 1) * sample_len
-    row = pack_row(np.zeros(offsets[-1], np.int32), offsets, np.ones(num_samples, np.int64), range(num_samples), device)
+    row = pack_row(np.zeros(offsets[-1], np.int32), offsets, np.ones(num_samples, np.int64), [0] * num_samples, device)
     num_tokens = num_samples * (sample_len - 1)
     nothing_T = torch.zeros(num_tokens, device=device)
     index_T = torch.zeros(num_tokens, dtype=torch.long, device=device)

@@ -77,7 +77,7 @@ class SupervisedExamples:
             prompt_lengths = np.array([length for _, length in own])
             token_ids = np.concatenate([ids for ids, _ in own])
             chosen = np.concatenate([ids[length:] for ids, length in own]).astype(np.int64)
-            # each example is a group of its own: no shared prompts
-            row = pack_row(token_ids, offsets, prompt_lengths, range(len(own)), self._device)
+            # examples share nothing
+            row = pack_row(token_ids, offsets, prompt_lengths, [0] * len(own), self._device)
             rows.append(SupervisedRow(row, torch.from_numpy(chosen).to(self._device)))
         return rows, sum(ids.size - prompt_length for ids, prompt_length in samples)

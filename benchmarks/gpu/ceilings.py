@@ -96,7 +96,7 @@ def _attention(name: str, number: int, length: int, setting: Setting) -> dict[st
         tokens = number * length
         # a prompt of 1 and a completion of `length` tokens: the last one predicts nothing and is left out
         offsets, prompts = np.arange(number + 1) * (length + 1), np.ones(number, np.int64)
-        row = pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, range(number), setting.device)
+        row = pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, [0] * number, setting.device)
         q, k, v = (setting.randn(1, n, tokens, shape.head_dim) for n in (heads, keys, keys))
         if setting.on_gpu:  # FlexAttention refuses on a CPU
             for x in (q, k, v):

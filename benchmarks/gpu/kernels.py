@@ -56,10 +56,12 @@ class Rows:
 
     def row(self, device: torch.device) -> PackedRow:
         """Return the packed row."""
-        samples = [(g, prompt, size) for g, (prompt, sizes) in enumerate(self.lengths) for size in sizes]
-        offsets = np.cumsum([0, *(prompt + size for _, prompt, size in samples)])
-        prompts = np.array([prompt for _, prompt, _ in samples])
-        return pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, [g for g, *_ in samples], device)
+        samples = [(prompt, size) for prompt, sizes in self.lengths for size in sizes]
+        offsets = np.cumsum([0, *(prompt + size for prompt, size in samples)])
+        prompts = np.array([prompt for prompt, _ in samples])
+        # completions of a group share its prompt
+        shared = [prompt * (b > 0) for prompt, sizes in self.lengths for b in range(len(sizes))]
+        return pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, shared, device)
 
 
 SHARED: Lengths = [(1, [1, 6]), (37, [2, 90, 200]), (130, [64, 65, 1, 128])]

@@ -39,7 +39,7 @@ class StepBatch(Message):
     """
 
     kind: ClassVar[str] = "step_batch"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     term: int
     """Term of the packer; ranks drop batches of older terms (protocol rule P2)."""
@@ -75,9 +75,9 @@ class StepBatch(Message):
     """Shape (B,). Ordinal of each sample's group."""
     completions: arrays.Int64_B
     """Shape (B,). Index of each sample's completion among all completions of the step, in the order of the groups."""
-    sample_prompts: arrays.Int64_B
-    """Shape (B,). Index of each sample's prompt among all prompts of the step. Samples of a micro-batch with the same
-    prompt are neighbours."""
+    sample_shared: arrays.Int64_B
+    """Shape (B,). Number of leading tokens that each sample has in common with the sample before it in its
+    micro-batch: a part of its prompt, or all of it. The row holds these tokens once."""
     sample_shares: arrays.Float32_B
     """Shape (B,). Share of each sample in the loss tokens of its completion; 1 for a completion's only sample."""
     rewards: arrays.Float64_B
@@ -111,6 +111,10 @@ class StepBatch(Message):
         bounds = self.micro_batch_offsets
         if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (np.diff(bounds) < 0).any():
             raise ValueError("micro_batch_offsets: must start at 0, not fall, and end at the number of samples")
+        if (self.sample_shared < 0).any() or (self.sample_shared > self.prompt_lengths).any():
+            raise ValueError("sample_shared: a sample shares from 0 to all of its prompt tokens")
+        if self.sample_shared[bounds[:-1][bounds[:-1] < bounds[1:]]].any():
+            raise ValueError("sample_shared: the first sample of a micro-batch has none before it")
         arrays.check_offsets("minibatch_offsets", self.minibatch_offsets, self.num_micro_batches)
         if self.drops_D.size and not 0 <= self.drops_D[:, 1].min() <= self.drops_D[:, 1].max() < len(self.drop_reasons):
             raise ValueError(f"drops_D: an index beyond the {len(self.drop_reasons)} drop_reasons")

@@ -68,9 +68,9 @@ class Decoder:
         logits = []
         for part in _parts(lengths, self._max_prefill_tokens):
             offsets = np.concatenate([[0], np.cumsum(lengths[part])])
-            # each sequence is a sample of its own with an empty completion, and no two share a prompt
-            samples = range(len(sequences[part]))
-            row = pack_row(np.concatenate(sequences[part]), offsets, lengths[part], samples, self.device)
+            # each sequence is a sample of its own with an empty completion, and shares nothing
+            shared = [0] * len(sequences[part])
+            row = pack_row(np.concatenate(sequences[part]), offsets, lengths[part], shared, self.device)
             slots_T = torch.from_numpy(np.repeat(np.asarray(slots[part]), lengths[part])).to(self.device)
             plan = cache.CachePlan(self._cache, slots_T, row.position_ids_R, 0, row)
             logits.append(self._forward(row.token_ids_R, plan, torch.from_numpy(offsets[1:] - 1).to(self.device)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actors.models.attention.padded import gathered
-from actors.models.attention.rows import PackedRow
+from actors.models.attention.rows import PackedRow, recomputed
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Sequences:
         return cls(row.tensor(index_N), starts, max(sizes), row.tensor(back_R))
 
 
+@recomputed
 def flash_attention(
     module: Any,
     query: Tensor,

@@ -1,19 +1,18 @@
 """Attention for GPUs: the whole row in a single compiled kernel, which skips invisible blocks (torch's FlexAttention).
 
-A shared prompt stays in a single place. On a CPU nothing is compiled, and there is no backward pass.
+A shared prefix stays in a single place. On a CPU nothing is compiled, and there is no backward pass.
 """
 
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from actors.models.attention.padded import padded_attention
-from actors.models.attention.rows import PackedRow
+from actors.models.attention.rows import PackedRow, ends_of
 
 Index = Tensor
 
@@ -22,13 +21,8 @@ class RowMask:
     """Visibility between the tokens of a row, with the blocks a kernel may skip."""
 
     def __init__(self, row: PackedRow) -> None:
-        size = len(row.token_ids_R)
-        prompt_R, sample_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        for b, (index, length) in enumerate(zip(row.samples, row.prompts, strict=True)):
-            prompt_R[index] = index[0]  # equal for samples that share a prompt
-            sample_R[index[:length]], sample_R[index[length:]] = -1, b  # −1 for tokens of a prompt
-        self._size = size
-        self._prompt_R, self._sample_R = row.tensor(prompt_R), row.tensor(sample_R)
+        self._size = len(row.token_ids_R)
+        self._ends_R = row.tensor(ends_of(row))
         self._positions_R = row.position_ids_R
         self._masks: dict[int | None, BlockMask] = {}
 
@@ -37,12 +31,11 @@ class RowMask:
         """Return the block mask for layers with this window; cached, since all layers of a kind use the same mask."""
         if sliding_window in self._masks:
             return self._masks[sliding_window]
-        prompt_R, sample_R, positions_R = self._prompt_R, self._sample_R, self._positions_R
+        ends_R, positions_R = self._ends_R, self._positions_R
 
         def sees(batch: Index, head: Index, query: Index, key: Index) -> Tensor:
-            own = (sample_R[key] == -1) | (sample_R[key] == sample_R[query])  # a sample sees its prompt and itself
-            # row order is causal order: a prompt stands before its completions
-            seen = (query >= key) & (prompt_R[query] == prompt_R[key]) & own
+            # row order is causal order, and depth first: the tokens that see a key are directly behind it
+            seen = (query >= key) & (query < ends_R[key])
             if sliding_window is not None:
                 seen = seen & (positions_R[query] - positions_R[key] < sliding_window)
             return seen

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from actors.models.attention.rows import PackedRow
+from actors.models.attention.rows import PackedRow, recomputed
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Blocks:
         return found
 
 
+@recomputed
 def padded_attention(
     module: Any,
     query: Tensor,

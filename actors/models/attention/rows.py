@@ -1,23 +1,30 @@
-"""Rows of tokens with several samples. No sample sees another; samples with the same prompt share a copy of the prompt.
+"""Rows of tokens with several samples. No sample sees another; a prefix that samples have in common is there once.
 
-Completions of a single turn have the prompt of their group; branches have prompts of their own. The row holds a prompt
-once, and the tokens of every sample with this prompt attend to it. The last token of a completion predicts nothing, so
-the row leaves it out:
+Completions of a single turn have the prompt of their group in common. The prompt of a branch starts with tokens of an
+earlier sample, sampled ones among them: they are predicted for the earlier sample, and are only context here. The last
+token of a completion predicts nothing, so the row leaves it out:
 
     prompt ab, completions XY. and Z.    row      a b X Y Z        positions 0 1 2 3 2
                                          sample 0 [0 1 2 3]        sample 1 [0 1 4]
+    prompt abXc of a branch, V.          row      a b X Y c V      positions 0 1 2 3 3 4
+                                         sample 1 [0 1 2 4 5]      shared with the sample before: 3
+
+Samples stand depth first: the tokens of a sample and of all that continue it are neighbours.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 Plan = TypeVar("Plan")
+Attention = Callable[..., tuple[Tensor, None]]
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,8 @@ class PackedRow:
     """(T,) row index of the output that predicts completion token t: the index of the token before t in the sample."""
     samples: tuple[NDArray[np.int64], ...]
     """Row indices of each sample's tokens, in order."""
-    prompts: tuple[int, ...]
-    """Number of prompt tokens of each sample."""
+    has_branches: bool = False
+    """True if a completion has several samples in the row. Samples together may then have many times its tokens."""
     _plans: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # indices by numpy: nothing to trace
@@ -61,8 +68,9 @@ def pack_row(
     token_ids: NDArray[np.int32],
     sample_offsets: NDArray[np.int64],
     prompt_lengths: NDArray[np.int64],
-    prompts: Sequence[int],
+    shared: Sequence[int],
     device: torch.device,
+    has_branches: bool = False,
 ) -> PackedRow:
     """Return the row of a micro-batch.
 
@@ -70,30 +78,26 @@ def pack_row(
         token_ids: (N,) prompt and completion of each sample, one after the other.
         sample_offsets: (B+1,) start of each sample, and the end of the last.
         prompt_lengths: (B,) tokens of each sample's prompt, at least 1.
-        prompts: (B,) number of each sample's prompt; neighbouring samples with one number share the prompt.
+        shared: (B,) leading tokens that a sample shares with the sample before it; at most its prompt.
         device: device of the tensors.
+        has_branches: a completion has several of the samples.
     """
     row: list[NDArray[np.int32]] = []
     positions, index_of, sources = [], [], []
     end = 0
-    prompt_index = np.zeros(0, np.int64)
-    for b, prompt in enumerate(prompts):
+    index = np.zeros(0, np.int64)
+    for b, prefix in enumerate(shared):
         sample = token_ids[sample_offsets[b] : sample_offsets[b + 1]]
         size = int(prompt_lengths[b])
-        # samples with the same prompt are neighbours in a micro-batch, so a look at the sample before suffices
-        if b == 0 or prompt != prompts[b - 1]:
-            prompt_index = np.arange(end, end + size)
-            row.append(sample[:size])
-            positions.append(np.arange(size))
-            end += size
         num_completion = sample.size - size
         # the last token predicts nothing, so it is left out
-        completion_index = np.arange(end, end + max(0, num_completion - 1))
-        row.append(sample[size : size + completion_index.size])
-        # every completion starts right behind the prompt, wherever it stands in the row
-        positions.append(size + np.arange(completion_index.size))
-        end += completion_index.size
-        index = np.concatenate([prompt_index, completion_index])
+        held = size + max(0, num_completion - 1)
+        row.append(sample[prefix:held])
+        # every sample continues right behind what it shares, wherever it stands in the row
+        positions.append(np.arange(prefix, held))
+        index = np.concatenate([index[:prefix], np.arange(end, end + held - prefix)])
+        assert index.size == held, "a sample shares more tokens than the sample before it has in the row"
+        end += held - prefix
         index_of.append(index)
         # the shift by one: a token is predicted by the output before it, the first one by the last prompt token
         sources.append(index[size - 1 :][:num_completion])
@@ -102,8 +106,39 @@ def pack_row(
         position_ids_R=indices(np.concatenate(positions), device),
         source_T=indices(np.concatenate(sources), device),
         samples=tuple(index_of),
-        prompts=tuple(prompt_lengths.tolist()),
+        has_branches=has_branches,
     )
+
+
+def ends_of(row: PackedRow) -> NDArray[np.int64]:
+    """Return for each token of the row the end (exclusive) of the tokens that see it, (R,).
+
+    A row is depth first, so the tokens that see token k are k itself and those from k + 1 to this end. In the row
+    a b X Y Z of the module's first example the ends are 5 5 4 4 5.
+    """
+    ends_R = np.zeros(len(row.token_ids_R), np.int64)
+    for index in row.samples:
+        ends_R[index] = np.maximum(ends_R[index], index[-1] + 1)
+    return ends_R
+
+
+def recomputed(attention: Attention) -> Attention:
+    """Return an attention that copies shared tokens for each sample, without keeping copies for the backward pass.
+
+    Rows of branches alone are computed a second time in the backward pass: there the copies may be many times the
+    tokens of the row. In other rows all samples together have at most `packer.sequence_len` tokens.
+    """
+
+    @wraps(attention)
+    def attend(*given: Any, packed_row: PackedRow, **options: Any) -> tuple[Tensor, None]:
+        if not (packed_row.has_branches and torch.is_grad_enabled()):
+            return attention(*given, packed_row=packed_row, **options)
+        found: tuple[Tensor, None] = checkpoint(
+            attention, *given, use_reentrant=False, packed_row=packed_row, **options
+        )
+        return found
+
+    return attend
 
 
 def indices(array: NDArray[Any], device: torch.device) -> Tensor:

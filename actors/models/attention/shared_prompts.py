@@ -1,10 +1,13 @@
-"""A shared prompt computed once: two calls of torch's kernel for sequences of different lengths, merged.
+"""Shared prefixes computed once: calls of torch's kernel for sequences of different lengths, merged.
 
-A completion's token attends to the prompt and to the completion so far. Computed in one call, each completion needs a
-copy of the prompt; the gradients of all copies are then added up. Here the work is divided by keys instead:
+The tokens of a row are a tree of runs, and a token attends to its own run so far and to all runs above. Computed in one
+call, each sample needs a copy of the runs above; the gradients of all copies are then added up. Here the work is
+divided by keys instead:
 
-    own      each prompt with itself, and each completion with itself; causal
-    prompt   the completions of each group, as one sequence of queries, with the keys of the group's prompt
+    own       each run with itself; causal
+    level d   all tokens below a run at depth d, as one sequence of queries, with the keys of the run
+
+A group's prompt with its completions is one level; a branch of a branch needs a further level.
 
 Each call returns the outputs and the log-sum-exp of the scores, which together give the output over all keys (the merge
 of FlashAttention's blocks: Dao et al. 2022, arXiv 2205.14135). The backward pass of a call needs the probabilities of
@@ -13,6 +16,7 @@ that of the whole attention. The kernel adds up the gradients of the prompt's ke
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from actors.models.attention.rows import PackedRow
+from actors.models.attention.rows import PackedRow, ends_of
 
 
 @dataclass(frozen=True)
@@ -40,49 +44,60 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class Level:
+    """Call in which C tokens attend to the runs above them, at one depth of the tree, with P tokens."""
+
+    sequences: Sequences
+    queries_C: Tensor
+    """(C,) row index of the queries."""
+    keys_P: Tensor
+    """(P,) row index of the keys."""
+
+
+@dataclass(frozen=True)
 class Segments:
-    """Division of a row with shared prompts into the two calls. C tokens of completions attend to P of prompts."""
+    """Division of a row with shared prefixes into calls."""
 
     own: Sequences
     """Whole row: a shared prompt, each of its completions, and each sample with a prompt of its own."""
-    prompt: Sequences | None
-    """Completions and prompts of the groups with several samples; None if no group has any."""
-    completions_C: Tensor
-    """(C,) row index of the queries of the call `prompt`."""
-    prompts_P: Tensor
-    """(P,) row index of its keys."""
+    levels: tuple[Level, ...]
+    """Calls of the shared runs, by depth; none if no samples share any."""
     longest_sample: int
 
     @classmethod
     def of(cls, row: PackedRow) -> "Segments":
         """Return the segments of a row."""
-        groups: dict[int, list[int]] = {}  # samples, by the row index of the prompt's first token
-        for b, index in enumerate(row.samples):
-            groups.setdefault(int(index[0]), []).append(b)
-        own_sizes, query_sizes, key_sizes = [], [], []
-        completions, prompts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for members in groups.values():
-            size = row.prompts[members[0]]
-            found = [row.samples[b][size:] for b in members if len(row.samples[b]) > size]
-            if len(found) < 2:  # nothing to share
-                own_sizes.append(size + sum(map(len, found)))
-                continue
-            own_sizes += [size, *map(len, found)]
-            key_sizes.append(size)
-            query_sizes.append(sum(map(len, found)))
-            completions += found
-            prompts.append(row.samples[members[0]][:size])
+        ends_R = ends_of(row)
+        # a run's tokens are seen to one end; where a branch leaves, the end changes
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(ends_R)) + 1, [ends_R.size]])
+        levels: list[list[tuple[int, int, int]]] = []  # of each run that is shared, by depth: start, end, end of tree
+        above: list[int] = []  # ends of the trees that the run is in
+        for start, end in pairwise(starts.tolist()):
+            while above and above[-1] <= start:
+                above.pop()
+            whole = int(ends_R[start])
+            if whole > end:
+                if len(above) == len(levels):
+                    levels.append([])
+                levels[len(above)].append((start, end, whole))
+                above.append(whole)
+        own_sizes = np.diff(starts).tolist()
         return cls(
             own=Sequences.of(row, own_sizes, own_sizes),
-            prompt=Sequences.of(row, query_sizes, key_sizes) if key_sizes else None,
-            completions_C=row.tensor(np.concatenate(completions)),
-            prompts_P=row.tensor(np.concatenate(prompts)),
+            levels=tuple(
+                Level(
+                    Sequences.of(row, [whole - end for _, end, whole in runs], [end - start for start, end, _ in runs]),
+                    row.tensor(np.concatenate([np.arange(end, whole) for _, end, whole in runs])),
+                    row.tensor(np.concatenate([np.arange(start, end) for start, end, _ in runs])),
+                )
+                for runs in levels
+            ),
             longest_sample=max(map(len, row.samples)),
         )
 
 
 class SharedPromptAttention(torch.autograd.Function):
-    """Attention inside each sample of a row, with neither a copy of a prompt nor a window.
+    """Attention inside each sample of a row, with neither a copy of a prefix nor a window.
 
     `apply(query, key, value, segments, scale)` takes and returns (R, heads, dim). Key and value may have fewer heads,
     each for as many consecutive heads of the query. Runs where torch's kernel runs: on CUDA, in 16 bits.
@@ -90,16 +105,19 @@ class SharedPromptAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
-        """Compute both calls and merge them."""
+        """Compute all calls and merge them."""
         out, lse, states = _attend(query, key, value, segments.own, causal=True, scale=scale)
-        if segments.prompt is not None:
-            rows_C, rows_P = segments.completions_C, segments.prompts_P
+        if len(segments.levels) > 1:  # rounded once, behind the last merge
+            out = out.to(torch.promote_types(out.dtype, torch.float32))
+        for level in segments.levels:
+            rows_C, rows_P = level.queries_C, level.keys_P
             other, other_lse, others = _attend(
-                query[rows_C], key[rows_P], value[rows_P], segments.prompt, causal=False, scale=scale
+                query[rows_C], key[rows_P], value[rows_P], level.sequences, causal=False, scale=scale
             )
             out_C, lse_C = merged(out[rows_C], lse[:, rows_C], other, other_lse)
             out, lse = out.index_copy(0, rows_C, out_C), lse.index_copy(1, rows_C, lse_C)
             states += others
+        out = out.to(query.dtype)
         ctx.segments, ctx.scale = segments, scale
         ctx.save_for_backward(query, key, value, out, lse, *states)
         return out
@@ -107,15 +125,17 @@ class SharedPromptAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *of_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Add the gradient of the call `prompt` to that of the call `own`, in float32."""
+        """Add the gradients of the levels to that of the call `own`, in float32."""
         [of_out] = of_outputs
         query, key, value, out, lse, *states = ctx.saved_tensors
         segments: Segments = ctx.segments
         gradients = _attend_backward(
             of_out, query, key, value, out, lse, states[:2], segments.own, causal=True, scale=ctx.scale
         )
-        if segments.prompt is not None:
-            rows_C, rows_P = segments.completions_C, segments.prompts_P
+        if len(segments.levels) > 1:  # rounded once, behind the last sum
+            gradients = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in gradients]
+        for number, level in enumerate(segments.levels, start=1):
+            rows_C, rows_P = level.queries_C, level.keys_P
             others = _attend_backward(
                 of_out[rows_C],
                 query[rows_C],
@@ -124,8 +144,8 @@ class SharedPromptAttention(torch.autograd.Function):
                 out[rows_C],
                 # the kernel reads rows of consecutive numbers
                 lse[:, rows_C].contiguous(),
-                states[2:],
-                segments.prompt,
+                states[2 * number : 2 * number + 2],
+                level.sequences,
                 causal=False,
                 scale=ctx.scale,
             )
@@ -133,7 +153,7 @@ class SharedPromptAttention(torch.autograd.Function):
                 _added(gradient, rows, other)
                 for gradient, rows, other in zip(gradients, (rows_C, rows_P, rows_P), others, strict=True)
             ]
-        return (*gradients, None, None)
+        return (*(x.to(given.dtype) for x, given in zip(gradients, (query, key, value), strict=True)), None, None)
 
 
 def merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Attention for GPUs with what torch brings along: its kernel for sequences of different lengths (torch ≥ 2.11).
 
-The kernel is FlashAttention's inside torch, so no other package is needed. A shared prompt is computed once, in layers
-without a window; layers whose window is shorter than a sample get a copy of the prompt for each sample, since the
+The kernel is FlashAttention's inside torch, so no other package is needed. A shared prefix is computed once, in layers
+without a window; layers whose window is shorter than a sample get a copy of the prefix for each sample, since the
 window of a completion's token depends on the length of the completion so far. The kernel has no soft cap and no
 dropout; layers with a cap are computed by FlexAttention, and layers with dropout in padded blocks.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from actors.models.attention.flash import Sequences
 from actors.models.attention.flex import flex_row_attention
 from actors.models.attention.padded import gathered
-from actors.models.attention.rows import PackedRow
+from actors.models.attention.rows import PackedRow, recomputed
 from actors.models.attention.shared_prompts import Segments, SharedPromptAttention
 
 
@@ -57,10 +57,27 @@ def varlen_row_attention(
     segments = packed_row.planned(Segments.of)
     if sliding_window is None or segments.longest_sample <= sliding_window:
         return SharedPromptAttention.apply(q, k, v, segments, scaling)[None], None  # type: ignore[no-untyped-call]
+    given: Any = {"scale": scaling, "window": sliding_window}
+    return windowed_attention(module, q, k, v, attention_mask, packed_row=packed_row, **given)
+
+
+@recomputed
+def windowed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_row: PackedRow,
+    scale: float | None,
+    window: int,
+) -> tuple[Tensor, None]:
+    """Compute causal attention with a window inside each sample, with copies of shared tokens; (R, heads, dim) each."""
     from torch.nn.attention.varlen import varlen_attn  # imported here, since older torch has none
 
     plan = packed_row.planned(Sequences.of)
-    q, k, v = (gathered(x, plan.index_N) for x in (q, k, v))  # (N, heads, dim)
+    q, k, v = (gathered(x, plan.index_N) for x in (query, key, value))  # (N, heads, dim)
     grouped = q.shape[1] != k.shape[1]
     # torch 2.11 takes fewer heads of keys without being asked, and has no such argument
     asked: dict[str, Any] = {"enable_gqa": grouped} if "enable_gqa" in _parameters() else {}
@@ -72,9 +89,9 @@ def varlen_row_attention(
         plan.starts,
         plan.longest,
         plan.longest,
-        scale=scaling,
+        scale=scale,
         # causal; the window includes the token itself
-        window_size=(sliding_window - 1, 0),
+        window_size=(window - 1, 0),
         **asked,
     )
     return out.index_select(0, plan.back_R)[None], None

@@ -71,7 +71,14 @@ def step_batch(samples: Sequence[Sampled], step: int = 1, micro_batches: int = 1
         prompt_lengths=np.array([len(s.prompt) for s in samples], np.int64),
         sample_ordinals=np.array([s.ordinal for s in samples], np.int64),
         completions=np.arange(len(samples)),
-        sample_prompts=np.array([s.ordinal for s in samples], np.int64),
+        sample_shared=np.array(
+            [
+                # a group's completions share its prompt within a micro-batch
+                len(s.prompt) * (b not in micro_batch_offsets and samples[b - 1].ordinal == s.ordinal)
+                for b, s in enumerate(samples)
+            ],
+            np.int64,
+        ),
         sample_shares=np.ones(len(samples), np.float32),
         rewards=np.array([s.advantage for s in samples], np.float64),
         rl_weights=np.ones(len(samples), np.float32),

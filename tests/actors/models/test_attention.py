@@ -47,8 +47,9 @@ def packed_logprobs(model: Any, rows: Sequence[Sample], share: bool = True) -> l
     tokens = np.array(list(chain.from_iterable(p + c for p, c, _ in rows)), np.int32)
     offsets = np.cumsum([0, *(len(p) + len(c) for p, c, _ in rows)])
     prompts = np.array([len(p) for p, _, _ in rows])
-    groups = [g for _, _, g in rows] if share else range(len(rows))
-    row = pack_row(tokens, offsets, prompts, groups, torch.device("cpu"))
+    groups = [g for _, _, g in rows] if share else list(range(len(rows)))
+    shared = [len(p) * (b > 0 and groups[b - 1] == groups[b]) for b, (p, _, _) in enumerate(rows)]
+    row = pack_row(tokens, offsets, prompts, shared, torch.device("cpu"))
     chosen = torch.tensor(list(chain.from_iterable(c for _, c, _ in rows)))
     logits = model(**row.forward_arguments(), logits_to_keep=row.source_T).logits[0]
     flat, _ = logprobs_and_entropy(logits, chosen, torch.ones(len(chosen)))
@@ -73,17 +74,17 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_row_holds_a_shared_prompt_once_and_no_last_token() -> None:
     """Prompt 10 11 with completions 12 13 14 and 15 16: two prompt tokens, three inputs, five predictions."""
     tokens = np.array([10, 11, 12, 13, 14, 10, 11, 15, 16], np.int32)
-    row = pack_row(tokens, np.array([0, 5, 9]), np.array([2, 2]), [7, 7], torch.device("cpu"))
+    row = pack_row(tokens, np.array([0, 5, 9]), np.array([2, 2]), [0, 2], torch.device("cpu"))
     assert row.token_ids_R.tolist() == [10, 11, 12, 13, 15]
     assert row.position_ids_R.tolist() == [0, 1, 2, 3, 2]
     assert row.source_T.tolist() == [1, 2, 3, 1, 4]
     assert [block.tolist() for block in row.planned(Blocks.of).indices] == [[[0, 1, 2, 3]], [[0, 1, 4]]]
 
 
-def test_equal_groups_that_do_not_touch_keep_their_own_prompts() -> None:
-    """Sharing needs neighbours; a group that comes back later starts anew."""
+def test_samples_that_share_nothing_keep_their_own_prompts() -> None:
+    """Also if their tokens are equal: what is shared is said, not found."""
     tokens = np.array([5, 6, 7, 8, 5, 9], np.int32)
-    row = pack_row(tokens, np.array([0, 2, 4, 6]), np.array([1, 1, 1]), [0, 1, 0], torch.device("cpu"))
+    row = pack_row(tokens, np.array([0, 2, 4, 6]), np.array([1, 1, 1]), [0, 0, 0], torch.device("cpu"))
     assert row.token_ids_R.tolist() == [5, 7, 5]
     assert row.source_T.tolist() == [0, 1, 2]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from actors.models.attention.flash import Sequences as Copies
 from actors.models.attention.padded import padded_attention
-from actors.models.attention.rows import PackedRow, pack_row
+from actors.models.attention.rows import PackedRow, ends_of, pack_row
 from actors.models.attention.shared_prompts import Segments, merged
 from actors.models.attention.varlen import varlen_row_attention
 from tests.actors.models import varlen_attn
@@ -21,10 +21,14 @@ GROUPS: Groups = [(1, [1, 6]), (5, [9]), (7, [2, 9, 20, 1]), (17, [5, 4, 1]), (3
 
 def row_of(groups: Groups) -> PackedRow:
     """The row of these groups."""
-    samples = [(g, prompt, size) for g, (prompt, sizes) in enumerate(groups) for size in sizes]
+    return tree_of([(prompt * (b > 0), prompt, size) for prompt, sizes in groups for b, size in enumerate(sizes)])
+
+
+def tree_of(samples: list[tuple[int, int, int]], has_branches: bool = False) -> PackedRow:
+    """The row of samples: tokens shared with the sample before, tokens of the prompt, tokens of the completion."""
     offsets = np.cumsum([0, *(prompt + size for _, prompt, size in samples)])
-    prompts = np.array([prompt for _, prompt, _ in samples])
-    return pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, [g for g, *_ in samples], torch.device("cpu"))
+    prompts, shared = np.array([prompt for _, prompt, _ in samples]), [shared for shared, *_ in samples]
+    return pack_row(np.zeros(offsets[-1], np.int32), offsets, prompts, shared, torch.device("cpu"), has_branches)
 
 
 def inputs(size: int, heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
@@ -57,6 +61,31 @@ def test_output_and_gradients_are_exact(heads: int, key_heads: int, options: dic
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
 
 
+TREE = [(0, 4, 9), (10, 13, 5), (15, 16, 4), (10, 10, 3), (3, 6, 7), (6, 6, 2), (0, 5, 3), (5, 5, 2)]
+"""A chain of branches, a branch without a prompt of its own, one inside the prompt, a retry; and another tree."""
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 5}], ids=str)
+def test_branches_of_branches_are_exact(options: dict[str, Any]) -> None:
+    """Three levels of shared runs, merged; and with a window, whose copies are made again in the backward pass."""
+    row = tree_of(TREE, has_branches=True)
+    assert len(row.planned(Segments.of).levels) == 3
+    given = inputs(len(row.token_ids_R), 4, 2, 8, torch.float64)
+    plain = attended(padded_attention, tree_of(TREE), given, **options)
+    for function in (varlen_row_attention, padded_attention):
+        for found, expected in zip(attended(function, row, given, **options), plain, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+def test_a_row_holds_a_branch_behind_the_tokens_it_shares() -> None:
+    """Prompt of 2 with 3 tokens, a branch after one of them, and one behind the prompt."""
+    row = tree_of([(0, 2, 3), (3, 4, 1), (2, 2, 1)])
+    assert [index.tolist() for index in row.samples] == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1]]
+    assert row.position_ids_R.tolist() == [0, 1, 2, 3, 3]
+    assert row.source_T.tolist() == [1, 2, 3, 4, 1]
+    assert ends_of(row).tolist() == [5, 5, 5, 4, 5]
+
+
 def test_the_kernels_of_windows_are_exact_with_copies() -> None:
     """A window shorter than a sample."""
     row = row_of(GROUPS)
@@ -72,18 +101,18 @@ def test_the_calls_hold_each_token_once() -> None:
     """Prompt of 3 with completions of 3 and 2 tokens, and a sample of 2 + 2; last tokens predict nothing."""
     segments = Segments.of(row_of([(3, [4, 3]), (2, [3])]))
     assert segments.own.query_starts.tolist() == segments.own.key_starts.tolist() == [0, 3, 6, 8, 12]
-    assert segments.completions_C.tolist() == [3, 4, 5, 6, 7]
-    assert segments.prompts_P.tolist() == [0, 1, 2]
-    assert segments.prompt is not None
-    assert segments.prompt.query_starts.tolist() == [0, 5]
-    assert segments.prompt.key_starts.tolist() == [0, 3]
-    assert (segments.prompt.longest_query, segments.prompt.longest_key) == (5, 3)
+    (level,) = segments.levels
+    assert level.queries_C.tolist() == [3, 4, 5, 6, 7]
+    assert level.keys_P.tolist() == [0, 1, 2]
+    assert level.sequences.query_starts.tolist() == [0, 5]
+    assert level.sequences.key_starts.tolist() == [0, 3]
+    assert (level.sequences.longest_query, level.sequences.longest_key) == (5, 3)
 
 
 def test_rows_without_a_shared_prompt_are_one_call() -> None:
     """Also where all but one completion of a group has a single token, which predicts nothing."""
     segments = Segments.of(row_of([(3, [4]), (2, [1, 5, 1])]))
-    assert segments.prompt is None
+    assert segments.levels == ()
     assert segments.own.query_starts.tolist() == [0, 6, 12]
 
 
@@ -132,8 +161,8 @@ def test_copies_of_a_prompt_are_what_the_kernel_would_need() -> None:
     row = row_of([(200, [9] * 64)])
     assert len(row.planned(Copies.of).index_N) == 64 * 208
     segments = row.planned(Segments.of)
-    assert segments.prompt is not None
-    assert int(segments.own.key_starts[-1] + segments.prompt.key_starts[-1]) == 200 + 64 * 8 + 200
+    (level,) = segments.levels
+    assert int(segments.own.key_starts[-1] + level.sequences.key_starts[-1]) == 200 + 64 * 8 + 200
 
 
 @pytest.mark.parametrize("larger", [0.0, 40.0, 1000.0])

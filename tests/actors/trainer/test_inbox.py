@@ -18,7 +18,7 @@ def batch(step: int, incarnation: int = 1, rank: int = 0, run: str = "r", term: 
         minibatch_offsets=int64(0, 1), loss_tokens=int64(1), num_completions=int64(1), **drop_fields([]), digests=["d"],
         ordinals=int64(step), micro_batch_offsets=int64(0, 1), sample_offsets=int64(0, 2),
         prompt_lengths=int64(1), sample_ordinals=int64(step), completions=int64(0), rewards=np.ones(1),
-        sample_prompts=int64(0), sample_shares=np.ones(1, np.float32),
+        sample_shared=int64(0), sample_shares=np.ones(1, np.float32),
         rl_weights=np.ones(1, np.float32), ref_kl_weights=np.zeros(1, np.float32), ref_kl_tokens=int64(0),
         token_ids=np.array([1, 2], np.int32), loss_mask=np.array([0, 1], np.uint8),
         logprobs=np.array([0, -1], np.float32), advantages=np.array([0, 1], np.float32),
