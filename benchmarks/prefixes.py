@@ -5,8 +5,8 @@
 A step has 2 trajectories of a group. A trajectory has a trunk, a sample with a prompt of 64 tokens and 448 sampled
 ones, and 1, 4 or 16 branches: samples of 32 tokens that leave the trunk at even distances behind its middle. `shared`
 is the step as the packer builds it, in rows of 2048 tokens; `copies` is the same samples, packed one by one with only
-prompts that are equal in common, as before branches shared prefixes. The model is a random Qwen3 of 3.6 million
-parameters in float32, the attention padded. `tokens` is the ratio of tokens in rows, `seconds` the ratio of the time of
+prompts that are equal in common, as before branches shared prefixes. The model is a random Qwen3 of 2.1 million
+parameters in float32, the attention padded, with one thread. `tokens` is the ratio of tokens in rows, `seconds` the ratio of the time of
 forward and backward passes: the median of 3 pairs, in turns, after one to warm up. Ratios are copies ÷ shared.
 """
 
@@ -107,6 +107,7 @@ def seconds(model: TokenLogprobs, batch: StepBatch) -> tuple[float, int]:
 
 def measure() -> dict[str, Any]:
     """Return a row for each number of branches."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4,
