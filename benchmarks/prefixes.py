@@ -6,8 +6,9 @@ A step has 2 trajectories of a group. A trajectory has a trunk, a sample with a 
 ones, and 1, 4 or 16 branches: samples of 32 tokens that leave the trunk at even distances behind its middle. `shared`
 is the step as the packer builds it, in rows of 2048 tokens; `copies` is the same samples, packed one by one with only
 prompts that are equal in common, as before branches shared prefixes. The model is a random Qwen3 of 2.1 million
-parameters in float32, the attention padded, with one thread. `tokens` is the ratio of tokens in rows, `seconds` the ratio of the time of
-forward and backward passes: the median of 3 pairs, in turns, after one to warm up. Ratios are copies ÷ shared.
+parameters in float32, the attention padded, with one thread. `tokens` is the ratio of tokens in rows, `seconds` the
+ratio of the time of forward and backward passes: the median of 3 pairs, in turns, after one to warm up. Ratios are
+copies ÷ shared.
 """
 
 import statistics
