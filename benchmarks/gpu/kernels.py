@@ -155,11 +155,11 @@ def _reference(case: Rows, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return outputs and the gradients of queries, keys and values, in float64."""
     row, given = case.row(torch.device("cpu")), [x.double() for x in inputs]
     q, k, v = (x.requires_grad_() for x in given[:3])
-    outputs, places, seen = [], [], set()
-    for index, prompt in zip(row.samples, row.prompts, strict=True):
-        # the tokens of a shared prompt are computed with the group's first sample
-        first = prompt if index[0] in seen else 0
-        seen.add(index[0])
+    outputs, places, done = [], [], 0
+    for index in row.samples:
+        # shared tokens are computed with the first sample that has them; indices of a sample rise
+        first = int(np.searchsorted(index, done))
+        done = max(done, int(index[-1]) + 1)
         keys = torch.from_numpy(index)
         queries, at = keys[first:], torch.arange(first, len(index))
         age = at[:, None] - torch.arange(len(index))[None]

@@ -101,7 +101,7 @@ class StepBatch(Message):
     """Shape (N,). Policy version that sampled each token."""
 
     def check(self) -> None:
-        """Check that minibatches cover the micro-batches, micro-batches the samples and samples the tokens.
+        """Check samples, and that minibatches cover the micro-batches, micro-batches the samples, samples the tokens.
 
         Raises:
             ValueError: names the field.
@@ -109,17 +109,51 @@ class StepBatch(Message):
         arrays.check_offsets("sample_offsets", self.sample_offsets, self.token_ids.size)
         # offsets of micro-batches may repeat, unlike other offsets: dummy micro-batches are empty
         bounds = self.micro_batch_offsets
-        if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (np.diff(bounds) < 0).any():
+        # compared, since differences of hostile numbers overflow
+        if bounds[0] != 0 or bounds[-1] != self.prompt_lengths.size or (bounds[1:] < bounds[:-1]).any():
             raise ValueError("micro_batch_offsets: must start at 0, not fall, and end at the number of samples")
-        if (self.sample_shared < 0).any() or (self.sample_shared > self.prompt_lengths).any():
-            raise ValueError("sample_shared: a sample shares from 0 to all of its prompt tokens")
-        if self.sample_shared[bounds[:-1][bounds[:-1] < bounds[1:]]].any():
-            raise ValueError("sample_shared: the first sample of a micro-batch has none before it")
+        self._check_samples()
         arrays.check_offsets("minibatch_offsets", self.minibatch_offsets, self.num_micro_batches)
         if self.drops_D.size and not 0 <= self.drops_D[:, 1].min() <= self.drops_D[:, 1].max() < len(self.drop_reasons):
             raise ValueError(f"drops_D: an index beyond the {len(self.drop_reasons)} drop_reasons")
         if len(self.digests) != self.ordinals.size:
             raise ValueError(f"digests: one per group, so {self.ordinals.size}, got {len(self.digests)}")
+
+    def _check_samples(self) -> None:
+        """Check prompts, and that each sample has in common with the sample before it what it shares.
+
+        Raises:
+            ValueError: names the field, the sample and the value.
+        """
+        sizes, prompts, shared = np.diff(self.sample_offsets), self.prompt_lengths, self.sample_shared
+        for b in np.flatnonzero((prompts < 1) | (prompts > sizes))[:1]:
+            raise ValueError(f"prompt_lengths: of the {sizes[b]} tokens of sample {b}, 1 to all, got {prompts[b]}")
+        for b in np.flatnonzero((shared < 0) | (shared > prompts))[:1]:
+            raise ValueError(
+                f"sample_shared: of the {prompts[b]} prompt tokens of sample {b}, 0 to all, got {shared[b]}"
+            )
+        firsts = self.micro_batch_offsets[:-1]
+        firsts = firsts[firsts < self.micro_batch_offsets[1:]]  # an empty micro-batch has no first sample
+        for b in firsts[shared[firsts] > 0][:1]:
+            raise ValueError(f"sample_shared: sample {b} is the first of its micro-batch, so 0, got {shared[b]}")
+        starts, token_ids, ordinals = self.sample_offsets, self.token_ids, self.sample_ordinals
+        for b in np.flatnonzero(shared).tolist():
+            before, size = b - 1, int(shared[b])
+            if ordinals[before] != ordinals[b]:
+                raise ValueError(
+                    f"sample_shared: sample {before} is of group {ordinals[before]} and sample {b} of "
+                    f"{ordinals[b]}, so 0, got {size}"
+                )
+            # the row leaves out the last token of a completion
+            held = int(sizes[before] - (sizes[before] > prompts[before]))
+            if size > held:
+                raise ValueError(
+                    f"sample_shared: the row holds {held} tokens of sample {before}, sample {b} shares {size}"
+                )
+            # as bytes, which compares short prefixes in less time than numpy
+            mine, other = (token_ids[starts[i] : starts[i] + size].tobytes() for i in (b, before))
+            if mine != other:
+                raise ValueError(f"sample_shared: samples {before} and {b} differ in their first {size} tokens")
 
     @property
     def dropped(self) -> list[DroppedOrdinal]:

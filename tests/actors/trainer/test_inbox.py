@@ -87,3 +87,16 @@ def test_new_incarnation_starts_with_no_batches(edge):
     assert batches.take(1, PATIENCE_SECONDS)
     batches.accept("r", 2)
     assert batches.take(1, 0.05) is None
+
+
+def test_batches_whose_prefixes_are_wrong_are_refused_and_the_next_one_is_taken(edge):
+    """Each is counted and dropped at the socket; the reading thread lives on."""
+    batches, outbox, _ = edge
+    wrong = [{"sample_shared": np.array([n])} for n in (-1, 1, 2, 2**63 - 1, -(2**63))]
+    wrong += [{"prompt_lengths": np.array([n])} for n in (-1, 0, 3)]
+    wrong += [{"micro_batch_offsets": np.array([0, 2**63 - 1, -2, 1])}]
+    for change in wrong:
+        assert outbox.try_send(batch(1).model_copy(update=change))
+    assert outbox.try_send(batch(2))
+    assert batches.take(2, PATIENCE_SECONDS).step == 2
+    assert batches.counts.dropped["bad_header"] == len(wrong)
