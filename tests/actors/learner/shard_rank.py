@@ -17,7 +17,9 @@ from actors.learner.learner import TorchLearner
 from actors.learner.ranks import GlooRanks
 from actors.process.exits import leave
 from schemas.config import check_tree
-from tests.actors.learner.steps import batches_of, scored_group
+from tests.actors.learner.steps import batches_of, branched_group, scored_group
+
+GROUPS = {"single turns": scored_group, "branches": branched_group}
 
 
 class Computed:
@@ -72,7 +74,7 @@ def main(folder: Path, rank: int) -> None:
                 learner.release_ranks()
             else:
                 learner.serve_gathers()
-        groups = [scored_group(ordinal) for ordinal in range(5)]
+        groups = [GROUPS[task["groups"]](ordinal) for ordinal in range(5)]
         batch = batches_of(groups, task["size"], config.trainer.num_minibatches, step)[rank]
         values.append({n: v for n, v in learner.step(batch, ranks).items() if "seconds" not in n})
     if rank == 0:

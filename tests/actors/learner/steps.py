@@ -142,9 +142,75 @@ def scored_group(ordinal: int, sizes: Sequence[int] = (3, 8, 5, 6)) -> ScoredGro
     )
 
 
+def branched_group(ordinal: int, branches: int = 4, trunk: int = 8, trajectories: int = 2) -> ScoredGroup:
+    """A group of trajectories: a trunk, tokens of a tool in its middle, and branches that leave it all along.
+
+    The second trajectory was cut off and does not train; each third sample has an advantage of its own, as by turns.
+    """
+    rng = np.random.default_rng(ordinal)
+    opening = [1, *rng.integers(4, 30, 5).tolist()]
+    prompts, tokens, owners, origins = [], [], [], []
+    for g in range(trajectories):
+        stem = rng.integers(4, 30, trunk).tolist()
+        prompts.append(opening)
+        tokens.append(stem)
+        origins.append([int(trunk // 3 <= t < trunk // 2) for t in range(trunk)])
+        for place in np.linspace(1, trunk, branches).astype(int).tolist():
+            # of other lengths, and with tokens in front that an agent has put there
+            prompts.append([*opening, *stem[:place], *rng.integers(4, 30, 2).tolist()])
+            tokens.append(rng.integers(4, 30, int(rng.integers(1, 5))).tolist())
+            origins.append([0] * len(tokens[-1]))
+        owners += [g] * (1 + branches)
+    offsets, origin_N = np.cumsum([0, *map(len, tokens)]), np.concatenate(origins)
+    # equal prompts are kept once
+    numbers = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    starts = sorted({*offsets[:-1].tolist(), *(np.flatnonzero(np.diff(origin_N)) + 1).tolist()})
+    sampled_N = (origin_N == 0).astype(np.uint8)
+    owner_N = np.repeat(owners, np.diff(offsets))
+    advantages = np.array([1.0 if g % 2 else -0.5 for g in range(trajectories)], np.float32)
+    sample_N = np.repeat(np.arange(len(tokens)), np.diff(offsets))
+    segments = [[start, 1, 0, 0, 0] if origin_N[start] == 0 else [start, -1, -1, 1, 0] for start in starts]
+    return ScoredGroup(
+        run="run",
+        sender="rollout-0",
+        ordinal=ordinal,
+        attempt=0,
+        purpose="train",
+        environment="tree",
+        example_key=str(ordinal),
+        prompt="ab",
+        columns={},
+        completions=["text"] * trajectories,
+        stop_conditions=["length" if g == 1 else "stop" for g in range(trajectories)],
+        prompt_ids=np.array([token for prompt in numbers for token in prompt], np.int32),
+        prompt_offsets=np.cumsum([0, *map(len, numbers)]),
+        sample_offsets=offsets,
+        sample_completions=np.array(owners),
+        sample_prompts=np.array([numbers[tuple(prompt)] for prompt in prompts]),
+        token_ids=np.array([token for ids in tokens for token in ids], np.int32),
+        loss_mask=sampled_N * (owner_N != 1).astype(np.uint8),
+        logprobs=np.where(sampled_N > 0, -3.4, 0.0).astype(np.float32),
+        segments=np.array(segments),
+        segment_temperatures=np.ones(len(segments), np.float32),
+        counts=np.tile(np.array([1 + branches, 0, 0]), (trajectories, 1)),
+        environment_rewards_EG=np.zeros((0, trajectories)),
+        scorer="reward-0",
+        reward_names=["made_up"],
+        rewards_FG=advantages[None].astype(np.float64),
+        rewards_G=advantages.astype(np.float64),
+        advantages_G=advantages,
+        token_advantages=np.where(sample_N % 3 == 2, np.float32(0.25), advantages[owner_N]),
+    )
+
+
 def batches_of(
-    groups: Sequence[ScoredGroup], num_ranks: int = 1, num_minibatches: int = 1, step: int = 1, **keys: Any
+    groups: Sequence[ScoredGroup],
+    num_ranks: int = 1,
+    num_minibatches: int = 1,
+    step: int = 1,
+    sequence_len: int = 40,
+    **keys: Any,
 ) -> list[StepBatch]:
-    """What the packer makes of these groups, in micro-batches of 40 tokens."""
+    """What the packer makes of these groups."""
     header: dict[str, Any] = {"run": "run", "term": 1, "incarnation": 1, "step": step} | drop_fields([]) | keys
-    return build_batches(groups, num_ranks, 40, num_minibatches, digests=["d"] * len(groups), **header)
+    return build_batches(groups, num_ranks, sequence_len, num_minibatches, digests=["d"] * len(groups), **header)

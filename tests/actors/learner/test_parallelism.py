@@ -27,6 +27,7 @@ from schemas.config import RunConfig, check_tree
 from schemas.config.resume import as_tree
 from schemas.errors import ConfigError
 from tests import models
+from tests.actors.learner.shard_rank import GROUPS
 from tests.actors.learner.steps import batches_of, run_config, scored_group
 from tests.conftest import ModelFolder
 from tests.marks import first_of
@@ -69,10 +70,17 @@ def config_of(model_folder: ModelFolder, sharding: str = "fsdp", family: str = "
     return check_tree(tree)
 
 
-def sharded(folder: Path, config: RunConfig, steps: list[int], size: int = 2, restore: Path | None = None) -> Trained:
+def sharded(
+    folder: Path,
+    config: RunConfig,
+    steps: list[int],
+    size: int = 2,
+    restore: Path | None = None,
+    groups: str = "single turns",
+) -> Trained:
     """Steps of ranks in processes of their own."""
     folder.mkdir()
-    task = {"config": as_tree(config), "steps": steps, "size": size, "restore": str(restore or "")}
+    task = {"config": as_tree(config), "steps": steps, "size": size, "restore": str(restore or ""), "groups": groups}
     (folder / "task.json").write_text(json.dumps(task))
     command = [sys.executable, "-m", "tests.actors.learner.shard_rank", str(folder)]
     # to files: a rank whose pipe is full would stand still, and all others with it
@@ -91,14 +99,20 @@ def sharded(folder: Path, config: RunConfig, steps: list[int], size: int = 2, re
     return Trained(load_file(folder / "weights.safetensors"), values, folder / "checkpoint", computed)
 
 
-def whole(config: RunConfig, steps: list[int], restore: Path | None = None, num_batches: int = 1) -> Trained:
+def whole(
+    config: RunConfig,
+    steps: list[int],
+    restore: Path | None = None,
+    num_batches: int = 1,
+    groups: str = "single turns",
+) -> Trained:
     """The same steps of one process that shards nothing and stands for one rank or more."""
     learner, values = TorchLearner(config), []
     if restore is not None:
         learner.restore(restore)
     for step in steps:
-        groups = [scored_group(ordinal) for ordinal in range(5)]
-        *before, batch = batches_of(groups, num_batches, config.trainer.num_minibatches, step)
+        made = [GROUPS[groups](ordinal) for ordinal in range(5)]
+        *before, batch = batches_of(made, num_batches, config.trainer.num_minibatches, step)
         values.append(learner.step(batch, SINGLE_RANK, before))
     return Trained(learner.weights().tensors, values, Path())
 
@@ -126,6 +140,16 @@ def test_two_ranks_with_halves_make_the_steps_of_one_that_has_all(
     config = config_of(model_folder, **KINDS[kind])
     alone = whole(config, [1, 2], num_batches=2 if config.model.dtype == "bfloat16" else 1)
     assert_near(sharded(tmp_path / "two", config, [1, 2]), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", first_of(["lora", "checkpointing", "full"]))
+def test_two_ranks_with_halves_train_branches(kind: str, model_folder: ModelFolder, tmp_path: Path) -> None:
+    """Prefixes are shared on either rank; the attention of their rows is computed again in the backward pass."""
+    config = config_of(model_folder, **KINDS[kind])
+    found = sharded(tmp_path / "two", config, [1, 2], groups="branches")
+    assert_near(found, whole(config, [1, 2], groups="branches"))
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from actors.learner import ranks as ranks_module
 from actors.learner.learner import TorchLearner
 from actors.learner.ranks import BUCKET_ELEMENTS, SINGLE_RANK, GlooRanks, Ranks, RanksBrokenError, _buckets
 from schemas.config.advantages import NormConfig, ReinforcePPAdvantageConfig
-from schemas.messages import StepBatch
-from tests.actors.learner.steps import batches_of, run_config, scored_group
+from schemas.messages import ScoredGroup, StepBatch
+from tests.actors.learner.steps import batches_of, branched_group, run_config, scored_group
 from tests.conftest import ModelFolder
 
 CPU = torch.device("cpu")
@@ -255,13 +255,17 @@ def test_a_kl_in_the_rewards_makes_the_same_advantages_on_any_number_of_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, 2])
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("lora", "group"),
+    [(None, scored_group), ({"rank": 4}, scored_group), (None, branched_group)],
+    ids=["full", "lora", "branches"],
+)
 def test_two_ranks_make_the_step_of_one_and_one_process_replays_them(
-    model_folder: ModelFolder, tmp_path: Path, lora: Any, minibatches: int
+    model_folder: ModelFolder, tmp_path: Path, lora: Any, group: Callable[[int], ScoredGroup], minibatches: int
 ) -> None:
     """Two ranks have the same bits, within 1e-5 of one rank's; a process that stands for both has theirs too."""
     config = run_config(model_folder(), lora=lora, num_iterations=minibatches, learning_rate=1e-3)
-    groups = [scored_group(ordinal) for ordinal in range(4)]
+    groups = [group(ordinal) for ordinal in range(4)]
     (whole,) = batches_of(groups, 1, minibatches)
     dealt = batches_of(groups, 2, minibatches)
     *learners, one, another = [TorchLearner(config) for _ in range(4)]
