@@ -136,24 +136,25 @@ class StepBatch(Message):
         firsts = firsts[firsts < self.micro_batch_offsets[1:]]  # an empty micro-batch has no first sample
         for b in firsts[shared[firsts] > 0][:1]:
             raise ValueError(f"sample_shared: sample {b} is the first of its micro-batch, so 0, got {shared[b]}")
-        starts, token_ids, ordinals = self.sample_offsets, self.token_ids, self.sample_ordinals
-        for b in np.flatnonzero(shared).tolist():
-            before, size = b - 1, int(shared[b])
-            if ordinals[before] != ordinals[b]:
-                raise ValueError(
-                    f"sample_shared: sample {before} is of group {ordinals[before]} and sample {b} of "
-                    f"{ordinals[b]}, so 0, got {size}"
-                )
-            # the row leaves out the last token of a completion
-            held = int(sizes[before] - (sizes[before] > prompts[before]))
-            if size > held:
-                raise ValueError(
-                    f"sample_shared: the row holds {held} tokens of sample {before}, sample {b} shares {size}"
-                )
-            # as bytes, which compares short prefixes in less time than numpy
-            mine, other = (token_ids[starts[i] : starts[i] + size].tobytes() for i in (b, before))
-            if mine != other:
-                raise ValueError(f"sample_shared: samples {before} and {b} differ in their first {size} tokens")
+        followers = np.flatnonzero(shared)
+        before, ordinals = followers - 1, self.sample_ordinals
+        for b in followers[ordinals[before] != ordinals[followers]][:1]:
+            raise ValueError(
+                f"sample_shared: sample {b - 1} is of group {ordinals[b - 1]} and sample {b} of {ordinals[b]}, so 0, "
+                f"got {shared[b]}"
+            )
+        # the row leaves out the last token of a completion
+        held = sizes - (sizes > prompts)
+        for b in followers[shared[followers] > held[before]][:1]:
+            raise ValueError(
+                f"sample_shared: the row holds {held[b - 1]} tokens of sample {b - 1}, sample {b} shares {shared[b]}"
+            )
+        # as bytes: slices of numpy would take most of the time
+        ids, starts = self.token_ids.tobytes(), (self.sample_offsets * self.token_ids.itemsize).tolist()
+        lengths = (shared[followers] * self.token_ids.itemsize).tolist()
+        for b, length in zip(followers.tolist(), lengths, strict=True):
+            if ids[starts[b] : starts[b] + length] != ids[starts[b - 1] : starts[b - 1] + length]:
+                raise ValueError(f"sample_shared: samples {b - 1} and {b} differ in their first {shared[b]} tokens")
 
     @property
     def dropped(self) -> list[DroppedOrdinal]:

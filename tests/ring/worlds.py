@@ -240,3 +240,18 @@ class Odd(Letters):
             "many": {f"r{number}": 1.0 for number in range(10_000)},
         }
         return rewards.get(self._way, {"turns_taken": 3.0})
+
+
+class Agent:
+    """Drives: asks again from within its conversation, three times; and once with its first answer left out."""
+
+    async def run(self, example: dict[str, Any], policy: Any) -> float:
+        """Earn the share of letters before `m`."""
+        talk = [{"role": "user", "content": "go" * (1 + example["index"] % 3)}]
+        first = await policy.sample(talk)
+        answers = [first]
+        for words in ("on", "or", "off"):
+            answers.append(await policy.sample([*talk, first, {"role": "user", "content": words}]))
+        answers.append(await policy.sample([*talk, {"role": "user", "content": "anew"}]))
+        text = "".join(str(answer["content"]) for answer in answers)
+        return sum(letter < "m" for letter in text) / max(1, len(text))
