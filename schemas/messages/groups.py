@@ -122,7 +122,7 @@ class RolloutGroup(Message):
     prompt_ids: arrays.Int32_P
     """Shape (P,). Token ids of the Q prompts, one after the other. Completions of a single turn share one prompt."""
     prompt_offsets: arrays.Offsets_Q
-    """Shape (Q + 1,). Starts of the prompts in the P tokens, and P."""
+    """Shape (Q + 1,). Starts of the prompts in the P tokens, and P. No prompt is empty."""
     sample_offsets: arrays.Offsets_B
     """Shape (B + 1,). Starts of the samples in the N tokens, and N."""
     sample_completions: arrays.Int64_B
@@ -160,6 +160,11 @@ class RolloutGroup(Message):
         prompts = self.prompt_offsets
         if prompts[0] != 0 or prompts[-1] != len(self.prompt_ids) or (prompts[1:] < prompts[:-1]).any():
             raise ValueError(f"prompt_offsets: must start at 0, not fall, and end at {len(self.prompt_ids)}")
+        for prompt in np.flatnonzero(prompts[1:] == prompts[:-1])[:1]:
+            raise ValueError(
+                f"prompt_offsets: prompt {prompt} has no token; it needs at least one, since a token is predicted by "
+                "those before it"
+            )
         if not len(self.completions) == len(self.stop_conditions) == num_completions:
             raise ValueError(f"completions, stop_conditions: one per completion, so {num_completions}")
         for name in ("transcripts", "failures"):

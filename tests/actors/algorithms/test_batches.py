@@ -59,7 +59,7 @@ def a_group(ordinal: int, lengths: list[int], prompt: int = 2, masked: int = 0) 
     )
 
 
-GROUPS = [a_group(0, [3, 1]), a_group(2, [4, 2, 5], prompt=1, masked=2), a_group(3, [1, 1], prompt=0)]
+GROUPS = [a_group(0, [3, 1]), a_group(2, [4, 2, 5], prompt=1, masked=2), a_group(3, [1, 1], prompt=1)]
 """17 completion tokens, 15 in the loss, 7 completions."""
 
 
@@ -126,12 +126,6 @@ def test_the_loss_mask_of_the_group_is_kept() -> None:
     """Its first two tokens were not written by the policy."""
     (sample,) = [s for s in samples(build()) if s["token_ids"][0] == 3000]
     assert sample["loss_mask"] == [0, 0, 1, 1]
-
-
-def test_a_group_without_a_prompt_has_samples_without_one() -> None:
-    """prompt_lengths 0; the sample is its completion."""
-    (sample,) = [s for s in samples(build()) if s["token_ids"] == [4000]]
-    assert sample["prompt_token_ids"] == []
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

@@ -142,6 +142,13 @@ def _refusal(message_type: type[Any] = RolloutGroup, **changes: Any) -> str:
         ({"sample_offsets": np.array([0, 3, 4])}, "sample_offsets: .* end at 5, got .0, 3, 4."),
         ({"sample_offsets": np.array([1, 3, 5])}, "sample_offsets: must start at 0"),
         ({"sample_offsets": np.array([0, 5, 5])}, "sample_offsets: must .* rise strictly"),
+        ({"prompt_offsets": np.array([0, 3])}, "prompt_offsets: must start at 0, not fall, and end at 4"),
+        ({"prompt_offsets": np.array([0, 2**63 - 1, -2, 4])}, "prompt_offsets: must start at 0, not fall"),
+        ({"prompt_offsets": np.array([0, 4, 4])}, "prompt_offsets: prompt 1 has no token; it needs at least one"),
+        (
+            {"prompt_ids": np.zeros(0, np.int32), "prompt_offsets": np.array([0, 0])},
+            "prompt_offsets: prompt 0 has no token",
+        ),
         ({"completions": ["one"]}, "one per completion, so 2"),
         ({"stop_conditions": ["stop"] * 3}, "one per completion, so 2"),
         ({"segments": _segments(0, 3, 3)}, "segments: must .* rise strictly"),
