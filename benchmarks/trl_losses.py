@@ -6,7 +6,8 @@ PYTHON is the interpreter of an environment with TRL; `make bench-trl` makes one
 script's arguments are changed on both sides. Then `from actors import GRPOTrainer` trains three generations, and TRL
 runs the script on the same completions (`benchmarks/trl_losses_worker.py`). Both compute in float32 on the CPU.
 
-Columns are the largest difference over the steps, absolute for the reward and relative for others. `gradients` is the
+Columns are the largest difference over the steps, absolute for reward and loss and relative for others; `|loss|` is the
+largest loss, which is a rounding error itself where all advantages of equal weights cancel. `gradients` is the
 largest difference between gradients of the first update, relative to the largest gradient, and `weights` the distance
 of the weights after the last update, relative to the distance from the start. The exit code is 1 if `reward`, `loss`,
 `gradients` or `learning rate` of a case exceed TOLERANCE, unless the case has a reason to differ.
@@ -188,7 +189,8 @@ def compared(folder: Path, case: Case, trl_python: Path) -> dict[str, float]:
     theirs = per_generation(json.loads((folder / "trl.json").read_text()), case.updates)
     figures = {
         "reward": _gap(ours, theirs, "reward_mean", "reward", False),
-        "loss": _gap(ours, theirs, "loss"),
+        "|loss|": max(abs(line["loss"]) for line in ours),
+        "loss": _gap(ours, theirs, "loss", relative=False),
         "grad norm": _gap(ours, theirs, "grad_norm"),
         "KL": _gap(ours, theirs, "reference_kl", "kl") if "kl" in theirs[0] else 0.0,
         "entropy": _gap(ours, theirs, "entropy"),

@@ -78,11 +78,55 @@ def test_an_exception_in_a_thread_of_ours_ends_the_process(left: list[int], erro
     assert left == [exits.EXIT_ERROR]
 
 
-def test_work_whose_result_nobody_reads_ends_the_process_when_it_raises(left: list[int]) -> None:
+@pytest.mark.parametrize("pool", [threads.Workers, threads.DaemonWorkers])
+def test_work_whose_result_nobody_reads_ends_the_process_when_it_raises(left: list[int], pool: Any) -> None:
     """A pool keeps exceptions for those who ask; here nobody does."""
-    with threads.Workers(1, "score") as workers:
+    with pool(1, "score") as workers:
         workers.run(_raise, RuntimeError("no"))
     assert left == [exits.EXIT_ERROR]
+
+
+@pytest.mark.parametrize("pool", [threads.Workers, threads.DaemonWorkers])
+def test_a_pool_returns_results_and_cancels_work_that_waits(pool: Any) -> None:
+    """No more threads than allowed, each used again; work after the end is refused."""
+    may_end, names, started = threading.Event(), set(), threading.Barrier(3)
+
+    def work(number: int) -> int:
+        names.add(threading.current_thread().name)
+        return 1 // number
+
+    def hang() -> bool:
+        started.wait(60.0)
+        return may_end.wait(60.0)
+
+    workers = pool(2, "score")
+    assert [workers.submit(work, number).result(10.0) for number in (1, 1, 1)] == [1, 1, 1]
+    with pytest.raises(ZeroDivisionError):
+        workers.submit(work, number=0).result(10.0)
+    assert len(names) <= 2
+    running, waiting = [workers.submit(hang) for _ in range(2)], workers.submit(work, 1)
+    started.wait(60.0)
+    workers.shutdown(wait=False, cancel_futures=True)
+    assert waiting.cancelled()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        workers.submit(work, 1)
+    may_end.set()
+    assert [one.result(10.0) for one in running] == [True, True]
+
+
+def test_the_interpreter_exits_while_work_of_a_user_never_returns() -> None:
+    """A reward function may hang in a program of the user, which ends all the same."""
+    code = """
+import threading
+from bus.threads import DaemonWorkers
+started = threading.Event()
+def hang():
+    started.set()
+    threading.Event().wait()
+DaemonWorkers(1, "reward").submit(hang)
+started.wait()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 class _Stuck:

@@ -92,7 +92,7 @@ class RewardActor:
         self._scorer = GroupScorer(
             config.reward, name, metrics, rewards, exact_match, vocab_size, steps, custom, weights
         )
-        self._executor = threads.Workers(config.reward.max_concurrent_groups, "score")
+        self._executor = threads.DaemonWorkers(config.reward.max_concurrent_groups, "score")
         self._unusable: ConfigError | None = None
         """Configuration error found while scoring; raised by the main loop, which ends the process."""
         self._worn_out = ""

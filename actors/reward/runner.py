@@ -23,7 +23,7 @@ from actors.reward import functions, values
 from actors.reward.errors import LateError, RewardError
 from actors.reward.functions import NamedReward
 from actors.reward.workers import WorkerFunction
-from bus.threads import Workers, mark, start
+from bus.threads import DaemonWorkers, mark, start
 from schemas.messages import RolloutGroup
 
 MAX_STUCK_CALLS = 16
@@ -69,7 +69,7 @@ class FunctionRunner:
         """Calls of functions since the start, and the late calls among them."""
         self._max_stuck = max_stuck
         # a stuck call keeps its thread, and must not keep another call waiting
-        self._executor = Workers(num_calls + max_stuck, "reward")
+        self._executor = DaemonWorkers(num_calls + max_stuck, "reward")
         self._counting = threading.Lock()
         self._stuck: dict[Future[Any], str] = {}
         """Name of the function for each call that was given up and still runs."""

@@ -20,7 +20,7 @@ from tests.marks import first_of
 
 ROOT = Path(__file__).parent.parent.parent
 CODE = [path for package in ("bus", "actors") for path in sorted((ROOT / package).rglob("*.py"))]
-MAKERS = {"start": 0, "make": 0, "start_helper": 0, "Workers": 1}
+MAKERS = {"start": 0, "make": 0, "start_helper": 0, "Workers": 1, "DaemonWorkers": 1}
 """Of `bus.threads`, with the place of the thread's name among their arguments."""
 FAST = Plan("fast", fake, others=(Fault("full disk", NOBODY),))
 
