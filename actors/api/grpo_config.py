@@ -70,6 +70,12 @@ class GRPOConfig:
             for name in KEYWORDS & fields.keys()
             if name not in _COMPUTED and getattr(arguments, name) != fields[name].default
         }
+        # None becomes a number, from which nothing tells a given one but its value; a given generation_batch_size too
+        steps = getattr(arguments, "steps_per_generation", None)
+        if steps not in (None, getattr(arguments, "gradient_accumulation_steps", None)):
+            given["steps_per_generation"] = steps
+        if (name := getattr(arguments, "run_name", None)) not in (None, getattr(arguments, "output_dir", None)):
+            given["run_name"] = name
         return cls(given.pop("output_dir", None) or OUTPUT_DIR, **given)
 
     def __getattr__(self, name: str) -> Any:
@@ -92,7 +98,10 @@ class GRPOConfig:
         return {name: plain(value) for name, value in self.given.items()}
 
 
-_COMPUTED = {"generation_batch_size", "steps_per_generation", "deepspeed_plugin", "logging_dir", "run_name"}
+_COMPUTED = {
+    *("generation_batch_size", "steps_per_generation", "deepspeed_plugin", "logging_dir", "run_name"),
+    "accelerator_config",
+}
 """Keywords that TRL's own object fills in from others."""
 
 

@@ -369,6 +369,8 @@ class GRPOTrainer:
         """Write the configuration to a file; return it as the actors read it."""
         self._output.mkdir(parents=True, exist_ok=True)
         file = self._output / FILE
+        # a notebook may have changed its folder since
+        tree = {**tree, "output_dir": str(self._output)}
         file.write_text("".join(f"{name}: {dump(value)}\n" for name, value in tree.items()), encoding="utf-8")
         return load_config(file)
 

@@ -539,10 +539,12 @@ def test_allowed_but_doubtful_settings_are_warned_of(changes: dict[str, Any], ke
 
 
 def test_usual_settings_are_not_warned_of() -> None:
-    """The defaults, LoRA, evaluation off, rewards of an environment alone and a bus on loopback give no warning."""
+    """Nor are held-out rows as an environment of their own, and rewards of an environment alone."""
     assert warnings(check_tree(_tree())) == []
     no_eval = _tree(environments=[{"type": "jsonl", "path": "a"}], eval__num_prompts=0, model__lora={})
     assert warnings(check_tree(no_eval)) == []
+    held_out = {"type": "jsonl", "name": "eval", "path": "b", "train": False}
+    assert warnings(check_tree(_tree(environments=[{"type": "jsonl", "path": "a"}, held_out]))) == []
     for rewards in ({}, {"turns": 1.0, "guesses": 0.0}):
         game = {"type": "python", "path": "game.py:Game", "max_turns": 3, "rewards": rewards}
         assert warnings(check_tree(_tree(environments=[game], reward__functions=[]))) == []
