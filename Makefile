@@ -9,7 +9,7 @@ ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv agents
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench clean
+.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench bench-trl clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -41,13 +41,13 @@ check-312: .venv-312/stamp
 rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
-# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; and programs of the
-# distribution, where that is allowed.
-system-deps: .venv-system/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; and programs of
+# the distribution, where that is allowed.
+system-deps: .venv-system/stamp .venv-trl/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh
 
 # With real systems of others; where CI=true a missing one fails, else it is said.
-test-system: .venv-system/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+test-system: .venv-system/stamp .venv-trl/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	.venv-system/bin/python -m pytest -m system -rs
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
@@ -77,6 +77,10 @@ bench: .venv/dev.stamp
 	for name in codec bus encryption packing prefixes trajectories fairness startup data end_to_end order soak commit compaction deterministic losses weights trainer_scaling trainers; do \
 		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json || exit 1; done
 
+# The script of docs/howto/trl.md here and in TRL, on the same completions: about a minute for each of 25 cases.
+bench-trl: .venv/dev.stamp .venv-trl/stamp
+	$(BIN)/python -m benchmarks.trl_losses --trl-python .venv-trl/bin/python --json benchmarks/results/trl_losses.json
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("grpo-actors needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv .venv
@@ -94,6 +98,12 @@ bench: .venv/dev.stamp
 	$(PYTHON) -m venv .venv-system
 	grep -v ^numpy== constraints.txt > .venv-system/constraints.txt
 	.venv-system/bin/pip install --quiet $(PIP_ARGS) -c .venv-system/constraints.txt -r tests/system/requirements.txt -e ".[dev]"
+	touch $@
+
+# TRL, with the versions of this project's own packages.
+.venv-trl/stamp: pyproject.toml constraints.txt tests/system/requirements-trl.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -r tests/system/requirements-trl.txt -e ".[data,lora]"
 	touch $@
 
 # Packages of environments, for the workers of tests alone.
@@ -121,4 +131,4 @@ $(ENVIRONMENTS:%=.venv-%/stamp): .venv-%/stamp: tests/system/environments/requir
 	touch $@
 
 clean:
-	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-system $(ENVIRONMENTS:%=.venv-%) outputs build site *.egg-info
+	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-system .venv-trl $(ENVIRONMENTS:%=.venv-%) outputs build site *.egg-info

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub to which clients upload: models in memory, by the parts of its HTTP API they call.
+"""A stand-in for the Hugging Face hub to which clients upload: models in memory, and the API that clients call.
 
 All files are uploaded as parts of the commit, as the hub has small ones.
 """
@@ -20,7 +20,7 @@ from typing import Any
 class Model:
     """A repository of a model."""
 
-    private: bool | None
+    private: bool
     files: dict[str, bytes] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     """Message of each commit."""
@@ -89,7 +89,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if name in self.server.models:
             self._answer(409, {"error": "You already created this model repo", "url": f"{self.server.url}/{name}"})
             return
-        self.server.models[name] = Model(wanted.get("private"))
+        self.server.models[name] = Model(wanted.get("private") is True or wanted.get("visibility") == "private")
         self._answer(200, {"url": f"{self.server.url}/{name}", "name": name})
 
     def _commit(self, name: str, lines: list[dict[str, Any]]) -> None:

@@ -5,12 +5,13 @@ in the thread that calls `train()`, so that functions, lambdas and closures work
 """
 
 import contextlib
+import inspect
 import os
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +103,8 @@ class GRPOTrainer:
         if eval_dataset is not None:
             eval_rows, _ = write_rows(eval_dataset, self._output / DATA, "eval_dataset")
         environment = None
+        if environment_factory is not None:
+            _refuse_environments_of(own.values())
         if environment_factory is not None or tools:
             environment = self._environment(environment_factory, tools)
         self._program = Program(
@@ -452,6 +455,25 @@ def _refuse(reward_processing_classes: Any, rollout_func: Any, optimizers: Any) 
         )
     if problems:
         raise ConfigError(*problems)
+
+
+def _refuse_environments_of(functions: Iterable[Any]) -> None:
+    """Refuse reward functions that want the environments themselves.
+
+    Raises:
+        ConfigError: a function has an argument of this name.
+    """
+    for function in functions:
+        try:
+            wanted = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            # a function written in C has no signature
+            continue
+        if "environments" in wanted:
+            raise ConfigError(
+                f"reward_funcs: {name_of(function)} takes environments, which are in other processes here; return the "
+                "reward from get_reward() of the class, or set its attribute `columns` to values for the function"
+            )
 
 
 def _model_of(name: str) -> str:

@@ -274,7 +274,7 @@ def _loss(job: Import, updates: int) -> None:
     kind = job.value("loss_type")
     if kind not in _LOSSES:
         raise ConfigError(f"loss_type: {kind!r} must be one of {', '.join(_LOSSES)}")
-    job.rename("loss_type", "trainer.loss.type")
+    _loss_type(job, kind)
     job.run.set("trainer.loss.old_logprobs", "step_start", "the weights that sampled")
     low, high = job.value("epsilon"), job.value("epsilon_high")
     cap = low if high is None else high
@@ -297,6 +297,27 @@ def _loss(job: Import, updates: int) -> None:
             job.settle(theirs, f"loss {kind} does not read it")
     if kind in _STEP_TOKENS and updates > 1:
         job.run.set("trainer.loss.compat.loss_normalizer", "step_mean", "each update by the generation's mean tokens")
+
+
+def _loss_type(job: Import, kind: str) -> None:
+    """Write the type of the loss. Micro-batches of the origin are a device's samples, here rows of tokens."""
+    if kind == "bnpo" and _is_one_micro_batch(job):
+        job.convert(
+            "loss_type", {"trainer.loss.type": "dapo"}, "bnpo of a single micro-batch: its tokens are the update's"
+        )
+        return
+    job.rename("loss_type", "trainer.loss.type")
+    if kind == "bnpo":
+        job.note(
+            "loss_type bnpo is the mean over micro-batches of their token means; micro-batches are filled to "
+            "packer.sequence_len tokens here, so that the weights of tokens differ. dapo has no such average"
+        )
+
+
+def _is_one_micro_batch(job: Import) -> bool:
+    """Return whether an update is computed in one piece in the origin."""
+    accumulation = "gradient_accumulation_steps"
+    return not job.unreadable([accumulation]) and job.value(accumulation) == 1 == job.run.get("trainer.num_ranks")
 
 
 def _ratio(job: Import, kind: str, cap: float) -> None:
@@ -399,9 +420,16 @@ def _entropy(job: Import) -> None:
         job.convert("top_entropy_quantile", {"trainer.top_entropy_quantile": 1e-9}, "0: the highest token alone")
     else:
         job.rename("top_entropy_quantile", "trainer.top_entropy_quantile")
+    if not job.unreadable(["top_entropy_quantile"]) and quantile < 1:
+        job.note(
+            "top_entropy_quantile: the highest tokens of each micro-batch count; micro-batches are filled to "
+            "packer.sequence_len tokens here, and are a device's samples in TRL"
+        )
     job.rename("entropy_coef", "trainer.entropy_coef")
     is_adaptive = job.value("use_adaptive_entropy")
-    if is_adaptive or job.value("entropy_coef"):
+    # the tokens of a single micro-batch are those of the update, whose number the loss has unless it is the step's mean
+    is_of_update = _is_one_micro_batch(job) and job.run.get("trainer.loss.compat.loss_normalizer") is None
+    if (is_adaptive or job.value("entropy_coef")) and not is_of_update:
         job.run.set("trainer.loss.compat.entropy_average", "micro_batch_tokens", "as in TRL")
     names = {
         "entropy_target": "target",

@@ -620,6 +620,12 @@ def test_an_evaluation_is_on_the_whole_split_and_sampled_as_in_training(tmp_path
         ("loss_type: luspo", {"trainer.loss.importance_sampling_level": "token"}),
         ("loss_type: sapo, sapo_temperature_neg: 1.2", {"trainer.loss.temperature_neg": 1.2}),
         ("loss_type: vespo, vespo_k_pos: 1.5", {"trainer.loss.k_pos": 1.5, "trainer.loss.lambda_neg": 2.0}),
+        # a single micro-batch: its tokens are those of the update
+        ("loss_type: bnpo", {"trainer.loss.type": "dapo", "trainer.loss.compat.loss_normalizer": "minibatch"}),
+        ("loss_type: bnpo, gradient_accumulation_steps: 2", {"trainer.loss.type": "bnpo"}),
+        ("entropy_coef: 0.01", {"trainer.loss.compat.entropy_average": "step_tokens"}),
+        ("entropy_coef: 0.01, gradient_accumulation_steps: 2",
+         {"trainer.loss.compat.entropy_average": "micro_batch_tokens"}),
         ("delta: 4.0", {"trainer.loss.delta": 4.0}),
         ("scale_rewards: batch", {"reward.advantage.type": "batch_std", "reward.advantage.eps": 1e-4}),
         ("scale_rewards: none", {"reward.advantage.type": "mean"}),
