@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class GRPOConfig:
         given = {
             name: getattr(arguments, name)
             for name in KEYWORDS & fields.keys()
-            if name not in _COMPUTED and getattr(arguments, name) != fields[name].default
+            if name not in _COMPUTED and getattr(arguments, name) not in _defaults(fields[name])
         }
         # None becomes a number, from which nothing tells a given one but its value; a given generation_batch_size too
         steps = getattr(arguments, "steps_per_generation", None)
@@ -96,6 +97,11 @@ class GRPOConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the given values by name, as plain values."""
         return {name: plain(value) for name, value in self.given.items()}
+
+
+def _defaults(field: Any) -> list[Any]:
+    """Return the default of a dataclass's field in a list, or nothing where there is none."""
+    return [field.default] if field.default_factory is MISSING else [field.default_factory()]
 
 
 _COMPUTED = {

@@ -19,9 +19,8 @@ def trainer(max_steps, callbacks=()):
     arguments |= dict(max_steps=max_steps, bf16=False, use_cpu=True, learning_rate=1e-3)
     rows = [{{"prompt": f"{{word}}=", "answer": word}} for word in ("abcd", "hello", "world", "train")]
     longest = lambda completions, **columns: [len(text) / 10 for text in completions]
-    return GRPOTrainer(
-        model={model!r}, reward_funcs=longest, args=GRPOConfig(**arguments), train_dataset=rows, callbacks=list(callbacks)
-    )
+    arguments = GRPOConfig(**arguments)
+    return GRPOTrainer({model!r}, longest, arguments, train_dataset=rows, callbacks=list(callbacks))
 """,
     '''
 import os, signal

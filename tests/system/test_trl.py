@@ -1,7 +1,6 @@
 """TRL itself: a script of its own with another import line, and its own configuration object."""
 
 import json
-import os
 import subprocess
 from contextlib import chdir
 from pathlib import Path
@@ -13,7 +12,7 @@ from tests.system.tools import missing
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
-PYTHON = Path(os.environ.get("TRL_PYTHON", Path(__file__).parents[2] / ".venv-trl/bin/python"))
+PYTHON = Path(__file__).parents[2] / ".venv-trl/bin/python"
 CONFIGURATIONS = """
 import json, sys
 from pathlib import Path

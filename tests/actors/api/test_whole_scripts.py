@@ -116,15 +116,15 @@ def calling_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start, end = len(ids(CONVERSATION[:turn], opens=True)), len(ids(CONVERSATION[: turn + 1], opens=False))
         labels[start:end] = row[start:end]
     tokens, wanted = torch.tensor([row]), torch.tensor([labels])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(400):
         loss = model(input_ids=tokens, labels=wanted).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if loss < 1e-3:
+        if loss < 2e-3:
             break
-    assert loss < 1e-3
+    assert loss < 2e-3
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
