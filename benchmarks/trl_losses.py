@@ -68,6 +68,8 @@ class Case:
         """Reason why the case differs; empty if it must not."""
         if self.arguments.get("loss_type") == "bnpo" and self.arguments.get("gradient_accumulation_steps", 1) > 1:
             return "bnpo averages over micro-batches, which are filled to packer.sequence_len here"
+        if self.arguments.get("mask_truncated_completions"):
+            return "a completion cut off at a padding token, which this random model samples, counts as ended in TRL"
         return ""
 
     @property
@@ -118,7 +120,8 @@ def _cases() -> list[Case]:
         {"loss_type": "luspo", "importance_sampling_level": "sequence"},
         {"loss_type": "vespo"},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
-        {"epsilon_high": 0.28, "delta": 4.0, "mask_truncated_completions": True},
+        {"epsilon_high": 0.28, "delta": 4.0},
+        {"mask_truncated_completions": True},
         {"top_entropy_quantile": 0.2},
         {"entropy_coef": 0.01, "scale_rewards": "batch"},
         {"multi_objective_aggregation": "normalize_then_sum", "temperature": 0.7},

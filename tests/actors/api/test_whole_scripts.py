@@ -155,10 +155,10 @@ def test_the_tools_of_a_script_are_called(
     run = load_run(tmp_path / "out")
     assert run.metrics.column("step") == [1, 2]
     rows = list(run.trajectories)
-    assert len(rows) == 8
+    assert len(rows) == 4
     good = [row for row in rows if row["reward/right"] == 1.0]
     # a sampled token may go wrong
-    assert len(good) >= 4
+    assert len(good) >= 2
     for row in good:
         assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
         assert row["tool_calls"] == 1
