@@ -23,6 +23,7 @@ from schemas.errors import ConfigError
 if TYPE_CHECKING:
     from actors.algorithms.difficulty_pools import DifficultyPools, Keys
     from actors.algorithms.losses import CustomLoss
+    from actors.callbacks.loop import CallbacksActor
     from actors.datasets import Dataset
     from actors.datasets.prompts import Encode
     from actors.engines.protocol import Engine
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from actors.rollout.loop import RolloutActor
     from actors.trainer.loop import TrainerActor
     from actors.trajectories.chat import Chat
+    from actors.uploader.loop import UploaderActor
     from bus.weights import WeightPublisher, WeightReceiver
     from schemas.config.data import Split
     from schemas.config.environments import EnvironmentConfig
@@ -368,6 +370,36 @@ def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> 
     return InferenceActor(config, name, metrics, engine, partial(make_receiver, config), port, shares_gpu())
 
 
+def make_callbacks(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "CallbacksActor":
+    """Make the actor that tells events to the user's callbacks. Their code is loaded when it runs."""
+    from actors.callbacks.loop import CallbacksActor
+    from actors.datasets import make_dataset
+    from schemas.config.environments import EnvironmentBase
+
+    take(config)
+    # epochs are known where files of rows are; other sources would have to be opened, or asked
+    files = [e for e in config.trained if "train" in e.files and not isinstance(e, EnvironmentBase)]
+    num_rows = None
+    if len(files) == len(config.trained) and config.trainer.max_epochs is None:
+        sizes = [make_dataset(e, "train", config.seed, check=False).num_examples for e in files]
+        num_rows = sum(size or 0 for size in sizes)
+    return CallbacksActor(config, name, metrics, num_rows)
+
+
+def make_uploader(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "UploaderActor":
+    """Make the actor that pushes checkpoints to the hub.
+
+    Raises:
+        ConfigError: `push_to_hub` is not set.
+    """
+    from actors.uploader.loop import UploaderActor
+
+    if config.push_to_hub is None:
+        raise ConfigError("push_to_hub: is not set, so there is nothing to upload")
+    take(config)
+    return UploaderActor(config, config.push_to_hub, name, metrics)
+
+
 def make_engine(config: RunConfig, name: str) -> "Engine":
     """Make the configured engine, for the actor of this name."""
     engine = config.inference.engine
@@ -393,6 +425,8 @@ MAKERS: dict[str, Callable[..., Actor]] = {
     "packer": make_packer,
     "trainer": make_trainer,
     "inference": make_inference,
+    "callbacks": make_callbacks,
+    "uploader": make_uploader,
 }
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 """Systems whose files `actors import` translates."""
-ACTORS = ("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment")
+ACTORS = (
+    *("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment", "callbacks", "uploader"),
+)
 EXIT_CONFIG = 2
 MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"
 FORK = "continue from the newest checkpoint even if identity keys of run.yaml differ; later steps are sampled again"

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.api import caller
-from actors.api.events import Callbacks, Events, saved_steps
 from actors.api.grpo_config import GRPOConfig
 from actors.api.model_files import push, save_model
 from actors.api.process import RunProcess
-from actors.api.progress import TrainerState, evaluation_log
 from actors.api.reward_here import RewardHere
 from actors.api.rows import write_rows
 from actors.api.translation import EVALUATED, Program, configuration, import_path, name_of, translated
+from actors.callbacks.events import Best, Events, Told, saved_steps
+from actors.callbacks.handler import Callbacks
+from actors.callbacks.progress import TrainerState, evaluation_log
 from actors.process.exits import EXIT_CONFIG
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig, load_config
@@ -323,8 +324,9 @@ class GRPOTrainer:
             self._callbacks.call,
             updates=self._updates,
             epochs_per_step=self._config.packer.groups_per_step / self._program.num_rows,
-            evaluated=EVALUATED,
-            checkpoint=first,
+            evaluated={EVALUATED: "eval"},
+            told=Told.of_checkpoint(first),
+            best=Best.of(self.args.metric_for_best_model, self.args.greater_is_better),
         )
 
     def _run(self, tree: Mapping[str, Any], events: Events | None, until: Callable[[], bool] = lambda: False) -> None:

@@ -5,11 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from actors.api.events import saved_steps
+from actors.callbacks.events import saved_steps
+from actors.uploader.files import model_files
 from schemas.errors import ConfigError
-
-OWN = ("trainer", "witness.json", "checksums.json")
-"""Names in a checkpoint that only a run reads."""
 
 
 def save_model(output: Path, folder: Path) -> int:
@@ -23,13 +21,9 @@ def save_model(output: Path, folder: Path) -> int:
         raise ConfigError(f"save_model: {output} has no checkpoint; call train() first")
     source = output / "checkpoints" / f"step_{steps[-1]}"
     folder.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.name in OWN or path.name.startswith("."):
-            continue
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
-        else:
-            shutil.copy2(path, folder / path.name)
+    for path, name in model_files(source):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, folder / name)
     return steps[-1]
 
 

@@ -95,6 +95,8 @@ def actors_of(config: RunConfig) -> list[Actor]:
         **({"inference": config.up.inference} if config.inference.pool is None else {"inference-pool": 1}),
         "reward": config.up.reward,
         "rollout": config.up.rollout,
+        "callbacks": int(bool(config.callbacks)),
+        "uploader": int(config.push_to_hub is not None),
     }
     return [Actor(kind, index) for kind, number in numbers.items() for index in range(number)]
 

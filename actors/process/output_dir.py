@@ -17,10 +17,13 @@ from schemas.errors import ConfigError
 
 MARKER = ".grpo-actors.json"
 LINES = ("metrics.jsonl", "samples.jsonl", "samples.older.jsonl", "evals.jsonl")
-REPLACED = (*LINES, "summary.json", "progress.json", "metrics_targets.json")
+REPLACED = (
+    *(*LINES, "summary.json", "progress.json", "metrics_targets.json"),
+    *("callbacks.json", "stop.json", "uploads.json"),
+)
 """Files replaced as a whole: each is first written as `.NAME`."""
-FOLDERS = ("checkpoints", "logs")
-LOG = re.compile(r"up\.log|(packer|trainer|inference|inference-pool|reward|rollout)-\S+\.log")
+FOLDERS = ("checkpoints", "logs", "uploads")
+LOG = re.compile(r"up\.log|(packer|trainer|inference|inference-pool|reward|rollout|callbacks|uploader)-\S+\.log")
 LOCKS = (".up.lock", ".actors.lock")
 WRITTEN = (RESOLVED, *FOLDERS, *REPLACED, *(f".{name}" for name in REPLACED))
 """Names that belong to a run alone. `ranks` and `weights` are not listed: files there carry the run's own name."""

@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from bus.counts import DROP_REASONS, REFUSALS, EdgeCounts
 from schemas.messages import EngineState, EnvironmentFailure, StopCondition
 
-Actor = Literal["rollout", "reward", "packer", "trainer", "inference"]
-ACTORS: tuple[Actor, ...] = ("rollout", "reward", "packer", "trainer", "inference")
+Actor = Literal["rollout", "reward", "packer", "trainer", "inference", "callbacks", "uploader"]
+ACTORS: tuple[Actor, ...] = get_args(Actor)
 
 # upper limits of histogram buckets; FAST and SLOW in seconds, e.g. for commits and for requests to engines
 # two buckets per power of ten: factors of about 3
@@ -55,6 +55,7 @@ STEP_GAUGES = (
 """Columns of metrics.jsonl that the packer shows as gauges, for the newest recorded step."""
 TRAJECTORY_GAUGES = ("turns_mean", "tool_calls_mean", "samples_per_completion", "failed_fraction")
 """Columns of the steps that have trajectories, shown likewise; NaN for the other steps."""
+CALLBACK_EVENTS = ("on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end")
 GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
 
 
@@ -342,6 +343,23 @@ SPECS = (
         _labels(part=("pause", "wire", "load")),
         FAST_BUCKETS,
     ),
+    Spec(
+        "grpo_callbacks_failures_total",
+        "counter",
+        "Exceptions of callbacks of the user, by event.",
+        _labels(event=CALLBACK_EVENTS),
+    ),
+    Spec("grpo_callbacks_told_step", "gauge", "Newest step whose events have been told to callbacks."),
+    Spec("grpo_callbacks_behind_steps", "gauge", "Steps trained whose events have not been told to callbacks."),
+    Spec(
+        "grpo_uploader_pushes_total",
+        "counter",
+        "Attempts to push a checkpoint to the hub; refused: the hub does not take it, missed: the checkpoint was "
+        "removed before.",
+        _labels(outcome=("pushed", "failed", "refused", "missed")),
+    ),
+    Spec("grpo_uploader_pushed_step", "gauge", "Newest step whose checkpoint is on the hub; 0: none yet."),
+    Spec("grpo_uploader_pending_checkpoints", "gauge", "Checkpoints that are to be pushed."),
 )
 BUS_SPECS = (
     Spec("grpo_bus_messages_total", "counter", "Messages over an edge, at this end.", _labels(edge=())),

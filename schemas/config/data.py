@@ -385,6 +385,11 @@ class EvalConfig(Section):
     exact_match: Free[str | None] = Field("exact_match", min_length=1)
     """Reward function whose value 1.0 counts as an exact match, named like `reward.functions[].path`. Empty: not
     measured."""
+    metric_for_best_model: Free[str] = "eval_reward"
+    """Metric by which callbacks know the best evaluation, as in transformers: `eval_reward`, or with several
+    evaluations `eval_NAME_reward`. `eval_` may be left out. No checkpoint is kept for it."""
+    greater_is_better: Free[bool] = True
+    """Whether a larger value of `metric_for_best_model` is better."""
 
     @property
     def sampling(self) -> SamplingParams:

@@ -236,6 +236,7 @@ def _resolve_paths(config: RunConfig, folder: Path) -> RunConfig:
             "trainer": trainer.model_copy(update=trained),
             "reward": reward.model_copy(update=located),
             "eval": config.eval.model_copy(update={"exact_match": exact_match}),
+            "callbacks": [_with_code(one, folder) for one in config.callbacks],
         }
     )
 

@@ -53,6 +53,17 @@ def _secrets_are_elsewhere(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _token_of_the_hub_is_elsewhere(config: "RunConfig") -> Iterator[str]:
+    """Refuse a token in the place of its variable. In capitals, since hf_abc would be a variable's name as well."""
+    name = config.push_to_hub.token_env if config.push_to_hub else ""
+    if name and not (name.isascii() and name.isidentifier() and name == name.upper()):
+        # the value is not repeated, since it may be the token
+        yield (
+            "push_to_hub.token_env: must be the name of an environment variable, in capitals; a token never stands in "
+            "the configuration"
+        )
+
+
 def _lag_rules_agree(config: "RunConfig") -> Iterator[str]:
     level, limit = config.packer.max_async_level, config.packer.max_off_policy_steps
     if limit < level:
@@ -404,6 +415,7 @@ RULES = (
     _services_have_a_key,
     _levels_move_alone,
     _secrets_are_elsewhere,
+    _token_of_the_hub_is_elsewhere,
     _shards_hold_what_they_can,
     _lag_rules_agree,
     _leases_outlast_a_lost_heartbeat,

@@ -7,10 +7,12 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from schemas.config.actors import PackerConfig, RewardConfig, RolloutConfig
 from schemas.config.base import Section
+from schemas.config.callbacks import CallbackConfig
 from schemas.config.data import EvalConfig
 from schemas.config.environments import EnvironmentConfig
 from schemas.config.inference import InferenceConfig
 from schemas.config.model import ModelConfig
+from schemas.config.push_to_hub import PushToHubConfig
 from schemas.config.resume_classes import Free, Identity
 from schemas.config.rules import problems_of
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
@@ -65,6 +67,10 @@ class RunConfig(Section):
     """Network between the processes: addresses, timeouts, encryption."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs, metrics and samples of completions."""
+    callbacks: Free[list[CallbackConfig]] = []
+    """Objects of the user that are told the events of the run."""
+    push_to_hub: Free[PushToHubConfig | None] = None
+    """Uploads of checkpoints to the Hugging Face hub. Empty: none."""
     up: UpConfig = UpConfig()
     """Processes that `actors up` starts on this machine: numbers, GPUs, restarts."""
 

@@ -25,6 +25,7 @@ from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
 from actors.ops.run_length import run_length_note, with_run_length
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
+from actors.ops.up.followers import FOLLOWERS, end_seconds, lines_of_hub, push_rest
 from actors.ops.up.run_lock import hold_run_lock
 from actors.ops.view.result import result_on_disk
 from actors.ops.view.screen import Screen, titled
@@ -33,6 +34,7 @@ from actors.process.exits import EXIT_CONFIG, EXIT_DONE, EXIT_NAME_TAKEN, EXIT_R
 from actors.process.hangup import let_go_of_terminal, stop_at_hangup
 from actors.process.membership import DRAIN_SECONDS, Membership, PackerSilentError, StartOverError
 from actors.process.output_dir import take
+from actors.process.stop_wish import StopWish, forget_wish, wish_to_stop
 from actors.telemetry.logs import bind_everywhere, configure_logs
 from bus.run_folder import folders_of
 from bus.topology import Addresses
@@ -52,6 +54,8 @@ STEADY_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 5.0
 """Limits of the doubling pause before a restart."""
+LONGEST_FOLLOWER_PAUSE_SECONDS = 60.0
+"""Limit of this pause for callbacks and uploads, which are started again without an end."""
 MAX_START_OVERS = 20
 """Most start-overs in a row without progress of the run; with their pauses about a minute and a half."""
 PROGRESS = ("step", "durable", "settled", "composed", "eval_open", "dropped")
@@ -65,10 +69,12 @@ STOP_STAGES = (
     (("reward",), ("reward",), DRAIN_SECONDS + 5.0, 1.0),
     (("inference", "inference-pool"), ("inference", "inference-pool", "trainer"), 120.0, 60.0),
     (("packer",), ("packer",), 10.0, 10.0),
+    (FOLLOWERS, FOLLOWERS, DRAIN_SECONDS + 5.0, 1.0),
 )
 """Stages of a stop: kinds told to exit, kinds waited for, seconds of the wait, and seconds after a failure of the run.
 
 Rollouts need reward actors to get rid of their groups. All need the packer. The trainer may be in a long step.
+Callbacks and uploads come last, since they follow what the others have done.
 """
 
 
@@ -97,6 +103,7 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
             raise ConfigError(*refused)  # before config.resolved.yaml is overwritten
         if (step := done_at(config)) is not None:
             print(f"{titled(config.name)}: {output}\n{nothing_to_do(config, step)}")
+            push_rest(config, (run_lock,))
             return EXIT_DONE
         if busy := busy_ports(config):
             raise ConfigError(*busy)
@@ -166,6 +173,10 @@ class Supervisor:
         """True until the screen has told from which step the run continues; False from the start for a new run."""
         self._made_progress: list[Any] = []
         self._stopping = 0
+        self._run = ""
+        """Id of the run; empty until the packer has told it."""
+        self._wish: StopWish | None = None
+        """Wish of a callback that is being followed."""
 
     def run(self) -> int:
         """Run until the packer has exited, or a signal stops the run. Return the exit code.
@@ -187,10 +198,14 @@ class Supervisor:
                 progress = self._progress(membership)
                 self._tend()
                 if self._packer.finished:
-                    wait_for(self.children, END_SECONDS)
+                    wait_for([child for child in self.children if child.kind not in FOLLOWERS], END_SECONDS)
                     self._screen.close(self._progress(membership))
-                    print("\n".join(result_on_disk(self._config)))
+                    self._end_followers()
+                    print("\n".join([*result_on_disk(self._config), *lines_of_hub(self._config)]))
                     return EXIT_DONE
+                if wish := self._wished():
+                    self._screen.close(progress)
+                    return self._begin_wished_stop(wish)
                 self._screen.show(progress, membership.silent_seconds)
                 time.sleep(POLL_SECONDS)
             log.info("stopping", signal=signal.Signals(self._stopping).name)
@@ -203,6 +218,43 @@ class Supervisor:
         finally:
             membership.close()
 
+    def _wished(self) -> StopWish | None:
+        """Return the wish of a callback of this run that training stops."""
+        wish = wish_to_stop(self._config.output) if self._config.callbacks else None
+        self._wish = wish if wish is not None and wish.run == self._run else None
+        return self._wish
+
+    def _begin_wished_stop(self, wish: StopWish) -> int:
+        """Begin to stop the run in order, as after a signal; return the exit code."""
+        log.info("stopping", callback=wish.callback, step=wish.step)
+        print(
+            f"stopping: the callback {wish.callback} wishes so after step {wish.step}; a signal kills all processes at "
+            "once",
+            file=sys.stderr,
+        )
+        self._stopping = signal.SIGTERM
+        return EXIT_DONE
+
+    def _end_followers(self) -> None:
+        """Wait until callbacks have been told the end, and the last checkpoint is pushed, each with its limit."""
+        for child in self._of(FOLLOWERS):
+            seconds, started, is_said = end_seconds(self._config, child.kind), time.monotonic(), False
+            while not child.finished and not self._stopping:
+                waited = time.monotonic() - started
+                if waited > seconds:
+                    break
+                if waited > END_SECONDS and not is_said:
+                    print(f"waiting for {child.name}, at most {seconds:.0f} s; Ctrl-C goes on without it", flush=True)
+                    is_said = True
+                self._tend()
+                time.sleep(POLL_SECONDS)
+            if not child.finished:
+                child.signal(signal.SIGKILL)
+                self._screen.say(f"{child.name} has not finished, and was ended; log: {child.log}")
+                child.finished = True
+        # a signal ended the wait, and not the run, which is done
+        self._stopping = 0
+
     def stop(self) -> None:
         """Let running children drain, stage by stage; kill a child that takes too long."""
         for told, awaited, seconds, seconds_when_failed in STOP_STAGES:
@@ -210,6 +262,8 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
             # after the end of the run there is no work left: a child still running has not heard of the end
             limit = END_SECONDS if self._packer.finished else seconds if self._stopping else seconds_when_failed
+            if self._wish and told == FOLLOWERS:  # as at the end of the run
+                limit = max(end_seconds(self._config, child.kind) for child in self._of(FOLLOWERS))
             for child in wait_for(self._of(awaited), limit):
                 child.signal(signal.SIGKILL)
             wait_for(self._of(awaited), END_SECONDS)
@@ -220,6 +274,10 @@ class Supervisor:
             step = newest_checkpoint(self._config)
             saved = f"saved step {step}" if step else "no step has been saved"
             print(f"{saved}; the same command continues the run", file=sys.stderr)
+            for line in lines_of_hub(self._config):
+                print(line, file=sys.stderr)
+        if self._wish:
+            forget_wish(self._config.output)
 
     def _tend(self) -> None:
         for child in self.children:
@@ -268,13 +326,16 @@ class Supervisor:
             ConfigError: the child can't use its configuration.
             RunFailedError: the child says that the run can't go on, or has failed too often in a row.
         """
-        lived = time.monotonic() - child.started
+        lived, is_first = time.monotonic() - child.started, not child.ended
         child.process, child.ended = None, how_it_ended(code)
         log.info("ended", child=child.name, how=child.ended, lived_seconds=round(lived, 1))
         if code == 0 and (self._config.output / "summary.json").exists():
             child.finished = True
             return
         where = f"log: {child.log}"
+        if child.kind in FOLLOWERS and not self._ends_run(child, code, is_first):
+            self._follower_ended(child, code)
+            return
         # these two would fail the same way again
         if code == EXIT_CONFIG:
             raise ConfigError(f"{child.name}: its configuration can't be used", *child.last_words(), where)
@@ -299,6 +360,28 @@ class Supervisor:
             raise RunFailedError("\n".join([what, *child.last_words(), where]))
         self._pause(child, min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** max(0, child.restarts - 1)))
 
+    def _ends_run(self, child: Child, code: int, is_first: bool) -> bool:
+        """Return whether the exit of a follower ends the run: a required callback has failed, or a start with a mistake.
+
+        Args:
+            child: the follower.
+            code: exit code.
+            is_first: True for the first exit; later a mistake is of files that changed during the run.
+        """
+        required = child.kind == "callbacks" and any(one.required for one in self._config.callbacks)
+        return (code == EXIT_RUN_FAILED and required) or (code == EXIT_CONFIG and (is_first or required))
+
+    def _follower_ended(self, child: Child, code: int) -> None:
+        """Start callbacks or uploads again, without an end: training does not depend on them."""
+        lived = time.monotonic() - child.started
+        child.restarts = 1 if lived > STEADY_SECONDS else child.restarts + 1
+        seconds = min(LONGEST_FOLLOWER_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (child.restarts - 1))
+        self._pause(child, seconds)
+        if code not in (EXIT_DONE, EXIT_START_OVER):
+            # the first line has the reason
+            why = " ".join(child.last_words()[:1])
+            self._screen.say(f"{child.name} ended {child.ended}; training goes on. {why}")
+
     def _start_over(self, child: Child, lived: float) -> None:
         """Restart a child that has asked for it, after a pause that grows while the run makes no progress.
 
@@ -322,6 +405,7 @@ class Supervisor:
         with contextlib.suppress(PackerSilentError, StartOverError):
             state = membership.latest()
             if isinstance(state, ObserverDirective):
+                self._run = state.run
                 self._say_where_it_starts(state.progress)
                 if state.progress:
                     self._made_progress = [state.progress.get(name) for name in PROGRESS]

@@ -36,6 +36,21 @@ class TrainerState:
     """Passes over the training data so far."""
     log_history: list[dict[str, Any]] = field(default_factory=list)
     """A dictionary per step and per evaluation, in TRL's names."""
+    best_metric: float | None = None
+    """Best value of `metric_for_best_model` so far; None: no evaluation has it."""
+    best_global_step: int | None = None
+    """Optimizer updates before the best evaluation."""
+    best_model_checkpoint: str | None = None
+    """Folder of the checkpoint that was best; None if there was none of this step."""
+    num_train_epochs: int = 0
+    """Passes over the training data of the whole run, rounded up."""
+    logging_steps: int = 1
+    eval_steps: int = 0
+    """Optimizer updates between two evaluations; 0: only at start and end."""
+    save_steps: int = 0
+    """Optimizer updates between two checkpoints."""
+    total_flos: float = 0.0
+    """Not counted."""
     is_world_process_zero: bool = True
     is_local_process_zero: bool = True
 
@@ -92,19 +107,34 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._last = b""
+        """Last line that was read, by which a file that was cut and has grown again is known."""
+
+    def was_cut(self) -> bool:
+        """Return whether lines that were read are gone, or have been replaced."""
+        if not self._offset:
+            return False
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset - len(self._last))
+                return file.read(len(self._last)) != self._last
+        except FileNotFoundError:
+            return True
+
+    def restart(self) -> None:
+        """Read from the first line on at the next call of `new`."""
+        self._offset, self._last = 0, b""
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the records that were completed since the last call."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
-            # a run that continues cuts off lines that the ledger does not know
-            self._offset = min(self._offset, self._path.stat().st_size)
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self._offset += len(line)
+                self._offset, self._last = self._offset + len(line), line
                 record = record_of(line)
                 if record is not None:
                     yield record

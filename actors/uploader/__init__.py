@@ -1,0 +1,1 @@
+"""The uploader actor: pushes checkpoints to the Hugging Face hub."""
