@@ -10,7 +10,10 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+
+HubT = TypeVar("HubT", bound="Hub")
 
 
 class Hub(http.server.ThreadingHTTPServer):
@@ -22,8 +25,8 @@ class Hub(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, folder: Path, handler: "type[Handler] | None" = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.folder = folder
         self.branches: dict[tuple[str, str], str] = {}
         """Commit of each branch, by data set and branch."""
@@ -60,7 +63,13 @@ class Hub(http.server.ThreadingHTTPServer):
 @contextmanager
 def hub(folder: Path) -> Iterator[Hub]:
     """Serve data sets until the end of the block."""
-    server = Hub(folder)
+    with serving(Hub(folder)) as server:
+        yield server
+
+
+@contextmanager
+def serving(server: HubT) -> Iterator[HubT]:
+    """Run a server until the end of the block."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -72,7 +81,7 @@ def hub(folder: Path) -> Iterator[Hub]:
         thread.join(10)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
@@ -93,10 +102,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes = b"") -> None:
         path = urllib.parse.urlsplit(self.path).path
+        self._note(path)
+        self._route(path, body)
+
+    def _note(self, path: str) -> None:
         self.server.requests.append(f"{self.command} {path}")
         self.server.tokens.add(self.headers.get("Authorization", ""))
         while self.server.silent:
             time.sleep(0.05)
+
+    def _route(self, path: str, body: bytes) -> None:
         if match := re.fullmatch(
             r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?", path
         ):

@@ -1,113 +1,184 @@
-"""A stand-in for the Hugging Face hub to which clients upload: models in memory, and the API that clients call.
-
-All files are uploaded as parts of the commit, as the hub has small ones.
-"""
+"""A stand-in for the Hugging Face hub that takes models: repositories, branches, commits and large files."""
 
 import base64
 import hashlib
-import http.server
 import json
 import re
-import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from tests.hub import Handler, Hub, serving
+
+TOKEN = "hf_of_the_test"
+USER = "me"
 
 
 @dataclass
-class Model:
-    """A repository of a model."""
+class Commit:
+    """A commit with all files of its tree."""
 
-    private: bool
-    files: dict[str, bytes] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
-    """Message of each commit."""
-
-
-class ModelHub(http.server.ThreadingHTTPServer):
-    """Server of models on loopback. Names without an owner become those of `somebody`."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.models: dict[str, Model] = {}
-        self.tokens: set[str] = set()
-        """Authorization headers of all requests."""
+    title: str
+    message: str
+    files: dict[str, bytes]
+    changed: list[str]
 
     @property
-    def url(self) -> str:
-        """Address for HF_ENDPOINT."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
+    def id(self) -> str:
+        """Its id, as git would make it: of the content."""
+        return hashlib.sha1(f"{self.title}\n{self.message}\n{sorted(self.files)}".encode()).hexdigest()
+
+
+@dataclass
+class Repository:
+    """A repository of a model."""
+
+    visibility: str | None
+    branches: dict[str, list[Commit]] = field(default_factory=lambda: {"main": []})
+
+
+class ModelHub(Hub):
+    """Server that takes models on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, ModelHandler)
+        self.repositories: dict[str, Repository] = {}
+        self.valid = {TOKEN}
+        """Tokens that may write."""
+        self.large: dict[str, bytes] = {}
+        """Large files by their sha256."""
+        self.failures: list[int] = []
+        """Status codes with which the next commits are refused."""
+        self.forbidden = False
+        """True: the token may only read."""
+        self.loses_answers = False
+        """True: commits are taken, and never answered."""
+
+    def titles(self, name: str, branch: str = "main") -> list[str]:
+        """Titles of the commits, oldest first."""
+        return [commit.title for commit in self.commits(name, branch)]
+
+    def commits(self, name: str, branch: str = "main") -> list[Commit]:
+        """Commits, oldest first; none without the repository."""
+        return list(self.repositories[name].branches[branch]) if name in self.repositories else []
 
 
 @contextmanager
-def model_hub() -> Iterator[ModelHub]:
-    """Serve until the end of the block."""
-    server = ModelHub()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+def model_hub(folder: Path) -> Iterator[ModelHub]:
+    """Take models until the end of the block."""
+    with serving(ModelHub(folder)) as server:
+        try:
+            yield server
+        finally:
+            server.loses_answers = False
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class ModelHandler(Handler):
     server: ModelHub
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, *args: Any) -> None:
-        """Keep quiet."""
+    def do_PUT(self) -> None:
+        """Take a large file, whose address is signed: without a token."""
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._note(urllib.parse.urlsplit(self.path).path)
+        self.server.large[hashlib.sha256(data).hexdigest()] = data
+        self._send(200, b"", {})
 
-    def do_POST(self) -> None:
-        """Create a model, say how files are uploaded, or commit."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        path = urllib.parse.urlsplit(self.path).path
-        self.server.tokens.add(self.headers.get("Authorization", ""))
-        if path == "/api/repos/create":
+    def _route(self, path: str, body: bytes) -> None:
+        if self.headers.get("Authorization", "").removeprefix("Bearer ") not in self.server.valid:
+            self._error(401, "", "Invalid username or password.")
+        elif self.server.forbidden and self.command == "POST":
+            self._error(403, "", "Forbidden: you need a token with write access")
+        elif path == "/api/repos/create":
             self._create(json.loads(body))
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path):
-            name, what = match.groups()
-            if name not in self.server.models:
-                self._answer(404, {"error": "Repository not found"})
-            elif what == "preupload":
-                files = [one["path"] for one in json.loads(body)["files"]]
-                shown = [{"path": one, "uploadMode": "regular", "shouldIgnore": False} for one in files]
-                self._answer(200, {"files": shown})
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+            self._batch(json.loads(body))
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(\w+)/([^/]+))?", path):
+            name, what, branch = match.groups()
+            repository = self.server.repositories.get(name)
+            if repository is None:
+                self._error(404, "RepoNotFound", f"no {name}")
             else:
-                self._commit(name, [json.loads(line) for line in body.splitlines()])
+                self._of_branch(name, repository, what or "", urllib.parse.unquote(branch or "main"), body)
         else:
-            self._answer(404, {"error": f"no {path}"})
+            self._error(404, "EntryNotFound", f"no {path}")
 
-    def _create(self, wanted: dict[str, Any]) -> None:
-        name = f"{wanted.get('organization') or 'somebody'}/{wanted['name']}"
-        if name in self.server.models:
-            self._answer(409, {"error": "You already created this model repo", "url": f"{self.server.url}/{name}"})
+    def _create(self, asked: dict[str, Any]) -> None:
+        name = f"{asked.get('organization') or USER}/{asked['name']}"
+        is_new = name not in self.server.repositories
+        if is_new:
+            self.server.repositories[name] = Repository(asked.get("visibility"))
+        body = {"url": f"{self.server.url}/{name}"} | ({} if is_new else {"error": "You already created this model"})
+        self._send(200 if is_new else 409, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _of_branch(self, name: str, repository: Repository, what: str, branch: str, body: bytes) -> None:
+        if what == "branch":
+            if branch in repository.branches:
+                self._error(409, "", "Reference already exists")
+                return
+            repository.branches[branch] = list(repository.branches["main"])
+            self._json({})
             return
-        self.server.models[name] = Model(wanted.get("private") is True or wanted.get("visibility") == "private")
-        self._answer(200, {"url": f"{self.server.url}/{name}", "name": name})
+        if branch not in repository.branches:
+            self._error(404, "RevisionNotFound", f"Invalid rev id: {branch}")
+            return
+        commits = repository.branches[branch]
+        if what == "preupload":
+            self._json({"files": [self._preupload(file, commits) for file in json.loads(body)["files"]]})
+        elif what == "commits":
+            self._json(
+                [
+                    {"id": c.id, "authors": [{"user": USER}], "date": "2026-01-01T00:00:00.000Z"}
+                    | {"title": c.title, "message": c.message}
+                    for c in reversed(commits)
+                ]
+            )
+        elif what == "commit":
+            self._commit(name, commits, [json.loads(line) for line in body.splitlines()])
+        else:
+            sha = commits[-1].id if commits else "0" * 40
+            self._json({"_id": "1", "id": name, "sha": sha, "private": False, "tags": [], "siblings": []})
 
-    def _commit(self, name: str, lines: list[dict[str, Any]]) -> None:
-        model = self.server.models[name]
+    def _preupload(self, file: dict[str, Any], commits: list[Commit]) -> dict[str, Any]:
+        path = file["path"]
+        known = commits[-1].files.get(path) if commits else None
+        is_large = path.endswith((".safetensors", ".bin", ".pt"))
+        digest = None
+        if known is not None:
+            sha1 = hashlib.sha1(b"blob %d\0" % len(known) + known).hexdigest()
+            digest = hashlib.sha256(known).hexdigest() if is_large else sha1
+        return {
+            "path": path, "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False, "oid": digest
+        }  # fmt: skip
+
+    def _batch(self, asked: dict[str, Any]) -> None:
+        objects = []
+        for one in asked["objects"]:
+            upload = {"href": f"{self.server.url}/large/{one['oid']}?X-Amz-Signature=secret", "header": {}}
+            actions = {} if one["oid"] in self.server.large else {"actions": {"upload": upload}}
+            objects.append({"oid": one["oid"], "size": one["size"], "authenticated": True} | actions)
+        self._json({"transfer": "basic", "objects": objects})
+
+    def _commit(self, name: str, commits: list[Commit], lines: list[dict[str, Any]]) -> None:
+        if self.server.failures:
+            self._error(self.server.failures.pop(0), "", "this hub is not well")
+            return
+        header, files, changed = {}, dict(commits[-1].files) if commits else {}, []
         for line in lines:
             value = line["value"]
             if line["key"] == "header":
-                model.messages.append(value["summary"])
+                header = value
+                continue
+            changed.append(value["path"])
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
             else:
-                assert (line["key"], value["encoding"]) == ("file", "base64")
-                model.files[value["path"]] = base64.b64decode(value["content"])
-        oid = hashlib.sha1(repr(lines).encode()).hexdigest()
-        self._answer(200, {"success": True, "commitOid": oid, "commitUrl": f"{self.server.url}/{name}/commit/{oid}"})
-
-    def _answer(self, status: int, value: dict[str, Any]) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+                files[value["path"]] = self.server.large[value["oid"]]
+        commit = Commit(header["summary"], header.get("description", ""), files, changed)
+        commits.append(commit)
+        while self.server.loses_answers:
+            time.sleep(0.05)
+        self._json({"commitUrl": f"{self.server.url}/{name}/commit/{commit.id}", "commitOid": commit.id})

@@ -68,6 +68,17 @@ def function_problems(config: RunConfig) -> Iterator[str]:
         file, _, name = loss.path.rpartition(":")
         found = _in_file(Path(file), name) if file.endswith(".py") else ()
         yield from (f"trainer.loss.path: {problem}" for problem in found)
+    yield from _callback_problems(config)
+
+
+def _callback_problems(config: RunConfig) -> Iterator[str]:
+    """Check that each callback exists: in a file by its syntax tree, in a package as far as the path has its form."""
+    for index, one in enumerate(config.callbacks):
+        key, (place, _, name) = f"callbacks.{index}.path", one.path.rpartition(":")
+        if place.endswith(".py"):
+            yield from (f"{key}: {problem}" for problem in _in_file(Path(place), name))
+        elif not re.fullmatch(r"\w+(\.\w+)*", place):
+            yield f"{key}: {one.path!r} must be package.module:Class or file.py:Class"
 
 
 def worker_notes(config: RunConfig) -> Iterator[Finding]:

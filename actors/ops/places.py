@@ -10,6 +10,8 @@ from pathlib import Path
 from actors.engines.http.access import api_key, server_tls
 from actors.process import ledger_file
 from actors.process.output_dir import problem_of
+from actors.process.packages import is_installed
+from actors.uploader.hub import token_of
 from bus.run_folder import weights_directory, weights_folder
 from schemas.config import RunConfig
 from schemas.config.model import DTYPE_BYTES
@@ -80,6 +82,22 @@ def _published_bytes(config: RunConfig) -> int:
     except (OSError, ValueError, KeyError):  # not a model: another check reports that
         return 0
     return DTYPE_BYTES[config.model.dtype] * sum(math.prod(shape) for shape in shapes.values())
+
+
+def token_problems(config: RunConfig) -> Iterator[str]:
+    """Check that there is a token for uploads to the hub. Whether the hub accepts it is not asked."""
+    if config.push_to_hub is None or not is_installed("huggingface_hub"):
+        return
+    try:
+        token = token_of(config.push_to_hub)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if token is None:
+        from huggingface_hub import get_token  # imported here, since most runs push nothing
+
+        if get_token() is None:
+            yield "push_to_hub: there is no token of the hub; set HF_TOKEN, or run `hf auth login`"
 
 
 def key_problems(config: RunConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from actors.ops.device_plan import actors_of, plan_here
 from actors.ops.environments import environment_problems, environments_of, missing_of_workers, template_findings
 from actors.ops.fit import Finding, cache_findings, column_findings, model_findings, prompt_findings
 from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
-from actors.ops.places import folder_problems, key_problems, room_problems
+from actors.ops.places import folder_problems, key_problems, room_problems, token_problems
 from actors.ops.requirements import not_installed
 from actors.process.packages import is_installed
 from schemas.config import RunConfig
@@ -66,8 +66,9 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
     # findings about this machine are problems only if the run starts here
     problems += [finding.words for finding in found if finding.fatal]
     notes = [finding.words for finding in (*found, *machine) if not (finding in found and finding.fatal)]
-    room = list(room_problems(config))
+    room, tokens = list(room_problems(config)), list(token_problems(config))
     if starts:
+        problems += tokens
         problems += room
         problems += [f"{key}: there is no file {path}" for key, path in files]
         problems += [f"{key}: {words}" for key, words in workers]
@@ -79,6 +80,7 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
     missing += [
         f"{key}: {name} is not installed here; a run needs it, install {extra}" for key, name, extra in packages
     ]
+    missing += [f"{words}; a run needs it" for words in tokens]
     return [*room, *missing, *notes]
 
 

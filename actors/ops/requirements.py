@@ -27,6 +27,8 @@ def not_installed(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         packages.append(("trainer.optimizer.type", "bitsandbytes", "grpo-actors[bnb]"))
     if engine.loads_model and config.model.attention == "flash":
         packages.append(("model.attention", "flash_attn", "flash-attn, or take auto"))
+    if config.push_to_hub is not None:
+        packages.append(("push_to_hub", "huggingface_hub", "grpo-actors[hub]"))
     for one in config.environments:
         if isinstance(one, DatasetConfig):
             packages += [(key, name, "grpo-actors[data]") for key, name in one.packages]

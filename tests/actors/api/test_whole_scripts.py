@@ -15,7 +15,7 @@ import pytest
 from actors import GRPOConfig, GRPOTrainer, load_run
 from tests.actors.trajectories.families import FAMILIES, tokenizer_of
 from tests.conftest import ModelFolder
-from tests.model_hub import model_hub
+from tests.model_hub import USER, model_hub
 
 pytestmark = pytest.mark.slow
 
@@ -188,16 +188,20 @@ def test_a_model_as_an_object_is_evaluated_trained_and_uploaded(
     before = trainer.evaluate()
     assert before["eval_num_completions"] == 8
     assert trainer.state.log_history[-1]["step"] == 0
-    with model_hub() as hub:
+    with model_hub(tmp_path / "hub") as hub:
+        hub.valid = {"secret", "other"}
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
         assert trainer.train().global_step == 2
-        assert hub.tokens == {"Bearer secret"}
-        (uploaded,) = hub.models.items()
-        assert (uploaded[0], uploaded[1].private) == ("somebody/tiny", True)
+        # large files go to an address that is signed, without a token
+        assert hub.tokens == {"Bearer secret", ""}
+        (uploaded,) = hub.repositories.items()
+        assert (uploaded[0], uploaded[1].visibility) == (f"{USER}/tiny", "private")
+        (commit,) = hub.commits(uploaded[0])
         trainer.push_to_hub("Once more", token="other")
-        assert hub.models["somebody/tiny"].messages == ["End of training", "Once more"]
+        assert hub.titles(uploaded[0]) == ["End of training", "Once more"]
         assert "Bearer other" in hub.tokens
-    for name, content in uploaded[1].files.items():
+    for name, content in commit.files.items():
         (tmp_path / "downloaded" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "downloaded" / name).write_bytes(content)
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "downloaded").state_dict()
