@@ -142,6 +142,24 @@ OVERVIEW = Dashboard(
                     (rate("grpo_packer_record_failures_total", "run"), "{{run}} record"),
                 ),
                 plot(
+                    "Uploads to the hub",
+                    "Newest step on the hub, and checkpoints that are to be pushed. Training waits for no upload; with "
+                    "failures see GrpoUploadsFailing in docs/reference/operations.md.",
+                    "none",
+                    (f"max by (run) (grpo_uploader_pushed_step{{{MATCH}}})", "{{run}} pushed step"),
+                    (f"max by (run) (grpo_uploader_pending_checkpoints{{{MATCH}}})", "{{run}} to be pushed"),
+                    (rate("grpo_uploader_pushes_total", "run, outcome"), "{{run}} {{outcome}} per second"),
+                ),
+                plot(
+                    "Callbacks",
+                    "Newest step told to callbacks, steps behind, and exceptions per second by event. A callback that "
+                    "hangs or raises delays no step of training.",
+                    "none",
+                    (f"max by (run) (grpo_callbacks_told_step{{{MATCH}}})", "{{run}} told step"),
+                    (f"max by (run) (grpo_callbacks_behind_steps{{{MATCH}}})", "{{run}} behind"),
+                    (rate("grpo_callbacks_failures_total", "run, event"), "{{run}} {{event}} raises"),
+                ),
+                plot(
                     "Scrape targets",
                     "1 if Prometheus reaches the process, else 0, for each process that the packer lists. At 0 the "
                     "process is gone, or telemetry.metrics_host is an address that Prometheus can't reach.",

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-
 HubT = TypeVar("HubT", bound="Hub")
 
 

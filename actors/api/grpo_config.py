@@ -20,7 +20,13 @@ _WHOLE = (
 )
 """Keywords of TRL that the importer knows without a default."""
 KEYWORDS = frozenset(
-    {*versions.GRPO_KEYS, *(key for keys in trl.IRRELEVANT.values() for key in keys), *trl.SWITCHES, *_WHOLE}
+    {
+        *versions.GRPO_KEYS,
+        *(key for keys in trl.IRRELEVANT.values() for key in keys),
+        *trl.SWITCHES,
+        *trl.FOLLOWERS,
+        *_WHOLE,
+    }
 )
 """Keywords that TRL's GRPOConfig has, of TRL 1.16 and earlier."""
 

@@ -170,5 +170,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _plain(error: BaseException) -> str:
-    """Return the text of an error on one line, without the queries of addresses, which may be signed."""
-    return re.sub(r"\?\S+", "?…", " ".join(str(error).split()))[:300] or repr(error)
+    """Return the text of an error on one line, without hints for browsers, and without signed parts of addresses."""
+    text = re.sub(r"For more information check: \S+", "", str(error))
+    return re.sub(r"\?\S+", "?…", " ".join(text.split()))[:300] or repr(error)

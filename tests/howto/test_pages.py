@@ -28,7 +28,10 @@ BASE: dict[str, Any] = {
     "reward": {"functions": [{"path": "characters_in_place"}]},
     "trainer": {"max_steps": 1},
 }
-SECTIONS = "model|environments|rollout|reward|packer|trainer|inference|weights|eval|ledger|bus|telemetry|up"
+SECTIONS = (
+    "model|environments|rollout|reward|packer|trainer|inference|weights|eval|ledger|bus|telemetry|callbacks|push_to_hub|"
+    "up"
+)
 
 
 @pytest.fixture(params=NAMES)
@@ -40,8 +43,8 @@ def found(request: pytest.FixtureRequest) -> Page:
 def test_the_pages_are_there() -> None:
     """The list that the navigation has."""
     assert NAMES == [
-        "areal", "custom-loss", "debugging", "environment", "ms-swift", "prime-rl", "several-machines", "surogate",
-        "trl", "turns", "vllm",
+        "areal", "custom-loss", "debugging", "environment", "following", "ms-swift", "prime-rl", "several-machines",
+        "surogate", "trl", "turns", "vllm",
     ]  # fmt: skip
 
 

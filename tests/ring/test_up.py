@@ -83,7 +83,8 @@ def test_up_runs_to_the_end_and_leaves_what_it_promises(tmp_path):
         samples = subprocess.run(
             [sys.executable, "-m", "actors", "samples", str(config.output)], capture_output=True, text=True, check=True
         ).stdout
-    for spec in SPECS:
+    # callbacks and uploads have tests of their own
+    for spec in (spec for spec in SPECS if spec.actor in ALL):
         assert f"# TYPE {spec.name} {spec.kind}" in seen[f"{spec.actor}-0"]
     for spec in BUS_SPECS[:3]:
         assert f"# TYPE {spec.name} {spec.kind}" in seen["rollout-0"]

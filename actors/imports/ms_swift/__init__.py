@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from actors.imports.hub import best_metric, uploads
 from actors.imports.huggingface import checkpoints, optimizer, run_name, schedule
 from actors.imports.job import Import, Options
 from actors.imports.ms_swift import rewards, settings, versions
+from actors.imports.ms_swift.callbacks import callbacks
 from actors.imports.ms_swift.inputs import ENVIRONMENT, gather
 from schemas.errors import ConfigError
 
@@ -39,9 +41,6 @@ _IRRELEVANT = {
         *("add_version", "model_type", "task_type", "rlhf_type", "model_name", "model_author", "custom_register_path"),
         *(
             "custom_dataset_info",
-            "hub_token",
-            "hub_model_id",
-            "hub_private_repo",
             "config",
             "use_ray",
             "agent_template",
@@ -51,11 +50,9 @@ _IRRELEVANT = {
             "download_mode",
             "local_repo_path",
             "eval_metric",
-            "metric_for_best_model",
             "response_prefix",
         ),
         *(
-            "greater_is_better",
             "freeze_vit",
             "freeze_aligner",
             "freeze_llm",
@@ -71,7 +68,6 @@ _SWITCHES = {
         "no tracker is built in",
         "read metrics.jsonl",
     ),
-    "push_to_hub": (False, "nothing is uploaded", "upload checkpoints/ of output_dir"),
     "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
     "save_only_model": (False, "checkpoints hold the optimizer too", ""),
     "optimizer": (
@@ -83,12 +79,17 @@ _SWITCHES = {
     "template": (None, "the model's own chat template applies", "set model.chat_template"),
     "use_chat_template": ((None, True, "true"), "prompts pass the model's chat template", ""),
     "interleave_prob": (None, "rows come from one file", "mix them in the file"),
-    "callbacks": ((None, []), "nothing of the origin's code runs inside the trainer", ""),
     "adapters": ((None, []), "a run starts with new adapters", "merge them into the model first"),
     "router_aux_loss_coef": ((0, 0.0, "0", "0.0"), "no auxiliary loss for experts", ""),
     "neftune_noise_alpha": (None, "no noise on embeddings", ""),
     "max_turns": (None, "prompts of a file have one turn", "write an environment: environments[].type python"),
 }
+
+_FOLLOWERS = (
+    *("push_to_hub", "hub_strategy", "hub_token", "hub_model_id", "hub_private_repo", "metric_for_best_model"),
+    *("greater_is_better", "callbacks", "early_stop_interval"),
+)
+"""Keys of uploads and callbacks."""
 
 
 def read(files: list[Path], arguments: list[str], options: Options) -> Import:
@@ -126,6 +127,9 @@ def read(files: list[Path], arguments: list[str], options: Options) -> Import:
     rewards.rewards(job, inputs)
     rewards.mixed_in(job, world, pace.updates)
     settings.spread(job, inputs, world)
+    callbacks(job)
+    uploads(job, "" if job.value("use_hf") else "the origin pushes to ModelScope (use_hf is not set)")
+    best_metric(job)
     _close(job)
     return job
 
@@ -157,5 +161,5 @@ def _close(job: Import) -> None:
             job.refuse(key, "belongs to a loss that is not built", "remove it with loss_type")
         elif key.startswith(("lmdeploy_", "use_lmdeploy", "num_infer_workers", "vllm_device")):
             job.settle(key, "a retired engine of the origin")
-    known = [*job.defaults, *(key for keys in _IRRELEVANT.values() for key in keys), *_SWITCHES]
+    known = [*job.defaults, *(key for keys in _IRRELEVANT.values() for key in keys), *_SWITCHES, *_FOLLOWERS]
     job.finish(known)

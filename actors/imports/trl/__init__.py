@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+from actors.imports.hub import best_metric, uploads
 from actors.imports.huggingface import checkpoints, optimizer, run_name, schedule
 from actors.imports.job import Import, Options
 from actors.imports.trl import batches, rewards, settings, versions
+from actors.imports.trl.callbacks import callbacks
 from actors.imports.trl.inputs import Inputs, gather
 from schemas.config.load import MISSING
 
@@ -43,21 +45,12 @@ IRRELEVANT = {
     ),
     "name of an experiment of another tool": (
         *("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "wandb_entity"),
-        *("wandb_project", "wandb_run_group", "hub_token", "hub_private_repo", "hub_strategy", "hub_always_push"),
-        *(
-            "hub_model_id",
-            "hub_revision",
-            "hub_model_revision",
-            "benchmarks",
-            "num_benchmarks",
-            "overwrite_hub_revision",
-        ),
-        *("push_to_hub_revision", "metric_for_best_model", "greater_is_better", "model_type"),
+        *("wandb_project", "wandb_run_group", "hub_model_revision", "benchmarks", "num_benchmarks"),
+        *("overwrite_hub_revision", "push_to_hub_revision", "model_type"),
     ),
 }
 """Keys without influence here, by the reason."""
 SWITCHES = {
-    "push_to_hub": (False, "nothing is uploaded", "upload checkpoints/ of output_dir"),
     "report_to": (("none", [], None, ["none"]), "no tracker is built in", "read metrics.jsonl"),
     "load_best_model_at_end": (False, "the last model is the result", "choose among checkpoints/"),
     "save_only_model": (False, "checkpoints hold the optimizer too", "copy the model alone"),
@@ -71,9 +64,13 @@ SWITCHES = {
     "parallelism_config": (None, "no parallelism within a sequence or layer", "use more processes"),
     "auto_find_batch_size": (False, "TRL refuses it too", "remove it"),
     "dataset_mixture": (None, "rows come from a file", "export the mixture to JSON Lines"),
-    "callbacks": ((None, []), "nothing of the origin's code runs inside the trainer", "read metrics.jsonl as it grows"),
 }
 """Keys with their values that change nothing, the reason to refuse others, and the way to do without."""
+FOLLOWERS = (
+    *("push_to_hub", "hub_strategy", "hub_token", "hub_model_id", "hub_private_repo", "hub_revision"),
+    *("hub_always_push", "metric_for_best_model", "greater_is_better", "callbacks"),
+)
+"""Keys of uploads and callbacks."""
 
 
 def read(files: list[Path], arguments: list[str], options: Options) -> Import:
@@ -123,6 +120,9 @@ def translate(inputs: Inputs, options: Options) -> Import:
     settings.spread(job, world)
     rewards.data(job, inputs, has_evaluation)
     rewards.rewards(job, inputs)
+    callbacks(job, inputs)
+    uploads(job)
+    best_metric(job)
     _close(job, inputs, world)
     return job
 
@@ -186,5 +186,6 @@ def _close(job: Import, inputs: Inputs, world: int | None) -> None:
         "chat_template_path",
         *(key for keys in IRRELEVANT.values() for key in keys),
         *SWITCHES,
+        *FOLLOWERS,
     ]
     job.finish(known)

@@ -118,11 +118,11 @@ def _turns(job: Import, inputs: Inputs) -> bool:
         job.run.set(f"{at}.type", "python")
         if name:
             job.run.set(f"{at}.name", str(name))
-        path = _path_of(value, inputs) if factory else _path_of_tools(value, inputs)
+        path = path_of(value, inputs) if factory else _path_of_tools(value, inputs)
         if rollout is None and path is not None:
             job.run.set(f"{at}.path", path, "environment_factory" if factory else "tools")
         elif rollout is None:
-            job.ask(f"{at}.path", f"FILE.py:NAME of {_text(value)}, at the top level of its file")
+            job.ask(f"{at}.path", f"FILE.py:NAME of {text_of_value(value)}, at the top level of its file")
         if factory is None or "train_dataset" in job.given or job.options.data is not None:
             _file(job, f"{at}.rows", "--data FILE.jsonl, a row for each example")
         turns = job.value("max_tool_calling_iterations") if "max_tool_calling_iterations" in job.defaults else None
@@ -146,7 +146,7 @@ def _turns(job: Import, inputs: Inputs) -> bool:
     return True
 
 
-def _path_of(value: Any, inputs: Inputs) -> str | None:
+def path_of(value: Any, inputs: Inputs) -> str | None:
     """Return the path of a function or class, None if no other process could import it."""
     if isinstance(value, Local) and value.importable and value.name:
         return f"{inputs.script}:{value.name}"
@@ -176,10 +176,11 @@ def _path_of_tools(value: Any, inputs: Inputs) -> str | None:
     return None
 
 
-def _text(value: Any) -> str:
+def text_of_value(value: Any) -> str:
+    """Return a value of a script as short text, for reports."""
     match value:
         case list() | tuple():
-            return "[" + ", ".join(_text(one) for one in value) + "]"
+            return "[" + ", ".join(text_of_value(one) for one in value) + "]"
         case Local():
             return value.name or "a lambda"
         case Imported(path):
@@ -209,13 +210,13 @@ def rewards(job: Import, inputs: Inputs) -> None:
     for index, function in enumerate(functions):
         at = f"reward.functions.{index}"
         known = _known(function, job, inputs)
-        if known is None and (path := function_of_option(job, _text(function), len(open_names))):
+        if known is None and (path := function_of_option(job, text_of_value(function), len(open_names))):
             known = path, {}
         if known is None:
             job.ask(f"{at}.path", _question(function))
         else:
             path, kwargs = known
-            job.run.set(f"{at}.path", path, _text(function) if _text(function) != path else "")
+            job.run.set(f"{at}.path", path, text_of_value(function) if text_of_value(function) != path else "")
             if kwargs:
                 job.run.set(f"{at}.kwargs", kwargs, "arguments of the origin's function")
         job.run.set(f"{at}.weight", float(weights[index]) if weights else 1.0)
@@ -234,7 +235,7 @@ def rewards(job: Import, inputs: Inputs) -> None:
         else:
             job.ask("reward.functions.0.path", "reward function; --reward FILE.py:F")
     _warn(job, inputs, functions)
-    for key in ("reward_processing_classes", "callbacks", "optimizers"):
+    for key in ("reward_processing_classes", "optimizers"):
         job.refuse(key, "nothing of the origin's code runs inside the trainer here", "read metrics.jsonl")
     job.settle("processing_class", "the tokenizer of model.path")
 
@@ -282,10 +283,10 @@ def _known(function: Any, job: Import, inputs: Inputs) -> tuple[str, dict[str, A
             names = dict(zip(_MADE_BY_TRL[function.name][1], function.args, strict=False))
             return _made(function.name, names | function.kwargs)
         if function.name == "partial" and function.args and not function.args[1:]:
-            path = _path_of(function.args[0], inputs)
+            path = path_of(function.args[0], inputs)
             return None if path is None else (path, dict(function.kwargs))
         return None
-    path = _path_of(function, inputs)
+    path = path_of(function, inputs)
     return None if path is None else (path, {})
 
 
@@ -321,7 +322,7 @@ def _named(name: str, job: Import) -> tuple[str, dict[str, Any]] | None:
 
 
 def _question(function: Any) -> str:
-    name = _text(function)
+    name = text_of_value(function)
     if isinstance(function, Local):
         reason = "is made inside a function" if function.name else "has no name"
         return f"{name} {reason}, so no other process can import it; move it to the top level, or --reward FILE.py:F"

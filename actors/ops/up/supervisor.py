@@ -361,7 +361,7 @@ class Supervisor:
         self._pause(child, min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** max(0, child.restarts - 1)))
 
     def _ends_run(self, child: Child, code: int, is_first: bool) -> bool:
-        """Return whether the exit of a follower ends the run: a required callback has failed, or a mistake at the start.
+        """Return whether the exit of a follower ends the run: a required callback, or a mistake at the start.
 
         Args:
             child: the follower.

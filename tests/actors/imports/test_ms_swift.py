@@ -548,3 +548,34 @@ def test_the_reference_follows_the_policy_as_in_ms_swift(tmp_path: Path, keys: s
     check_verdicts(job, {"sync_ref_model": verdict})
     every, alpha = (job.run.get(f"trainer.reference.sync.{key}") for key in ("every_steps", "alpha"))
     assert ({"every_steps": every, "alpha": alpha} if every else None) == sync
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdicts", "values"),
+    [
+        ("push_to_hub: true, use_hf: true, hub_model_id: me/x, hub_private_repo: true",
+         {"push_to_hub": "converted", "hub_model_id": "taken", "hub_private_repo": "taken"},
+         {"push_to_hub.hub_model_id": "me/x", "push_to_hub.hub_private_repo": True}),
+        ("push_to_hub: true, hub_model_id: me/x", {"push_to_hub": "refused", "hub_model_id": "irrelevant"},
+         {"push_to_hub": None}),
+        ("push_to_hub: false", {"push_to_hub": "irrelevant"}, {"push_to_hub": None}),
+        ("hub_token: hf_abcdefgh", {"hub_token": "refused"}, {"push_to_hub": None}),
+        ("early_stop_interval: 3, eval_steps: 5, val_dataset: [a/c], metric_for_best_model: reward",
+         {"early_stop_interval": "converted", "metric_for_best_model": "taken"},
+         {"callbacks.0.path": "transformers:EarlyStoppingCallback",
+          "callbacks.0.kwargs": {"early_stopping_patience": 3}, "eval.metric_for_best_model": "reward"}),
+        ("early_stop_interval: 3", {"early_stop_interval": "refused"}, {"callbacks": []}),
+        ("callbacks: [early_stop]", {"callbacks": "irrelevant"}, {"callbacks": []}),
+        ("callbacks: [perf_log, graceful_exit]", {"callbacks": "irrelevant"}, {"callbacks": []}),
+        ("callbacks: [lisa]", {"callbacks": "refused"}, {"callbacks": []}),
+        ("callbacks: [my_own]", {"callbacks": "refused"}, {"callbacks": []}),
+        ("callbacks: []", {"callbacks": "irrelevant"}, {"callbacks": []}),
+    ],
+)  # fmt: skip
+def test_uploads_and_callbacks(tmp_path: Path, keys: str, verdicts: dict[str, str], values: dict[str, Any]) -> None:
+    """Uploads go to ModelScope unless use_hf; of callbacks by name, early stopping has a counterpart."""
+    job = imported(tmp_path, f"{{{BASE}, per_device_train_batch_size: 8, max_steps: 40, {keys}}}")
+    check_verdicts(job, verdicts)
+    job.run.remove("environments.0.eval_path")
+    check_values(job, values)
+    assert "hf_abcdefgh" not in "".join(job.report.lines())

@@ -265,11 +265,13 @@ def test_a_recipe_of_open_r1_with_accelerate_has_the_values_of_its_code(tmp_path
         "trainer.correction": None, "trainer.reference.beta": 0.04, "trainer.checkpoint.interval": 3348,
         "trainer.checkpoint.keep_last": 1, "eval.num_prompts": 0,
         "output_dir": "data/mine", "seed": 42, "inference.engine.type": "vllm",
+        "push_to_hub.hub_model_id": "mine", "push_to_hub.hub_strategy": "every_save", "callbacks": [],
         "up.colocate": False,
     })  # fmt: skip
     check_verdicts(job, {
         "model_name_or_path": "renamed", "torch_dtype": "converted", "max_prompt_length": "converted",
-        "report_to": "refused", "push_to_hub": "refused", "seed": "taken", "warmup_ratio": "renamed",
+        "report_to": "refused", "push_to_hub": "converted", "hub_model_id": "taken", "seed": "taken",
+        "warmup_ratio": "renamed",
         "save_total_limit": "renamed",
         "accelerate.num_processes": "converted", "accelerate.machine_rank": "irrelevant", "do_eval": "irrelevant",
         "lr_scheduler_kwargs.min_lr_rate": "converted", "gradient_checkpointing_kwargs.use_reentrant": "irrelevant",
@@ -921,3 +923,103 @@ def test_the_reference_follows_the_policy_as_in_trl(tmp_path: Path, words: str, 
     reference = config.trainer.reference
     found = reference.sync.model_dump() if reference is not None and reference.sync is not None else None
     assert found == sync
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdicts", "values"),
+    [
+        ("push_to_hub: true", {"push_to_hub": "converted"}, {"push_to_hub.hub_strategy": "every_save"}),
+        (
+            "push_to_hub: true, hub_strategy: all_checkpoints, hub_model_id: me/x, hub_revision: trial",
+            {"hub_strategy": "converted", "hub_model_id": "taken", "hub_revision": "taken"},
+            {
+                "push_to_hub.hub_strategy": "all_checkpoints", "push_to_hub.hub_model_id": "me/x",
+                "push_to_hub.hub_revision": "trial",
+            },
+        ),
+        ("push_to_hub: true, hub_private_repo: true, hub_always_push: true",
+         {"hub_private_repo": "taken", "hub_always_push": "taken"},
+         {"push_to_hub.hub_private_repo": True, "push_to_hub.hub_always_push": True}),
+        ("push_to_hub: false, hub_model_id: me/x", {"push_to_hub": "irrelevant", "hub_model_id": "irrelevant"},
+         {"push_to_hub": None}),
+        ("hub_model_id: me/x, hub_strategy: end", {"hub_model_id": "irrelevant", "hub_strategy": "irrelevant"},
+         {"push_to_hub": None}),
+        ("push_to_hub: true, hub_token: hf_abcdefgh", {"hub_token": "refused"}, {"push_to_hub.token_env": ""}),
+        ("hub_token: null", {"hub_token": "irrelevant"}, {}),
+        ("metric_for_best_model: eval_loss", {"metric_for_best_model": "taken"},
+         {"eval.metric_for_best_model": "eval_loss", "eval.greater_is_better": False}),
+        ("metric_for_best_model: reward, greater_is_better: true", {"greater_is_better": "taken"},
+         {"eval.metric_for_best_model": "reward", "eval.greater_is_better": True}),
+        ("greater_is_better: true", {"greater_is_better": "irrelevant"}, {"eval.metric_for_best_model": "eval_reward"}),
+        ("load_best_model_at_end: true", {"load_best_model_at_end": "refused"}, {}),
+    ],
+)  # fmt: skip
+def test_uploads_and_the_best_metric(
+    tmp_path: Path, keys: str, verdicts: dict[str, str], values: dict[str, Any]
+) -> None:
+    """The same names in sections of their own; a token is refused, and is not in the report."""
+    job = imported(tmp_path, f"{{model_name_or_path: a/b, reward_funcs: [mine.f], max_steps: 40, {keys}}}")
+    check_verdicts(job, verdicts)
+    check_values(job, values)
+    assert "hf_abcdefgh" not in "".join(job.report.lines())
+
+
+CALLBACKS = """
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, LogCompletionsCallback
+from my.calls import Mine
+
+class Own(TrainerCallback):
+    def on_log(self, args, state, control, **kwargs):
+        pass
+
+def made():
+    class Inner(TrainerCallback):
+        pass
+    return Inner
+
+trainer = GRPOTrainer(
+    model="a/b",
+    reward_funcs="mine.f",
+    args=GRPOConfig(output_dir="out", max_steps=10),
+    train_dataset=rows,
+    callbacks={callbacks},
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "found"),
+    [
+        ("[EarlyStoppingCallback(early_stopping_patience=2)]",
+         [{"path": "transformers:EarlyStoppingCallback", "kwargs": {"early_stopping_patience": 2}}]),
+        ("[Own, Mine()]", [{"path": "{folder}/train.py:Own", "kwargs": {}}, {"path": "my.calls:Mine", "kwargs": {}}]),
+        ("[]", []),
+        ("None", []),
+        ("[EarlyStoppingCallback(2)]", "EarlyStoppingCallback(2) has arguments without names"),
+        ("[Mine(path=open('x'))]", "the arguments of Mine(path=open('x')) can't be read"),
+        ("[PrinterCallback]", "PrinterCallback is for the origin's own loop"),
+        ("[LogCompletionsCallback(trainer=1)]", "LogCompletionsCallback reads the trainer's model"),
+        ("[made()]", "can't be imported by another process"),
+        ("[lambda: 1]", "can't be imported by another process"),
+        ("others()", "the list can't be read"),
+    ],
+)  # fmt: skip
+def test_callbacks_of_a_script_that_another_process_can_import(
+    tmp_path: Path, callbacks: str, found: list[dict[str, Any]] | str
+) -> None:
+    """With constant arguments; each other one is refused with the reason, and with it the key."""
+    job = imported(tmp_path, CALLBACKS.replace("{callbacks}", callbacks))
+    if isinstance(found, str):
+        [entry] = [entry for entry in job.report.entries if entry.key == "callbacks"]
+        assert (str(entry.verdict), found in entry.text) == ("refused", True), entry.text
+        return
+    expected = [one | {"path": one["path"].replace("{folder}", str(tmp_path))} for one in found]
+    config = check_tree(job.run.tree)
+    assert [one.model_dump(exclude={"required"}) for one in config.callbacks] == expected
+
+
+def test_a_callback_that_is_added_later_is_told(tmp_path: Path) -> None:
+    """It is no key of the input, and would be forgotten otherwise."""
+    job = imported(tmp_path, CALLBACKS.replace("{callbacks}", "None") + "trainer.add_callback(Own())\n")
+    assert any("trainer.add_callback(Own()) in line" in note for note in job.report.notes)

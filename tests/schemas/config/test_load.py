@@ -53,7 +53,8 @@ def _load_problems(path: Path, *overrides: str) -> list[str]:
         ({"trianer": {}}, "trianer: no such key, did you mean 'trainer'?"),
         ({"model__lora": {"rnak": 4}}, "model.lora.rnak: no such key, did you mean 'rank'?"),
         ({"eval__zzz": 1}, ("eval.zzz: no such key, allowed are at_end, at_start, completions_per_prompt, every_steps, "
-                           "exact_match, max_tokens, num_prompts, sources, temperature, top_k, top_p")),
+                           "exact_match, greater_is_better, max_tokens, metric_for_best_model, num_prompts, sources, "
+                           "temperature, top_k, top_p")),
         ({"environments": [{"type": "arithmetic", "max_operant": 5}]},
          "environments.0.max_operant: no such key, did you mean 'max_operand'?"),
         ({"environments": [{"type": "arithmetics"}]},
