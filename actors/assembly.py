@@ -371,11 +371,17 @@ def make_inference(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> 
 
 
 def make_callbacks(config: RunConfig, name: str, metrics: Metrics, **_: Any) -> "CallbacksActor":
-    """Make the actor that tells events to the user's callbacks. Their code is loaded when it runs."""
+    """Make the actor that tells events to the user's callbacks. Their code is loaded when it runs.
+
+    Raises:
+        ConfigError: `callbacks` is empty.
+    """
     from actors.callbacks.loop import CallbacksActor
     from actors.datasets import make_dataset
     from schemas.config.environments import EnvironmentBase
 
+    if not config.callbacks:
+        raise ConfigError("callbacks: is empty, so there is nobody to tell events")
     take(config)
     # epochs are known where files of rows are; other sources would have to be opened, or asked
     files = [e for e in config.trained if "train" in e.files and not isinstance(e, EnvironmentBase)]

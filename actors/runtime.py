@@ -30,7 +30,7 @@ from schemas.config import RunConfig
 log = structlog.get_logger("runtime")
 
 REWARD_OOM_SCORE = 500
-"""The kernel's oom_score_adj for reward actors, of 1000: ranks each as if it used half of the memory in addition."""
+"""The kernel's oom_score_adj for reward actors and callbacks, of 1000: ranks each as if it used half of the memory in addition."""
 
 
 def run_actor(
@@ -119,7 +119,7 @@ def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
     fault_points.name_process(name)  # for tests alone
     threading.excepthook = end_with_thread
     log.info("actor started", pid=os.getpid())
-    if kind == "reward":
+    if kind in ("reward", "callbacks"):
         prefer_oom_kill()
     if parent is not None:
         die_with(parent)
@@ -128,8 +128,8 @@ def _begin(config: RunConfig, kind: str, name: str, parent: int | None) -> None:
 def prefer_oom_kill() -> None:
     """Make the kernel kill this process and its children before other processes of the run when memory runs out.
 
-    Reward functions are the most likely to leak, and a reward actor can be replaced at no cost. A trainer can't, and a
-    packer even less.
+    Code of the user is the most likely to leak, and a reward actor or the process of callbacks can be replaced at no
+    cost. A trainer can't, and a packer even less.
     """
     # other systems than Linux have no /proc, and a sandbox may forbid the write
     with contextlib.suppress(OSError, ValueError):

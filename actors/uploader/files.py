@@ -29,13 +29,25 @@ class Saved:
         return f"step_{self.step}.{self.chain[:16]}"
 
 
-def saved_by(output: Path) -> list[Saved]:
-    """Return all checkpoints of the living history by the copies of their witnesses, oldest first."""
-    found = []
+Known = dict[str, tuple[int, Saved]]
+"""Checkpoints by the name of their witness, with the time at which the file was written."""
+
+
+def saved_by(output: Path, known: Known | None = None) -> list[Saved]:
+    """Return all checkpoints of the living history by the copies of their witnesses, oldest first.
+
+    Args:
+        output: folder of the run.
+        known: witnesses read before, extended: a long run has thousands, each with the ordinals of its steps.
+    """
+    found, known = [], {} if known is None else known
     for path in (output / "checkpoints" / "witness").glob("step_*.json"):
         try:
-            witness = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Saved(int(witness["step"]), str(witness["chain"])))
+            written = path.stat().st_mtime_ns
+            if known.get(path.name, (0, None))[0] != written:
+                witness = json.loads(path.read_text(encoding="utf-8"))
+                known[path.name] = written, Saved(int(witness["step"]), str(witness["chain"]))
+            found.append(known[path.name][1])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # moved away right now: its history was given up
     return sorted(found)

@@ -19,7 +19,7 @@ from actors.process.membership import Drain, Membership, PackerSilentError, Star
 from actors.process.stop_wish import wish_to_stop
 from actors.telemetry.metrics import Metrics
 from actors.uploader.choice import due, pushes_all, updates_model
-from actors.uploader.files import Saved, forget_copies, keep, place_of, run_of, saved_by
+from actors.uploader.files import Known, Saved, forget_copies, keep, place_of, run_of, saved_by
 from actors.uploader.hub import HubRepository, PushFailedError
 from actors.uploader.record import Uploads
 from bus import threads
@@ -71,6 +71,7 @@ class UploaderActor:
         self._repository = HubRepository(keys, config.name, config.output.name)
         self._record = Uploads("")
         self._attempt: Attempt | None = None
+        self._known: Known = {}
         self._is_unsure = True
         """True if an earlier process may have pushed more than is recorded."""
         self._given_up: set[str] = set()
@@ -115,10 +116,10 @@ class UploaderActor:
             TimeoutError: the attempt has taken `attempt_timeout`.
         """
         self.liveness.turn()
-        saved = saved_by(self._output)
+        saved = saved_by(self._output, self._known)
         wanted = due(saved, self._record.chains, self._keys, is_end=is_end)
         self._note_missed(wanted)
-        wanted = [one for one in wanted if one.step not in self._record.missed]
+        wanted = [one for one in wanted if one.chain not in self._record.missed]
         self._metrics.set("grpo_uploader_pending_checkpoints", len(wanted))
         attempt = self._attempt
         if attempt is not None and attempt.running is not None:
@@ -258,8 +259,8 @@ class UploaderActor:
         if not pushes_all(self._keys):
             return
         for one in wanted:
-            if place_of(self._output, one) is None and one.step not in self._record.missed:
-                self._record.missed.append(one.step)
+            if one.chain not in self._record.missed and place_of(self._output, one) is None:
+                self._record.missed[one.chain] = one.step
                 self._save()
                 self._metrics.count("grpo_uploader_pushes_total", outcome="missed")
                 log.error(
@@ -267,11 +268,13 @@ class UploaderActor:
                 )
 
     def _note_unpushed(self, is_end: bool) -> None:
-        wanted = due(saved_by(self._output), self._record.chains, self._keys, is_end=is_end)
-        steps = {str(one.step) for one in wanted} - set(map(str, self._record.missed))
+        saved = saved_by(self._output, self._known)
+        wanted = due(saved, self._record.chains, self._keys, is_end=is_end)
         reasons = self._record.unpushed
         self._record.unpushed = {
-            step: reasons.get(step, "there was no time (push_to_hub.end_timeout)") for step in sorted(steps, key=int)
+            str(one.step): reasons.get(str(one.step), "there was no time (push_to_hub.end_timeout)")
+            for one in wanted
+            if one.chain not in self._record.missed
         }
 
     def _save(self) -> None:

@@ -29,8 +29,8 @@ class Uploads:
     """Chain of the checkpoint whose push was started last, before its end is known."""
     unpushed: dict[str, str] = field(default_factory=dict)
     """Reason for each checkpoint that is to be pushed and is not, by step."""
-    missed: list[int] = field(default_factory=list)
-    """Steps of checkpoints that were removed before they were pushed."""
+    missed: dict[str, int] = field(default_factory=dict)
+    """Steps of checkpoints that were removed before they were pushed, by chain."""
 
     @property
     def chains(self) -> set[str]:
@@ -81,6 +81,6 @@ def lines_of(record: Uploads | None) -> list[str]:
     if record.unpushed:
         lines.append("hub: the same command pushes what is missing")
     if record.missed:
-        steps = ", ".join(map(str, record.missed))
+        steps = ", ".join(map(str, record.missed.values()))
         lines.append(f"hub: NOT pushed, since removed before (trainer.checkpoint.keep_last): step {steps}")
     return lines

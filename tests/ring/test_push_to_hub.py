@@ -99,6 +99,22 @@ def test_up_killed_in_the_middle_of_a_push_pushes_what_was_missed_and_nothing_tw
     assert [one["commit"] for one in record["pushed"]] == [commit.id for commit in hub.commits("org/model")]
 
 
+def test_a_stop_by_a_callback_is_an_end_for_the_strategy_end(tmp_path: Path, hub: ModelHub) -> None:
+    """As `train()` of transformers ends after early stopping; the checkpoint of the stop is pushed."""
+    stops = {"path": f"{Path(__file__).with_name('callbacks.py')}:Stops", "kwargs": {"step": 4}}
+    sections = {
+        "inference": {"engine": {"type": "fake", "token_seconds": 0.01}},
+        "trainer": {"max_steps": 1000, "checkpoint": {"interval": 1000}},
+        "callbacks": [stops],
+    }
+    config = pushing(tmp_path, sections=sections, hub_strategy="end")
+    with processes(config, tmp_path) as started:
+        assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
+    [pushed] = json.loads((config.output / "uploads.json").read_text())["pushed"]
+    assert (config.output / "checkpoints" / f"step_{pushed['step']}").is_dir()
+    assert f"hub: step {pushed['step']} is on org/model" in started.text("up")
+
+
 def test_a_start_without_a_token_is_refused(tmp_path: Path, hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """In words, before anything is written; `actors check` warns."""
     monkeypatch.delenv("HF_TOKEN")
