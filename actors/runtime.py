@@ -30,7 +30,8 @@ from schemas.config import RunConfig
 log = structlog.get_logger("runtime")
 
 REWARD_OOM_SCORE = 500
-"""The kernel's oom_score_adj for reward actors and callbacks, of 1000: ranks each as if it used half of the memory in addition."""
+"""The kernel's oom_score_adj for code of the user, of 1000: ranks each such process as if it used half of the memory in
+addition."""
 
 
 def run_actor(

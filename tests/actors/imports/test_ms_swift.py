@@ -560,7 +560,7 @@ def test_the_reference_follows_the_policy_as_in_ms_swift(tmp_path: Path, keys: s
          {"push_to_hub": None}),
         ("push_to_hub: false", {"push_to_hub": "irrelevant"}, {"push_to_hub": None}),
         ("hub_token: hf_abcdefgh", {"hub_token": "refused"}, {"push_to_hub": None}),
-        ("early_stop_interval: 3, eval_steps: 5, val_dataset: [a/c], metric_for_best_model: reward",
+        ("early_stop_interval: 3, per_device_eval_batch_size: 8, val_dataset: [a/c], metric_for_best_model: reward",
          {"early_stop_interval": "converted", "metric_for_best_model": "taken"},
          {"callbacks.0.path": "transformers:EarlyStoppingCallback",
           "callbacks.0.kwargs": {"early_stopping_patience": 3}, "eval.metric_for_best_model": "reward"}),
