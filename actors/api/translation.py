@@ -22,7 +22,7 @@ from schemas.errors import ConfigError
 EVALUATED = "eval"
 """Name of the environment with the rows of `eval_dataset`."""
 HERE = {"push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy", "hub_revision"}
-"""Keywords that the Python interface serves itself, and the table refuses."""
+"""Keywords that the program serves itself: it uploads at its end, and no process of the run does."""
 
 
 @dataclass(frozen=True)
