@@ -58,6 +58,11 @@ class ModelHub(Hub):
         self.loses_answers = False
         """True: commits are taken, and never answered."""
 
+    def variables(self, token: str = TOKEN) -> dict[str, str]:
+        """Variables for huggingface_hub: this hub, a home without a login, large files over plain HTTP."""
+        home = str(self.folder / "home")
+        return {"HF_ENDPOINT": self.url, "HF_TOKEN": token, "HF_HOME": home, "HF_HUB_DISABLE_XET": "1"}
+
     def titles(self, name: str, branch: str = "main") -> list[str]:
         """Titles of the commits, oldest first."""
         return [commit.title for commit in self.commits(name, branch)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schemas.config import RunConfig
-from tests.model_hub import TOKEN, ModelHub, model_hub
+from tests.model_hub import ModelHub, model_hub
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     check_promise,
@@ -28,10 +28,8 @@ pytestmark = pytest.mark.slow
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
     """A hub that all processes of the run find."""
     with model_hub(tmp_path / "hub") as server:
-        home = str(tmp_path / "home")
-        for name, value in {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HOME": home}.items():
+        for name, value in server.variables().items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         yield server
 
 

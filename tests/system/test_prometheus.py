@@ -24,6 +24,7 @@ import yaml
 from grafana.pages import PAGES
 from grafana.promql import selectors
 from schemas.config import RunConfig
+from tests.model_hub import ModelHub, model_hub
 from tests.models import build
 from tests.ports import free_port
 from tests.prometheus import ALERT_FILE, DEPLOY, RECORDING_FILE, SPECIAL, rules_of
@@ -35,7 +36,10 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
 QUICKER = 60
 LONGEST_SECONDS = 90.0
 """Until something shows in Prometheus, on a machine that has other things to do."""
-ACTORS = ("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0", "rollout-1")
+ACTORS = (
+    *("packer-0", "trainer-0", "inference-0", "reward-0", "rollout-0", "rollout-1"),
+    *("callbacks-0", "uploader-0"),
+)
 REWARD = '''
 from pathlib import Path
 
@@ -63,6 +67,19 @@ class Letters:
     def step(self, answer):
         self.turns += 1
         return "c", len(set(answer)) / 10, self.turns == 2
+'''
+CALLBACK = '''
+from pathlib import Path
+
+class Watcher:
+    """It raises while the file `gate` is there."""
+
+    def __init__(self, gate):
+        self.gate = Path(gate)
+
+    def on_log(self, args, state, control, **values):
+        if self.gate.exists():
+            raise RuntimeError("the dashboard is out of order")
 '''
 TEMPLATE = "{% for one in messages %}{{ one.content }}<eos>{% endfor %}{% if add_generation_prompt %}={% endif %}"
 
@@ -152,6 +169,7 @@ def run_config(folder: Path) -> RunConfig:
     (folder / "model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     (folder / "own.py").write_text(REWARD, encoding="utf-8")
     (folder / "world.py").write_text(WORLD, encoding="utf-8")
+    (folder / "watcher.py").write_text(CALLBACK, encoding="utf-8")
     return ring_config(
         folder,
         model={"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
@@ -175,6 +193,8 @@ def run_config(folder: Path) -> RunConfig:
             "checkpoint": {"interval": 5},
         },
         inference={"engine": {"type": "embedded", "max_sequence_len": 64}},
+        callbacks=[{"path": f"{folder / 'watcher.py'}:Watcher", "kwargs": {"gate": str(folder / "raises")}}],
+        push_to_hub={"hub_model_id": "org/model"},
         bus={"control": "ipc", "beat_interval": 0.5, "lease": 5.0},
     )
 
@@ -187,6 +207,7 @@ class Live:
     started: Processes
     server: Prometheus
     gate: Path
+    hub: ModelHub
 
     def wait_for_alert(self, alert: str, **labels: str) -> dict[str, str]:
         """Its annotations, once it fires with these labels."""
@@ -213,12 +234,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     tool("prometheus", "apt-get install prometheus")
     folder = tmp_path_factory.mktemp("live")
     config = run_config(folder)
-    with processes(config, folder) as started:
+    with model_hub(folder / "hub") as hub, processes(config, folder) as started, pytest.MonkeyPatch.context() as patch:
+        for name, value in hub.variables().items():
+            patch.setenv(name, value)
         for name in ACTORS:
             started.run(name)
         wait_until((config.output / "metrics_targets.json").is_file, "the packer names targets", LONGEST_SECONDS)
         with prometheus(folder, config.output / "metrics_targets.json") as server:
-            made = Live(config, started, server, folder / "gate")
+            made = Live(config, started, server, folder / "gate", hub)
             made.wait_for(lambda: server.query("run:grpo_packer_step:max > 10"), "ten steps and two checkpoints")
             made.wait_for(lambda: len(server.query("up == 1")) == len(ACTORS), "all are scraped")
             yield made
@@ -272,7 +295,7 @@ def test_no_alert_is_even_pending_on_a_healthy_run(live):
 
 
 def test_alerts_fire_when_what_they_tell_of_is_done_to_the_run(live):
-    """A reward function and an environment fail; rollout and reward actor killed, trainer stopped, packer killed."""
+    """Functions of the user and the hub fail; rollout and reward actor killed, trainer stopped, packer killed."""
     live.gate.touch()
     live.wait_for_alert("GrpoGroupsDropped", reason="poison", run="ring")
     live.gate.unlink()
@@ -280,6 +303,14 @@ def test_alerts_fire_when_what_they_tell_of_is_done_to_the_run(live):
     broken.touch()
     live.wait_for_alert("GrpoEnvironmentFailing", run="ring")
     broken.unlink()
+
+    raises = live.gate.with_name("raises")
+    raises.touch()
+    live.hub.forbidden = True
+    live.wait_for_alert("GrpoCallbacksFailing", run="ring")
+    live.wait_for_alert("GrpoUploadsFailing", run="ring")
+    raises.unlink()
+    live.hub.forbidden = False
 
     live.started.processes["rollout-1"].kill()
     live.wait_for_alert("GrpoActorDown", role="rollout")

@@ -46,12 +46,6 @@ def done(folder: Path, *steps: int, **keys: Any) -> RunConfig:
     return config
 
 
-def environment(hub: ModelHub, folder: Path, token: str = TOKEN) -> dict[str, str]:
-    """Variables for huggingface_hub: this hub, a home without a login, large files over plain HTTP."""
-    given = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": token, "HF_HOME": str(folder / "home")}
-    return os.environ | given | {"MY_TOKEN": TOKEN}
-
-
 def start(config: RunConfig, hub: ModelHub, token: str = TOKEN) -> "subprocess.Popen[str]":
     """The process that uploads; there is no packer."""
     folder = config.output.parent
@@ -62,7 +56,7 @@ def start(config: RunConfig, hub: ModelHub, token: str = TOKEN) -> "subprocess.P
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(hub, folder, token),
+        env=os.environ | hub.variables(token) | {"MY_TOKEN": TOKEN},
     )
 
 
