@@ -197,12 +197,12 @@ class UploaderActor:
         self._save()
         attempt.number, attempt.started = attempt.number + 1, time.monotonic()
         attempt.running = self._pool.submit(
-            self._push, attempt.saved, folder, updates_model(attempt.saved, saved, self._record.chains), may_be_there
+            self._repository.push,
+            attempt.saved,
+            folder,
+            replaces_model=updates_model(attempt.saved, saved, self._record.chains),
+            may_be_there=may_be_there,
         )
-
-    def _push(self, saved: Saved, folder: Path, replaces_model: bool, may_be_there: bool) -> str:
-        threads.mark("upload")
-        return self._repository.push(saved, folder, replaces_model=replaces_model, may_be_there=may_be_there)
 
     def _look(self, attempt: Attempt, running: "Future[str]") -> None:
         """Look whether the attempt has ended.
