@@ -11,6 +11,7 @@ from tests.chaos.faults import Fault, exceptions
 from tests.chaos.stage import HARM, NOBODY, Plan
 from tests.ports import free_port, free_ports
 from tests.ring.harness import ring_config
+from tests.ring.test_branches import TEMPLATE
 from tests.ring.test_environments import WORLDS
 
 NEVER = 1_000_000
@@ -119,6 +120,22 @@ def sharded(folder: Path, control: str) -> RunConfig:
     return real(folder, control, 2, trainer={"sharding": "fsdp"})
 
 
+def branching(folder: Path, control: str) -> RunConfig:
+    """A model on two ranks, trained on conversations with branches, whose samples share prefixes."""
+    tree = real(
+        folder,
+        control,
+        2,
+        model={"chat_template": TEMPLATE},
+        # a turn that is cut off is the last one
+        rollout={"stop": list("abcdefghijkl")},
+        packer={"sequence_len": 96},
+        inference={"engine": {"type": "embedded", "max_sequence_len": 96}},
+    ).model_dump(exclude_unset=True)
+    environment = {"type": "python", "name": "agent", "path": f"{WORLDS}:Agent"}
+    return check_tree(tree | {"environments": [environment], "reward": {"functions": []}})
+
+
 def pooled(folder: Path, control: str) -> RunConfig:
     """A pool with one SGLang server, for which the stage has a stub; encrypted."""
     server = f"http://127.0.0.1:{free_port()}"
@@ -156,8 +173,9 @@ PLANS = {
         (28, Plan("threads", fake, others=RAISED, others_per_round=11)),
         (19, Plan("keys", encrypted, others=RAISED_WITH_KEYS, others_per_round=11)),
         (7, Plan("pool", pooled, others=RAISED_IN_POOL, others_per_round=11)),
-        (18, Plan("model, 1 rank", real, others=RAISED_BY_MODEL)),
-        (10, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
+        (14, Plan("model, 1 rank", real, others=RAISED_BY_MODEL)),
+        (6, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
+        (8, Plan("branches", branching, 2)),
         (8, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=())),
         (8, Plan("neighbours", neighbours, others=STRANGERS, others_per_round=5)),
