@@ -11,6 +11,7 @@ from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.episode import Trajectory
 from actors.telemetry.metrics import Metrics
+from actors.trajectories.chat import Chat as Language
 from schemas.config import RunConfig, load_config
 from tests.actors.rollout.doubles import ticket
 from tests.actors.trajectories.families import Chat
@@ -26,11 +27,14 @@ Script = Callable[[str], str]
 """The model's next text, of all that it has seen."""
 
 
-class Engines:
-    """Engines whose answers are those of a script, in the language of Qwen 2.5."""
+QWEN = language(Chat("qwen2_5"))
 
-    def __init__(self, script: Script) -> None:
-        self._chat, self._script = Chat("qwen2_5"), script
+
+class Engines:
+    """Engines whose answers are those of a script, in the language of a model."""
+
+    def __init__(self, script: Script, chat: Language = QWEN) -> None:
+        self._chat, self._script = chat, script
         self.prompts: list[str] = []
 
     async def ask(
@@ -40,7 +44,7 @@ class Engines:
         prompt = self._chat.decode(prompt_ids)
         self.prompts.append(prompt)
         text = self._script(prompt)
-        ids = self._chat.encode(text + "<|im_end|>")
+        ids = self._chat.encode(text + self._chat.ends[0])
         return [SampledCompletion(ids, [-1.0] * len(ids), [(0, 1, 3)], "stop", text=text)]
 
 
@@ -52,10 +56,10 @@ def config_of(folder: Path, file: str, *overrides: str) -> RunConfig:
 
 
 @asynccontextmanager
-async def player(config: RunConfig, engines: Engines) -> AsyncIterator[Callable[[int], Any]]:
+async def player(config: RunConfig, engines: Engines, chat: Language = QWEN) -> AsyncIterator[Callable[[int], Any]]:
     """A function that plays two trajectories of an example, by its number."""
     [environment] = config.environments
-    chats = {environment.label: language(Chat("qwen2_5"))}
+    chats = {environment.label: chat}
     data = make_rollout_datasets(config)["train", environment.label]
     metrics = Metrics("rollout")
 
