@@ -62,7 +62,7 @@ class Tokenizer:
     ) -> str:
         """Return the text that the chat template makes of messages; arguments and errors as for `encode`."""
         options = dict(template_kwargs or {})
-        if taken := sorted(options.keys() & inspect.signature(self._with_template.apply_chat_template).parameters):
+        if options and (taken := sorted(options.keys() & self._template_parameters)):
             raise ValueError(f"{taken[0]}: is set here, and is no variable of the chat template")
         if tools:
             options["tools"] = list(tools)
@@ -123,6 +123,10 @@ class Tokenizer:
     def decode(self, token_ids: list[int], skip_special: bool = True) -> str:
         """Return the text of tokens, without special tokens or with them."""
         return str(self._raw.decode(token_ids, skip_special_tokens=skip_special))
+
+    @cached_property
+    def _template_parameters(self) -> frozenset[str]:
+        return frozenset(inspect.signature(self._with_template.apply_chat_template).parameters)
 
     @cached_property
     def _with_template(self) -> Any:

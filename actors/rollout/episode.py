@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.engines.http.client import RequestRefusedError
 from actors.environments.errors import EpisodeError
 from actors.trajectories.bridges import Message
 from actors.trajectories.forms import demand_of
@@ -287,13 +288,17 @@ class _Driven:
                 prompt_ids,
             )
         except TrajectoryOverError as error:
-            self.over.append(error.stop)
+            # an agent may ask on for ever
+            self.over = self.over or [error.stop]
             raise
         except ValueError:
             # what the user's code has asked for can't be asked, which it may mend
             raise
         except Exception as error:
-            self.failed.append(error)
+            if isinstance(error.__cause__, RequestRefusedError) and (prompt_ids is not None or demand is not None):
+                # tokens that the model does not have, or a form that the engine can't sample
+                raise ValueError(str(error)) from error
+            self.failed = self.failed or [error]
             raise
         trajectory = self._trajectory
         if messages and len(messages) >= len(trajectory.messages):

@@ -7,8 +7,10 @@ tokens, and templates strip thoughts and write tool calls anew. (Method: verl's 
 renderers of PrimeIntellect, TRL's `_get_tool_suffix_ids`.)
 """
 
+import hashlib
 import itertools
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +20,8 @@ Message = dict[str, Any]
 MARK = "Zq7bridge"
 """Word of the made-up answer: plain letters, which no template changes. Another one is made if a message has it."""
 THOUGHT = "Zq7thought"
+REMEMBERED = 1000
+"""Forms of turns whose closing and order are remembered."""
 QUESTION: Message = {"role": "user", "content": "Go."}
 
 
@@ -58,6 +62,7 @@ class Bridges:
     ) -> None:
         self._render, self._encode = render, encode
         self._ends, self._special = frozenset(ends), frozenset(special)
+        self._known = _Known()
 
     def first(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
         """Return the prompt of a first turn.
@@ -104,7 +109,10 @@ class Bridges:
         following = self._encode(self._behind_answer([mark], [calls], [list(messages)], tools))
         self._check_shown(mark, messages, calls, tools)
         # an end that no message need follow closes the answer; otherwise it opens the next message (GLM)
-        closing = self._encode(self._behind_answer([mark], [calls], [[]], tools, add_generation_prompt=False))
+        closing = self._known.get(
+            ("closing", mark, calls, tools),
+            lambda: self._encode(self._behind_answer([mark], [calls], [[]], tools, add_generation_prompt=False)),
+        )
         closes = any(token in self._ends or token in self._special for token in closing)
         end = self._end_of_answer(following, closing)
         if last_id == following[end]:
@@ -171,16 +179,19 @@ class Bridges:
         asked = [
             message | ({"content": words[number]} if number in words else {}) for number, message in enumerate(messages)
         ]
-        try:
-            text = self._text([f"{mark}A"], [calls], [asked], tools)
-        except BridgeError:
-            # a template that reads contents and wants no such words
-            return
-        behind = text.rpartition(f"{mark}A")[2]
-        for number, word in words.items():
-            if word not in behind:
-                role = messages[number].get("role")
-                raise BridgeError(f"the chat template does not show a new message of the role {role} behind an answer")
+
+        def hidden() -> list[int]:
+            try:
+                text = self._text([f"{mark}A"], [calls], [asked], tools)
+            except BridgeError:
+                # a template that reads contents and wants no such words
+                return []
+            behind = text.rpartition(f"{mark}A")[2]
+            return [number for number, word in words.items() if word not in behind]
+
+        if found := self._known.get(("hidden", mark, calls, asked, tools), hidden):
+            role = messages[found[0]].get("role")
+            raise BridgeError(f"the chat template does not show a new message of the role {role} behind an answer")
 
     def _behind_answer(self, answers: Sequence[str], *parts: Any, add_generation_prompt: bool = True) -> str:
         text = self._text(answers, *parts, add_generation_prompt=add_generation_prompt)
@@ -212,6 +223,23 @@ class Bridges:
                 if not any(calls):
                     break
         raise BridgeError(f"the chat template refuses a conversation: {type(refused).__name__}: {refused}") from refused
+
+
+class _Known:
+    """Results that a template gives again and again: they depend on the form of a turn, not on its texts."""
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[bytes, list[int]] = OrderedDict()
+
+    def get(self, case: Any, make: Callable[[], list[int]]) -> list[int]:
+        """Return the result of a case, made where it is not known."""
+        key = hashlib.blake2b(json.dumps(case, default=repr).encode(), digest_size=16).digest()
+        if (known := self._results.get(key)) is not None:
+            return known
+        self._results[key] = result = make()
+        if len(self._results) > REMEMBERED:
+            self._results.popitem(last=False)
+        return result
 
 
 def _unused(word: str, *parts: Any) -> str:

@@ -1,12 +1,15 @@
 """The language of a chat model: messages to tokens and back, by its chat template."""
 
+import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from actors.trajectories.bridges import Bridges, Message
 from actors.trajectories.forms import AnswerForm, Demand, form_of
 from actors.trajectories.parsing import OPENING_TOKENS, Parsed, Syntax, looked_for, opens_thoughts, parse
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,15 @@ class Chat:
     decode: Callable[[Sequence[int]], str]
     ends: tuple[str, ...]
     syntax: Syntax | None = None
+    _turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1), compare=False, repr=False)
+
+    async def aside(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Return what work on large texts gives, done in a thread: the event loop serves all trajectories.
+
+        One after the other, since a tokenizer takes more than a hundred bytes of memory for a token.
+        """
+        async with self._turn:
+            return await asyncio.to_thread(work, *arguments, **named)
 
     def form_of(self, prompt_ids: Sequence[int], demand: Demand) -> AnswerForm:
         """Return the form that meets a demand on the answer to this prompt.

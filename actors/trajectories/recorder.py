@@ -8,7 +8,7 @@ are new; without one, the messages are rendered anew, which starts a branch. Lim
 import hashlib
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,10 @@ from schemas.messages import StopCondition
 
 LONGEST_TOKEN = 256
 """Characters of the longest token that any tokenizer may have; blanks are the longest, with 128 or fewer."""
+USUAL_TOKEN = 16
+"""Characters of a token that few texts reach on average."""
+LARGE_CHARACTERS = 64 << 10
+"""Characters of a conversation that is rendered in a thread: the event loop serves all trajectories."""
 
 
 class TrajectoryOverError(Exception):
@@ -179,15 +183,22 @@ class Recorder:
             raise ValueError(f"max_tokens: {max_tokens} is less than 1")
         if len(self._taken) >= self.limits.max_turns:
             raise TrajectoryOverError("max_turns", f"{len(self._taken)} turns are the limit (max_turns)")
-        left = self._left()
-        prompt, num_boundary = self._prompt(messages, tools) if prompt_ids is None else (list(prompt_ids), 0)
-        budget = self._budget(prompt, left, max_tokens)
-        form = None if demand is None else self.chat.form_of(prompt, demand)
-        # taken before the wait: what is asked meanwhile gets another one
+        self._left()
+        digests, num_characters = _digests(messages, tools)
+        # taken before any wait: what is asked meanwhile gets another one
         ordinal = next(number for number in itertools.count() if number not in self._taken)
         self._taken.add(ordinal)
-        self._under_way[ordinal] = budget
         try:
+            if prompt_ids is not None:
+                prompt, num_boundary = list(prompt_ids), 0
+            elif num_characters > LARGE_CHARACTERS:
+                prompt, num_boundary = await self.chat.aside(self._prompt, messages, tools, digests)
+                self._check_open()
+            else:
+                prompt, num_boundary = self._prompt(messages, tools, digests)
+            budget = self._budget(prompt, self._left(), max_tokens)
+            form = None if demand is None else self.chat.form_of(prompt, demand)
+            self._under_way[ordinal] = budget
             answer = await self.sample(TurnRequest(prompt, budget, self.turn_seed(ordinal), stop, form))
             self._check_open()
             if not answer.token_ids:
@@ -197,27 +208,30 @@ class Recorder:
             self._taken.discard(ordinal)
             raise
         finally:
-            del self._under_way[ordinal]
+            self._under_way.pop(ordinal, None)
         parsed = self.chat.read(prompt, answer.token_ids, tools, stop if answer.finish_reason == "stop" else ())
         message = assistant_message(parsed, ordinal)
         self.num_calls += len(parsed.calls)
         self.num_malformed += len(parsed.malformed)
         self.num_forced += form is not None
-        number = self._keep(prompt, num_boundary, answer, messages, message, tools, forced=form is not None)
-        return RecordedTurn(number, prompt, answer, message)
+        number = self._keep(prompt, num_boundary, answer, digests, message, forced=form is not None)
+        return RecordedTurn(number, self.tree.prompt(number), answer, message)
 
     def _keep(
         self,
         prompt_ids: Sequence[int],
         num_boundary: int,
         answer: TurnAnswer,
-        messages: Sequence[Message],
+        digests: Sequence[bytes],
         message: Message,
-        tools: Sequence[Any] | None,
         *,
         forced: bool,
     ) -> int:
-        """Add a turn to the tree, remember its conversation, and return its number."""
+        """Add a turn to the tree, remember its conversation, and return its number.
+
+        Args:
+            digests: of the conversation in front of the message, behind each of its messages.
+        """
         self.cut_off = answer.finish_reason == "length"
         turn = SampledTurn(
             answer.token_ids,
@@ -227,9 +241,9 @@ class Recorder:
             trains=(self.limits.train_cut_turns or not self.cut_off) and (self.limits.train_forced_turns or not forced),
         )
         number = self.tree.add(prompt_ids, turn, num_boundary)
-        if messages:
-            *_, digest = _digests([*messages, message], tools)
-            self._turns[digest] = _Turn(number, len(messages) + 1, message, answer.token_ids[-1], self.cut_off)
+        if digests:
+            digest = _next_digest(digests[-1], _text(message))
+            self._turns[digest] = _Turn(number, len(digests) + 1, message, answer.token_ids[-1], self.cut_off)
         return number
 
     def close(self) -> None:
@@ -246,39 +260,48 @@ class Recorder:
             return self.seed
         return int.from_bytes(hashlib.blake2b(f"{self.seed} {turn}".encode(), digest_size=6).digest(), "big")
 
-    def _prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[list[int], int]:
+    def _prompt(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, digests: Sequence[bytes]
+    ) -> tuple[list[int], int]:
         """Return the prompt, and the number of its tokens that close the turn before."""
-        if (before := self._longest(messages, tools)) is None:
+        # the newest of the longest
+        longest = (self._turns[digest] for digest in reversed(digests[:-1]) if digest in self._turns)
+        if (before := next(longest, None)) is None:
             # what stands before the first answer is the example's own, system message included
             roles = [message.get("role") for message in messages]
             own = roles.index("assistant") if "assistant" in roles else len(roles)
             shown = [*messages[:own], *(self.cut(message) for message in messages[own:])]
-            self._check_length(shown)
+            self._check_length(shown, tools)
             return self.chat.bridges.first(shown, tools), 0
         if before.cut_off:
             # half a message is no move: a bridge behind it would show the model an answer that it never gave
             raise TrajectoryOverError("length", "the turn to be continued was cut off at its limit of tokens")
         new = [self.cut(message) for message in messages[before.num_messages :]]
-        self._check_length(new)
+        self._check_length(new, tools)
         bridge = self.chat.bridges.next(before.last_id, new, before.message.get("tool_calls", ()), tools)
         return (
             [*self.tree.ids(before.number), *bridge.boundary_ids, *bridge.environment_ids],
             len(bridge.boundary_ids),
         )
 
-    def _check_length(self, messages: Sequence[Message]) -> None:
+    def _check_length(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
         """Refuse texts that can't fit in any tokens: to encode them would hold all other trajectories up."""
         contents = [content for one in messages if isinstance(content := one.get("content"), str)]
-        if (size := sum(map(len, contents))) > LONGEST_TOKEN * self.limits.sequence_len:
-            raise TrajectoryOverError(
-                "context_full",
-                f"{size} characters of messages leave no room in {self.limits.sequence_len} tokens (sequence_len)",
+        contents.append(_written(list(tools or ())))
+        longest, most = max(contents, key=len, default=""), self.limits.sequence_len
+        size, what = sum(map(len, contents)), "characters"
+        if size <= LONGEST_TOKEN * most and len(longest) > LARGE_CHARACTERS and len(longest) > USUAL_TOKEN * most:
+            # the beginning tells of most texts that the whole is too long
+            size, what = (
+                len(self.chat.encode(longest[: USUAL_TOKEN * most])),
+                "tokens in the beginning of a message, or of the tools,",
             )
-
-    def _longest(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> _Turn | None:
-        """Return the turn whose whole conversation the messages begin with; the newest of the longest."""
-        digests = list(_digests(messages[:-1], tools))
-        return next((self._turns[digest] for digest in reversed(digests) if digest in self._turns), None)
+            size = size if size > most else 0
+        elif size <= LONGEST_TOKEN * most:
+            size = 0
+        if size:
+            words = f"{size} {what} leave no room in {most} tokens (sequence_len)"
+            raise TrajectoryOverError("context_full", words)
 
     def _left(self) -> int | None:
         """Return the number of tokens that all further turns may have together; None for any number."""
@@ -307,14 +330,29 @@ class Recorder:
         return self.chat.cut(message, longest) if longest and message.get("role") != "assistant" else message
 
 
-def _digests(messages: Sequence[Message], tools: Sequence[Any] | None) -> Iterator[bytes]:
-    """Yield behind each message a digest of tools and conversation so far, by which an unchanged history is known.
+def _digests(messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[list[bytes], int]:
+    """Return behind each message a digest of tools and conversation so far, by which an unchanged history is known.
+
+    Beside them stands the number of characters of all, as JSON.
 
     null, an empty text, an empty list and an absent field are the same: clients send messages back in all four ways.
     """
-    digest = json.dumps(list(tools or ()), sort_keys=True, default=str).encode()
+    text = _written(list(tools or ()))
+    digest, digests, num_characters = text.encode(), [], len(text)
     for message in messages:
-        plain = {key: value for key, value in message.items() if value not in (None, "", [])}
-        written = json.dumps(plain, sort_keys=True, default=str).encode()
-        digest = hashlib.blake2b(digest + written, digest_size=16).digest()
-        yield digest
+        text = _text(message)
+        digest, num_characters = _next_digest(digest, text), num_characters + len(text)
+        digests.append(digest)
+    return digests, num_characters
+
+
+def _text(message: Message) -> str:
+    return _written({key: value for key, value in message.items() if value not in (None, "", [])})
+
+
+def _next_digest(digest: bytes, text: str) -> bytes:
+    """Return the digest of a conversation that a message continues."""
+    return hashlib.blake2b(digest + text.encode(), digest_size=16).digest()
+
+
+_written = json.JSONEncoder(sort_keys=True, default=str).encode

@@ -15,13 +15,15 @@ verifiers' message graph, and OpenEnv's capture all train a shared turn once.)
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from schemas.messages import NO_POLICY, Origin
+
+ID_BYTES = array("i").itemsize
+"""Bytes of a token id in a hash."""
 
 
 @dataclass(frozen=True)
@@ -126,31 +128,40 @@ class TrajectoryTree:
             turn: what was sampled.
             num_boundary: number of prompt tokens, directly behind the earlier turn, that close that turn.
         """
-        parent = self.continued(prompt_ids)
+        packed = _packed(prompt_ids)
+        parent, hashed = self._continued(packed)
         start = 0 if parent is None else self._nodes[parent].length
         number = len(self._nodes)
         self._num_branches += bool(number) and (parent is None or bool(self._nodes[parent].children))
-        ids = [*prompt_ids, *turn.token_ids]
         between = list(prompt_ids[start:])
         boundary = min(num_boundary, len(between)) if parent is not None else 0
-        self._nodes.append(_Node(parent, between, boundary, turn, len(ids), _digest(ids)))
+        hashed.update(_packed(turn.token_ids))
+        length = len(prompt_ids) + len(turn.token_ids)
+        self._nodes.append(_Node(parent, between, boundary, turn, length, hashed.digest()))
         if parent is not None:
             self._nodes[parent].children.append(number)
         return number
 
     def continued(self, prompt_ids: Sequence[int]) -> int | None:
         """Return the turn that a prompt continues: the one with the longest exact prefix; None if there is none."""
+        return self._continued(_packed(prompt_ids))[0]
+
+    def _continued(self, packed: bytes) -> "tuple[int | None, hashlib.blake2b]":
+        """Return the turn that a packed prompt continues, and the hash of the whole prompt, made in one pass."""
         by_length: dict[int, list[int]] = {}
         for number, node in enumerate(self._nodes):
-            if node.length <= len(prompt_ids):
+            if node.length * ID_BYTES <= len(packed):
                 by_length.setdefault(node.length, []).append(number)
-        for length in sorted(by_length, reverse=True):
-            digest = _digest(prompt_ids[:length])
+        hashed, done, found = hashlib.blake2b(digest_size=16), 0, None
+        view = memoryview(packed)
+        for length in sorted(by_length):
+            hashed.update(view[done : length * ID_BYTES])
+            done, digest = length * ID_BYTES, hashed.digest()
             # of equal turns, which a retry makes, the newest is continued: its answer was the one that arrived
-            for number in reversed(by_length[length]):
-                if self._nodes[number].digest == digest:
-                    return number
-        return None
+            equal = (number for number in reversed(by_length[length]) if self._nodes[number].digest == digest)
+            found = next(equal, found)
+        hashed.update(view[done:])
+        return found, hashed
 
     def leave_out(self, turn: int) -> None:
         """Keep a turn out of the loss that nobody has seen; one that was continued was seen."""
@@ -160,11 +171,15 @@ class TrajectoryTree:
 
     def ids(self, turn: int) -> list[int]:
         """Return all tokens from the root to the end of a turn."""
-        return [
-            token
-            for number in self._path(turn)
-            for token in (*self._nodes[number].between_ids, *self._nodes[number].turn.token_ids)
-        ]
+        found: list[int] = []
+        for number in self._path(turn):
+            found += self._nodes[number].between_ids
+            found += self._nodes[number].turn.token_ids
+        return found
+
+    def prompt(self, turn: int) -> "TurnPrompt":
+        """Return the prompt of a turn, which takes no memory of its own."""
+        return TurnPrompt(self, turn, self._nodes[turn].length - len(self._nodes[turn].turn.token_ids))
 
     def samples(self) -> list[Sample]:
         """Return the samples, in the order of their last turns; those in which no token would be trained are left out.
@@ -203,12 +218,8 @@ class TrajectoryTree:
     def _sample(self, path: Sequence[int], new: Sequence[int]) -> Sample:
         # the new turns are the end of the path: whoever was trained has all its ancestors trained
         first = path.index(next((number for number in new if self._nodes[number].turn.trains), new[0]))
-        prompt = [
-            token
-            for number in path[:first]
-            for token in (*self._nodes[number].between_ids, *self._nodes[number].turn.token_ids)
-        ]
-        sample = Sample([*prompt, *self._nodes[path[first]].between_ids], [], [], [], [], [])
+        prompt = self.ids(path[first - 1]) if first else []
+        sample = Sample(prompt + self._nodes[path[first]].between_ids, [], [], [], [], [])
         for number in path[first:]:
             node = self._nodes[number]
             if number != path[first]:
@@ -235,6 +246,22 @@ class TrajectoryTree:
         sample.temperatures.extend([1.0] * len(ids))
 
 
-def _digest(ids: Iterable[int]) -> bytes:
-    tokens: NDArray[np.int32] = np.fromiter(ids, np.int32)
-    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
+class TurnPrompt(Sequence[int]):
+    """Prompt of a turn, put together from the tree when it is read: each call of an agent sends a longer one."""
+
+    def __init__(self, tree: TrajectoryTree, turn: int, length: int) -> None:
+        self._tree, self._turn, self._length = tree, turn, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tree.ids(self._turn)[: self._length][index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tree.ids(self._turn)[: self._length])
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    """Return tokens as bytes, to be hashed."""
+    return array("i", ids).tobytes()

@@ -9,6 +9,7 @@ idle, however slowly the bytes go.
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 import time
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from schemas import limits
 
@@ -83,6 +85,18 @@ class Connections:
                     # `close` would wait for a client that does not read
                     connection.transport.abort()
                 connection.force_close()
+
+
+def quiet() -> logging.Logger:
+    """Return a logger for aiohttp that leaves out requests that are no HTTP: a client could fill the log with them."""
+    logger = logging.getLogger("aiohttp.server.quiet")
+    # the same filter again changes nothing
+    logger.addFilter(_is_ours)
+    return logger
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _acknowledged(connection: Any) -> int:

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from actors.engines.http.access import only_with
 from actors.engines.http.answers import Answer, ChatAnswer, TextAnswer
-from actors.engines.http.connections import Connections
+from actors.engines.http.connections import Connections, quiet
 from actors.engines.http.requests import ChatRequest, CompletionRequest, Request, Sampling, parse
 from actors.engines.protocol import Completion, Engine, EngineStoppedError, RequestError, SamplingError
 from actors.process.fault_points import point
@@ -118,7 +118,9 @@ class CompletionServer:
             ]
         )
         # handler_cancellation: otherwise aiohttp lets a handler, and so the engine, go on after the client has gone
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, logger=quiet(), shutdown_timeout=SHUTDOWN_SECONDS
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port, ssl_context=self._tls).start()

@@ -19,13 +19,21 @@ THOUGHTS = "reasoning_content"
 
 def canonical(message: Message) -> str:
     """Return a text that is equal for messages with the same meaning: arguments of calls count as JSON values."""
-    plain = dict(message)
-    if plain.get("role") == "assistant" and isinstance(plain.get("content"), str):
-        # frameworks strip answers
-        plain["content"] = plain["content"].strip()
-    if isinstance(plain.get("tool_calls"), list):
-        plain["tool_calls"] = [_with_values(one) for one in plain["tool_calls"]]
-    return json.dumps({k: v for k, v in plain.items() if v not in (None, "", [])}, sort_keys=True, default=str)
+    return _canonical(message)
+
+
+def _canonical(message: Message, left_out: str = "") -> str:
+    """Return the canonical text of a message without a field."""
+    plain = {}
+    for name, value in message.items():
+        if name == "content" and isinstance(value, str) and message.get("role") == "assistant":
+            # frameworks strip answers
+            value = value.strip()
+        elif name == "tool_calls" and isinstance(value, list):
+            value = [_with_values(one) for one in value]
+        if value not in (None, "", []) and name != left_out:
+            plain[name] = value
+    return _written(plain)
 
 
 def same_message(first: Message, second: Message) -> bool:
@@ -46,9 +54,9 @@ class History:
     _answers: dict[bytes, dict[str, Message]] = field(default_factory=dict)
     """Answers by their canonical text, the newest last, by the digest of the conversation without thoughts."""
 
-    def add(self, messages: Sequence[Message], answer: Message) -> None:
-        """Record an answer to a conversation."""
-        *_, digest = _digests([*messages, answer])
+    def add(self, messages: Sequence[Message], answer: Message, digest: bytes | None = None) -> None:
+        """Record an answer to a conversation. `digest`: of the conversation, where it is known from `read`."""
+        digest = _next_digest([b"", *_digests(messages)][-1] if digest is None else digest, answer)
         answers, text = self._answers.setdefault(digest, {}), canonical(answer)
         # put at the end, whether known or not
         answers.pop(text, None)
@@ -56,7 +64,12 @@ class History:
 
     def restored(self, messages: Sequence[Message]) -> list[Message]:
         """Return a conversation of a client with each answer as it was recorded."""
-        return [self._restored(one, digest) for one, digest in zip(messages, _digests(messages), strict=True)]
+        return self.read(messages)[0]
+
+    def read(self, messages: Sequence[Message]) -> tuple[list[Message], bytes]:
+        """Return what `restored` does, and the digest of the conversation."""
+        digests = list(_digests(messages))
+        return [self._restored(*one) for one in zip(messages, digests, strict=True)], [b"", *digests][-1]
 
     def _restored(self, message: Message, digest: bytes) -> Message:
         answers = self._answers.get(digest)
@@ -71,9 +84,16 @@ def _digests(messages: Iterable[Message]) -> Iterator[bytes]:
     """Yield behind each message a digest of the conversation so far, without thoughts."""
     digest = b""
     for message in messages:
-        text = canonical({key: value for key, value in message.items() if key != THOUGHTS})
-        digest = hashlib.blake2b(digest + text.encode(), digest_size=16).digest()
+        digest = _next_digest(digest, message)
         yield digest
+
+
+def _next_digest(digest: bytes, message: Message) -> bytes:
+    """Return the digest of a conversation that a message continues."""
+    return hashlib.blake2b(digest + _canonical(message, THOUGHTS).encode(), digest_size=16).digest()
+
+
+_written = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 def _with_values(call: Any) -> Any:

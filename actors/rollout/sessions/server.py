@@ -12,26 +12,33 @@ import functools
 import hashlib
 import hmac
 import json
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 import structlog
-from aiohttp import web
+from aiohttp import ClientError, web
 
-from actors.engines.http.connections import Connections
+from actors.engines.http.connections import Connections, quiet
 from actors.rollout.sessions.dialects import chat, completions, generate, messages, responses
 from actors.rollout.sessions.dialects.calls import Call, CallError, Dialect, Json
 from actors.rollout.sessions.session import Session
 from actors.rollout.sessions.table import SessionTable
 from actors.trajectories.bridges import BridgeError
 from actors.trajectories.chat import Chat
+from actors.trajectories.recorder import LONGEST_TOKEN
 from schemas import limits
 
 log = structlog.get_logger("sessions")
 
 LARGE_BODY_BYTES = 256 << 10
 """Bytes of a body that is parsed in a thread: the event loop answers all sessions."""
+SMALL_BODY_BYTES = 1 << 20
+"""Bytes of a body that is read however few tokens a sample has: long messages may be cut (`max_message_tokens`)."""
+MOST_NESTING = 100
+"""Deepest nesting of lists and objects; Python's own limit would be met anywhere on the way of a call."""
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MOST_WAIT_SECONDS = 60.0
 """Longest wait of a service for a trajectory to take, in one request."""
 SHUTDOWN_SECONDS = 0.2
@@ -80,6 +87,9 @@ class SessionServer:
         self._table, self._chats, self._model, self._sequence_len = table, chats, model, sequence_len
         self._host, self._port, self._advertised = host, port, advertised
         self._admin_key, self._tls, self._count = admin_key, tls, count
+        # bytes of a text are more than its characters
+        tokens = max(SMALL_BODY_BYTES, LONGEST_TOKEN * sequence_len)
+        self._most_bytes = min(limits.HTTP_BODY_BYTES, tokens)
         self._stop = asyncio.Event()
         self._stack = contextlib.AsyncExitStack()
         self.url = ""
@@ -92,7 +102,7 @@ class SessionServer:
             OSError: host and port can't be bound.
         """
         connections = Connections()
-        app = web.Application(client_max_size=limits.HTTP_BODY_BYTES, middlewares=[connections.note])
+        app = web.Application(client_max_size=self._most_bytes, middlewares=[connections.note])
         for path, dialect in COMPLETIONS.items():
             self._route(app, "POST", path, functools.partial(self._complete, dialect=dialect), dialect)
         for path in ("/tokenize", "/v1/tokenize"):
@@ -103,7 +113,15 @@ class SessionServer:
         self._route(app, "POST", "/rl/end_session", self._end_session)
         app.router.add_post("/rl/start_session", _guarded(self._start_session, chat))
         app.router.add_get("/health", self._health)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=quiet(),
+            shutdown_timeout=SHUTDOWN_SECONDS,
+            # also of bodies that are refused: they would be unpacked in the event loop
+            auto_decompress=False,
+        )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, self._host, self._port, ssl_context=self._tls).start()
@@ -135,7 +153,8 @@ class SessionServer:
         async def with_session(request: web.Request) -> web.StreamResponse:
             session = self._table.find(_key(request))
             try:
-                return await handle(request, session)
+                with session.served():
+                    return await handle(request, session)
             except CallError:
                 self._count(session.environment, "refused")
                 raise
@@ -145,37 +164,70 @@ class SessionServer:
 
     async def _complete(self, request: web.Request, session: Session, dialect: Dialect) -> web.StreamResponse:
         """Answer a call for a completion."""
-        raw, body = await _body(request)
+        raw, body = await self._body(request)
         call = dialect.call(body)
         given = request.headers.get("Idempotency-Key", "")
         identity = given or hashlib.blake2b(request.path.encode() + b"\n" + raw).hexdigest()
         again = bool(given) or _is_above_zero(request.headers.get("x-stainless-retry-count", ""))
         repeated = session.num_repeated
-        taken = await session.answer(call, identity, str(body.get("model") or self._model), is_repeated=again)
+        taken = await session.answer(
+            call, identity, str(body.get("model") or self._model)[: limits.NAME_BYTES], is_repeated=again
+        )
         self._count(session.environment, "repeated" if session.num_repeated > repeated else "answered")
-        if call.stream:
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-            data = b"".join(dialect.events(body, taken.reply))
-        else:
-            response = web.StreamResponse(headers={"Content-Type": "application/json"})
-            data = json.dumps(dialect.whole(body, taken.reply)).encode()
-            response.content_length = len(data)
+        is_taken = False
         try:
-            await response.prepare(request)
-            await response.write(data)
-            await response.write_eof()
-        except ConnectionError:
-            # the client has gone; the turn is kept for its next attempt
-            return response
-        taken.note(taken=True)
+            if call.stream:
+                response = web.StreamResponse(
+                    headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+                )
+                data = b"".join(dialect.events(body, taken.reply))
+            else:
+                response = web.StreamResponse(headers={"Content-Type": "application/json"})
+                data = json.dumps(dialect.whole(body, taken.reply)).encode()
+                response.content_length = len(data)
+            # a client that has gone: the turn is kept for its next attempt
+            with contextlib.suppress(ConnectionError):
+                await response.prepare(request)
+                await response.write(data)
+                await response.write_eof()
+                is_taken = True
+        finally:
+            taken.note(taken=is_taken)
         return response
+
+    async def _body(self, request: web.Request) -> tuple[bytes, Json]:
+        """Return the body of a request, as bytes and as JSON.
+
+        Raises:
+            CallError: it does not come in time, is larger than any conversation can be, or is no JSON object.
+        """
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise CallError(415, "Content-Encoding: packed bodies are not read; send it as it is")
+        if (request.content_length or 0) > self._most_bytes:
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(limits.HTTP_HEAD_SECONDS):
+                raw = await request.read()
+        except TimeoutError:
+            raise CallError(408, f"body: not here within {limits.HTTP_HEAD_SECONDS:g} s") from None
+        except web.HTTPRequestEntityTooLarge:
+            raise self._too_large() from None
+        except (web.RequestPayloadError, ClientError) as error:
+            raise CallError(400, f"body: can't be read: {error}") from None
+        return raw, await asyncio.to_thread(_read, raw) if len(raw) > LARGE_BODY_BYTES else _read(raw)
+
+    def _too_large(self) -> CallError:
+        if self._most_bytes == limits.HTTP_BODY_BYTES:
+            return CallError(413, f"body: more than {limits.HTTP_BODY_BYTES >> 20} MiB")
+        words = f"body: more than the {self._most_bytes} bytes of any conversation with {self._sequence_len} tokens"
+        return CallError(400, f"{words} (packer.sequence_len)", "context_length_exceeded")
 
     async def _tokenize(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Count tokens, as vLLM's endpoint does."""
-        _, body = await _body(request)
+        _, body = await self._body(request)
         language = self._chats[session.environment]
         if isinstance(prompt := body.get("prompt"), str):
-            ids = await asyncio.to_thread(language.encode, prompt)
+            ids = await language.aside(language.encode, prompt)
         else:
             asked = chat.call(body)
             ids = await self._rendered(session, asked, opened=body.get("add_generation_prompt") is not False)
@@ -183,14 +235,15 @@ class SessionServer:
 
     async def _count_tokens(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Count tokens, as Anthropic's endpoint does."""
-        _, body = await _body(request)
+        _, body = await self._body(request)
         return web.json_response({"input_tokens": len(await self._rendered(session, messages.call(body)))})
 
     async def _rendered(self, session: Session, call: Call, *, opened: bool = True) -> list[int]:
         """Return the tokens of a conversation; raise CallError if the chat template refuses it."""
-        bridges = self._chats[session.environment].bridges
+        language = self._chats[session.environment]
+        render = functools.partial(language.bridges.rendered, add_generation_prompt=opened)
         try:
-            return await asyncio.to_thread(bridges.rendered, call.messages, call.tools, add_generation_prompt=opened)
+            return await language.aside(render, call.messages, call.tools)
         except BridgeError as error:
             raise CallError(400, f"messages: {error}") from error
 
@@ -200,12 +253,12 @@ class SessionServer:
 
     async def _set_reward(self, request: web.Request, session: Session) -> web.StreamResponse:
         """Set the reward of a call, by AReaL's names."""
-        _, body = await _body(request)
+        _, body = await self._body(request)
         session.set_reward(body.get("interaction_id"), body.get("reward"))
         return web.json_response({"message": "success"})
 
     async def _end_session(self, request: web.Request, session: Session) -> web.StreamResponse:
-        _, body = await _body(request)
+        _, body = await self._body(request)
         session.end(body.get("reward"))
         return web.json_response({"message": "success", "session_id": session.id})
 
@@ -213,7 +266,7 @@ class SessionServer:
         """Hand a waiting trajectory to a service."""
         if self._admin_key and not hmac.compare_digest(_bearer(request).encode(), self._admin_key.encode()):
             raise CallError(401, "key: is not the one of services (rollout.sessions.admin_key_env)", "invalid_api_key")
-        _, body = await _body(request)
+        _, body = await self._body(request)
         seconds = body.get("wait") or 0.0
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_WAIT_SECONDS:
             raise CallError(400, f"wait: must be a number of seconds up to {MOST_WAIT_SECONDS:g}")
@@ -239,8 +292,7 @@ def _guarded(
             content = dialect.problem(error.status, str(error), error.code)
             return web.json_response(content, status=error.status, headers={"x-should-retry": again})
         except web.HTTPException as error:
-            words = f"body: more than {limits.HTTP_BODY_BYTES >> 20} MiB" if error.status == 413 else error.reason
-            return web.json_response(dialect.problem(error.status, words, "refused"), status=error.status)
+            return web.json_response(dialect.problem(error.status, error.reason, "refused"), status=error.status)
         except Exception as error:
             log.exception("a call failed", path=request.path.rpartition("/")[2])
             content = dialect.problem(500, f"internal: {type(error).__name__}: {error}", "internal")
@@ -249,27 +301,52 @@ def _guarded(
     return guarded
 
 
-async def _body(request: web.Request) -> tuple[bytes, Json]:
-    """Return the body of a request, as bytes and as JSON.
+def _read(raw: bytes) -> Json:
+    """Return the JSON object of a body.
 
     Raises:
-        CallError: it does not come in time, or is no JSON object.
+        CallError: it is no JSON object, or has what can't be a text of a message.
     """
     try:
-        async with asyncio.timeout(limits.HTTP_HEAD_SECONDS):
-            raw = await request.read()
-    except TimeoutError:
-        raise CallError(408, f"body: not here within {limits.HTTP_HEAD_SECONDS:g} s") from None
-    try:
-        if len(raw) > LARGE_BODY_BYTES:
-            body = await asyncio.to_thread(json.loads, raw)
-        else:
-            body = json.loads(raw) if raw else {}
+        text = raw.decode()
+        body = json.loads(text, parse_constant=_refuse_constant) if text else {}
     except (ValueError, RecursionError) as error:
         raise CallError(400, f"body: is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise CallError(400, "body: must be a JSON object")
-    return raw, body
+    # brackets are counted first, since few bodies have many
+    if text.count("[") + text.count("{") > MOST_NESTING and _is_deeper(body, MOST_NESTING):
+        raise CallError(400, f"body: lists and objects are nested deeper than {MOST_NESTING}")
+    if SURROGATE.search(text) and (place := _with_surrogate(body)) is not None:
+        raise CallError(
+            400, f"body: a text has half a character (a lone surrogate), and no tokens: …{ascii(place)[1:-1]}…"
+        )
+    return body
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Return whether lists and objects are nested deeper."""
+    level = [value]
+    for _ in range(most):
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _with_surrogate(value: Any) -> str | None:
+    """Return the place of a lone surrogate, as the characters around it; None if there is none."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return text[max(0, error.start - 20) : error.start + 1]
+    return None
 
 
 def _key(request: web.Request) -> str:

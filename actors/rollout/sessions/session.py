@@ -6,10 +6,14 @@ client repeats is answered from the record; the turn of an answer that no client
 """
 
 import asyncio
+import contextlib
+import functools
+import itertools
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +21,16 @@ from actors.rollout.sessions.dialects.calls import Call, CallError, Json, Reply
 from actors.rollout.sessions.history import History
 from actors.trajectories.bridges import BridgeError, Message
 from actors.trajectories.chat import Chat
-from actors.trajectories.recorder import RecordedTurn, TrajectoryOverError
+from actors.trajectories.recorder import LARGE_CHARACTERS, RecordedTurn, TrajectoryOverError
 
 REPLY_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 """What dialects put in front of a reply's id."""
 INFO_CHARACTERS = 199
 """Most characters of a text in a trajectory's `info`."""
+MOST_AT_ONCE = 256
+"""Most requests of a session at the same time."""
+MOST_NAMES = 100
+"""Most names of parameters that a session remembers: clients may make up others with each call."""
 
 Ask = Callable[[Sequence[Message], Json, Sequence[int] | None], Awaitable[RecordedTurn]]
 """Coroutine function of messages, options of a sample, and the prompt's token ids where the caller has made them."""
@@ -35,6 +43,8 @@ class _Asked:
     task: "asyncio.Task[Reply]"
     is_taken: bool = False
     """True once a client has got the whole answer."""
+    num_waiting: int = 0
+    """Clients that wait for the answer, or are getting it."""
 
 
 @dataclass
@@ -64,9 +74,12 @@ class Session:
     """Reward of the whole trajectory, as set by the agent; None: not set."""
     num_repeated: int = 0
     """Calls answered from the record."""
-    _asked: dict[str, _Asked] = field(default_factory=dict)
-    """Newest call by its identity."""
-    _all: list[_Asked] = field(default_factory=list)
+    _asked: dict[str, list[_Asked]] = field(default_factory=dict)
+    """Calls under way or answered, by their identity: several where a client asks the same at the same time."""
+    _failed: Counter[str] = field(default_factory=Counter)
+    """Calls that failed and were not asked again yet, by their identity."""
+    _num_served: int = 0
+    """Requests under way."""
     _replies: dict[str, Reply] = field(default_factory=dict)
     """Replies by id."""
     _rewards: dict[str, float] = field(default_factory=dict)
@@ -87,26 +100,72 @@ class Session:
         """
         self._check_open()
         for kind, names in (("pinned", call.pinned), ("ignored", call.ignored)):
-            self._unheeded.setdefault(kind, set()).update(names)
-        asked = self._asked.get(identity) if is_repeated else None
+            known = self._unheeded.setdefault(kind, set())
+            known.update(name[:INFO_CHARACTERS] for name in itertools.islice(names, MOST_NAMES - len(known)))
+        asked = self._repeated(identity) if is_repeated else None
         if asked is None:
-            asked = self._asked[identity] = _Asked(asyncio.create_task(self._reply(call, model)))
-            self._all.append(asked)
+            asked = _Asked(asyncio.create_task(self._reply(call, model)))
+            self._asked.setdefault(identity, []).append(asked)
+            asked.task.add_done_callback(functools.partial(self._forget_failed, identity, asked))
         else:
             self.num_repeated += 1
+        asked.num_waiting += 1
         try:
             # shielded: the turn is kept for the client's next attempt
             reply = await asyncio.shield(asked.task)
         except asyncio.CancelledError:
+            asked.num_waiting -= 1
             if asked.task.cancelled():
                 raise CallError(409, "session: the trajectory is over", "session_ended") from None
             raise
         except Exception as error:
-            # a failed call leaves no turn; asked again, it is sampled anew, with the same seed
-            if self._asked.get(identity) is asked:
-                del self._asked[identity]
             raise _problem(error) from error
         return _Taken(reply, asked)
+
+    def _repeated(self, identity: str) -> _Asked | None:
+        """Return the call that a client asks again; None if it has to be sampled.
+
+        Of calls that are the same it is one whose client has left. If there is none, one that has failed is sampled
+        anew: to answer it with another one's answer would give two calls the same answer.
+        """
+        known = self._asked.get(identity, [])
+        if left := next((one for one in known if not one.is_taken and not one.num_waiting), None):
+            return left
+        if self._failed[identity]:
+            self._failed[identity] -= 1
+            return None
+        return known[-1] if known else None
+
+    def _forget_failed(self, identity: str, asked: _Asked, task: "asyncio.Task[Reply]") -> None:
+        """Forget a call that has failed: it leaves no turn, and asked again it is sampled anew, with the same seed.
+
+        Its client may have left, so nobody else looks at the error; and the error would keep the whole request.
+        """
+        if not task.cancelled() and not task.exception():
+            return
+        same = self._asked[identity]
+        same.remove(asked)
+        if not same:
+            del self._asked[identity]
+        if not task.cancelled() and _problem(task.exception()).status == 503:
+            self._failed[identity] += 1
+
+    @contextlib.contextmanager
+    def served(self) -> Iterator[None]:
+        """Count a request, from before its body is read.
+
+        Raises:
+            CallError: there are too many at the same time, whose bodies take memory.
+        """
+        if self._num_served >= MOST_AT_ONCE:
+            raise CallError(
+                429, f"session: {MOST_AT_ONCE} requests at the same time are the limit", "too_many_requests"
+            )
+        self._num_served += 1
+        try:
+            yield
+        finally:
+            self._num_served -= 1
 
     def set_reward(self, reply_id: str | None, reward: Any) -> None:
         """Set the reward of a reply, or of the newest one (None).
@@ -176,12 +235,16 @@ class Session:
         """Parameters that were not obeyed, for the record."""
         return {kind: ", ".join(sorted(names))[:INFO_CHARACTERS] for kind, names in self._unheeded.items() if names}
 
+    @property
+    def _all(self) -> list[_Asked]:
+        return [asked for same in self._asked.values() for asked in same]
+
     async def _reply(self, call: Call, model: str) -> Reply:
         """Sample a turn, and keep its reply."""
-        messages = self._history.restored(call.messages)
+        messages, digest = self._history.read(call.messages)
         options: Json = {"tools": list(call.tools) or None, "max_tokens": call.max_tokens, "stop": list(call.stop)}
         options |= {"response_format": call.response_format, "tool_choice": call.tool_choice}
-        prompt = self.chat.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
+        prompt = await self._encoded(call.prompt) if isinstance(call.prompt, str) else call.prompt
         if prompt is not None and not prompt:
             raise CallError(400, "prompt: is empty")
         turn = await self.ask(messages, options, prompt)
@@ -191,8 +254,13 @@ class Session:
         reply = Reply(secrets.token_hex(12), model, int(time.time()), turn, message, *self._text(turn, call.stop))
         self._replies[reply.id] = reply
         if messages:
-            self._history.add(messages, message)
+            self._history.add(messages, message, digest)
         return reply
+
+    async def _encoded(self, text: str) -> list[int]:
+        if len(text) > LARGE_CHARACTERS:
+            return await self.chat.aside(self.chat.encode, text)
+        return self.chat.encode(text)
 
     def _text(self, turn: RecordedTurn, stops: Sequence[str]) -> tuple[str, str | None]:
         """Return the text of an answer without its end, and the text of `stops` that ended it, if any."""
@@ -225,7 +293,8 @@ class _Taken:
     _asked: _Asked
 
     def note(self, *, taken: bool) -> None:
-        """Note whether the client has got the whole answer."""
+        """Note whether the client has got the whole answer. Called once, at the end of its way."""
+        self._asked.num_waiting -= 1
         # who has got it once has it, whatever becomes of a repetition
         self._asked.is_taken |= taken
 
@@ -241,7 +310,7 @@ def finite(value: Any) -> float:
     return float(value)
 
 
-def _problem(error: Exception) -> CallError:
+def _problem(error: BaseException | None) -> CallError:
     """Return what a client is told about a call that failed."""
     if isinstance(error, CallError):
         return error

@@ -32,6 +32,8 @@ KNOWN = frozenset(
     }
 )
 """Parameters that are obeyed, or that change no answer."""
+READS_TOKENS = ("return_token_ids", "tokens", "logprobs")
+"""Parameters of clients that read the prompt's tokens."""
 IN_MESSAGES = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 """Fields of a message that a chat template may read."""
 
@@ -63,8 +65,9 @@ def whole(body: Json, reply: Reply) -> Json:
     answer = _head(reply, "chat.completion") | {"usage": reply.usage}
     choice: Json = {"index": 0, "message": {"role": "assistant", **_shown(reply)}}
     answer["choices"] = [choice | _beside(body, reply) | {"finish_reason": reply.finish_reason}]
-    # the clients that read tokens ask with `return_token_ids`; others overlook the field
-    answer["prompt_token_ids"] = list(reply.turn.prompt_ids)
+    if any(body.get(name) for name in READS_TOKENS):
+        # of a long prompt it is most of the answer, and most clients overlook it
+        answer["prompt_token_ids"] = list(reply.turn.prompt_ids)
     return answer
 
 
@@ -107,6 +110,8 @@ def message_of(given: Any, place: str) -> Message:
         # OpenAI's newer name; chat templates know the older one
         message["role"] = "system"
     if "tool_calls" in message:
+        if not isinstance(message["tool_calls"], list):
+            raise CallError(400, f"{place}.tool_calls: must be a list")
         message["tool_calls"] = [
             _tool_call(one, f"{place}.tool_calls.{number}") for number, one in enumerate(message["tool_calls"])
         ]

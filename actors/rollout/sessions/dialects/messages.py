@@ -280,7 +280,8 @@ def _usage(reply: Reply) -> Json:
 def _end(body: Json, reply: Reply) -> Json:
     """Return why the answer ended. The run's own stop texts are none that the client knows."""
     reasons = {"tool_calls": "tool_use", "length": "max_tokens"}
-    if reply.finish_reason == "stop" and reply.stopped_by in (body.get("stop_sequences") or ()):
+    asked = chat.stops_of(body.get("stop_sequences"), "stop_sequences")
+    if reply.finish_reason == "stop" and reply.stopped_by in asked:
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
     return {"stop_reason": reasons.get(reply.finish_reason, "end_turn"), "stop_sequence": None}
 

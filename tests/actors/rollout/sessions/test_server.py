@@ -103,7 +103,7 @@ async def test_the_key_names_the_session_in_four_places(make: Any) -> None:
 async def test_history_that_clients_write_anew_continues_the_turn(make: Any) -> None:
     """Thoughts dropped, blanks stripped, arguments with other blanks, empty fields: still the recorded answer."""
     end = await make([f"<think>\nAdd.\n</think>\n\nNow. {CALLS}", "Done."])
-    status, first = await end.chat(ASKED, tools=[TOOL])
+    status, first = await end.chat(ASKED, tools=[TOOL], return_token_ids=True)
     message = first["choices"][0]["message"]
     assert (status, first["choices"][0]["finish_reason"]) == (200, "tool_calls")
     assert message["tool_calls"][0]["function"]["arguments"] == '{"number":  2}'
@@ -111,7 +111,7 @@ async def test_history_that_clients_write_anew_continues_the_turn(make: Any) -> 
     back["tool_calls"] = [dict(message["tool_calls"][0])]
     back["tool_calls"][0]["function"] = {"name": "add", "arguments": '{"number": 2}'}
     tool = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
-    status, second = await end.chat([*ASKED, back, tool], tools=[TOOL])
+    status, second = await end.chat([*ASKED, back, tool], tools=[TOOL], return_token_ids=True)
     assert status == 200
     assert end.recorder.tree.num_branches == 0
     ids = [*first["prompt_token_ids"], *first["choices"][0]["token_ids"]]
@@ -186,7 +186,7 @@ async def test_sampling_parameters_are_pinned_and_told(make: Any) -> None:
         (b'{"messages": [{"role": "user"}], "tools": [{}]}', 400, "tools.0: must be"),
         (b'{"messages": [{"role": "user"}], "stop": [""]}', 400, "stop: must be"),
         (b"[" * 100_000, 400, "body: is no JSON"),
-        (b" " * (17 << 20), 413, "body: more than 16 MiB"),
+        (b" " * (17 << 20), 400, "body: more than the 1048576 bytes of any conversation with 1000 tokens"),
     ],
 )
 async def test_hostile_bodies_are_refused_in_words(make: Any, body: bytes, status: int, words: str) -> None:
@@ -242,7 +242,7 @@ async def test_a_service_takes_a_waiting_trajectory_once(make: Any) -> None:
 async def test_tokens_are_counted_and_prompts_of_tokens_continue_exactly(make: Any) -> None:
     """As verifiers' token client does: /tokenize at the root, then the prompt's ids beside the messages."""
     end = await make(["a", "b"])
-    _, first = await end.chat(ASKED)
+    _, first = await end.chat(ASKED, return_token_ids=True)
     _, told = await end.post("/tokenize", {"model": "any", "messages": ASKED})
     assert told["tokens"] == first["prompt_token_ids"]
     assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 1000)
