@@ -305,9 +305,12 @@ def finite(value: Any) -> float:
     Raises:
         CallError: it is none, or not finite.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise CallError(400, f"reward: {value!r} is no finite number")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        # OverflowError: a whole number may have any number of digits
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+    raise CallError(400, f"reward: {str(value)[:50]} is no finite number")
 
 
 def _problem(error: BaseException | None) -> CallError:

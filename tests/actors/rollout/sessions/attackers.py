@@ -165,12 +165,11 @@ async def lengths(attack: Attack) -> None:
 
 
 async def bombs(attack: Attack) -> None:
-    """256 MiB of blanks in 256 KiB."""
+    """64 MiB of blanks in less than one."""
     blanks = b" " * (64 * MIB)
-    made = zlib.compressobj(9, wbits=31)
-    data = b"".join(made.compress(blanks) for _ in range(4)) + made.flush()
+    data = gzip.compress(blanks, 1)
     while attack.goes_on:
-        for kind, body in (("gzip", data), ("deflate", zlib.compress(blanks)), ("gzip", gzip.compress(b"{}")[:-3])):
+        for kind, body in (("gzip", data), ("deflate", zlib.compress(blanks, 1)), ("gzip", gzip.compress(b"{}")[:-3])):
             async with attack.connected() as (reader, writer):
                 with contextlib.suppress(ConnectionError):
                     writer.write(attack.head(f"Content-Encoding: {kind}", f"Content-Length: {len(body)}") + body)
