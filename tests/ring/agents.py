@@ -2,9 +2,12 @@
 
 import json
 import os
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,51 @@ def fails(data: dict[str, Any], base_url: str, api_key: str) -> float:
 def no_agent(example: Any, policy: Any) -> float:
     """Is not called."""
     return 1.0
+
+
+class Staged:
+    """Agent with two calls that stops at a place, once, where the file `armed` in its folder names it.
+
+    The file is then called `hit`, and has the agent's process id. The agent goes on with the file `go`, or later.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def run(self, data: dict[str, Any], base_url: str, api_key: str) -> float:
+        """Stop before the first call, in it, between the calls, or after the last one."""
+        messages = [{"role": "user", "content": f"Example {data['index']}."}]
+        self._reach("before")
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(chat, base_url, api_key, messages)
+            time.sleep(0.03)
+            self._reach("in")
+            message = asked.result()["choices"][0]["message"]
+        self._reach("between")
+        chat(base_url, api_key, [*messages, message, {"role": "user", "content": "And then?"}])
+        self._reach("after")
+        return 1.0
+
+    def _reach(self, place: str) -> None:
+        armed, hit = self._folder / "armed", self._folder / "hit"
+        try:
+            if armed.read_text() != place:
+                return
+            # one of all agents alone can rename it
+            mine = self._folder / f"armed.{os.getpid()}.{threading.get_ident()}"
+            armed.rename(mine)
+        except FileNotFoundError:
+            return
+        mine.write_text(str(os.getpid()))
+        mine.rename(hit)
+        deadline = time.monotonic() + 60.0
+        while not (self._folder / "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    # as a program: the folder, and the file for the reward
+    given = json.loads(Path(os.environ["AGENT_EXAMPLE_FILE"]).read_text())
+    reward = Staged(sys.argv[1]).run(given, os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
+    Path(os.environ["AGENT_REWARD_FILE"]).write_text(str(reward))
+    Staged(sys.argv[1])._reach("rewarded")
