@@ -22,7 +22,7 @@ from actors.algorithms.curriculum import Curriculum
 from actors.algorithms.filters import rejected_as
 from actors.datasets import Dataset
 from actors.datasets.prompts import Prompts
-from actors.ledger import Changes, GroupState, Machine, Store, Verdict, replies
+from actors.ledger import Changes, Group, GroupState, Machine, Store, Verdict, replies
 from actors.ledger.backup import Backups
 from actors.packer.batch_sender import BatchSender
 from actors.packer.examples import Examples
@@ -341,6 +341,20 @@ class PackerActor:
             started = time.monotonic()
             self.store.commit_patiently(changes, settled)
             self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
+        for group in changes.groups.values():
+            if group.state is GroupState.DROPPED and group.reason == "stale":
+                self._tell_stale(group)
+
+    def _tell_stale(self, group: Group) -> None:
+        step, limit = self.machine.steps.last + 1, self._config.packer.max_off_policy_steps
+        log.warning(
+            "group dropped as stale",
+            ordinal=group.ordinal,
+            environment=group.example.environment,
+            detail=f"its oldest token is of version {group.oldest_version}, more than {limit} steps before step {step} "
+            "(packer.max_off_policy_steps); its example is sampled again. Trajectories that take long are limited by "
+            "environments[].trajectory_timeout",
+        )
 
     # --- what screens see ----------------------------------------------------------------------------------------
 
