@@ -27,6 +27,7 @@ from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.trajectory_group import build_trajectory_group
 from actors.telemetry.metrics import Metrics
+from actors.trajectories.forms import AnswerForm
 from benchmarks.machine import finish
 from bus import codec
 from schemas.messages import EnginePeer, Ticket
@@ -58,7 +59,12 @@ class Client:
         self.num_turns = 0
 
     async def sample(
-        self, engine: EnginePeer, ticket: Ticket, prompt_ids: list[int], stop: Sequence[str] = (), form: object = None
+        self,
+        engine: EnginePeer,
+        ticket: Ticket,
+        prompt_ids: list[int],
+        stop: Sequence[str] = (),
+        form: AnswerForm | None = None,
     ) -> list[SampledCompletion]:
         """Answer after the pause."""
         await asyncio.sleep(self._seconds)

@@ -347,12 +347,20 @@ def _digests(messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[
 
 
 def _text(message: Message) -> str:
-    return _written({key: value for key, value in message.items() if value not in (None, "", [])})
+    return written({key: value for key, value in message.items() if value not in (None, "", [])})
+
+
+def written(fields: dict[str, Any]) -> str:
+    """Return a text that is equal for equal fields: JSON, or a form that is faster where all fields are texts."""
+    if all(type(value) is str for value in fields.values()):
+        # no JSON begins like this, and the lengths keep one field from looking like two
+        return "\0" + "".join(f"{len(name)} {name} {len(fields[name])} {fields[name]}" for name in sorted(fields))
+    return _written(fields)
 
 
 def _next_digest(digest: bytes, text: str) -> bytes:
     """Return the digest of a conversation that a message continues."""
-    return hashlib.blake2b(digest + text.encode(), digest_size=16).digest()
+    return hashlib.blake2b(digest + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 _written = json.JSONEncoder(sort_keys=True, default=str).encode

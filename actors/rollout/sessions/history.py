@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.trajectories.bridges import Message
+from actors.trajectories.recorder import written
 
 THOUGHTS = "reasoning_content"
 
@@ -33,7 +34,7 @@ def _canonical(message: Message, left_out: str = "") -> str:
             value = [_with_values(one) for one in value]
         if value not in (None, "", []) and name != left_out:
             plain[name] = value
-    return _written(plain)
+    return written(plain)
 
 
 def same_message(first: Message, second: Message) -> bool:
@@ -90,10 +91,9 @@ def _digests(messages: Iterable[Message]) -> Iterator[bytes]:
 
 def _next_digest(digest: bytes, message: Message) -> bytes:
     """Return the digest of a conversation that a message continues."""
-    return hashlib.blake2b(digest + _canonical(message, THOUGHTS).encode(), digest_size=16).digest()
-
-
-_written = json.JSONEncoder(sort_keys=True, default=str).encode
+    return hashlib.blake2b(
+        digest + _canonical(message, THOUGHTS).encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest()
 
 
 def _with_values(call: Any) -> Any:
