@@ -1,12 +1,11 @@
 """Start models of the quickstart with turns: a tiny Qwen3, warmed up on conversations of imperfect players.
 
-A player plays the real environment with mistakes on purpose: often enough that the model fails at least half of the
-time, and seldom enough that it sees how the game is played. From there reinforcement learning has rewards to learn
-from, and room to improve.
+A player plays the real environment and knows the best choice, but makes a share of its choices wrong on purpose. The
+model learns both: how a good player plays, and to play so only half of the time. Reinforcement learning has to find
+out which half earns the reward. Held-out games and questions are in no conversation.
 """
 
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,19 +30,19 @@ WRITTEN = ["<tool_call>", "</tool_call>"]
 END, ASSISTANT = SPECIAL.index("<|end|>"), SPECIAL.index("<|assistant|>")
 NUM_TOKENS = 400
 MAX_TOKENS = 128
-BATCH = 64
+BATCH = 32
 LEARNING_RATE = 2e-3
 FIRST_INDEX = 10**9
 """First example of the warm-up: far behind those of the run."""
 
 
-def play_find_number(rng: random.Random, index: int) -> Conversation:
-    """Guess the lowest or the highest number that is left; in every fifth game guess any number that is left."""
+def play_find_number(rng: random.Random, index: int, errors: float) -> Conversation:
+    """Guess the middle of the range that is left; in a share of the turns guess any number of the game instead."""
     game = FindNumber()
-    messages = [{"role": "user", "content": game.reset(index)}]
-    is_bold = rng.random() < 0.2
+    messages = [{"role": "user", "content": game.reset(index, "train")}]
+    first, last = game.low, game.high
     for _ in range(6):
-        guess = str(rng.randint(game.low, game.high) if is_bold else rng.choice((game.low, game.high)))
+        guess = str(rng.randint(first, last) if rng.random() < errors else (game.low + game.high) // 2)
         answer, _, is_done = game.step(guess)
         messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": answer}]
         if is_done:
@@ -51,49 +50,46 @@ def play_find_number(rng: random.Random, index: int) -> Conversation:
     return messages[:-1], None
 
 
-def play_calculator(rng: random.Random, index: int) -> Conversation:
-    """Call the tool and copy, with slips; nearly every second time answer without the tool."""
+def play_calculator(rng: random.Random, index: int, errors: float) -> Conversation:
+    """Call the right tool and repeat its result; at each of three choices a share of the conversations is wrong."""
     task = Calculator()
     question = task.reset(index, "train")
-    tools = [described(task.multiply)]
+    tools = [described(task.add), described(task.multiply)]
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    if rng.random() < 0.45:
-        return [*messages, {"role": "assistant", "content": str(rng.randint(10_000, 999_999))}], tools
-    a, b = (_slipped(number, rng) for number in re.findall(r"\d+", question))
-    result = str(task.multiply(int(a), int(b)))
-    call = {"type": "function", "function": {"name": "multiply", "arguments": {"a": int(a), "b": int(b)}}}
+    any_number = str(rng.randint(1, 36))
+    if rng.random() < errors:
+        return [*messages, {"role": "assistant", "content": any_number}], tools
+    a, sign, b = question[:3]
+    tool = task.add if (sign == "+") == (rng.random() >= errors) else task.multiply
+    call = {"type": "function", "function": {"name": tool.__name__, "arguments": {"a": a, "b": b}}}
+    result = str(tool(a, b))
     messages += [
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "multiply", "content": result},
-        {"role": "assistant", "content": _slipped(result, rng)},
+        {"role": "tool", "name": tool.__name__, "content": result},
+        {"role": "assistant", "content": any_number if rng.random() < errors else result},
     ]
     return messages, tools
-
-
-def _slipped(number: str, rng: random.Random) -> str:
-    """Return a number in which each digit may be wrong."""
-    return "".join(rng.choice("123456789") if rng.random() < 0.015 else digit for digit in number)
 
 
 class Task(NamedTuple):
     """Warm-up of a task."""
 
-    play: Callable[[random.Random, int], Conversation]
+    play: Callable[[random.Random, int, float], Conversation]
+    errors: float
+    """Share of wrong choices at the end of the warm-up."""
     num_steps: int
-    splits_numbers: bool
-    """Whether each digit is a token: numbers that are copied have too many values for a token each."""
 
 
 TASKS = {
-    "find_number": Task(play_find_number, num_steps=200, splits_numbers=False),
-    "calculator": Task(play_calculator, num_steps=400, splits_numbers=True),
+    "find_number": Task(play_find_number, errors=0.68, num_steps=240),
+    "calculator": Task(play_calculator, errors=0.25, num_steps=240),
 }
 
 
-def make_tokenizer(conversations: list[Conversation], *, splits_numbers: bool) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes and of frequent pieces of these conversations; numbers whole, or as single digits."""
+def make_tokenizer(conversations: list[Conversation]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes and of frequent pieces of these conversations; frequent numbers are a token each."""
     raw = Tokenizer(models.BPE())
-    digits = pre_tokenizers.Digits(individual_digits=splits_numbers)
+    digits = pre_tokenizers.Digits(individual_digits=False)
     raw.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -124,14 +120,16 @@ def _rendered(conversation: Conversation, tokenizer: PreTrainedTokenizerFast | N
 
 
 def warm_up(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, play: Callable[[], Conversation], num_steps: int
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, play: Callable[[float], Conversation], task: Task
 ) -> float:
     """Train on what players say, one conversation per row; return the last loss in nats per token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=num_steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=task.num_steps, pct_start=0.1)
     loss = torch.zeros(())
-    for _ in range(num_steps):
-        rows = [tokenizer.encode(_rendered(play(), tokenizer), add_special_tokens=False) for _ in range(BATCH)]
+    for step in range(task.num_steps):
+        # rules are learned from careful players, in fewer steps; what to improve, from the others
+        errors = task.errors / 3 if step < 0.6 * task.num_steps else task.errors
+        rows = [tokenizer.encode(_rendered(play(errors), tokenizer), add_special_tokens=False) for _ in range(BATCH)]
         width = max(len(row) for row in rows)
         ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
         # padding stands behind a row, where no token of the row sees it
@@ -161,12 +159,12 @@ def build(folder: Path, task: str, seed: int) -> float:
     """Write model and tokenizer to a folder; return the loss at the end of the warm-up."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    play, num_steps, splits_numbers = TASKS[task]
+    play, errors, _ = TASKS[task]
     # numbers that no run and no other seed draws from
     indices = iter(range(FIRST_INDEX * (1 + seed), FIRST_INDEX * (2 + seed)))
-    tokenizer = make_tokenizer([play(rng, next(indices)) for _ in range(500)], splits_numbers=splits_numbers)
+    tokenizer = make_tokenizer([play(rng, next(indices), errors) for _ in range(500)])
     model = make_model(len(tokenizer), MAX_TOKENS)
-    loss = warm_up(model, tokenizer, lambda: play(rng, next(indices)), num_steps)
+    loss = warm_up(model, tokenizer, lambda errors: play(rng, next(indices), errors), TASKS[task])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return loss
