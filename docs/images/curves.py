@@ -35,6 +35,16 @@ PICTURES = {
         Panel("entropy, nats per token", ("entropy",)),
         Panel("lag of the oldest group, versions", ("lag_max",), 2.0),
     ],
+    "find_number": [
+        Panel("sampled success", ("reward_mean",), 1.0),
+        Panel("entropy, nats per token", ("entropy",)),
+        Panel("lag of the oldest group, versions", ("lag_max",), 2.0),
+    ],
+    "calculator": [
+        Panel("sampled success", ("reward_mean",), 1.0),
+        Panel("entropy, nats per token", ("entropy",)),
+        Panel("lag of the oldest group, versions", ("lag_max",), 2.0),
+    ],
     "tutorial": [
         Panel("reward of the function repeats", ("reward/repeats",), 1.0),
         Panel("reward of the function length", ("reward/length",), 1.0),

@@ -37,12 +37,12 @@ FIRST_INDEX = 10**9
 
 
 def play_find_number(rng: random.Random, index: int, errors: float) -> Conversation:
-    """Guess the middle of the range that is left; in a share of the turns guess any number of the game instead."""
+    """Guess the middle of the range that is left; in a share of the games count up from the lowest number instead."""
     game = FindNumber()
     messages = [{"role": "user", "content": game.reset(index, "train")}]
-    first, last = game.low, game.high
+    counts_up = rng.random() < errors
     for _ in range(6):
-        guess = str(rng.randint(first, last) if rng.random() < errors else (game.low + game.high) // 2)
+        guess = str(game.low if counts_up else (game.low + game.high) // 2)
         answer, _, is_done = game.step(guess)
         messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": answer}]
         if is_done:
@@ -51,14 +51,13 @@ def play_find_number(rng: random.Random, index: int, errors: float) -> Conversat
 
 
 def play_calculator(rng: random.Random, index: int, errors: float) -> Conversation:
-    """Call the right tool and repeat its result; at each of three choices a share of the conversations is wrong."""
+    """Call the right tool and repeat its result; at two choices (a call, the tool) a share is wrong."""
     task = Calculator()
     question = task.reset(index, "train")
     tools = [described(task.add), described(task.multiply)]
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
-    any_number = str(rng.randint(1, 36))
     if rng.random() < errors:
-        return [*messages, {"role": "assistant", "content": any_number}], tools
+        return [*messages, {"role": "assistant", "content": str(rng.randint(1, 36))}], tools
     a, sign, b = question[:3]
     tool = task.add if (sign == "+") == (rng.random() >= errors) else task.multiply
     call = {"type": "function", "function": {"name": tool.__name__, "arguments": {"a": a, "b": b}}}
@@ -66,7 +65,7 @@ def play_calculator(rng: random.Random, index: int, errors: float) -> Conversati
     messages += [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": tool.__name__, "content": result},
-        {"role": "assistant", "content": any_number if rng.random() < errors else result},
+        {"role": "assistant", "content": result},
     ]
     return messages, tools
 
@@ -81,8 +80,8 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "find_number": Task(play_find_number, errors=0.68, num_steps=240),
-    "calculator": Task(play_calculator, errors=0.25, num_steps=240),
+    "find_number": Task(play_find_number, errors=0.75, num_steps=140),
+    "calculator": Task(play_calculator, errors=0.33, num_steps=300),
 }
 
 
