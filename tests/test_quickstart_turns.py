@@ -50,10 +50,10 @@ NUM_GAMES = 400
 
 
 def play(game: Any, split: str, index: int, guess: Callable[[str, random.Random], int]) -> bool:
-    """Whether a policy finds the number in six turns; it sees the newest message."""
+    """Whether a policy finds the number in seven turns; it sees the newest message."""
     rng = random.Random(index)
     message = game.reset(index, split)
-    for _ in range(6):
+    for _ in range(7):
         message, reward, is_done = game.step(str(guess(message, rng)))
         if is_done:
             return bool(reward == 1.0)
@@ -77,11 +77,11 @@ def test_the_hidden_number_is_found_by_halving(modules: Any) -> None:
 
 
 def test_the_hidden_number_is_rarely_found_without_the_answers(modules: Any) -> None:
-    """The best six places that no answer changes, and guesses at random, find at most 0.3 of the held-out numbers."""
+    """The best seven places that no answer changes, and guesses at random, find at most 0.3 of the held-out numbers."""
     game = modules("find_number").FindNumber()
     places = Counter(number - low for low, number in games_of(game, "eval"))
-    assert sum(count for _, count in places.most_common(6)) / places.total() <= 0.3
-    wins = [play(game, "eval", index, lambda _, rng: rng.randint(1, 28)) for index in range(NUM_GAMES)]
+    assert sum(count for _, count in places.most_common(7)) / places.total() <= 0.3
+    wins = [play(game, "eval", index, lambda _, rng: rng.randint(1, 32)) for index in range(NUM_GAMES)]
     assert sum(wins) / NUM_GAMES <= 0.3
 
 
@@ -91,11 +91,11 @@ def games_of(game: Any, split: str) -> set[tuple[int, int]]:
 
 
 def test_held_out_games_and_questions_are_others_than_those_of_training(modules: Any) -> None:
-    """Every fifth of 120 games, and 20 of 112 questions, are in the evaluation alone."""
+    """Every fifth of 140 games, and 20 of 112 questions, are in the evaluation alone."""
     game, task = modules("find_number").FindNumber(), modules("calculator").Calculator()
     games = [games_of(game, split) for split in ("train", "eval")]
     questions = [{task.reset(index, split) for index in range(3000)} for split in ("train", "eval")]
-    assert (len(games[0]), len(games[1]), len(games[0] | games[1])) == (96, 24, 120)
+    assert (len(games[0]), len(games[1]), len(games[0] | games[1])) == (112, 28, 140)
     assert (len(questions[0]), len(questions[1]), len(questions[0] | questions[1])) == (92, 20, 112)
 
 

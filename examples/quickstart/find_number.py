@@ -4,11 +4,11 @@ import random
 
 
 class FindNumber:
-    """Hidden number in a range of 24; the right guess earns 1. Every fifth game is held out from training."""
+    """Hidden number in a range of 28; the right guess earns 1. Every fifth game is held out from training."""
 
     def reset(self, index, split):
         """Return the first message."""
-        pool = [(a, a + 23, n) for a in range(1, 6) for n in range(a, a + 24) if (split == "eval") == (not (a + n) % 5)]
+        pool = [(a, a + 27, n) for a in range(1, 6) for n in range(a, a + 28) if (split == "eval") == (not (a + n) % 5)]
         self.low, self.high, self.number = random.Random(index).choice(pool)
         return f"from {self.low} to {self.high}"
 

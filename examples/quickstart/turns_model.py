@@ -41,7 +41,7 @@ def play_find_number(rng: random.Random, index: int, errors: float) -> Conversat
     game = FindNumber()
     messages = [{"role": "user", "content": game.reset(index, "train")}]
     counts_up = rng.random() < errors
-    for _ in range(6):
+    for _ in range(7):
         guess = str(game.low if counts_up else (game.low + game.high) // 2)
         answer, _, is_done = game.step(guess)
         messages += [{"role": "assistant", "content": guess}, {"role": "user", "content": answer}]
@@ -80,8 +80,8 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "find_number": Task(play_find_number, errors=0.75, num_steps=140),
-    "calculator": Task(play_calculator, errors=0.33, num_steps=300),
+    "find_number": Task(play_find_number, errors=0.75, num_steps=200),
+    "calculator": Task(play_calculator, errors=0.33, num_steps=360),
 }
 
 
@@ -156,6 +156,8 @@ def _said_by_the_player(ids: torch.Tensor) -> torch.Tensor:
 
 def build(folder: Path, task: str, seed: int) -> float:
     """Write model and tokenizer to a folder; return the loss at the end of the warm-up."""
+    # two threads gain little on so small a model, and wait for each other on a busy machine
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     play, errors, _ = TASKS[task]
