@@ -4,12 +4,12 @@ import random
 
 
 class FindNumber:
-    """Hidden number in a range of 28; the right guess earns 1. Every fifth game is held out from training."""
+    """Hidden number from 1 to 28; the right guess earns 1. Nothing but the answers tells games apart."""
 
     def reset(self, index, split):
         """Return the first message."""
-        pool = [(a, a + 27, n) for a in range(1, 6) for n in range(a, a + 28) if (split == "eval") == (not (a + n) % 5)]
-        self.low, self.high, self.number = random.Random(index).choice(pool)
+        self.low, self.high = 1, 28
+        self.number = random.Random(f"{split} {index}").randint(1, 28)
         return f"from {self.low} to {self.high}"
 
     def step(self, answer):

@@ -2,7 +2,7 @@
 
 A player plays the real environment and knows the best choice, but makes a share of its choices wrong on purpose. The
 model learns both: how a good player plays, and to play so only half of the time. Reinforcement learning has to find
-out which half earns the reward. Held-out games and questions are in no conversation.
+out which half earns the reward. Held-out questions are in no conversation.
 """
 
 import random
@@ -80,7 +80,7 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "find_number": Task(play_find_number, errors=0.75, num_steps=200),
+    "find_number": Task(play_find_number, errors=0.8, num_steps=200),
     "calculator": Task(play_calculator, errors=0.33, num_steps=360),
 }
 
