@@ -45,7 +45,7 @@ def run_with_an_open_session(config: RunConfig, folder: Path, steps: int) -> lis
 def test_a_session_that_stays_open_is_trained_with_the_version_of_each_call(tmp_path: Path) -> None:
     """Its age counts from its oldest token."""
     config = config_of(tmp_path, max_off_policy_steps=8)
-    run_with_an_open_session(config, tmp_path, 3)
+    run_with_an_open_session(config, tmp_path, 4)
     assert check_promise(config).dropped == {}
     spans = [record["versions"] for record in read_lines(config.output / "samples.jsonl")]
     assert max(max(versions) - min(versions) for versions in spans) >= 3

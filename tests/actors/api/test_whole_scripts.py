@@ -254,7 +254,8 @@ except KeyboardInterrupt:
 def test_a_second_interrupt_kills_the_run_and_the_program_ends(tmp_path: Path, model_folder: ModelFolder) -> None:
     """Even though a reward function never returns: neither the run nor the interpreter waits for it."""
     (tmp_path / "script.py").write_text(HANGING)
-    command = [sys.executable, "-u", "script.py", str(model_folder()), "hang"]
+    # a shell starts what it puts into the background with the signal ignored
+    command = ["env", "--default-signal=INT", sys.executable, "-u", "script.py", str(model_folder()), "hang"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True
     ) as process:
