@@ -1,7 +1,6 @@
 """The agents of examples/agents, each as its file stands there, with the frameworks of the registry.
 
-The model is scripted: it calls the right tool and answers with the result, or does so badly. Runs that learn are in
-test_learning.py.
+The model is scripted: it calls the right tool and answers with the result, or does so badly.
 """
 
 import json
