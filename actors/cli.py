@@ -355,7 +355,12 @@ def _default_name(actor: str) -> str:
 def _trajectory(text: str) -> tuple[int, int | None]:
     """Return ordinal and completion of `41` or `41:3`."""
     ordinal, colon, completion = text.partition(":")
-    return int(ordinal), int(completion) if colon else None
+    try:
+        return int(ordinal), int(completion) if colon else None
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give the ordinal of a group, as `actors samples` shows it, or ORDINAL:COMPLETION"
+        ) from None
 
 
 def _replay(arguments: argparse.Namespace) -> int:

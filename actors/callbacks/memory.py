@@ -18,7 +18,7 @@ FILE = "callbacks.json"
 
 @dataclass
 class Memory:
-    """What the process of the callbacks must remember across restarts."""
+    """Record of the callbacks' process that outlives a restart."""
 
     run: str
     """Id of the run."""

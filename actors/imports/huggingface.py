@@ -43,7 +43,7 @@ class Pace:
     total: int | None
     """Optimizer updates of the run; None: not known."""
     missing: str = ""
-    """What is missing for the two counts, and the option that gives it."""
+    """Missing value for the two counts, and the option that gives it."""
 
     def steps(self, updates: int) -> int:
         """Return steps for a number of updates, rounded down, at least 1."""

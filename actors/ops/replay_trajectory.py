@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from actors.rollout.held import AttemptError
 from schemas.config import RunConfig
-from schemas.config.environments import EnvironmentBase
+from schemas.config.environments import AgentConfig, EnvironmentBase
 from schemas.errors import ConfigError
 from schemas.messages import TURNS, Purpose, RolloutGroup, Ticket
 
@@ -90,27 +90,41 @@ def replay_group(
     from schemas.errors import ProtocolError
 
     ledger = LedgerReader.of(config.ledger_path)
+    row = next((row for row in ledger.groups() if row.ordinal == ordinal), None)
     try:
-        [frames] = ledger.payloads([ordinal])
+        # the tokens of a group whose row is gone are removed soon after it
+        payloads = ledger.payloads([ordinal]) if row is not None else []
     except ProtocolError:
+        payloads = []
+    if row is None or not payloads:
         raise ConfigError(
-            f"--trajectory {ordinal}: the ledger has no tokens of this group; those of the newest steps are kept "
-            "(ledger.keep_steps)"
-        ) from None
-    group = stored_group(frames)
+            f"--trajectory {ordinal}: the ledger has no tokens of this group; name one of the newest steps, or set "
+            "ledger.keep_steps for the next run"
+        )
+    group = stored_group(payloads[0])
     one = config.environments_by_label.get(group.environment)
     if not isinstance(one, EnvironmentBase):
-        raise ConfigError(f"--trajectory {ordinal}: {group.environment} has no environment to be played again")
+        raise ConfigError(
+            f"--trajectory {ordinal}: {group.environment} has no environment to be played again; its completions are "
+            "shown by `actors samples`"
+        )
+    if isinstance(one, AgentConfig) and one.external:
+        raise ConfigError(
+            f"--trajectory {ordinal}: {group.environment} is an external agent, and no service would take the "
+            "trajectory; only agents with path or command can be played again"
+        )
     if completion is not None and not 0 <= completion < group.num_completions:
         raise ConfigError(
             f"--trajectory {ordinal}:{completion}: the group has the completions 0 to {group.num_completions - 1}"
         )
-    [row] = [row for row in ledger.groups() if row.ordinal == ordinal]
     ticket = ticket_of(row, settings_of(config))
-    example = datasets[ticket.purpose, ticket.environment].example(ticket.index)
-    if example.key(ticket.environment) != ticket.example_key:
+    data = datasets[ticket.purpose, ticket.environment]
+    is_there = data.num_examples is None or ticket.index < data.num_examples
+    example = data.example(ticket.index) if is_there else None
+    if example is None or example.key(ticket.environment) != ticket.example_key:
         raise ConfigError(
-            f"{ticket.environment} example {ticket.index} is not what the run has read: data have changed"
+            f"--trajectory {ordinal}: example {ticket.index} of {ticket.environment} is not the one that the run has "
+            "read; bring its data back"
         )
     return asyncio.run(_replayed(config, group, ticket, example, completion, chats))
 

@@ -1,11 +1,14 @@
 """Recorded trajectories, played again without a model: the same, or words on what differs."""
 
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from actors.cli import main
+from actors.datasets import Example
+from actors.datasets.numbered import Numbered
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig, dump_config
 from tests.ring.harness import ALL, ring, ring_config
@@ -119,6 +122,45 @@ def test_groups_that_can_not_be_played_are_refused_in_words(agents: RunConfig, c
     assert "the ledger has no tokens of this group" in capsys.readouterr().err
     assert main(["replay", str(agents.output), "--trajectory", f"{newest(agents)}:9"]) == 2
     assert "the completions 0 to 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["replay", str(agents.output), "--trajectory", "newest"])
+    assert "give the ordinal of a group" in capsys.readouterr().err
+
+
+def test_a_group_whose_row_is_gone_before_its_tokens_is_refused_in_words(agents: RunConfig, capsys) -> None:
+    """The packer removes the rows of old groups first, and their tokens slice by slice."""
+    ordinal = newest(agents)
+    with sqlite3.connect(agents.ledger_path) as ledger:
+        kept = ledger.execute("SELECT * FROM groups WHERE ordinal = ?", (ordinal,)).fetchone()
+        ledger.execute("DELETE FROM groups WHERE ordinal = ?", (ordinal,))
+    try:
+        assert main(["replay", str(agents.output), "--trajectory", str(ordinal)]) == 2
+        assert "the ledger has no tokens of this group" in capsys.readouterr().err
+    finally:
+        with sqlite3.connect(agents.ledger_path) as ledger:
+            ledger.execute(f"INSERT INTO groups VALUES ({', '.join('?' * len(kept))})", kept)
+
+
+def test_data_that_have_changed_are_named(agents: RunConfig, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another example would be played with the answers to the recorded one."""
+    monkeypatch.setattr(
+        Numbered, "example", lambda self, index: Example("", {"index": index + 1}, is_known_by_columns=True)
+    )
+    assert main(["replay", str(agents.output), "--trajectory", str(newest(agents))]) == 2
+    assert "is not the one that the run has read; bring its data back" in capsys.readouterr().err
+
+
+def test_an_external_agent_is_not_waited_for(agents: RunConfig, capsys) -> None:
+    """No service knows of the replay."""
+    path = agents.output / "config.resolved.yaml"
+    before = path.read_text(encoding="utf-8")
+    one = agents.environments[0].model_copy(update={"path": "", "external": True})
+    path.write_text(dump_config(agents.model_copy(update={"environments": [one]})), encoding="utf-8")
+    try:
+        assert main(["replay", str(agents.output), "--trajectory", str(newest(agents))]) == 2
+        assert "is an external agent" in capsys.readouterr().err
+    finally:
+        path.write_text(before, encoding="utf-8")
 
 
 ECHO = """

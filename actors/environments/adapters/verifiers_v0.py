@@ -143,7 +143,7 @@ _loading = threading.Lock()
 
 
 class Scoring:
-    """What the functions of a rubric do while rollouts are scored.
+    """Record of a scoring: functions of the rubric that raised, and rewards that they gave to steps.
 
     Args:
         states: the rollouts.

@@ -45,7 +45,7 @@ class Run:
     process: int
     folder: str
     pipes: dict[int, bytearray] = field(default_factory=dict)
-    """What has been read of each of its outputs, by descriptor of this process."""
+    """Bytes read of each of its outputs, by descriptor of this process."""
     outcome: str = ""
     """Reason for which the guard ends the program; empty while there is none."""
 

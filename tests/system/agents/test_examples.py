@@ -98,14 +98,13 @@ async def test_a_program_earns_the_reward_that_it_writes(tmp_path: Path) -> None
 
 async def test_a_shell_script_earns_its_reward_by_its_status(tmp_path: Path) -> None:
     """curl.sh; the facts are in the prompt."""
-    right, wrong = f"It is {ROWS[0]['answer']}.", f"It is 1{ROWS[0]['answer']}."
-    for text, reward in ((right, 1.0), ("I do not know.", 0.0)):
+    answer = ROWS[0]["answer"]
+    for text, reward in ((f"It is {answer}.", 1.0), (f"It is 1{answer}.", 0.0), ("I do not know.", 0.0)):
         engines = Engines(lambda _, text=text: text)
         async with player(config_of(tmp_path, "curl.yaml"), engines) as play:
             for one in await play(0):
                 assert one.rewards == {"agent": reward}
         assert f"costs {ROWS[0]['price']}, and {ROWS[0]['stock']} pieces" in engines.prompts[0]
-    assert wrong != right
 
 
 MENDED = "return max(0, min(first[1], second[1]) - max(first[0], second[0]) + 1)"
