@@ -159,6 +159,12 @@ TRAINING = Dashboard(
                     (f"grpo_packer_pool_examples{{{MATCH}}}", "{{run}} {{pool}}"),
                 ),
                 plot(
+                    "Level",
+                    "Level of the examples drawn next, from 0 (environments[].curriculum).",
+                    "none",
+                    (f"grpo_packer_level{{{MATCH}}}", "{{run}} {{environment}}"),
+                ),
+                plot(
                     "Long prompts",
                     "Train examples left out so far, and prompts cut per second, since they exceed "
                     "environments[].max_prompt_tokens.",

@@ -50,6 +50,8 @@ class Examples:
             metrics.set("grpo_packer_long_prompts", 0, environment=label)
         self._evaluation, self._num_eval_prompts = evaluation, num_eval_prompts
         self._labels, self._curriculum, self._metrics = list(train), curriculum, metrics
+        for label, level in zip(self._labels, curriculum.levels, strict=True):
+            metrics.set("grpo_packer_level", level.level if level else 0, environment=label)
 
     @property
     def counts(self) -> list[int]:
@@ -160,6 +162,7 @@ class Examples:
         if self._curriculum.note(environment, example.index, mean):
             level = self._curriculum.levels[environment]
             assert level is not None
+            self._metrics.set("grpo_packer_level", level.level, environment=example.environment)
             log.info("level", environment=example.environment, level=level.level, of=level.num_levels)
 
     def take_levels(self) -> dict[str, Any]:

@@ -199,6 +199,12 @@ SPECS = (
         "Train examples left out so far, since their prompts exceed environments[].max_prompt_tokens.",
         _labels(environment=()),
     ),
+    Spec(
+        "grpo_packer_level",
+        "gauge",
+        "Level of the examples drawn next (environments[].curriculum); 0 in an environment without levels.",
+        _labels(environment=()),
+    ),
     Spec("grpo_packer_pool_examples", "gauge", "Examples set aside, by difficulty pool.", _labels(pool=POOLS)),
     Spec("grpo_packer_copies_dropped_total", "counter", "Scored groups of ordinals that were settled already."),
     Spec("grpo_packer_reissued_total", "counter", "Attempts beyond an ordinal's first."),

@@ -122,7 +122,8 @@ class Session:
 class Env:
     """One episode on an OpenEnv server.
 
-    Reward: the sum of the rewards of all steps, under `name`; none if no step has brought one.
+    Reward: the sum of the rewards of all steps, under `name`; none if no step has brought one. With `turn_rewards` each
+    turn has the rewards of its own steps instead.
 
     Args:
         url: the server, `http://host:8000` or `ws://host:8000/ws`.
@@ -139,6 +140,7 @@ class Env:
             endless: numbers, from which the seeds are made.
         training_split: name of the examples to train on, for the task API and for resets.
         evaluation_split: name of the examples to evaluate on.
+        turn_rewards: true to give each reward to the turn that acted.
         unrewarded: reward of an episode without any reward.
         capacity_seconds: longest wait for a place on a server whose sessions are all taken.
         headers_from: HTTP headers by name, each from an environment variable: `{"Authorization": "HF_BEARER"}`.
@@ -156,6 +158,7 @@ class Env:
         tasks: str = "",
         training_split: str = "train",
         evaluation_split: str = "test",
+        turn_rewards: bool = False,
         unrewarded: float | None = None,
         capacity_seconds: float = 600.0,
         headers_from: dict[str, str] | None = None,
@@ -165,9 +168,12 @@ class Env:
         self._url, self._headers = _http_url(url), _headers(headers_from)
         self._name, self._action, self._uses_tools, self._template = name, action, tools, observation
         self._system, self._reset, self._unrewarded = system, reset or {}, unrewarded
+        self._rewards_turns = turn_rewards
         self._tasks, self._splits = tasks, {"train": training_split, "eval": evaluation_split}
         self._capacity_seconds = capacity_seconds
         self._total: float | None = None
+        self._of_turn = 0.0
+        """Sum of the rewards of the steps of the present turn."""
 
     @staticmethod
     async def examples(split: str, **options: Any) -> int | None:
@@ -197,8 +203,9 @@ class Env:
             if not first.get("done"):
                 play = self._with_tools if self._uses_tools else self._with_actions
                 await _until_limit(play(session, messages, policy))
-        total = self._unrewarded if self._total is None else self._total
-        return {self._name: total}
+        if self._total is None:
+            return {self._name: self._unrewarded}
+        return {} if self._rewards_turns else {self._name: self._total}
 
     def _reset_data(self, example: Json) -> Json:
         """Return the keys of a reset: the example's columns, and a seed that all episodes of the example share."""
@@ -245,8 +252,7 @@ class Env:
         """Play by actions, until the environment is done."""
         is_done = False
         while not is_done:
-            answer = await policy.sample(messages)
-            messages.append(answer)
+            answer = await self._answer(policy, messages)
             try:
                 observation = await session.ask("step", _action(self._action, answer.get("content") or ""))
             except RefusedAnswerError as error:
@@ -256,7 +262,7 @@ class Env:
                     raise
                 text = f"The action was refused. {error.words}"
             else:
-                is_done = self._note(observation)
+                is_done = self._note(observation, policy, answer)
                 text = self._shown(observation)
             messages.append({"role": "user", "content": text})
 
@@ -265,8 +271,7 @@ class Env:
         tools = await session.tools()
         is_done = False
         while not is_done:
-            answer = await policy.sample(messages, tools=tools)
-            messages.append(answer)
+            answer = await self._answer(policy, messages, tools=tools)
             calls = answer.get("tool_calls") or []
             for call in calls:
                 content = ""
@@ -276,15 +281,25 @@ class Env:
                     content = json.dumps({"error": str(error)})
                 else:
                     observation = await session.call(call["function"]["name"], arguments)
-                    is_done = self._note(observation) or is_done
+                    is_done = self._note(observation, policy, answer) or is_done
                     content = _tool_text(observation.get("observation") or {})
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
             is_done = is_done or not calls
 
-    def _note(self, observation: Json) -> bool:
-        """Add the reward of a step; return whether the episode is over."""
+    async def _answer(self, policy: Any, messages: list[Json], **options: Any) -> Json:
+        """Return the model's next message, and append it: a turn begins."""
+        answer: Json = await policy.sample(messages, **options)
+        messages.append(answer)
+        self._of_turn = 0.0
+        return answer
+
+    def _note(self, observation: Json, policy: Any, answer: Json) -> bool:
+        """Add the reward of a step to that of the episode, and of its turn; return whether the episode is over."""
         if (reward := observation.get("reward")) is not None:
             self._total = (self._total or 0.0) + float(reward)
+            self._of_turn += float(reward)
+            if self._rewards_turns:
+                policy.reward(answer, self._of_turn)
         return bool(observation.get("done"))
 
     def _shown(self, answer: Json) -> str:

@@ -140,7 +140,8 @@ class Server:
 class Env:
     """One episode on an ORS server.
 
-    Reward: the sum of the rewards of all calls, under `name`.
+    Reward: the sum of the rewards of all calls, under `name`. With `turn_rewards` each turn has the rewards of its own
+    calls instead.
 
     Args:
         url: the server.
@@ -149,6 +150,7 @@ class Env:
         training_split: the server's split to train on; empty for the first of type `train`.
         evaluation_split: the server's split to evaluate on; empty for the first of type `test`, else `validation`.
         system: system prompt.
+        turn_rewards: true to give each reward to the turn that called.
         unrewarded: reward of an episode in which no call has brought one; null for none.
         key_from: environment variable with the key of the server.
         secrets_from: secrets of the environment by name, each from an environment variable.
@@ -162,12 +164,14 @@ class Env:
         training_split: str = "",
         evaluation_split: str = "",
         system: str = "",
+        turn_rewards: bool = False,
         unrewarded: float | None = 0.0,
         key_from: str = "",
         secrets_from: dict[str, str] | None = None,
     ) -> None:
         self._url, self._environment, self._name, self._system = url.rstrip("/"), environment, name, system
         self._splits = {"train": training_split, "eval": evaluation_split}
+        self._rewards_turns = turn_rewards
         self._unrewarded, self._headers = unrewarded, _headers(key_from)
         self._secrets = {name: _variable("secrets_from", place) for name, place in (secrets_from or {}).items()}
         self._total: float | None = None
@@ -198,7 +202,9 @@ class Env:
                     # its end changes nothing for the episode; the server also ends it by itself
                     await server.ask("POST", "/delete")
             name = self._name or (await server.named())[1:]
-        return {name: self._unrewarded if self._total is None else self._total}
+        if self._total is None:
+            return {name: self._unrewarded}
+        return {} if self._rewards_turns else {name: self._total}
 
     async def _task(self, server: Server, example: Json) -> Json:
         """Return what names the task of an example: its own column `task_spec`, or its place in a split."""
@@ -232,29 +238,34 @@ class Env:
                 raise
             messages.append(answer)
             calls = answer.get("tool_calls") or []
+            rewards: list[float] = []
             for call in calls:
-                content, finishes = await self._called(server, call)
+                content, reward, finishes = await self._called(server, call)
+                rewards += [] if reward is None else [reward]
                 is_finished = is_finished or finishes
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+            if rewards:
+                self._total = (self._total or 0.0) + sum(rewards)
+                if self._rewards_turns:
+                    policy.reward(answer, sum(rewards))
             is_finished = is_finished or not calls
 
-    async def _called(self, server: Server, call: Json) -> tuple[Any, bool]:
-        """Call a tool; return the content for the model, and whether the episode is finished."""
+    async def _called(self, server: Server, call: Json) -> tuple[Any, float | None, bool]:
+        """Call a tool; return the content for the model, the reward or None, and whether the episode is finished."""
         text = call["function"]["arguments"]
         try:
             arguments = json.loads(text or "{}") if isinstance(text, str) else text
         except ValueError as error:
-            return f"error: the arguments are no JSON: {error}", False
+            return f"error: the arguments are no JSON: {error}", None, False
         if not isinstance(arguments, dict):
-            return "error: the arguments must be a JSON object", False
+            return "error: the arguments must be a JSON object", None, False
         answer = await server.call(call["function"]["name"], arguments)
         if not answer.get("ok"):
             # an unknown tool, or arguments that it does not take: the model's to learn from
-            return f"error: {answer.get('error')}", False
+            return f"error: {answer.get('error')}", None, False
         output = answer["output"]
-        if output.get("reward") is not None:
-            self._total = (self._total or 0.0) + float(output["reward"])
-        return _content(output["blocks"]), bool(output.get("finished"))
+        reward = output.get("reward")
+        return _content(output["blocks"]), None if reward is None else float(reward), bool(output.get("finished"))
 
 
 def _tool(spec: Json) -> Json:

@@ -5,13 +5,18 @@ import math
 
 import pytest
 
-from actors.ledger import Machine, Store
+from actors.algorithms.curriculum import Curriculum
+from actors.algorithms.moving_levels import MovingLevel
+from actors.ledger import ExampleRef, Machine, Store
+from actors.packer.examples import Examples
 from actors.packer.gauges import engine_states
 from actors.packer.record import RunRecord
 from actors.packer.settings import settings_of
 from actors.telemetry.metrics import ENGINE_STATES, TRAJECTORY_GAUGES, Metrics
 from actors.telemetry.reporter import Reporter
+from schemas.config.environments import CurriculumConfig
 from schemas.messages import InferenceHeartbeat, Manifest, PolicyVersion, UpdateFailure
+from tests.actors.packer.test_long_prompts import Rows
 from tests.actors.packer.test_record import Told, scored, trainer, trajectories
 from tests.ring.harness import ring, ring_config, summary_of
 
@@ -55,6 +60,22 @@ def test_gauges_of_trajectories_are_of_the_newest_step_or_no_number(told):
     told.train(2)
     told.turn()
     assert all(map(math.isnan, shown()))
+
+
+def test_gauge_shows_the_level_of_each_environment():
+    """It moves with the groups of its own environment; 0 without levels."""
+    metrics = Metrics("packer")
+    levels = [MovingLevel(CurriculumConfig(levels=3, start=1, window=1, raise_at=0.5)), None]
+    rows = {"sums": Rows([1] * 6), "words": Rows([1])}
+    examples = Examples(rows, {}, Curriculum([6, 1], None, seed=0, levels=levels), {}, metrics)
+
+    def shown():
+        return [metrics.registry.get_sample_value("grpo_packer_level", {"environment": label}) for label in rows]
+
+    assert shown() == [1.0, 0.0]
+    examples.note_difficulty(ExampleRef("words", 0, ""), scored([1.0, 1.0], [0, 0]))
+    examples.note_difficulty(ExampleRef("sums", 3, ""), scored([1.0, 1.0], [0, 0]))
+    assert shown() == [2.0, 0.0]
 
 
 def test_restarted_packer_shows_the_newest_step_and_evaluation_that_it_finds(told, tmp_path):

@@ -52,6 +52,17 @@ async def test_a_text_becomes_an_action_until_the_environment_is_done() -> None:
                     await played(episode, [], limits=SIX)
 
 
+async def test_turns_may_have_the_rewards_of_their_steps() -> None:
+    """A real server's rewards, each with its turn; a refused action has none."""
+    with served("openenv_server.py", "echo", "8") as url:
+        pool = client(url, action={"message": "{text}"}, turn_rewards=True)
+        async with pool, await pool.episode(WAIT) as episode:
+            trajectory = await played(episode, ["hello", "x" * 30, "bye"], index=3, limits=SIX)
+    assert trajectory.rewards == {}
+    assert [turn for turn, _ in trajectory.turn_rewards] == [0, 2]
+    assert sum(reward for _, reward in trajectory.turn_rewards) == pytest.approx(0.8)
+
+
 async def test_without_a_template_the_model_writes_the_action_as_json() -> None:
     """An answer without an action is told so; an episode without a reward has none."""
     with served("openenv_server.py", "echo", "8") as url:

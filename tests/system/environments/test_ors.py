@@ -43,3 +43,17 @@ async def test_calls_bring_rewards_until_one_finishes_the_episode() -> None:
             async with await pool.episode(WAIT) as episode:
                 with pytest.raises(EpisodeError, match=r"answered 400: .*Invalid index"):
                     await played(episode, [], index=99, limits=limits)
+
+
+async def test_turns_may_have_the_rewards_of_their_calls() -> None:
+    """A real server's rewards, each with its turn; a call that is the model's mistake brings none."""
+    limits = TurnLimits(100_000, 200, max_turns=4)
+    with served("ors_server.py") as url:
+        async with workers("ors_client", "", url=url, turn_rewards=True) as pool:
+            async with await pool.episode(WAIT) as episode:
+                texts = [call("hint", value=1) * 2, call("nothing"), call("answer", value=3)]
+                trajectory = await played(episode, texts, index=2, limits=limits)
+                assert (trajectory.turn_rewards, trajectory.rewards) == ([(0, -0.5), (2, 1.0)], {})
+            async with await pool.episode(WAIT) as episode:
+                silent = await played(episode, ["Two."], limits=limits)
+                assert (silent.turn_rewards, silent.rewards) == ([], {"sums": 0.0})

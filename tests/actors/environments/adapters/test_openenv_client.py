@@ -24,6 +24,8 @@ class Said:
         self._messages = [{"role": "assistant", "content": m} if isinstance(m, str) else m for m in messages]
         self.shown: list[list[Json]] = []
         self.tools: Any = None
+        self.rewards: dict[str, float] = {}
+        """Rewards given to turns, by content."""
 
     async def sample(self, messages: list[Json], tools: Any = None) -> Json:
         """Say the next one; at the end the trajectory is over, as a worker tells it."""
@@ -32,6 +34,10 @@ class Said:
         if len(self.shown) > len(self._messages):
             raise RuntimeError("TrajectoryOverError: 3 turns are the limit (max_turns)")
         return self._messages[len(self.shown) - 1]
+
+    def reward(self, message: Json, reward: float) -> None:
+        """Remember the reward of what was said."""
+        self.rewards[message["content"]] = reward
 
 
 def seen(observation: Json, reward: float | None = None, done: bool = False) -> Json:
@@ -94,6 +100,38 @@ async def test_tools_beside_actions_are_called_over_mcp() -> None:
     assert policy.tools[0]["function"] == {"name": "look", "description": "", "parameters": {"type": "object"}}
     assert [m["content"] for m in policy.shown[1] if m["role"] == "tool"] == ["seven", "seven"]
     assert [kind for kind, _ in asked] == ["reset", "mcp", "step", "mcp", "mcp"], "a step is tried once"
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+async def test_rewards_of_steps_are_of_the_episode_or_of_their_turns(by_turn: bool) -> None:
+    """Once in each case; a step without a reward gives its turn none."""
+    rewards: list[float | None] = [0.25, None, 0.5]
+
+    def answer(kind: str, data: Json) -> Json:
+        return seen({"text": "go"}) if kind == "reset" else seen({}, rewards.pop(0), not rewards)
+
+    policy = Said("a", "b", "c")
+    async with served(answer) as url:
+        earned = await Env(url, action={"text": "{text}"}, turn_rewards=by_turn).run({}, policy)
+    assert (earned, policy.rewards) == (({}, {"a": 0.25, "c": 0.5}) if by_turn else ({"openenv": 0.75}, {}))
+
+
+async def test_the_calls_of_a_turn_share_its_reward() -> None:
+    """Each call is a step; with rewards of turns, those of one message are added."""
+
+    def answer(kind: str, data: Json) -> Json:
+        if kind == "mcp":
+            return {"type": "mcp", "data": {"result": {"tools": [{"name": "look"}]}}}
+        return seen({"result": "seven"}, None if kind == "reset" else 0.5)
+
+    call = {"id": "1", "function": {"name": "look", "arguments": "{}"}}
+    twice, once = (
+        {"role": "assistant", "content": text, "tool_calls": [call] * n} for text, n in (("two", 2), ("one", 1))
+    )
+    policy = Said(twice, once, "Seven.")
+    async with served(answer) as url:
+        assert await Env(url, tools=True, turn_rewards=True).run({}, policy) == {}
+    assert policy.rewards == {"two": 1.0, "one": 0.5}
 
 
 async def test_all_episodes_of_an_example_get_the_same_seed() -> None:

@@ -99,6 +99,14 @@ async def test_a_lost_connection_asks_for_the_result_of_the_same_call(monkeypatc
     assert double.asked("sums/call") == [call, call | {"task_id": "t1"}, call | {"task_id": "t1"}]
 
 
+async def test_rewards_of_calls_are_of_their_turn_where_this_is_asked_for() -> None:
+    """Of two calls in a message both count, for this message."""
+    policy = Said(CALL | {"content": "both", "tool_calls": CALL["tool_calls"] * 2})
+    assert await played(Double(), policy, turn_rewards=True) == {}
+    assert policy.rewards == {"both": 1.0}
+    assert await played(Double(), Said("no call"), turn_rewards=True, unrewarded=0.0) == {"sums": 0.0}
+
+
 async def test_a_call_without_a_name_is_not_repeated() -> None:
     """It might act twice; the episode fails, and the session is given back."""
     double = Double("early", num_drops=1)
