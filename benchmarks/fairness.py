@@ -1,9 +1,10 @@
 """Groups per second of a fast environment, alone and in one run with a slow one.
 
-A step of the fast environment takes 0.01 s, of the slow one 6 s; an episode is one step, the group size is 2, and both
-have weight 1. The engine is a double that takes 5 ms for each token, and the trainer a double that takes no time: the
-run is bound by sampling. Each run has the actors of a run as threads of this process, and 32 sampling slots. Groups are
-counted in trained steps, over 30 s after 15 s of warming up.
+A step of the fast environment takes 0.01 s and of the slow one 6 s, then 0.1 s and 60 s; an episode is one step, the
+group size is 2, and both have weight 1. The engine is a double that takes 5 ms for each token, and the trainer a double
+that takes no time: the run is bound by sampling. Each run has the actors of a run as threads of this process, and 32
+sampling slots. Groups are counted in trained steps, over 30 s after 15 s of warming up; with the slower pair over 120 s
+after 90 s.
 
     python -m benchmarks.fairness [--json PATH]
 
@@ -16,15 +17,24 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from benchmarks.machine import finish, table
 from tests.ring.harness import ring, ring_config
 
-WARM_SECONDS, SECONDS = 15.0, 30.0
-SECONDS_OF_STEP = {"fast": 0.01, "slow": 6.0}
+
+class Pair(NamedTuple):
+    """Seconds of a step of the fast and of the slow environment, of warming up, and of the measurement."""
+
+    fast: float
+    slow: float
+    warm: float
+    measured: float
+
+
+PAIRS = (Pair(0.01, 6.0, 15.0, 30.0), Pair(0.1, 60.0, 90.0, 120.0))
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "alone": (("fast",), {"order": "arrival", "max_off_policy_steps": 100_000}),
     "arrival": (("fast", "slow"), {"order": "arrival", "max_off_policy_steps": 100_000}),
@@ -48,15 +58,16 @@ class World:
 """
 
 
-def measured(folder: Path, name: str) -> dict[str, Any]:
+def measured(folder: Path, name: str, pair: Pair) -> dict[str, Any]:
     """Return the row of a run."""
+    seconds_of_step = {"fast": pair.fast, "slow": pair.slow}
     labels, packer = RUNS[name]
     path = folder / "world.py"
     path.write_text(WORLD)
     common = {"type": "python", "path": f"{path}:World", "weight": 1.0, "episodes_per_worker": 64}
     config = ring_config(
         folder,
-        environments=[common | {"name": one, "options": {"seconds": SECONDS_OF_STEP[one]}} for one in labels],
+        environments=[common | {"name": one, "options": {"seconds": seconds_of_step[one]}} for one in labels],
         rollout={"group_timeout": 300.0, "max_concurrent_groups": 32},
         reward={"functions": [], "max_concurrent_groups": 16},
         packer={"sequence_len": 512, "groups_per_step": 8} | packer,
@@ -75,22 +86,26 @@ def measured(folder: Path, name: str) -> dict[str, Any]:
 
         while not machine.trained_step:
             time.sleep(0.1)
-        time.sleep(WARM_SECONDS)
+        time.sleep(pair.warm)
         before, started = trained(), time.monotonic()
-        time.sleep(SECONDS)
+        time.sleep(pair.measured)
         groups, seconds = trained() - before, time.monotonic() - started
         dropped = machine.groups.num_dropped("train")
-    return {label: round(groups[label] / seconds, 2) for label in SECONDS_OF_STEP} | {"dropped": dropped}
+    rates = {label: round(groups[label] / seconds, 2) for label in seconds_of_step}
+    return {"seconds of a step": f"{pair.fast:g}, {pair.slow:g}"} | rates | {"dropped": dropped}
 
 
 def measure() -> dict[str, Any]:
     """Measure all runs."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    rows = []
-    for name in RUNS:
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append({"run": name} | measured(Path(folder), name))
-    return {"fairness": [row | {"of alone": round(row["fast"] / rows[0]["fast"], 2)} for row in rows]}
+    rows, fast_alone = [], 0.0
+    for pair in PAIRS:
+        for name in RUNS:
+            with tempfile.TemporaryDirectory() as folder:
+                row = {"run": name} | measured(Path(folder), name, pair)
+            fast_alone = row["fast"] if name == "alone" else fast_alone
+            rows.append(row | {"of alone": round(row["fast"] / fast_alone, 2)})
+    return {"fairness": rows}
 
 
 def show(results: dict[str, Any]) -> str:

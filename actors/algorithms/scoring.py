@@ -17,8 +17,9 @@ from actors.algorithms.advantages import GroupRewards, StepRewards, group_advant
 from actors.algorithms.advantages.group import Floats, Ints
 from actors.algorithms.advantages.shaping import RewardColumns, combine_rewards, shape, shape_functions
 from actors.algorithms.filters import filter_completions, mask_completions
+from actors.algorithms.turns import turn_trees
 from schemas.config.actors import RewardConfig
-from schemas.messages import SEGMENT_ORIGIN, SEGMENT_START, SEGMENT_TURN, TURNS_REWARD, Origin, RolloutGroup
+from schemas.messages import TURNS_REWARD, RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -99,34 +100,6 @@ def score_group(
     )
 
 
-def turn_steps(group: RolloutGroup) -> list[StepRewards]:
-    """Return the rewards of turns as steps (end, reward) of each completion; `end` is behind the turn's last token.
-
-    A completion with a turn of 3 tokens, 2 tokens of the environment and a turn of 4, both rewarded: ends 3 and 9. The
-    reward of a turn whose tokens are in no sample counts at the end of the turn before; of the first, not at all. A
-    completion whose environment failed has no steps.
-    """
-    starts = group.segments[:, SEGMENT_START]
-    ends = np.append(starts[1:], group.token_ids.size)
-    owners = np.searchsorted(group.completion_offsets, starts, side="right") - 1
-    ends_of: dict[tuple[int, int], int] = {}
-    for owner, turn, origin, end in zip(
-        owners.tolist(),
-        group.segments[:, SEGMENT_TURN].tolist(),
-        group.segments[:, SEGMENT_ORIGIN].tolist(),
-        ends.tolist(),
-        strict=True,
-    ):
-        if origin == Origin.MODEL:
-            ends_of[owner, turn] = end - int(group.completion_offsets[owner])
-    steps: list[list[tuple[int, float]]] = [[] for _ in range(group.num_completions)]
-    for completion, turn, reward in group.turn_rewards.tolist():
-        known = [t for g, t in ends_of if g == completion and t <= turn]
-        if known and not group.failed_G[int(completion)]:
-            steps[int(completion)].append((ends_of[int(completion), max(known)], reward))
-    return list(steps)
-
-
 def custom_arguments(group: RolloutGroup, rewards_FG: Floats, rules: ScoringRules) -> tuple[Floats, Ints] | None:
     """Return rewards and lengths for the user's advantage function, (1, S) each; None if the function is not needed.
 
@@ -184,7 +157,10 @@ def _advantages(
     offsets = group.completion_offsets
     zeroed_G = group.truncated_G if config.mask_no_eos_with_zero else None
     # the mask as sampled: GAE places rewards on the tokens that the policy wrote, whatever the filters say
-    advantages_N = token_advantages(at_end_G, offsets, group.loss_mask, config.advantage, steps, zeroed_G)
+    trees = None
+    if config.advantage.type == "process" and config.steps is not None and config.steps.path is None:
+        trees = turn_trees(group, config.advantage.discount_along)
+    advantages_N = token_advantages(at_end_G, offsets, group.loss_mask, config.advantage, steps, zeroed_G, trees)
     if not group.is_sampled_whole:
         advantages_N = np.where(group.sampled_N, advantages_N, 0.0)
     # metrics and packing order want a single number: the mean over all tokens. reduceat would give an empty completion

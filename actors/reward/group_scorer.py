@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from actors.algorithms.advantages import StepRewards, check_advantages
 from actors.algorithms.advantages.shaping import EnvironmentWeights, RewardColumns
-from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group, turn_steps
+from actors.algorithms.scoring import GroupScore, ScoringRules, custom_arguments, score_group
+from actors.algorithms.turns import turn_steps
 from actors.reward.builtin import exact_match, unmeasured
 from actors.reward.constant_rewards import ConstantRewards
 from actors.reward.errors import RewardError

@@ -154,6 +154,10 @@ class ProcessAdvantageConfig(DeviationConfig):
     type: Literal["process"] = "process"
     discount: float = Field(1.0, ge=0, le=1)
     """Factor of a step's reward for each step before it; with rewards of turns, the discount along the turns."""
+    discount_along: Literal["turns", "parents"] = "turns"
+    """Turns whose rewards a turn has, beside its own: all later ones (`turns`, AReaL), or those that continue it, token
+    by token (`parents`), so that the turns of one helper have no rewards of another. A trajectory without branches is
+    the same in both."""
 
     @property
     def level(self) -> Level:

@@ -28,7 +28,7 @@ from actors.algorithms.advantages.shaping import (
     shape_functions,
 )
 from actors.algorithms.advantages.step import step_advantages
-from actors.algorithms.advantages.tokens import StepRewards, gae_of_group, process
+from actors.algorithms.advantages.tokens import StepRewards, Turn, gae_of_group, process
 from schemas.config.actors import RewardConfig
 from schemas.config.advantages import AdvantageConfig, GaeAdvantageConfig, ProcessAdvantageConfig
 from schemas.messages import RolloutGroup, ScoredGroup
@@ -114,6 +114,7 @@ def token_advantages(
     config: AdvantageConfig,
     steps: Sequence[StepRewards] | None,
     zeroed_G: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None" = None,
+    trees: Sequence[Sequence[Turn]] | None = None,
 ) -> Floats:
     """Return the advantages of one group's tokens, (N,), for types of level `token`; arguments as in `tokens.py`.
 
@@ -126,7 +127,7 @@ def token_advantages(
         raise ValueError(f"{config.type} has an advantage per completion: use compute_advantages")
     if steps is None:
         raise ValueError("process needs steps")
-    return process(steps, np.diff(offsets), config, config.discount)
+    return process(steps, np.diff(offsets), config, config.discount, trees)
 
 
 def with_step_advantages(
@@ -189,6 +190,7 @@ def _groups(
 __all__ = [
     "GroupRewards",
     "StepRewards",
+    "Turn",
     "check_advantages",
     "compute_advantages",
     "compute_token_advantages",

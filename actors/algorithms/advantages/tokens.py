@@ -6,6 +6,7 @@ token 2.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,21 @@ AREAL_NORM = configs.ZScoreAdvantageConfig(eps=1e-5)
 """z-score of AReaL's reward_norm: unbiased deviation, eps 1e-5."""
 
 
+class Turn(NamedTuple):
+    """Sampled tokens of a turn, [start, end) in the tokens of its completion."""
+
+    start: int
+    end: int
+    parent: int | None
+    """Place of the turn that it continues, in the list of the completion's turns; None: it continues none."""
+
+
 def process(
-    steps: Sequence[StepRewards], lengths_G: Ints, config: configs.DeviationConfig, discount: float = 1.0
+    steps: Sequence[StepRewards],
+    lengths_G: Ints,
+    config: configs.DeviationConfig,
+    discount: float = 1.0,
+    trees: Sequence[Sequence[Turn]] | None = None,
 ) -> Floats:
     """Return at each token the sum of normalised rewards of the steps that end there or later, (N,) (DeepSeekMath).
 
@@ -34,34 +48,52 @@ def process(
         config: kind of deviation, and eps.
         discount: factor of a step's reward for each step before it. With ½, the first steps above have ½ and the
             second −½ on the tokens of the first step.
+        trees: turns of each completion whose conversation has branches, no turns for any other. The steps later than
+            a turn are then those of the turns that continue it. None: no completion has branches.
     """
-    starts = np.cumsum(lengths_G) - lengths_G
-    # ends as indices into the group's tokens
-    ends = [start + end for start, of_one in zip(starts.tolist(), steps, strict=True) for end, _ in of_one]
     rewards = np.array([reward for of_one in steps for _, reward in of_one], np.float64)
-    if discount != 1.0:
-        return _discounted(steps, zscore(rewards, config), lengths_G, discount)
-    rewards_N = np.zeros(int(lengths_G.sum()))
-    # `+=` would keep one of two steps with equal ends
-    np.add.at(rewards_N, np.array(ends, np.int64) - 1, zscore(rewards, config))
-    # sums over the suffixes of each completion
-    parts = [rewards_N[start : start + length] for start, length in zip(starts, lengths_G, strict=True)]
-    return np.concatenate([np.zeros(0), *(part[::-1].cumsum()[::-1] for part in parts)])
-
-
-def _discounted(steps: Sequence[StepRewards], scores: Floats, lengths_G: Ints, discount: float) -> Floats:
-    """Return at each token the discounted sum of the scores of its own step and of later ones, (N,)."""
-    parts, first = [np.zeros(0)], 0
-    for of_one, length in zip(steps, lengths_G.tolist(), strict=True):
-        mine = sorted(zip((end for end, _ in of_one), scores[first : first + len(of_one)].tolist(), strict=True))
+    scores, first = zscore(rewards, config).tolist(), 0
+    parts = [np.zeros(0)]
+    for number, (of_one, length) in enumerate(zip(steps, lengths_G.tolist(), strict=True)):
+        mine = [(end, score) for (end, _), score in zip(of_one, scores[first:], strict=False)]
         first += len(of_one)
-        part, latest = np.zeros(length), 0.0
-        for number in range(len(mine) - 1, -1, -1):  # backwards: a sum needs that of the next step
-            latest = mine[number][1] + discount * latest
-            start = mine[number - 1][0] if number else 0
-            part[start : mine[number][0]] = latest
-        parts.append(part)
+        if trees is not None and trees[number]:
+            parts.append(_along(trees[number], mine, length, discount))
+        elif discount != 1.0:
+            parts.append(_discounted(sorted(mine), length, discount))
+        else:
+            rewards_T = np.zeros(length)
+            # `+=` would keep one of two steps with equal ends
+            np.add.at(rewards_T, [end - 1 for end, _ in mine], [score for _, score in mine])
+            parts.append(rewards_T[::-1].cumsum()[::-1])
     return np.concatenate(parts)
+
+
+def _discounted(steps: StepRewards, length: int, discount: float) -> Floats:
+    """Return at each token the discounted sum of the scores of its own step and of later ones, (T,)."""
+    part, latest = np.zeros(length), 0.0
+    for number in range(len(steps) - 1, -1, -1):  # backwards: a sum needs that of the next step
+        latest = steps[number][1] + discount * latest
+        start = steps[number - 1][0] if number else 0
+        part[start : steps[number][0]] = latest
+    return part
+
+
+def _along(turns: Sequence[Turn], steps: StepRewards, length: int, discount: float) -> Floats:
+    """Return the same where conversations branch: later steps are those of the turns that continue a turn, (T,)."""
+    part, scores = np.zeros(length), dict[int, list[float]]()
+    for end, score in steps:
+        scores.setdefault(end, []).append(score)
+    later = [0.0] * len(turns)
+    for place in range(len(turns) - 1, -1, -1):  # backwards: a turn is sampled before those that continue it
+        turn = turns[place]
+        total = later[place]
+        for score in reversed(scores.get(turn.end, [])):
+            total = score + discount * total
+        part[turn.start : turn.end] = total
+        if turn.parent is not None:
+            later[turn.parent] += total
+    return part
 
 
 def gae(rewards_T: Floats, discount: float, gae_lambda: float, values_T: Floats | None = None) -> Floats:

@@ -7,7 +7,8 @@ import pytest
 
 from actors.algorithms.advantages.shaping import RewardColumns
 from actors.algorithms.advantages.tokens import process
-from actors.algorithms.scoring import GroupScore, ScoringRules, score_group, turn_steps
+from actors.algorithms.scoring import GroupScore, ScoringRules, score_group
+from actors.algorithms.turns import turn_steps
 from schemas.config.actors import RewardConfig
 from schemas.config.advantages import ProcessAdvantageConfig
 from schemas.messages import RolloutGroup

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from actors.algorithms.advantages.shaping import RewardColumns
-from actors.algorithms.scoring import GroupScore, ScoringRules, score_group, turn_steps
+from actors.algorithms.scoring import GroupScore, ScoringRules, score_group
+from actors.algorithms.turns import turn_steps
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import WorkerPool, turn_rewards_of
 from actors.environments.spec import EnvironmentSpec, Limits
