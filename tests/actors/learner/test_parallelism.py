@@ -142,9 +142,9 @@ def test_two_ranks_with_halves_make_the_steps_of_one_that_has_all(
     assert_near(sharded(tmp_path / "two", config, [1, 2]), alone)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", first_of(["lora", "checkpointing", "full"]))
+@pytest.mark.parametrize("kind", ["lora", "checkpointing", "full"])
 def test_two_ranks_with_halves_train_branches(kind: str, model_folder: ModelFolder, tmp_path: Path) -> None:
     """Prefixes are shared on either rank; the attention of their rows is computed again in the backward pass."""
     config = config_of(model_folder, **KINDS[kind])
@@ -176,7 +176,7 @@ def test_two_ranks_compute_in_bfloat16_and_add_in_float32(
     assert two.computed["dtypes"] == {"weights": bfloat16, "activations": bfloat16, "trained": ["torch.float32"]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_two_ranks_train_float32_masters_of_a_model_that_is_stored_in_16_bits(
     model_folder: ModelFolder, tmp_path: Path
@@ -216,9 +216,9 @@ def _private_bytes() -> int:
     return int(found) * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", first_of(["full", "lora"]))
+@pytest.mark.parametrize("kind", ["full", "lora"])
 def test_the_next_layer_is_gathered_while_a_layer_is_computed(
     kind: str, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
@@ -229,7 +229,7 @@ def test_the_next_layer_is_gathered_while_a_layer_is_computed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", first_of(["full", "lora"]))
+@pytest.mark.parametrize("kind", first_of(["lora", "full"]))
 def test_a_checkpoint_fits_any_number_of_ranks(kind: str, model_folder: ModelFolder, tmp_path: Path) -> None:
     """Saved by two; one that shards nothing and three that do go on as the two did, optimizer included."""
     config = config_of(model_folder, **KINDS[kind])
@@ -254,7 +254,7 @@ def exact_newton_schulz(grad: Tensor, coefficients: tuple[float, float, float], 
     return x if grad.shape[0] <= grad.shape[1] else x.T
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_muon_on_shards_is_as_near_to_the_exact_step_as_muon_on_one_rank(
     model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,6 @@ from actors.models.memory import estimate
 from schemas.config import RunConfig
 from tests.actors.learner.steps import random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
-from tests.marks import first_of
 
 LORA = {"rank": 4, "alpha": 8.0}
 PEAK = """
@@ -26,8 +25,6 @@ from pathlib import Path
 import torch
 from actors.learner.learner import TorchLearner
 from benchmarks.trainer_cases import Shape, config_of, status_bytes, step_batch, write_model
-from tests.marks import first_of
-from tests.marks import first_of
 
 folder, vocab_size, lora = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 torch.set_num_threads(1)
@@ -54,9 +51,9 @@ def peak_of(folder: Path, vocab_size: int, lora: Any) -> tuple[int, int]:
     return int(peak), int(parameters)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("lora", first_of([None, LORA]), ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_peak_of_a_step_does_not_grow_with_vocabulary_times_tokens(tmp_path: Path, lora: Any) -> None:
     """From 8 000 to 128 000 tokens: gradients (twice under way) and states of more weights, a whole chunk, no logits.
 

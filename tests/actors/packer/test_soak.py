@@ -46,7 +46,7 @@ def most(ring: LonePacker, until: int) -> dict[str, int]:
     return greatest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nothing_grows_between_ten_and_twenty_thousand_groups(tmp_path):
     """With failures, copies, poison, evaluations and rollouts that die."""
     sections = {

