@@ -19,6 +19,8 @@ MAX_DEPTH = 8
 """Calls of the script's functions inside each other that are followed."""
 MAX_STATEMENTS = 20_000
 """Statements that are followed, against scripts that call themselves without end."""
+ITEM = "__getitem__"
+"""Name of the method that an item of a call's result stands for: `load_dataset("owner/name")["train"]`."""
 
 
 @dataclass(frozen=True)
@@ -408,11 +410,17 @@ class Script:
                         return unreadable
                     return _COMPARE[type(node.ops[0])](left, right)
                 case ast.Subscript():
-                    base, key = self.value(node.value, names), self.value(node.slice, names)
-                    if isinstance(base, dict | list | tuple | str) and isinstance(key, str | int):
-                        return base[key]  # type: ignore[index]
+                    return self._item(node, names, unreadable)
         except (TypeError, ValueError, LookupError, ArithmeticError):
             return unreadable
+        return unreadable
+
+    def _item(self, node: ast.Subscript, names: dict[str, Any], unreadable: Unreadable) -> Any:
+        base, key = self.value(node.value, names), self.value(node.slice, names)
+        if isinstance(base, dict | list | tuple | str) and isinstance(key, str | int):
+            return base[key]  # type: ignore[index]
+        if isinstance(base, Call) and isinstance(key, str):
+            return Call(Method(base, ITEM), [key], {}, unreadable.source, node.lineno)
         return unreadable
 
     def _binary(self, node: ast.BinOp, names: dict[str, Any], unreadable: Unreadable) -> Any:

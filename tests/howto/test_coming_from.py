@@ -1,6 +1,7 @@
 """The pages that walk from another system to a run: both configurations are read, and the tables are held to them."""
 
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from actors.cli import main
 from actors.datasets.jsonl import Jsonl
 from actors.ops.preflight import preflight
 from actors.reward.functions import load_rewards
@@ -162,6 +164,26 @@ def test_the_file_sets_the_other_systems_defaults(walk: Walk) -> None:
     for key, _, there in walk.table_of_defaults.rows:
         value = yaml.safe_load(CODE.findall(there)[0])
         assert same(value, value_at(walk.config, CODE.findall(key)[0])), key
+
+
+def test_the_command_of_the_page_writes_a_run_that_loads(walk: Walk, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of AReaL's with the one value that the page says is asked for."""
+    commands = [line for block in walk.page.blocks if block.language == "sh" for line in block.text.splitlines()
+                if line.startswith("actors import ")]  # fmt: skip
+    assert commands
+    for command in commands:
+        words, redirection, target = command.partition(" > ")
+        assert (redirection, target) == (" > ", "run.yaml")
+        capsys.readouterr()
+        assert main(shlex.split(words)[1:]) == 0
+        tree = yaml.safe_load(capsys.readouterr().out)
+        if walk.page.name == "areal":
+            assert tree["environments"][0]["eval_path"].startswith("MISSING")
+            tree["environments"][0]["eval_path"] = "test.jsonl"
+        imported = check_tree(tree)
+        assert imported.model.path == walk.written.model.path
+        assert imported.rollout.group_size == walk.written.rollout.group_size
+        assert imported.trainer.max_steps == walk.written.trainer.max_steps
 
 
 # --- conversions: their values, by the formula of the row, are ours --------------------------------------------------

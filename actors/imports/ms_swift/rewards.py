@@ -92,7 +92,11 @@ def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
     if file is not None and answers is None:
         job.convert("dataset", {target: str(file)}, "rows as JSON Lines")
     if not job.is_reported("dataset"):
-        job.refuse("dataset", f"rows come from a file; export {names} to JSON Lines", "--data FILE.jsonl")
+        job.refuse(
+            "dataset",
+            f"prepared by ms-swift's own code; export {names} to JSON Lines",
+            "--data FILE.jsonl, or write an environment of type dataset",
+        )
     if has_evaluation:
         held = job.value("val_dataset") or []
         if len(held) == 1 and str(held[0]).endswith(".jsonl"):
@@ -143,8 +147,8 @@ def _column(job: Import, file: Path | None) -> None:
         if key.partition(".")[2] == renamed:
             job.convert(key, {"environments.0.prompt_column": renamed}, f"column of {columns[str(renamed)]}")
         else:
-            job.refuse(key, "columns keep their names here, and go to the rewards so", "rename them in the data")
-    job.refuse("columns", "columns keep their names here", "rename them in the data")
+            job.refuse(key, "columns of a JSON Lines file keep their names", "type dataset with columns renames them")
+    job.refuse("columns", "columns of a JSON Lines file keep their names", "type dataset with columns renames them")
 
 
 _TREATMENTS = {

@@ -1,11 +1,13 @@
 """Data, environments and reward functions of TRL."""
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from actors.imports.huggingface import TEMPLATES, chat_variables, function_of_option, prompt_limit
 from actors.imports.job import Import, Unreadable
 from actors.imports.syntax import Call, Imported, Local, Method
+from actors.imports.trl.data_sets import DataSet, held_out_rows, training_rows
 from actors.imports.trl.inputs import Inputs
 from schemas.errors import ConfigError
 
@@ -35,6 +37,7 @@ _MADE_BY_TRL: dict[str, tuple[str, dict[str, str]]] = {
 """Functions of TRL that make a reward function: the name here, and the names of the arguments, in their order."""
 _OPEN_R1 = ("system_prompt", "dataset_prompt_column", "benchmarks", "dataset_mixture", "code_provider", "chat_template")
 _OPEN_R1_DEFAULT = ["accuracy", "format", "tag_count"]
+_SOURCES = ("train_dataset", "dataset_name", "dataset_config", "dataset_configs", "dataset_train_split", "datasets")
 NO_TURN_LIMIT = 1000
 """Turns where the origin has no limit."""
 
@@ -46,31 +49,63 @@ def is_open_r1(job: Import) -> bool:
 
 def data(job: Import, inputs: Inputs, has_evaluation: bool) -> None:
     """Write the environments: rows of JSON Lines, or code of the script that answers."""
-    sources = ("train_dataset", "dataset_name", "dataset_config", "dataset_configs", "dataset_train_split", "datasets")
-    if not _turns(job, inputs):
-        job.run.set("environments.0.type", "jsonl")
-        _file(job, "environments.0.path", "--data FILE.jsonl, with the rows after the script's own conversions")
-        if has_evaluation:
-            job.ask("environments.0.eval_path", "held-out rows as JSON Lines, which the origin evaluates")
-        if is_open_r1(job):
-            job.rename("dataset_prompt_column", "environments.0.prompt_column")
-            if job.value("system_prompt") is not None:
-                job.rename("system_prompt", "environments.0.system_prompt")
-            else:
-                job.run.set("environments.0.chat", True, "open-r1 makes a user message of each prompt")
-        chat_variables(job, "chat_template_kwargs", "environments.0")
+    named = None if _turns(job, inputs) else _rows(job, inputs, has_evaluation)
     job.settle("chat_template_kwargs", "empty")
     prompt_limit(job, "max_prompt_length", "truncate_left", "TRL keeps the last tokens of longer prompts")
     _template(job)
     name = job.given.get("train_dataset", job.given.get("dataset_name"))
-    for key in sources:
+    keys = [key for key in _SOURCES if key in job.given]
+    if named is not None:
+        _named_rows(job, inputs, named, has_evaluation, keys)
+        keys = []
+    for key in keys:
         if job.options.data is not None and not job.unreadable([key]):
             target = "environments.0.rows" if job.run.get("environments.0.type") == "python" else "environments.0.path"
             job.convert(key, {target: str(job.options.data)}, "--data has the rows")
         else:
-            job.refuse(key, f"rows come from a file; export {name} to JSON Lines", "--data FILE.jsonl")
+            job.refuse(key, f"only the script itself has the rows; export {name} to JSON Lines", "--data FILE.jsonl")
     for key in ("eval_dataset", "dataset_test_split"):
         job.settle(key, "environments[].eval_path has held-out rows" if has_evaluation else "nothing is evaluated")
+
+
+def _rows(job: Import, inputs: Inputs, has_evaluation: bool) -> DataSet | None:
+    """Write an environment with rows; return the data set that the input names, if it is read as it is."""
+    at = "environments.0"
+    # the rows of --data are those that the user wants
+    named = training_rows(job, inputs) if job.options.data is None else None
+    if named is None:
+        job.run.set(f"{at}.type", "jsonl")
+        _file(job, f"{at}.path", "--data FILE.jsonl, with the rows after the script's own conversions")
+        if has_evaluation:
+            job.ask(f"{at}.eval_path", "held-out rows as JSON Lines, which the origin evaluates")
+    if is_open_r1(job):
+        column = job.value("dataset_prompt_column")
+        if named is None:
+            job.rename("dataset_prompt_column", f"{at}.prompt_column")
+        elif column != "prompt":
+            job.convert("dataset_prompt_column", {}, "columns has the name")
+            named = replace(named, columns={"prompt": str(column)})
+        job.settle("dataset_prompt_column", "the name here too")
+        if job.value("system_prompt") is not None:
+            job.rename("system_prompt", f"{at}.system_prompt")
+        else:
+            job.run.set(f"{at}.chat", True, "open-r1 makes a user message of each prompt")
+    chat_variables(job, "chat_template_kwargs", at)
+    return named
+
+
+def _named_rows(job: Import, inputs: Inputs, named: DataSet, has_evaluation: bool, keys: list[str]) -> None:
+    """Write a data set that is read as it is, with its held-out rows."""
+    targets = {f"environments.0.{key}": value for key, value in named.targets.items()}
+    job.convert(keys, targets, f"{named.path}: a data set with its columns as they are")
+    if not has_evaluation:
+        return
+    held_out = held_out_rows(job, inputs, named)
+    if held_out is None:
+        job.ask("environments.0.eval_path", "held-out rows in files, which the origin evaluates")
+    else:
+        held_out_keys = ["eval_dataset", "dataset_test_split"]
+        job.convert(held_out_keys, {f"environments.0.{key}": value for key, value in held_out.items()}, "held-out rows")
 
 
 def _template(job: Import) -> None:

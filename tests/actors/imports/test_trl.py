@@ -1023,3 +1023,89 @@ def test_a_callback_that_is_added_later_is_told(tmp_path: Path) -> None:
     """It is no key of the input, and would be forgotten otherwise."""
     job = imported(tmp_path, CALLBACKS.replace("{callbacks}", "None") + "trainer.add_callback(Own())\n")
     assert any("trainer.add_callback(Own()) in line" in note for note in job.report.notes)
+
+
+ROWS = """
+from datasets import load_dataset, load_from_disk
+from mine import f
+from trl import GRPOConfig, GRPOTrainer
+
+rows = {rows}
+held = {held}
+args = GRPOConfig(output_dir="out", max_steps=10, eval_strategy="steps", eval_steps=5)
+GRPOTrainer(model="a/b", reward_funcs=f, args=args, train_dataset=rows, eval_dataset=held)
+"""
+GSM8K = 'load_dataset("openai/gsm8k", "main", split="train")'
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys"),
+    [
+        (GSM8K, {"path": "openai/gsm8k", "config": "main", "split": "train"}),
+        ('load_dataset("o/n", name="c", revision="v1", num_proc=8)["train"]',
+         {"path": "o/n", "config": "c", "split": "train", "revision": "v1"}),
+        (f'{GSM8K}.shuffle(seed=3).rename_column("question", "prompt")', {"columns": {"prompt": "question"}}),
+        (f'{GSM8K}.rename_column("question", "x").rename_column("x", "prompt")', {"columns": {"prompt": "question"}}),
+        (f"{GSM8K}.select(range(100))", {"limit": 100}),
+        ('load_dataset("json", data_files="a.jsonl", split="train[:9]")', {"path": "a.jsonl", "split": "train[:9]"}),
+        ('load_dataset("parquet", data_files={"train": "d/*.parquet", "test": "t.parquet"}, split="test")',
+         {"path": "t.parquet", "split": "train"}),
+        ('load_from_disk("mine")["train"]', {"path": "mine", "split": "train"}),
+        (f"{GSM8K}.map(to_chat)", None),
+        (f"{GSM8K}.filter(lambda row: True)", None),
+        (f"{GSM8K}.shuffle(seed=3).select(range(100))", None),
+        (f"{GSM8K}.select(range(5, 100))", None),
+        ('load_dataset("o/n")', None),
+        ('load_dataset("o/n", split="train", data_dir="part")', None),
+        ('load_dataset("json", data_files="https://host/a.jsonl", split="train")', None),
+        ('load_dataset("json", data_files=["a.jsonl", "b.jsonl"], split="train")', None),
+        ('load_dataset(name_of_today(), split="train")', None),
+    ],
+)  # fmt: skip
+def test_a_data_set_that_a_script_takes_as_it_is_needs_no_export(
+    tmp_path: Path, rows: str, keys: dict[str, Any] | None
+) -> None:
+    """Renamed columns, a shuffle and a limit have counterparts; rows of a script's own code are asked for."""
+    script = ROWS.replace("{rows}", rows).replace("{held}", "None")
+    job = imported(tmp_path, script.replace('eval_strategy="steps", eval_steps=5', ""), options=Options(world=1))
+    if keys is None:
+        assert [question.target for question in job.report.questions] == ["environments.0.path"]
+        check_verdicts(job, {"train_dataset": "refused"})
+        return
+    check_values(job, {"environments.0.type": "dataset"} | {f"environments.0.{key}": keys[key] for key in keys})
+    check_verdicts(job, {"train_dataset": "converted"})
+
+
+@pytest.mark.parametrize(
+    ("held", "keys"),
+    [
+        ('load_dataset("openai/gsm8k", "main", split="test")', {"eval_path": None, "eval_split": "test"}),
+        ('load_dataset("openai/gsm8k", "socratic", split="test")', None),
+        (f"{GSM8K}.select(range(9))", None),
+    ],
+)
+def test_held_out_rows_stand_beside_the_rows_of_training(
+    tmp_path: Path, held: str, keys: dict[str, Any] | None
+) -> None:
+    """Where one environment can have both; else they are asked for."""
+    job = imported(tmp_path, ROWS.replace("{rows}", GSM8K).replace("{held}", held), options=Options(world=1))
+    if keys is None:
+        assert [question.target for question in job.report.questions] == ["environments.0.eval_path"]
+    else:
+        check_values(job, {f"environments.0.{key}": keys[key] for key in keys})
+
+
+def test_a_data_set_of_the_command_line_needs_no_export(tmp_path: Path) -> None:
+    """`trl grpo` takes a split of it as it is; open-r1 names the column of the prompt."""
+    keys = "model_name_or_path: a/b, reward_funcs: [mine.f], max_steps: 9, eval_strategy: steps, eval_steps: 3"
+    text = f"{{{keys}, dataset_name: o/n, dataset_config: c, dataset_train_split: big}}"
+    job = imported(tmp_path, text, options=Options(world=1))
+    at = "environments.0"
+    values = {"type": "dataset", "path": "o/n", "config": "c", "split": "big", "eval_split": "test", "columns": {}}
+    check_values(job, {f"{at}.{key}": value for key, value in values.items()})
+    names = ("dataset_name", "dataset_config", "dataset_train_split")
+    check_verdicts(job, dict.fromkeys(names, "converted"))
+    recipe = imported(tmp_path, RECIPE, options=Options(world=7, reward="rewards.py:f"))
+    values = {"path": "open-r1/OpenR1-Math-220k", "columns": {"prompt": "problem"}, "split": "train"}
+    found = check_tree(recipe.run.tree | {"reward": {"functions": [{"path": "accuracy"}]}}).environments[0]
+    assert {key: getattr(found, key) for key in values} == values
