@@ -228,7 +228,7 @@ _CHANGES: dict[str, list[tuple[tuple[int, int], dict[str, Any]]]] = {
         ((1, 0), {"vllm_mode": "server"}),
         ((0, 26), {"max_prompt_length": 512}),
     ],
-    "async": [((1, 7), {"epsilon_high": 0.2})],
+    "async": [((1, 9), {"lr_scheduler_type": "linear"}), ((1, 7), {"epsilon_high": 0.2})],
 }
 """Per trainer: a release, and the defaults before that release."""
 

@@ -558,6 +558,16 @@ def test_what_only_a_run_of_the_script_would_tell_is_asked_for(tmp_path: Path) -
     })  # fmt: skip
 
 
+@pytest.mark.parametrize(("version", "scheduler"), [("1.8", "linear"), ("1.9", "constant"), (None, "constant")])
+def test_the_asynchronous_trainer_kept_its_rate_since_a_release(
+    tmp_path: Path, version: str | None, scheduler: str
+) -> None:
+    """Before, transformers' default."""
+    text = "{model_name_or_path: a/b, reward_funcs: [mine.f], max_steps: 9, max_staleness: 2}"
+    job = imported(tmp_path, text, options=replace(COMPLETE, version=version))
+    check_values(job, {"trainer.lr_scheduler": scheduler, "packer.max_async_level": 2})
+
+
 def test_rloo_takes_its_own_keys_and_defaults(tmp_path: Path) -> None:
     """RLOO: two completions, KL 0.05 in the reward before the baseline, rewards clipped to ±3."""
     text = """{model_name_or_path: a/b, normalize_advantages: true, reward_clip_range: [-3.0, 3.0],
