@@ -17,6 +17,7 @@ from actors.ops.functions import call_findings, function_problems, missing_colum
 from actors.ops.places import folder_problems, key_problems, room_problems, token_problems
 from actors.ops.requirements import not_installed
 from actors.process.packages import is_installed
+from actors.reward.sandbox.confine import landlock_version
 from schemas.config import RunConfig
 from schemas.config.data import DatasetConfig, Split
 from schemas.config.environments import EnvironmentBase, EnvironmentConfig
@@ -58,6 +59,7 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         # without a chat template prompts of messages can't be judged
         found += list(template_findings(config)) or _fit(config, tables)
     found += [*worker_notes(config), *_hub_notes(config)]
+    here = list(_programs(config))
     machine = list(_devices(config))
     # this machine must have the GPUs only if the run starts here
     if starts:
@@ -81,7 +83,7 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         f"{key}: {name} is not installed here; a run needs it, install {extra}" for key, name, extra in packages
     ]
     missing += [f"{words}; a run needs it" for words in tokens]
-    return [*room, *missing, *notes]
+    return [*room, *missing, *notes, *here]
 
 
 def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
@@ -195,6 +197,15 @@ def _opened(environment: EnvironmentConfig, split: Split, config: RunConfig) -> 
     rows = make_dataset(environment, split, config.seed)
     assert isinstance(rows, Jsonl)
     return rows
+
+
+def _programs(config: RunConfig) -> Iterator[str]:
+    """Tell where this machine's kernel does not confine the files of programs that the policy writes."""
+    if any(function.path == "code_tests" for function in config.reward.functions) and landlock_version() < 1:
+        yield (
+            "reward.functions[].path: code_tests: this kernel has no Landlock (Linux 5.13, with landlock among its "
+            "security modules), so programs of answers read and write each file that this user can"
+        )
 
 
 def _hub_notes(config: RunConfig) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.reward.sandbox import confine
+from actors.reward.sandbox.places import readable_places
 
 RESULTS = 3
 """Descriptor on which a program writes results."""
@@ -63,6 +64,7 @@ class Guard:
         self._seconds: float = job["seconds"]
         self._limits = confine.Limits(**job["limits"])
         self._output_bytes, self._disk_bytes = job["output_bytes"], job["disk_bytes"]
+        self._readable = readable_places()
 
     def serve(self) -> dict[str, Any]:
         """Run all programs, and return what became of them."""
@@ -89,7 +91,8 @@ class Guard:
         sys.stdout.flush()
         process = os.fork()
         if process == 0:
-            _become(arguments, folder, [stdin[0], stdout[1], stderr[1], results[1]], self._limits)
+            descriptors = [stdin[0], stdout[1], stderr[1], results[1]]
+            _become(arguments, folder, descriptors, self._limits, [*self._readable, run["program"]])
         for descriptor in (stdin[0], stdout[1], stderr[1], results[1]):
             os.close(descriptor)
         watched = Run(process, folder, {one[0]: bytearray() for one in (stdout, stderr, results)})
@@ -176,7 +179,9 @@ UNCONFINED = 121
 """Exit code of a child that could not confine itself, or not start the program."""
 
 
-def _become(arguments: list[str], folder: str, descriptors: list[int], limits: confine.Limits) -> None:
+def _become(
+    arguments: list[str], folder: str, descriptors: list[int], limits: confine.Limits, readable: list[str]
+) -> None:
     """Confine this process, a child, and turn it into a program. Does not return."""
     try:
         confine.die_with_parent()
@@ -187,7 +192,7 @@ def _become(arguments: list[str], folder: str, descriptors: list[int], limits: c
         for number, one in enumerate(moved):
             os.dup2(one, number)
         os.closerange(RESULTS + 1, 256)
-        confine.apply(limits, folder)
+        confine.apply(limits, folder, [path for path in readable if path])
         os.execve(sys.executable, arguments, ENVIRONMENT | {"HOME": folder, "TMPDIR": folder})  # noqa: S606
     except BaseException as error:  # noqa: BLE001 - the guard raises it
         os.write(2, f"{type(error).__name__}: {error}".encode())

@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from actors.reward.sandbox import confine
+from actors.reward.sandbox.places import readable_places
 
 MEMORY_BYTES = 2 << 30
 LOAD_SECONDS = 60.0
@@ -46,7 +47,8 @@ def serve(parent: int) -> None:
     # before anything of an answer is read; imports write nothing
     library = importlib.import_module("math_verify")
     normalization = importlib.import_module("latex2sympy2_extended").NormalizationConfig
-    confine.apply(confine.Limits(memory_bytes=MEMORY_BYTES, cpu_seconds=int(LOAD_SECONDS)), None)
+    limits = confine.Limits(memory_bytes=MEMORY_BYTES, cpu_seconds=int(LOAD_SECONDS))
+    confine.apply(limits, None, readable_places())
     trl = library.LatexExtractionConfig(
         normalization_config=normalization(units=True), boxed_match_priority=0, try_extract_without_anchor=False
     )

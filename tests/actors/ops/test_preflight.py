@@ -246,6 +246,17 @@ def test_built_in_functions_need_their_kwargs(tmp_path: Path) -> None:
     assert _problems(tmp_path, reward=_rewarded("length_penalty", max_tokens=9), **sections) == []
 
 
+def test_a_kernel_that_does_not_confine_files_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where programs of answers run."""
+    for path, version, told in (("code_tests", 0, True), ("code_tests", 1, False), ("exact_match", -1, False)):
+        monkeypatch.setattr("actors.ops.preflight.landlock_version", lambda version=version: version)
+        environments = [{"type": "jsonl", "path": _rows(tmp_path / "rows.jsonl", {"prompt": "a", "tests": [],
+                                                                                 "answer": "b"})}]  # fmt: skip
+        sections = {"environments": environments, "eval": {"num_prompts": 0}, "reward": _rewarded(path)}
+        config = check_tree(ring_config(tmp_path).model_dump() | sections)
+        assert any("this kernel has no Landlock" in note for note in preflight(config)) is told
+
+
 def test_function_that_only_its_actor_can_find_passes(tmp_path: Path) -> None:
     """Of a package nothing is imported, and what `import *` brings is not known."""
     (tmp_path / "mine.py").write_text("from other import *")

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 from actors.reward.sandbox import client
 from actors.reward.sandbox.client import Box, End, Program, SandboxError, run_programs
+from actors.reward.sandbox.confine import landlock_version
 from actors.reward.sandbox.guard import empty, same_text, usage
+from actors.reward.sandbox.places import readable_places
 
 WAIT = 120.0
 ENDLESS = "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1)\nf(0)"
@@ -108,6 +111,165 @@ def test_the_program_writes_in_its_folder_alone(folder: Path) -> None:
     outside.unlink()
 
 
+SECRET = "kept-from-programs"
+HAS_LANDLOCK = landlock_version() >= 1
+needs_landlock = pytest.mark.skipif(not HAS_LANDLOCK, reason="this kernel has no Landlock")
+
+
+@pytest.fixture
+def user_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of a user outside of all folders of answers: a key, and the metrics of a run."""
+    home = tmp_path_factory.mktemp("home")
+    for name in (".ssh/id_ed25519", "outputs/run/metrics.jsonl"):
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text(SECRET)
+    return home
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "open({file!r}).read()",
+        "import os; os.open({file!r}, os.O_RDONLY | os.O_TRUNC)",
+        "import os; os.listdir({folder!r})",
+        "import glob; print(glob.glob({folder!r} + '/*')[0])",
+        "import os; os.symlink({file!r}, 'mine'); open('mine').read()",
+        "import os; os.link({file!r}, 'mine')",
+        "open('/proc/self/root' + {file!r}).read()",
+        "open('/proc/self/cwd/../../..' + {file!r}).read()",
+        "import os; os.chdir({folder!r}); open('id_ed25519').read()",
+        "import os; here = os.open({folder!r}, os.O_PATH); os.open('id_ed25519', os.O_RDONLY, dir_fd=here)",
+        "import os; here = os.open({file!r}, os.O_PATH); open(f'/proc/self/fd/{{here}}').read()",
+        "import shutil; shutil.copy({file!r}, 'mine')",
+        "import os; os.execv('/bin/cat', ['cat', {file!r}])",
+        "import ctypes; f = ctypes.CDLL(None).fopen({file!r}.encode(), b'r'); raise SystemExit(f == 0)",
+    ],
+)
+def test_the_program_reads_no_file_of_the_user(user_files: Path, attack: str) -> None:
+    """By no way, and it does not empty a file by the way of reading."""
+    for file in (user_files / ".ssh/id_ed25519", user_files / "outputs/run/metrics.jsonl"):
+        end = run(attack.format(file=str(file), folder=str(user_files / ".ssh")))
+        assert (end.outcome, end.code) == ("ended", 1), end
+        assert SECRET not in end.stderr
+        assert file.read_text() == SECRET
+
+
+@needs_landlock
+@pytest.mark.parametrize("name", ["environ", "cmdline", "maps", "cwd/pyproject.toml", "fd/0", "root/etc/hostname"])
+def test_the_program_reads_nothing_of_another_process(name: str) -> None:
+    """Neither of the actor that has the keys of services, nor of its guard, nor of any other."""
+    source = "import os, sys\nopen(f'/proc/{sys.stdin.read().strip() or os.getppid()}/NAME').read()"
+    for process in ("", str(os.getpid()), "1"):
+        end = run(source.replace("NAME", name), process)
+        assert (end.outcome, end.code) == ("ended", 1), (process, end)
+        assert "PermissionError" in end.words, (process, end)
+
+
+@needs_landlock
+def test_the_program_reads_nothing_of_a_program_that_runs_at_the_same_time(folder: Path) -> None:
+    """Another answer of the group may have found the solution."""
+    victim = "import time\nopen('solution', 'w').write('42')\nwhile True: time.sleep(1)"
+    other = threading.Thread(target=run, args=(victim,), kwargs={"box": Box(seconds=5.0)})
+    other.start()
+    wait_for(lambda: bool([*folder.glob("*/0/solution")]))
+    [solution] = folder.glob("*/0/solution")
+    assert solution.read_text() == "42"
+    for attack in ("open({!r}).read()", "import os; os.listdir(os.path.dirname({!r}))",
+                   "import os; os.listdir('../..')", "import os; os.remove({!r})"):  # fmt: skip
+        end = run(attack.format(str(solution)))
+        assert "PermissionError" in end.words, (attack, end)
+    other.join(WAIT)
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    "path", ["/etc/shadow", "/etc/ssh", "/root", "/home", "/tmp", "/var", "/dev/shm", "/proc", "/sys"]
+)
+def test_places_with_data_of_the_machine_are_closed(path: str) -> None:
+    """As root too, for whom rights of files are no limit."""
+    if not Path(path).exists():
+        pytest.skip(f"this machine has no {path}")
+    end = run(f"import os\nopen({path!r}).read() if os.path.isfile({path!r}) else os.listdir({path!r})")
+    assert "PermissionError: [Errno 13]" in end.words, end
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import json, math, re, collections, itertools, functools, heapq, bisect, random, decimal, dataclasses",
+        "import asyncio, unittest, logging, sqlite3, ssl, hashlib, ctypes, zlib, bz2, lzma, csv, xml.etree.ElementTree",
+        "import asyncio\nasync def f(): return 1\nassert asyncio.run(f()) == 1",
+        "import datetime, zoneinfo, locale\nlocale.setlocale(locale.LC_ALL, '')\nprint(datetime.datetime.now())",
+        "import getpass, pwd, os\npwd.getpwuid(os.getuid())\nassert os.cpu_count()",
+        "import tempfile\nwith tempfile.NamedTemporaryFile() as f: f.write(b'a')",
+        "import tempfile\nwith tempfile.TemporaryDirectory() as d: open(d + '/x', 'w').write('a')",
+        "open('x', 'w').write('abc')\nopen('x', 'w').write('d')\nassert open('x').read() == 'd'",
+        "open('x', 'w').write('abc')\nopen('x', 'r+').truncate(1)\nassert open('x').read() == 'a'",
+        "import os\nos.mkdir('d')\nos.rename('d', 'e')\nassert os.listdir('.') and os.getcwd() == os.environ['HOME']",
+        "open('/dev/null', 'w').write('x')\nopen('/dev/urandom', 'rb').read(3)\nopen('/dev/zero', 'rb').read(3)",
+        "assert 'answer.py' in open('/proc/self/cmdline').read()\nassert 'HOME' in open('/proc/self/environ').read()",
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-I', '-c', 'import json'])",
+        "import numpy as np\nassert (np.ones((9, 9)) @ np.ones((9, 9)))[0, 0] == 9",
+        "import sympy\nassert sympy.solve(sympy.Symbol('x') - 1) == [1]",
+    ],
+)
+def test_what_programs_need_works(source: str) -> None:
+    """Python, packages that are installed, and the program's own folder."""
+    assert (run(source).outcome, run(source).words) == ("ended", "")
+
+
+WITHOUT_LANDLOCK = """
+import os, sys
+from actors.reward.sandbox import confine
+confine.LANDLOCK_CREATE_RULESET = 10_000  # a call that no kernel has
+print(confine.apply(confine.Limits(memory_bytes=4 << 30), None, []), open(sys.argv[1]).read())
+try:
+    os.open(sys.argv[1], os.O_RDONLY | os.O_TRUNC)
+except PermissionError as error:
+    print(error.errno)
+"""
+
+
+def test_a_kernel_without_landlock_says_so_and_lets_no_program_empty_what_it_reads(user_files: Path) -> None:
+    """Files can be read there; the pages say it."""
+    file = user_files / ".ssh/id_ed25519"
+    command = [sys.executable, "-c", WITHOUT_LANDLOCK, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, env=client.environment(), check=True)
+    assert done.stdout.splitlines() == [f"False {SECRET}", "1"]
+    assert file.read_text() == SECRET
+
+
+@needs_landlock
+def test_a_rule_that_the_kernel_refuses_ends_the_process(tmp_path: Path) -> None:
+    """A program would run with fewer rules otherwise."""
+    code = (
+        "from actors.reward.sandbox import confine\n"
+        "confine.LANDLOCK_OF_FILES |= confine.LANDLOCK_READ_DIR  # no right of a file\n"
+        f"confine.apply(confine.Limits(memory_bytes=4 << 30), None, [{sys.executable!r}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT, env=client.environment()
+    )
+    assert done.returncode == 1
+    assert f"NotConfinedError: Landlock refuses {sys.executable}: EINVAL" in done.stderr
+
+
+def test_places_have_no_folder_of_the_project_or_of_a_user() -> None:
+    """Whatever sys.path has: the checkout may have the outputs of runs below it."""
+    places = [Path(place) for place in readable_places()]
+    for private in (
+        client.ROOT,
+        client.ROOT / "outputs",
+        Path.home(),
+        Path("/"),
+        Path("/etc"),
+        Path("/proc"),
+        Path.cwd(),
+    ):
+        assert not [place for place in places if private == place or private.is_relative_to(place)], private
+
+
 def test_the_program_knows_no_variables_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of services are in the environment of a reward actor."""
     monkeypatch.setenv("JUDGE_KEY", "secret")
@@ -142,7 +304,7 @@ def test_without_a_filter_of_calls_no_program_runs(monkeypatch: pytest.MonkeyPat
     code = (
         "import platform, sys; platform.machine = lambda: 'vax'\n"
         "from actors.reward.sandbox import confine\n"
-        "confine.apply(confine.Limits(memory_bytes=4 << 30), None)\n"
+        "confine.apply(confine.Limits(memory_bytes=4 << 30), None, [])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT, env=client.environment()
