@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from actors.ops.fit import Finding
 from actors.process.user_code import hidden_imports
 from actors.reward.builtin import BUILTIN
-from actors.reward.lookup import ARGUMENTS, TRL_ARGUMENTS, load_function
+from actors.reward.lookup import ARGUMENTS, TRL_ARGUMENTS, RewardFunction, is_maker, load_function
 from schemas.config import RunConfig
 from schemas.config.advantages import CustomAdvantageConfig
 from schemas.config.data import RewardFunctionConfig, Split
@@ -44,9 +44,7 @@ def function_problems(config: RunConfig) -> Iterator[str]:
             except ConfigError as error:
                 yield from error.problems
                 continue
-            parameters = inspect.signature(BUILTIN[function.path]).parameters.values()
-            needed = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
-            if missing := sorted(needed - function.kwargs.keys()):
+            if missing := sorted(needed_kwargs(BUILTIN[function.path]) - function.kwargs.keys()):
                 yield f"{key.removesuffix('.path')}.kwargs: {function.path} needs {', '.join(missing)}"
         elif place.endswith(".py"):
             if function.other_python:
@@ -54,8 +52,8 @@ def function_problems(config: RunConfig) -> Iterator[str]:
             else:
                 found = _in_file(Path(place), name, beside_ours=not function.python)
             yield from (f"{key}: {problem}" for problem in found)
-        elif not re.fullmatch(r"\w+(\.\w+)*:\w+", function.path):
-            yield f"{key}: {function.path!r} must be a built-in name, package.module:function or file.py:function"
+        else:
+            yield from _in_package(key, function)
         if function.other_python and shutil.which(function.other_python) is None:
             python = key.removesuffix("path") + "python"
             yield f"{python}: there is no program {function.python}; name a Python interpreter, or same"
@@ -69,6 +67,24 @@ def function_problems(config: RunConfig) -> Iterator[str]:
         found = _in_file(Path(file), name) if file.endswith(".py") else ()
         yield from (f"trainer.loss.path: {problem}" for problem in found)
     yield from _callback_problems(config)
+
+
+def needed_kwargs(function: RewardFunction) -> set[str]:
+    """Return the keyword arguments of a built-in function that have no default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+
+
+def _in_package(key: str, function: RewardFunctionConfig) -> Iterator[str]:
+    """Check the path of a function in a package, which is not imported."""
+    if is_maker(function.path) and (function.python or not key.startswith("reward.functions")):
+        # the error names the function here that has no maker
+        try:
+            load_function(function.path, key)
+        except ConfigError as error:
+            yield from error.problems
+    elif not re.fullmatch(r"\w+(\.\w+)*:\w+", function.path):
+        yield f"{key}: {function.path!r} must be a built-in name, package.module:function or file.py:function"
 
 
 def _callback_problems(config: RunConfig) -> Iterator[str]:

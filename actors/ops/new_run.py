@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from actors.ops.functions import needed_kwargs
+from actors.reward.builtin import BUILTIN
 from schemas.config.json_schema import json_schema
 from schemas.config.load import dump
 from schemas.errors import ConfigError
@@ -21,6 +23,13 @@ BUILT_IN = ("final_number", "exact_match")
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "query", "instruction", "input")
 """Usual names of the prompt's column, the likeliest first."""
 SCHEMA = "run.schema.json"
+MAX_TOKENS, OVERLONG_TOKENS = 512, 128
+"""Length of a completion, and of its part at the end that rewards of the length punish."""
+LENGTHS = dict.fromkeys(
+    ("max_tokens", "max_completion_len", "soft_max_length", "max_len", "cosine_max_len"), MAX_TOKENS
+)
+LENGTHS |= dict.fromkeys(("overlong_tokens", "soft_punish_cache", "soft_cache_length"), OVERLONG_TOKENS)
+"""Arguments of built-in rewards that follow from the length of a completion."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +209,12 @@ environments:
 
 rollout:
   group_size: 8        # completions of each prompt
-  max_tokens: 512      # of each completion
+  max_tokens: {MAX_TOKENS}      # of each completion
   temperature: 1.0
 
 reward:
   functions:
-    - path: {dump(choices.reward)}
+    - path: {dump(choices.reward)}{_kwargs(str(choices.reward))}
   advantage:
     type: zscore       # GRPO
 
@@ -230,6 +239,13 @@ eval:
 up:
   colocate: true       # trainer and engine share a GPU where there is only one
 """
+
+
+def _kwargs(reward: str) -> str:
+    """Return the line with the arguments that a built-in function needs and that are known; empty for none."""
+    needed = needed_kwargs(BUILTIN[reward]) if reward in BUILTIN else set()
+    known = {name: LENGTHS[name] for name in sorted(needed & LENGTHS.keys())}
+    return f"\n      kwargs: {dump(known)}" if known else ""
 
 
 def _model(choices: Choices) -> str:

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from actors.algorithms.advantages import StepRewards
 from actors.reward.logged import RewardLog, TrainerState
-from actors.reward.lookup import ARGUMENTS, TRL_ARGUMENTS, RewardFunction, load_function
+from actors.reward.lookup import (
+    ARGUMENTS,
+    TRL_ARGUMENTS,
+    RewardFunction,
+    is_maker,
+    load_function,
+    make_function,
+)
 from actors.reward.orm import adapt_orm
 from actors.reward.values import check_steps, check_values
 from actors.reward.workers import WorkerFunction, WorkerHost
@@ -159,7 +166,8 @@ def load_rewards(configs: Sequence[RewardFunctionConfig], host: WorkerHost | Non
         for i, (name, config) in enumerate(zip(unique, configs, strict=True))
     ]
     return [
-        NamedReward(name, config.weight, config.kwargs, function, shaping)
+        # what a maker has taken is no argument of the function that it has made
+        NamedReward(name, config.weight, {} if is_maker(config.path) else config.kwargs, function, shaping)
         for name, config, function, shaping in zip(unique, configs, functions, shapings, strict=True)
     ]
 
@@ -194,7 +202,10 @@ def _load(
     name: str, key: str, config: RewardFunctionConfig | StepRewardConfig, host: WorkerHost | None
 ) -> RewardFunction:
     assert config.path is not None
-    if not config.python:
+    # a worker process calls the function of the path itself, so a maker is refused there
+    if is_maker(config.path) and not config.python and isinstance(config, RewardFunctionConfig):
+        return make_function(config.path, key, config.kwargs)
+    if not config.python or is_maker(config.path):
         found = load_function(config.path, key)
         return adapt_orm(found, config.kwargs, key) if inspect.isclass(found) else found
     if host is None:

@@ -2,7 +2,8 @@
 
 import difflib
 import importlib.util
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from actors.process import user_code
@@ -16,6 +17,34 @@ TRL_ARGUMENTS = frozenset({"log_extra", "log_metric", "trainer_state"})
 """Arguments of TRL beyond those of a group, passed to functions whose signature has them by name."""
 
 
+def is_maker(path: str) -> bool:
+    """Tell whether a path names a function of TRL that returns a reward function."""
+    module, _, name = path.partition(":")
+    return module == "trl.rewards" and name.startswith("get_")
+
+
+def make_function(path: str, key: str, kwargs: Mapping[str, Any]) -> RewardFunction:
+    """Return the reward function that a function of TRL makes of its arguments.
+
+    Args:
+        path: path for which `is_maker` holds.
+        key: configuration key with the path; named in errors.
+        kwargs: arguments.
+
+    Raises:
+        ConfigError: TRL can't be imported, has no such function, or refuses the arguments.
+    """
+    maker = user_code.load_function(path, key)
+    try:
+        made: RewardFunction = maker(**kwargs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{key}: {path} refuses the kwargs {', '.join(sorted(kwargs)) or '(none)'}: {error}; it takes "
+            f"{', '.join(inspect.signature(maker).parameters)}"
+        ) from error
+    return made
+
+
 def load_function(path: str, key: str) -> RewardFunction:
     """Return a reward function: built in, or the user's own.
 
@@ -26,9 +55,8 @@ def load_function(path: str, key: str) -> RewardFunction:
     Raises:
         ConfigError: there is no built-in function of this name, or the user's module or function can't be loaded.
     """
-    module, _, name = path.partition(":")
-    if module == "trl.rewards" and name.startswith("get_"):
-        here = NAMES_ELSEWHERE.get(name, "a function of your own file that calls it")
+    if is_maker(path):
+        here = NAMES_ELSEWHERE.get(path.partition(":")[2], "a function of your own file that calls it")
         raise ConfigError(f"{key}: {path} returns a function and is none itself; use {here}")
     # names of built-in functions have no colon
     if ":" in path:

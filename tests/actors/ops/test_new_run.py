@@ -1,12 +1,15 @@
 """`actors init`: what it writes is a good configuration, from options or from questions."""
 
+import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.cli import main
 from actors.ops.new_run import Choices, ask, with_defaults
+from actors.reward.builtin import BUILTIN, EXTRAS
 from schemas.config import load_config
 from schemas.errors import ConfigError
 from tests.models import build
@@ -56,6 +59,37 @@ def test_model_and_data_are_enough_for_a_file_that_check_accepts(
     if data != "chat.jsonl":
         assert main(["check", "new/run.yaml", *overrides]) == 0, capsys.readouterr().err
     assert json.loads((folder / "new/run.schema.json").read_text())["title"] == "RunConfig"
+
+
+COLUMNS: dict[str, Any] = {"answer": "4", "solution": "$4$", "tests": ["assert True"], "schema": {"type": "object"}}
+ASKED = {"llm_judge": "model, url", "relative_judge": "model, url"}
+"""Arguments of built-in rewards that only the user knows."""
+
+
+@pytest.mark.parametrize("reward", sorted(BUILTIN))
+def test_each_named_reward_passes_the_check_or_says_what_is_missing(
+    folder: Path, reward: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """With all columns that built-in functions read, and without each of them."""
+    no_terminal(monkeypatch)
+    if package := EXTRAS.get(reward):
+        pytest.importorskip(package)
+    parameters = inspect.signature(BUILTIN[reward]).parameters.values()
+    needed = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty} & COLUMNS.keys()
+    overrides = ["environments.0.chat=false", "packer.sequence_len=64", "rollout.max_tokens=16"]
+    for missing in (None, *COLUMNS):
+        row = {"prompt": "p", **{name: value for name, value in COLUMNS.items() if name != missing}}
+        (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * 8)
+        name = f"without-{missing}"
+        assert main(["init", name, "--model", "model", "--data", "rows.jsonl", "--reward", reward]) == 0
+        capsys.readouterr()
+        code = main(["check", f"{name}/run.yaml", *overrides])
+        errors = capsys.readouterr().err
+        words = [f"reward.functions.0.kwargs: {reward} needs {ASKED[reward]}"] if reward in ASKED else []
+        if missing in needed:
+            words.append(f"reward.functions.0.path: {reward} needs a column {missing!r}, which not every row of")
+        assert code == (2 if words else 0), errors
+        assert all(one in errors for one in words), errors
 
 
 def test_a_written_reward_names_the_columns_of_the_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

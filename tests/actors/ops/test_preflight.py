@@ -246,6 +246,18 @@ def test_built_in_functions_need_their_kwargs(tmp_path: Path) -> None:
     assert _problems(tmp_path, reward=_rewarded("length_penalty", max_tokens=9), **sections) == []
 
 
+def test_a_function_of_trl_that_makes_one_is_refused_where_nothing_calls_it(tmp_path: Path) -> None:
+    """In worker processes, and as another function than a reward; TRL need not be installed."""
+    path = "trl.rewards:get_soft_overlong_punishment"
+    arguments = {"max_completion_len": 9, "soft_punish_cache": 2}
+    assert _problems(tmp_path, reward=_rewarded(path, **arguments)) == []
+    words = f"{path} returns a function and is none itself; use soft_overlong_punishment"
+    functions = [{"path": path, "python": "same", "kwargs": arguments}]
+    assert _problems(tmp_path, reward={"functions": functions}) == [f"reward.functions.0.path: {words}"]
+    steps = {"functions": [{"path": "characters_in_place"}], "steps": {"path": path}, "advantage": {"type": "process"}}
+    assert f"reward.steps.path: {words}" in _problems(tmp_path, reward=steps)
+
+
 def test_a_kernel_that_does_not_confine_files_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where programs of answers run."""
     for path, version, told in (("code_tests", 0, True), ("code_tests", 1, False), ("exact_match", -1, False)):

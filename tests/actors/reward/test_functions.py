@@ -105,6 +105,10 @@ def test_functions_of_the_same_name_are_told_apart() -> None:
     ],
 )
 def test_a_function_of_trl_that_returns_a_function_is_refused_with_its_counterpart(path: str, here: str) -> None:
-    """Called as a reward it would return no numbers; TRL need not be installed for the words."""
+    """Where nothing can call it with its arguments; TRL need not be installed for the words."""
     with pytest.raises(ConfigError, match=f"key: {path} returns a function and is none itself; {here}"):
         load_function(path, "key")
+    with pytest.raises(ConfigError, match=f"reward.functions.0.path: {path} returns a function"):
+        load_rewards([RewardFunctionConfig(path=path, python="same")])
+    with pytest.raises(ConfigError, match=f"reward.steps.path: {path} returns a function"):
+        load_steps(StepRewardConfig(path=path))
