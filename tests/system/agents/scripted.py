@@ -11,6 +11,7 @@ from actors.rollout.engine_choice import EngineChoice
 from actors.rollout.environments import EnvironmentPlayer
 from actors.rollout.episode import Trajectory
 from actors.telemetry.metrics import Metrics
+from actors.trajectories.chat import Chat as Language
 from schemas.config import RunConfig, load_config
 from tests.actors.rollout.doubles import ticket
 from tests.actors.trajectories.families import Chat
@@ -30,20 +31,20 @@ QWEN = language(Chat("qwen2_5"))
 
 
 class Engines:
-    """Engines whose answers are those of a script, in the language of Qwen 2.5."""
+    """Engines whose answers are those of a script, in the language of a model."""
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    def __init__(self, script: Script, chat: Language = QWEN) -> None:
+        self.script, self._chat = script, chat
         self.prompts: list[str] = []
 
     async def ask(
         self, one: Any, prompt_ids: list[int], stop: Any = (), affinity: Any = None, form: Any = None
     ) -> list[SampledCompletion]:
         """The next text, with the end of a turn."""
-        prompt = QWEN.decode(prompt_ids)
+        prompt = self._chat.decode(prompt_ids)
         self.prompts.append(prompt)
-        text = self._script(prompt)
-        ids = QWEN.encode(text + QWEN.ends[0])
+        text = self.script(prompt)
+        ids = self._chat.encode(text + self._chat.ends[0])
         return [SampledCompletion(ids, [-1.0] * len(ids), [(0, 1, 3)], "stop", text=text)]
 
 
@@ -55,10 +56,10 @@ def config_of(folder: Path, file: str, *overrides: str) -> RunConfig:
 
 
 @asynccontextmanager
-async def player(config: RunConfig, engines: Engines) -> AsyncIterator[Callable[[int], Any]]:
+async def player(config: RunConfig, engines: Engines, chat: Language = QWEN) -> AsyncIterator[Callable[[int], Any]]:
     """A function that plays two trajectories of an example, by its number."""
     [environment] = config.environments
-    chats = {environment.label: QWEN}
+    chats = {environment.label: chat}
     data = make_rollout_datasets(config)["train", environment.label]
     metrics = Metrics("rollout")
 
