@@ -103,8 +103,10 @@ def evaluate(groups: Sequence[ScoredGroup]) -> EvalResults:
             "num_prompts": len(mine),
             "num_completions": len(rewards),
         }
-        for f, name in enumerate(mine[0].reward_names[:-1]):  # the last one is exact_match, set above
-            scores = np.concatenate([group.rewards_FG[f] for group in mine])
+        # the last one is exact_match, set above; a group whose environment gave no reward lacks that reward's row
+        rows = [dict(zip(group.reward_names[:-1], group.rewards_FG, strict=False)) for group in mine]
+        for name in dict.fromkeys(name for row in rows for name in row):
+            scores = np.concatenate([row[name] for row in rows if name in row])
             results[label][REWARD_COLUMN + name] = None if np.isnan(scores).all() else float(np.nanmean(scores))
         if not np.isnan(matches).all():
             size = min(group.num_completions for group in mine)

@@ -96,6 +96,14 @@ def test_evaluation_counts_matches_of_the_last_function_over_all_completions():
     }  # fmt: skip
 
 
+def test_evaluation_finds_rewards_by_name():
+    """A group whose environment gave up without a reward has exact_match alone, whichever group is the first."""
+    given = scored([0.0, 1.0], [0, 0], last=[0.0, 0.0])
+    none = given.model_copy(update={"reward_names": ["g"], "rewards_FG": given.rewards_FG[1:]})
+    for groups in ([given, none], [none, given]):
+        assert evaluate(groups)["e"]["reward/f"] == 0.5
+
+
 def test_pass_at_k_is_the_unbiased_estimate():
     """One of four correct: two draws have it with 3/6, all four always; without a match there is none to pass."""
     assert [pass_at(k, 4, 1) for k in (1, 2, 4)] == [0.25, 0.5, 1.0]

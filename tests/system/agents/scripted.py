@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from actors.assembly import make_rollout_datasets
 from actors.engines.http.client import SampledCompletion
@@ -31,10 +31,16 @@ QWEN = language(Chat("qwen2_5"))
 
 
 class Engines:
-    """Engines whose answers are those of a script, in the language of a model."""
+    """Engines whose answers are those of a script, in the language of a model.
 
-    def __init__(self, script: Script, chat: Language = QWEN) -> None:
-        self.script, self._chat = script, chat
+    Args:
+        finish_reason: `length` for answers that are cut off.
+    """
+
+    def __init__(
+        self, script: Script, chat: Language = QWEN, finish_reason: Literal["stop", "length"] = "stop"
+    ) -> None:
+        self.script, self._chat, self._finish_reason = script, chat, finish_reason
         self.prompts: list[str] = []
 
     async def ask(
@@ -44,8 +50,8 @@ class Engines:
         prompt = self._chat.decode(prompt_ids)
         self.prompts.append(prompt)
         text = self.script(prompt)
-        ids = self._chat.encode(text + self._chat.ends[0])
-        return [SampledCompletion(ids, [-1.0] * len(ids), [(0, 1, 3)], "stop", text=text)]
+        ids = self._chat.encode(text + self._chat.ends[0] * (self._finish_reason == "stop"))
+        return [SampledCompletion(ids, [-1.0] * len(ids), [(0, 1, 3)], self._finish_reason, text=text)]
 
 
 def config_of(folder: Path, file: str, *overrides: str) -> RunConfig:

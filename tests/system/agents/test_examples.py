@@ -71,20 +71,25 @@ async def test_an_agent_earns_its_reward_with_the_right_tool(tmp_path: Path, fil
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("script", [wrong_tool, invented])
 async def test_an_agent_that_errs_earns_nothing_and_does_not_fail(tmp_path: Path, file: str, script) -> None:
-    """Of the wrong tool the number is wrong; a tool that is not there is told to the model, or ends the agent."""
+    """Of the wrong tool the number is wrong; a tool that is not there is told to the model, or is the agent's end."""
     async with player(
-        config_of(
-            tmp_path, "run.yaml", f"environments.0.path=programs/{file}.py:run", "environments.0.on_failure=unscorable"
-        ),
-        Engines(script),
+        config_of(tmp_path, "run.yaml", f"environments.0.path=programs/{file}.py:run"), Engines(script)
     ) as play:
         for one in await play(0):
-            if script is invented and one.failure:
-                # openai-agents raises on a tool that is not there
-                assert file == "with_openai_agents"
-                assert one.rewards == {}
-            else:
-                assert one.rewards == {"run": 0.0}
+            assert one.rewards == {"run": 0.0}
+            assert not one.failure
+
+
+@pytest.mark.parametrize(("file", "script"), [("with_openai_agents", good), ("with_smolagents", lambda _: "It is")])
+async def test_an_answer_that_is_cut_off_earns_nothing_and_does_not_fail(tmp_path: Path, file: str, script) -> None:
+    """The session refuses to continue such an answer, and both frameworks raise."""
+    async with player(
+        config_of(tmp_path, "run.yaml", f"environments.0.path=programs/{file}.py:run"),
+        Engines(script, finish_reason="length"),
+    ) as play:
+        for one in await play(0):
+            assert one.rewards == {"run": 0.0}
+            assert (one.failure, one.stop) == ("", "length")
 
 
 async def test_a_program_earns_the_reward_that_it_writes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1500)
 SECTIONS = {
     "model.dtype": "float32",
     "model.device": "cpu",
-    "rollout.max_tokens": 16,
+    "rollout.max_tokens": 24,
     "rollout.group_size": 8,
     "rollout.group_timeout": 300.0,
     "packer.groups_per_step": 6,
@@ -51,6 +51,9 @@ def learnt(folder: Path, model: Path, name: str, steps: int) -> tuple[float, flo
         path = folder / f"{split}.jsonl"
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows(split, number)))
         sections[f"environments.0.{key}"] = path
+    if name == "command":
+        # `python3` may be a script that looks for a Python
+        sections["environments.0.command"] = f"[{python_of('agents')}, command.py]"
     overrides = (*path_of(name), *(f"{key}={value}" for key, value in sections.items()))
     config = config_of(folder / "out", AGENTS[name], *overrides)
     with processes(config, folder) as started:
