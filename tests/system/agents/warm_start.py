@@ -27,7 +27,7 @@ from tests.system.agents.scripted import EXAMPLES, Engines, config_of, player
 from tests.system.environments.scripted import call
 
 sys.path.insert(0, str(EXAMPLES.parent / "quickstart"))
-from turns_model import END, PAD, SPECIAL, WRITTEN, make_model  # noqa: E402  # modules of the example
+from turns_model import END, PAD, SPECIAL, WRITTEN, make_model  # modules of the example
 
 AGENTS = {"with_openai_agents": "run.yaml", "with_smolagents": "run.yaml", "command": "command.yaml"}
 CHOICES = ("right", "wrong", "none")
@@ -213,19 +213,21 @@ def batches(conversations: Conversations, rng: random.Random, num_steps: int) ->
 
 def encoded(tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of rows, with padding behind, and a mask of what the player has said."""
-    ids: list[list[int]] = []
-    masks: list[list[bool]] = []
-    for row in rows:
-        parts = [(text, said) for prompt, answer in row for text, said in ((prompt, False), (answer, True))]
-        # the end of an answer is said too; a turn behind has it in its prompt
-        tokens = [(token, said) for text, said in parts for token in tokenizer.encode(text, add_special_tokens=False)]
-        ids.append([*(token for token, _ in tokens), END])
-        masks.append([said or before for (_, said), (_, before) in zip([*tokens, (END, False)], [(0, False), *tokens], strict=True)])
-    width = max(map(len, ids))
-    return (
-        torch.tensor([one + [PAD] * (width - len(one)) for one in ids]),
-        torch.tensor([one + [False] * (width - len(one)) for one in masks]),
-    )
+    pieces = [
+        [(text, is_said) for turn in row for text, is_said in zip(turn, (False, True), strict=True)] for row in rows
+    ]
+    tokens = [
+        [(token, is_said) for text, is_said in row for token in tokenizer.encode(text, add_special_tokens=False)]
+        for row in pieces
+    ]
+    width = max(map(len, tokens)) + 1
+    ids, said = torch.full((len(rows), width), PAD), torch.zeros((len(rows), width), dtype=torch.bool)
+    for b, row in enumerate(tokens):
+        ids[b, : len(row) + 1] = torch.tensor([*(token for token, _ in row), END])
+        said[b, : len(row)] = torch.tensor([is_said for _, is_said in row])
+    # the end of a text is said too: the token behind it, which stands in the next turn's prompt, or last in the row
+    said[:, 1:] |= said[:, :-1].clone()
+    return ids, said
 
 
 def warm_up(model: Any, tokenizer: PreTrainedTokenizerFast, rows: Iterable[list[Row]], num_steps: int) -> float:
