@@ -53,7 +53,7 @@ BATCH, NUM_STEPS = 32, 200
 LEARNING_RATE = 2e-3
 EMBEDDING_SCALE = 4.0
 """Factor of the random embeddings. Things and numbers differ from the start then, and are copied after 80 steps; with
-the model's own scale of 0.02 copying takes 160 to 300 steps, by the seed."""
+the model's own scale of 0.02 copying takes 160 steps or more, by the seed."""
 ERRORS, CAREFUL = 0.33, 1 / 3
 """Share of wrong decisions at the end of the warm-up, to call at all and which tool, and the part of it before."""
 
@@ -250,8 +250,6 @@ def warm_up(model: Any, tokenizer: PreTrainedTokenizerFast, rows: Iterable[list[
 
 async def make_warm_model(folder: Path, seed: int = 0) -> Path:
     """Write a warmed-up model to a folder, and return the folder."""
-    # two threads gain little on so small a model, and wait for each other on a busy machine
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     conversations = await recorded(folder, tokenizer_of([]))
@@ -260,7 +258,13 @@ async def make_warm_model(folder: Path, seed: int = 0) -> Path:
     model = make_model(len(tokenizer), MAX_TOKENS)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(EMBEDDING_SCALE)
-    loss = warm_up(model, tokenizer, batches(conversations, rng, NUM_STEPS), NUM_STEPS)
+    # two threads gain little on so small a model, and wait for each other on a busy machine
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        loss = warm_up(model, tokenizer, batches(conversations, rng, NUM_STEPS), NUM_STEPS)
+    finally:
+        torch.set_num_threads(threads)
     print(f"warmed up to {loss:.2f} nats per token")
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
