@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.hub import Handler, Hub, serving
 
 TOKEN = "hf_of_the_test"
@@ -55,6 +57,8 @@ class ModelHub(Hub):
         """Status codes with which the next commits are refused."""
         self.forbidden = False
         """True: the token may only read."""
+        self.refuses_cards = False
+        """True: metadata of model cards is refused."""
         self.loses_answers = False
         """True: commits are taken, and never answered."""
 
@@ -99,6 +103,8 @@ class ModelHandler(Handler):
             self._error(403, "", "Forbidden: you need a token with write access")
         elif path == "/api/repos/create":
             self._create(json.loads(body))
+        elif path == "/api/validate-yaml":
+            self._validate(json.loads(body)["content"])
         elif match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             self._batch(json.loads(body))
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(\w+)/([^/]+))?", path):
@@ -118,6 +124,16 @@ class ModelHandler(Handler):
             self.server.repositories[name] = Repository(asked.get("visibility"))
         body = {"url": f"{self.server.url}/{name}"} | ({} if is_new else {"error": "You already created this model"})
         self._send(200 if is_new else 409, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _validate(self, card: str) -> None:
+        """Look at the metadata of a model card, as the hub does before a commit with README.md."""
+        try:
+            tree = yaml.safe_load(card.split("---\n", 2)[1])
+            errors = [] if isinstance(tree, dict) and not self.server.refuses_cards else ["base_model is refused"]
+        except (yaml.YAMLError, IndexError) as error:
+            errors = [str(error)]
+        answer = {"errors": [{"message": text} for text in errors], "warnings": []}
+        self._send(400 if errors else 200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _of_branch(self, name: str, repository: Repository, what: str, branch: str, body: bytes) -> None:
         if what == "branch":

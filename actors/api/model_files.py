@@ -7,11 +7,16 @@ from typing import Any
 
 from actors.callbacks.events import saved_steps
 from actors.uploader.files import model_files
+from actors.uploader.model_card import write_card
+from schemas.config import load_config
+from schemas.config.resolved import RESOLVED
 from schemas.errors import ConfigError
 
 
 def save_model(output: Path, folder: Path) -> int:
-    """Copy the model of the newest checkpoint to a folder; return its step.
+    """Copy the model of the newest checkpoint to a folder, and write its model card; return its step.
+
+    A README.md of somebody's own stays as it is.
 
     Raises:
         ConfigError: the run has no checkpoint yet.
@@ -24,6 +29,8 @@ def save_model(output: Path, folder: Path) -> int:
     for path, name in model_files(source):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, folder / name)
+    if (output / RESOLVED).is_file():
+        write_card(load_config(output / RESOLVED), steps[-1], folder)
     return steps[-1]
 
 

@@ -12,6 +12,8 @@ from bus.run_folder import remove_folder
 OWN = ("trainer", "witness.json", "checksums.json")
 """Names in a checkpoint that only a run reads."""
 SUMS = "checksums.json"
+CARD = "README.md"
+"""Name of the model card."""
 FOLDER = "uploads"
 """Folder in output_dir with the checkpoint that is being pushed."""
 

@@ -7,16 +7,21 @@ as when the process was killed, the commits tell whether it is there.
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.uploader.files import Saved, all_files, model_files
+import structlog
+
+from actors.uploader.files import CARD, Saved, all_files, model_files
 from schemas.config.push_to_hub import PushToHubConfig
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+log = structlog.get_logger("uploader")
 
 REFUSALS = (400, 401, 403, 404, 409, 410, 413, 422)
 """Status codes after which the same request fails again."""
@@ -69,7 +74,9 @@ class HubRepository:
         branch = self._config.hub_revision
         return self._name if branch in (None, "main") else f"{self._name}@{branch}"
 
-    def push(self, saved: Saved, folder: Path, *, replaces_model: bool, may_be_there: bool) -> str:
+    def push(
+        self, saved: Saved, folder: Path, *, replaces_model: bool, may_be_there: bool, card: Callable[[], str]
+    ) -> str:
         """Push a checkpoint; return its commit.
 
         Args:
@@ -77,6 +84,7 @@ class HubRepository:
             folder: folder with its files.
             replaces_model: True to push the model to the root of the repository.
             may_be_there: True if an earlier attempt may have succeeded; the commits are looked at first.
+            card: returns the text of the model card.
 
         Raises:
             PushFailedError: the checkpoint is not on the hub, as far as known.
@@ -94,14 +102,23 @@ class HubRepository:
                 files += all_files(folder, "last-checkpoint")
             if self._config.hub_strategy == "all_checkpoints":
                 files += all_files(folder, f"step_{saved.step}")
-            done = api.create_commit(
+            operations = [CommitOperationAdd(name, str(path)) for path, name in files]
+            commit_of = partial(
+                api.create_commit,
                 self._name,
-                [CommitOperationAdd(name, str(path)) for path, name in files],
                 commit_message=f"Step {saved.step} of {self._run_name}",
                 commit_description=f"checkpoint {saved.chain}",
                 revision=branch,
             )
-            return str(done.oid)
+            if not (replaces_model and self._config.model_card):
+                return str(commit_of(operations).oid)
+            plain = [one for one in operations if one.path_in_repo != CARD]
+            try:
+                return str(commit_of([*plain, CommitOperationAdd(CARD, card().encode())]).oid)
+            except ValueError as error:
+                # the hub looks at the metadata of a card first; a model is worth more than its card
+                log.warning("the hub refuses the model card; pushed without it", detail=_plain(error))
+                return str(commit_of(plain).oid)
 
     def _make(self, api: "HfApi") -> None:
         """Create repository and branch, once per process."""

@@ -11,6 +11,7 @@ file uploads.json. An attempt runs in a thread, so that a hub that hangs holds u
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,7 @@ from actors.telemetry.metrics import Metrics
 from actors.uploader.choice import due, pushes_all, updates_model
 from actors.uploader.files import Known, Saved, forget_copies, keep, place_of, run_of, saved_by
 from actors.uploader.hub import HubRepository, PushFailedError
+from actors.uploader.model_card import card_of
 from actors.uploader.record import Uploads
 from bus import threads
 from bus.counts import EdgeCounts
@@ -61,7 +63,7 @@ class UploaderActor:
     """
 
     def __init__(self, config: RunConfig, keys: PushToHubConfig, name: str, metrics: Metrics) -> None:
-        self._keys, self._metrics, self._output = keys, metrics, config.output
+        self._config, self._keys, self._metrics, self._output = config, keys, metrics, config.output
         self.membership = Membership(config, ObserverHeartbeat, name)
         self.name, self.liveness = name, self.membership.liveness
         self._patience = config.bus.lease
@@ -202,6 +204,7 @@ class UploaderActor:
             folder,
             replaces_model=updates_model(attempt.saved, saved, self._record.chains),
             may_be_there=may_be_there,
+            card=partial(card_of, self._config, attempt.saved.step),
         )
 
     def _look(self, attempt: Attempt, running: "Future[str]") -> None:

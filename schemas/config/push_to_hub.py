@@ -32,6 +32,9 @@ class PushToHubConfig(Section):
     hub_always_push: Free[bool] = False
     """True: each checkpoint is pushed, in order. False: while an upload is under way, later checkpoints wait, and only
     the newest of them is pushed, as in transformers. `all_checkpoints` pushes each checkpoint in either case."""
+    model_card: Free[bool] = True
+    """README.md with base model, objective, data and figures of the run, written with each model. False: the README.md
+    of the repository stays as it is."""
     token_env: Free[str] = ""
     """Environment variable with the token of the hub. Empty: HF_TOKEN, else the login of `hf auth login`."""
     max_attempts: Free[int] = Field(5, ge=1)

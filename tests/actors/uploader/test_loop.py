@@ -11,7 +11,7 @@ from tests.actors.uploader.runs import PATIENCE_SECONDS, done, record, saved, st
 from tests.model_hub import TOKEN, ModelHub, model_hub
 from tests.ring.harness import wait_until
 
-MODEL = ["config.json", "model.safetensors"]
+MODEL = ["README.md", "config.json", "model.safetensors"]
 WHOLE = ["checksums.json", "config.json", "model.safetensors", "trainer/state.json", "witness.json"]
 
 
