@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from actors.ops.up.child import KEEP_FREED_MEMORY
+from actors.ops.up.followers import CALLBACKS_END_SECONDS
 from actors.process.exits import EXIT_CONFIG, EXIT_RUN_FAILED
 from actors.process.membership import DRAIN_SECONDS
 from bus.topology import MAX_IPC_PATH, Addresses
 from schemas.config import load_config
+from schemas.config.push_to_hub import PushToHubConfig
 from tests.system.tools import tool
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
-KINDS = ("packer", "trainer", "inference", "reward", "rollout")
-WITHOUT_GPU = ("packer", "reward", "rollout")
+KINDS = ("packer", "trainer", "inference", "reward", "rollout", "callbacks", "uploader")
 EXPOSURE = 3.0
 INSTALL = "apt-get install systemd"
 
@@ -38,7 +39,8 @@ def installed(tmp_path: Path) -> Path:
     launcher = "/usr/local/lib/grpo-actors/grpo-actor"
     assert launcher in shared.read_text()
     shared.write_text(shared.read_text().replace(launcher, str(UNITS / "grpo-actor")))
-    _grpo_run(tmp_path, "demo", "packer:0", "trainer:0", "inference:0", "reward:0-1", "rollout:0-3")
+    _grpo_run(tmp_path, "demo", "packer:0", "trainer:0", "inference:0", "reward:0-1", "rollout:0-3", "callbacks:0",
+              "uploader:0")  # fmt: skip
     return units
 
 
@@ -121,7 +123,18 @@ def test_times_of_a_unit_are_longer_than_those_of_its_actor(kind: str) -> None:
     }.get(kind, 1.0)
     assert _seconds(service["WatchdogSec"]) > loop_seconds
     assert _seconds(service["TimeoutStopSec"]) > (DRAIN_SECONDS if kind != "packer" else 0.0)
-    assert _seconds(service["TimeoutStopSec"]) > (config.trainer.checkpoint.timeout if kind == "trainer" else 0.0)
+    ends = {
+        "trainer": config.trainer.checkpoint.timeout,
+        "callbacks": CALLBACKS_END_SECONDS,
+        "uploader": PushToHubConfig().end_timeout,
+    }
+    assert _seconds(service["TimeoutStopSec"]) > ends.get(kind, 0.0)
+
+
+def test_reward_actors_may_confine_the_files_of_programs() -> None:
+    """systemd's groups of system calls have none of Landlock's, without which `code_tests` confines no files."""
+    calls = _sections(UNITS / "grpo-reward@.service")["Service"]["SystemCallFilter"].split()
+    assert calls == ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"]
 
 
 def test_ends_that_starting_again_does_not_mend_are_not_restarted() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from schemas.config import dump_config
+from schemas.config import RunConfig, dump_config
+from tests.model_hub import ModelHub, model_hub
 from tests.ring.harness import ring_config, steps_recorded, wait_until
 from tests.system.tools import missing, tool
 
@@ -23,10 +24,12 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 REPOSITORY = Path(__file__).parents[2]
 UNITS = REPOSITORY / "deploy/systemd"
+CALLBACKS = REPOSITORY / "tests/ring/callbacks.py"
 SYSTEMD = Path("/lib/systemd/systemd")
-ACTORS = ("packer:0", "trainer:0", "inference:0", "reward:0", "rollout:0-1")
+ACTORS = ("packer:0", "trainer:0", "inference:0", "reward:0", "rollout:0-1", "callbacks:0", "uploader:0")
 SERVICES = [f"grpo-{name}.service" for name in ("packer@demo:0", "trainer@demo:0", "inference@demo:0", "reward@demo:0")]
 SERVICES += ["grpo-rollout@demo:0.service", "grpo-rollout@demo:1.service"]
+SERVICES += ["grpo-callbacks@demo:0.service", "grpo-uploader@demo:0.service"]
 BEGIN = """
 mount -t tmpfs tmpfs /run
 mkdir -p /run/systemd/system /run/user/0/systemd/user
@@ -133,10 +136,22 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 @pytest.mark.timeout(900)
 def test_systemd_starts_watches_restarts_and_stops_a_run(manager: Manager) -> None:
     """Started by its target; a killed actor and a frozen one come back; stopped, the packer is the last to leave."""
-    config = ring_config(manager.folder, trainer={"max_steps": 1_000_000}, eval={"num_prompts": 0})
+    notes = {"path": f"{CALLBACKS}:Notes", "kwargs": {"file": str(manager.folder / "notes.jsonl")}}
+    config = ring_config(
+        manager.folder, trainer={"max_steps": 1_000_000, "checkpoint": {"interval": 1_000_000}},
+        eval={"num_prompts": 0}, callbacks=[notes],
+        push_to_hub={"hub_model_id": "org/model", "hub_strategy": "all_checkpoints"},
+    )  # fmt: skip
     folder = manager.home / ".config/grpo-actors/demo"
     folder.mkdir(parents=True)
     (folder / "run.yaml").write_text(dump_config(config))
+    # of the run alone: the uploader reads the token here
+    with model_hub(manager.folder / "hub") as hub:
+        (folder / "env").write_text("".join(f"{key}='{value}'\n" for key, value in hub.variables().items()))
+        _start_and_stop(manager, config, hub)
+
+
+def _start_and_stop(manager: Manager, config: RunConfig, hub: ModelHub) -> None:
 
     started = manager.systemctl("start", "grpo@demo.target", "remember.target")
     assert started.returncode == 0, started.stderr
@@ -150,12 +165,19 @@ def test_systemd_starts_watches_restarts_and_stops_a_run(manager: Manager) -> No
         before = steps_recorded(config)
         wait_until(lambda steps=before: steps_recorded(config) > steps + 5, f"the run goes on after {number}")
 
+    told = (manager.folder / "notes.jsonl").read_text()
+    assert '["on_train_begin"' in told
+    assert '["on_step_end"' in told
     manager.systemctl("stop", "grpo@demo.target", *SERVICES)
     ends = {one: int(manager.show(one, "ExecMainExitTimestampMonotonic")) for one in SERVICES}
     assert {manager.show(one, "ActiveState") for one in SERVICES} == {"inactive"}
     assert {manager.show(one, "Result") for one in SERVICES} == {"success"}, _log(manager)
     assert max(ends, key=ends.__getitem__) == "grpo-packer@demo:0.service"
     assert max(ends[one] for one in SERVICES if "rollout" in one) < ends["grpo-reward@demo:0.service"]
+    # the rank has saved its last step; the same service pushes it later
+    manager.systemctl("start", "grpo-packer@demo:0.service", "grpo-uploader@demo:0.service")
+    wait_until(lambda: hub.titles("org/model") if "org/model" in hub.repositories else [], "the checkpoint is pushed")
+    manager.systemctl("stop", "grpo-packer@demo:0.service", "grpo-uploader@demo:0.service")
 
 
 def test_systemd_does_not_try_again_what_the_configuration_forbids(manager: Manager) -> None:
