@@ -1,8 +1,9 @@
 """Events of a run for callbacks, read from its files: each training step, evaluation and checkpoint, in order.
 
-The order of a step is on_step_begin, on_step_end, on_log; on_save and on_evaluate come when their result is there, so
-possibly after events of later steps. What has been told is a position in the run (`Told`): events up to it rebuild the
-state and are not told again. Steps of a history that was given up, and trained again, are told again.
+The order of a step is on_step_begin, on_step_end, on_log, between on_epoch_begin and on_epoch_end where an epoch starts
+or ends with the step; on_save and on_evaluate come when their result is there, so possibly after events of later steps.
+What has been told is a position in the run (`Told`): events up to it rebuild the state and are not told again. Steps of
+a history that was given up, and trained again, are told again.
 """
 
 import math
@@ -134,6 +135,9 @@ class Events:
         step, logs = int(record["step"]), step_log(record, self._epochs_per_step, self._updates)
         is_new = self._is_new(record)
         self._weights[step], self.read = str(record.get("weights", "")), step
+        if is_new and starts_epoch(step, self._epochs_per_step):
+            self._state.global_step, self._state.epoch = (step - 1) * self._updates, (step - 1) * self._epochs_per_step
+            self._call("on_epoch_begin")
         self._state.global_step, self._state.epoch = step * self._updates, logs["epoch"]
         if is_new:
             self._call("on_step_begin")
@@ -141,6 +145,9 @@ class Events:
         self._state.log_history.append(logs)
         if is_new:
             self._call("on_log", logs=logs)
+            is_last = 0 < self._state.max_steps <= self._state.global_step
+            if ends_epoch(step, self._epochs_per_step, is_last=is_last):
+                self._call("on_epoch_end")
             told, time = self.told, float(record.get("time") or 0.0)
             if step <= told.step:  # the run went back: later evaluations and checkpoints come again too
                 told = replace(told, evaluated=min(told.evaluated, step - 1), saved=min(told.saved, step - 1))
@@ -187,6 +194,31 @@ class Events:
     def _progress(self, told: Told) -> None:
         self.told = told
         self._note(told)
+
+
+def starts_epoch(step: int, epochs_per_step: float) -> bool:
+    """Tell whether a step is the first of a pass over the data. False where the number of rows is not known.
+
+    With 0.4 passes per step the steps 1, 4 (from 1.2) and 6 (from 2.0) are.
+
+    Args:
+        step: number of the step, from 1.
+        epochs_per_step: share of the data that a step trains on; 0: not known.
+    """
+    return epochs_per_step > 0 and (
+        step == 1 or _passes(step - 1, epochs_per_step) > _passes(step - 2, epochs_per_step)
+    )
+
+
+def ends_epoch(step: int, epochs_per_step: float, *, is_last: bool) -> bool:
+    """Tell whether a pass over the data ends with a step, or within it; the run's last step ends the pass, as there."""
+    known = epochs_per_step > 0
+    return known and (is_last or _passes(step, epochs_per_step) > _passes(step - 1, epochs_per_step))
+
+
+def _passes(steps: int, epochs_per_step: float) -> int:
+    """Return the whole passes over the data of a number of steps, whatever their product is rounded to."""
+    return math.floor(steps * epochs_per_step + 1e-9)
 
 
 def recorded_checkpoints(output: Path) -> list[int]:

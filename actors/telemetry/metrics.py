@@ -55,7 +55,10 @@ STEP_GAUGES = (
 """Columns of metrics.jsonl that the packer shows as gauges, for the newest recorded step."""
 TRAJECTORY_GAUGES = ("turns_mean", "tool_calls_mean", "samples_per_completion", "failed_fraction")
 """Columns of the steps that have trajectories, shown likewise; NaN for the other steps."""
-CALLBACK_EVENTS = ("on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end")
+CALLBACK_EVENTS = (
+    *("on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end", "on_log", "on_epoch_end"),
+    *("on_evaluate", "on_save", "on_train_end"),
+)
 GROUP_STATES = ("issued", "settled", "composed", "trained", "durable", "dropped")
 
 

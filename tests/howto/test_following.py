@@ -28,6 +28,7 @@ def test_the_table_names_all_events() -> None:
     """Those that are counted in the metric."""
     [table] = [table for table in PAGE.tables if table.head[0] == "Event"]
     assert [name for row in table.rows for name in CODE.findall(row[0])] == [
-        "on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end"
+        "on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_epoch_begin", "on_epoch_end", "on_evaluate",
+        "on_save", "on_train_end",
     ]  # fmt: skip
     assert set(CALLBACK_EVENTS) == set(re.findall(r"`(on_\w+)`", PAGE.text.partition("## Uploads")[0]))

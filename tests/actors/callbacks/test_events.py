@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.callbacks.events import Best, Events, Told
+import pytest
+
+from actors.callbacks.events import Best, Events, Told, ends_epoch, starts_epoch
 from actors.callbacks.progress import TrainerState
 
 
@@ -16,6 +18,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder, self.told = folder, list[tuple[str, int]]()
         self.state = TrainerState()
+        self.epochs: list[tuple[str, int, float]] = []
+        """Events of epochs, with global_step and epoch."""
         self.notes: list[Told] = []
         (folder / "checkpoints" / "witness").mkdir(parents=True)
 
@@ -56,7 +60,9 @@ class Run:
         )
 
     def _call(self, event: str, **values: Any) -> None:
-        if event != "on_step_begin":
+        if event.startswith("on_epoch"):
+            self.epochs.append((event.removeprefix("on_epoch_"), self.state.global_step, self.state.epoch))
+        elif event != "on_step_begin":
             self.told.append((event.removeprefix("on_"), self.state.global_step))
 
 
@@ -79,6 +85,39 @@ def test_steps_evaluations_and_checkpoints_are_told_in_order_with_updates_and_ep
     assert one.state.epoch == 0.75
     assert [entry["step"] for entry in one.state.log_history] == [0, 2, 4, 4, 6]
     assert one.notes[-1] == Told(step=3, time=3.0, evaluated=2, saved=2)
+
+
+def test_epochs_begin_and_end_with_the_steps_that_pass_over_the_data(tmp_path: Path) -> None:
+    """A pass and a half: the last step of the run ends the second one; a follower that starts again repeats none."""
+    one = run(tmp_path)
+    one.state.max_steps = 12
+    one.steps(1, 2, 3, 4, 5)
+    one.events().follow()
+    expected = [("begin", 0, 0.0), ("end", 8, 1.0), ("begin", 8, 1.0)]
+    assert one.epochs == expected
+    again = Run(tmp_path / "unused")
+    again.folder, again.state.max_steps = tmp_path, 12
+    one.steps(6)
+    again.events(one.notes[-1]).follow(is_over=True)
+    assert again.epochs == [("end", 12, 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("share", "begins", "ends"),
+    [
+        (0.4, [1, 4, 6], [3, 5]),  # 1.2 and 2.0 passes
+        (1 / 3, [1, 4], [3, 6]),  # three thirds are one, whatever the sum is rounded to
+        (0.1, [1], []),
+        (2.5, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]),
+        (0.0, [], []),  # the number of rows is not known
+    ],
+)
+def test_the_steps_of_epochs_follow_from_the_share_of_a_step(share: float, begins: list[int], ends: list[int]) -> None:
+    """Of six steps, none of which is the last one."""
+    steps = range(1, 7)
+    assert [step for step in steps if starts_epoch(step, share)] == begins
+    assert [step for step in steps if ends_epoch(step, share, is_last=False)] == ends
+    assert ends_epoch(6, share, is_last=True) is (share > 0)
 
 
 def test_a_follower_that_starts_again_rebuilds_the_state_and_tells_only_what_is_new(tmp_path: Path) -> None:
