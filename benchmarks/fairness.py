@@ -4,7 +4,7 @@ A step of the fast environment takes 0.01 s and of the slow one 6 s, then 0.1 s 
 group size is 2, and both have weight 1. The engine is a double that takes 5 ms for each token, and the trainer a double
 that takes no time: the run is bound by sampling. Each run has the actors of a run as threads of this process, and 32
 sampling slots. Groups are counted in trained steps, over 30 s after 15 s of warming up; with the slower pair over 120 s
-after 90 s.
+after 75 s, in the first two runs alone.
 
     python -m benchmarks.fairness [--json PATH]
 
@@ -34,7 +34,6 @@ class Pair(NamedTuple):
     measured: float
 
 
-PAIRS = (Pair(0.01, 6.0, 15.0, 30.0), Pair(0.1, 60.0, 90.0, 120.0))
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "alone": (("fast",), {"order": "arrival", "max_off_policy_steps": 100_000}),
     "arrival": (("fast", "slow"), {"order": "arrival", "max_off_policy_steps": 100_000}),
@@ -42,6 +41,8 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ordinal": (("fast", "slow"), {"order": "ordinal"}),
 }
 """Environments, and keys of `packer`, by run."""
+PAIRS = {Pair(0.01, 6.0, 15.0, 30.0): tuple(RUNS), Pair(0.1, 60.0, 75.0, 120.0): ("alone", "arrival")}
+"""Runs of each pair."""
 WORLD = """
 import asyncio
 
@@ -99,8 +100,8 @@ def measure() -> dict[str, Any]:
     """Measure all runs."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     rows, fast_alone = [], 0.0
-    for pair in PAIRS:
-        for name in RUNS:
+    for pair, names in PAIRS.items():
+        for name in names:
             with tempfile.TemporaryDirectory() as folder:
                 row = {"run": name} | measured(Path(folder), name, pair)
             fast_alone = row["fast"] if name == "alone" else fast_alone
