@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Syntax = Literal["hermes", "qwen3_coder", "llama3", "glm4", "harmony", "deepseek", "mistral"]
@@ -35,6 +35,7 @@ BLANKS = (" ", "\t", "\n", "\r")
 MAX_DEPTH = 100
 """Levels of lists and objects in a call; json ends at about a thousand, with an error of its own."""
 NAME = re.compile(r"[^\s<>{}\"]+")
+MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
 HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>")
 HARMONY_NAME = re.compile(r"to=functions\.([\w.-]+)")
 
@@ -48,10 +49,13 @@ class ToolCall:
     name: str
     arguments: str
     """JSON object."""
+    own_id: str = ""
+    """Id that the model wrote, nine letters and digits, where the syntax has one (Mistral's)."""
 
     def message(self, call_id: str) -> dict[str, Any]:
-        """Return the call as an entry of `tool_calls` of an OpenAI message."""
-        return {"id": call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        """Return the call as an entry of `tool_calls` of an OpenAI message, with its own id or else the given one."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.own_id or call_id, "type": "function", "function": function}
 
 
 @dataclass
@@ -404,11 +408,13 @@ def _mistral(text: str, found: Parsed, functions: Functions) -> str:
         calls = after.split("[TOOL_CALLS]")
         for number, call in enumerate(calls, 1):
             name, has_arguments, arguments = call.partition("[ARGS]")
-            name = name.partition("[CALL_ID]")[0].strip()
+            name, _, own_id = name.partition("[CALL_ID]")
+            name = name.strip()
             if not has_arguments or not re.fullmatch(r"[\w.-]+", name):
                 found.malformed.append("tool call has no name before [ARGS]")
                 break
             _read_json_arguments(found, name, arguments, is_closed=number < len(calls))
+            _take_id(found, own_id.strip())
         return before
     try:
         listed = _loaded(after.strip())
@@ -417,7 +423,15 @@ def _mistral(text: str, found: Parsed, functions: Functions) -> str:
         return before
     for one in listed if isinstance(listed, list) else [listed]:
         _read_object(found, json.dumps(one, ensure_ascii=False))
+        _take_id(found, one.get("id") if isinstance(one, dict) else None)
     return before
+
+
+def _take_id(found: Parsed, own_id: Any) -> None:
+    """Give the newest call the id that the model wrote, to which the result will refer."""
+    is_new = all(call.own_id != own_id for call in found.calls)
+    if found.calls and is_new and isinstance(own_id, str) and MISTRAL_ID.fullmatch(own_id):
+        found.calls[-1] = replace(found.calls[-1], own_id=own_id)
 
 
 def _harmony(text: str, is_ended: bool) -> Parsed:

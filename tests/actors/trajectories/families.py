@@ -21,6 +21,10 @@ DEEPSEEK = (
     *(f"<｜tool▁{part}｜>" for part in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")),
     *(f"<｜tool▁{part}｜>" for part in ("outputs▁begin", "output▁begin", "output▁end", "outputs▁end")),
 )
+MISTRAL = (
+    *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+)
 THOUGHTS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens of their own, but not special: a decoded text shows them."""
 
@@ -53,6 +57,7 @@ FAMILIES = {
         Family("llama3_1", LLAMA, ("<|eot_id|>", "<|eom_id|>"), bos="<|begin_of_text|>"),
         Family("glm4moe", GLM, ("<|endoftext|>", "<|user|>", "<|observation|>"), THOUGHTS),
         Family("gptoss", HARMONY, ("<|return|>", "<|call|>")),
+        Family("mistral_v3_tekken", MISTRAL, ("</s>",), bos="<s>"),
         Family("deepseekv3", DEEPSEEK, ("<｜end▁of▁sentence｜>",), THOUGHTS[:2], bos="<｜begin▁of▁sentence｜>"),
     )
 }
@@ -69,7 +74,7 @@ def tokenizer_of(name: str) -> Any:
     raw.decoder = decoders.ByteLevel()
     raw.add_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
     raw.add_tokens([AddedToken(token, special=False, normalized=False) for token in family.marks])
-    named = {"bos_token": family.bos} if family.bos else {}
+    named = {"bos_token": family.bos, "eos_token": family.ends[0]} if family.bos else {}
     return PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=family.template, **named)
 
 

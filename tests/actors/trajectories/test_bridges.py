@@ -225,8 +225,10 @@ def test_a_message_that_the_template_moves_to_the_front_is_refused(family: str) 
 def test_a_content_that_a_template_strips_or_escapes_is_shown(family: str) -> None:
     """Blanks, thoughts, quotes: no message is taken for one that is left out."""
     chat = Chat(family)
-    for news in ([{"role": "user", "content": '  <a> "b"\n'}], [answer("<think>x</think>y"), AND_NOW]):
-        chat.bridges.next(chat.token(_end(family)), news)
+    chat.bridges.next(chat.token(_end(family)), [{"role": "user", "content": '  <a> "b"\n'}])
+    # Mistral's template has no two answers in a row
+    if family != "mistral_v3_tekken":
+        chat.bridges.next(chat.token(_end(family)), [answer("<think>x</think>y"), AND_NOW])
 
 
 def test_a_first_conversation_that_the_template_refuses_is_told_in_its_own_words() -> None:

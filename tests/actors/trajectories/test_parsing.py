@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.trajectories.chat import assistant_message
 from actors.trajectories.parsing import Syntax, ToolCall, parse, syntax_of
 from tests.actors.trajectories.families import FAMILIES, Chat
 from tests.actors.trajectories.test_bridges import USER
@@ -38,6 +39,7 @@ SYNTAX: dict[str, Syntax] = {
     "glm4moe": "glm4",
     "gptoss": "harmony",
     "deepseekv3": "deepseek",
+    "mistral_v3_tekken": "mistral",
 }
 
 
@@ -85,9 +87,9 @@ def test_a_call_that_the_template_writes_is_read_back(family: str) -> None:
     assert (found.content, found.reasoning) == ("", "")
 
 
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"llama3_1", "gptoss"}))
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"llama3_1", "mistral_v3_tekken", "gptoss"}))
 def test_text_beside_a_call_is_content(family: str) -> None:
-    """Llama's template leaves such text out; gpt-oss has it in a channel."""
+    """Llama's and Mistral's templates leave such text out; gpt-oss has it in a channel."""
     text, opened = written(family, calling(family, {"query": "x"}, "Let me see."))
     found = parse(text, SYNTAX[family], [SEARCH], opened, FAMILIES[family].ends)
     assert (found.content, len(found.calls)) == ("Let me see.", 1)
@@ -132,6 +134,19 @@ def test_channels_of_gpt_oss() -> None:
     found = parse(text, "harmony")
     assert (found.reasoning, found.content, found.calls) == ("Easy.", "Four.", [])
     assert parse("Four.<|return|>", "harmony", ends=["<|return|>"]).content == "Four."
+
+
+def test_a_call_of_mistral_has_the_id_that_the_model_wrote() -> None:
+    """Its result refers to this id in the next prompt; an id of another form, or given twice, is replaced."""
+    calls = [{"name": "search", "arguments": {}, "id": one} for one in ("aB3dE6gH9", "short", "aB3dE6gH9", 7)]
+    message = assistant_message(parse(f"[TOOL_CALLS]{json.dumps(calls)}</s>", "mistral", ends=["</s>"]), turn=2)
+    assert [one["id"] for one in message["tool_calls"]] == ["aB3dE6gH9", "call00201", "call00202", "call00203"]
+    newer = "[TOOL_CALLS]search[CALL_ID]aB3dE6gH9[ARGS]{}"
+    assert [one.own_id for one in parse(newer, "mistral").calls] == ["aB3dE6gH9"]
+    reply = {"role": "tool", "tool_call_id": "aB3dE6gH9", "content": "7"}
+    chat = Chat("mistral_v3_tekken")
+    bridge = chat.bridges.next(chat.token("</s>"), [reply], [message["tool_calls"][0]], [SEARCH])
+    assert '"call_id": "aB3dE6gH9"' in chat.decode(bridge.environment_ids)
 
 
 @pytest.mark.parametrize(
