@@ -27,7 +27,7 @@ check: lint
 
 # What pip alone can run: under fifteen minutes on two cores.
 test: lint
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not long and not system"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not long and not system" --durations=25
 
 # What takes long and rarely breaks: more cases of what `make test` runs, searches that go further, whole minutes.
 test-long: .venv/dev.stamp

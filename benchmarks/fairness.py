@@ -4,11 +4,12 @@ A step of the fast environment takes 0.01 s and of the slow one 6 s, then 0.1 s 
 group size is 2, and both have weight 1. The engine is a double that takes 5 ms for each token, and the trainer a double
 that takes no time: the run is bound by sampling. Each run has the actors of a run as threads of this process, and 32
 sampling slots. Groups are counted in trained steps, over 30 s after 15 s of warming up; with the slower pair over 120 s
-after 75 s, in the first two runs alone.
+after 75 s, in the first three runs alone.
 
     python -m benchmarks.fairness [--json PATH]
 
-`alone` has the fast environment only. `arrival` has both, with `packer.order: arrival` and a limit of lag that no group
+`alone` has the fast environment only, `alone in half` too, with the 16 slots that are its share beside the slow one.
+`arrival` has both, with `packer.order: arrival` and a limit of lag that no group
 reaches; `limit 8` is the same with `max_off_policy_steps: 8`, where steps wait for slow groups that would be too old;
 `ordinal` has `packer.order: ordinal`. `of alone` is the rate of the fast environment ÷ its rate alone.
 """
@@ -34,14 +35,16 @@ class Pair(NamedTuple):
     measured: float
 
 
-RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "alone": (("fast",), {"order": "arrival", "max_off_policy_steps": 100_000}),
-    "arrival": (("fast", "slow"), {"order": "arrival", "max_off_policy_steps": 100_000}),
-    "limit 8": (("fast", "slow"), {"order": "arrival", "max_off_policy_steps": 8}),
-    "ordinal": (("fast", "slow"), {"order": "ordinal"}),
+SLOTS = 32
+RUNS: dict[str, tuple[tuple[str, ...], int, dict[str, Any]]] = {
+    "alone": (("fast",), SLOTS, {"order": "arrival", "max_off_policy_steps": 100_000}),
+    "alone in half": (("fast",), SLOTS // 2, {"order": "arrival", "max_off_policy_steps": 100_000}),
+    "arrival": (("fast", "slow"), SLOTS, {"order": "arrival", "max_off_policy_steps": 100_000}),
+    "limit 8": (("fast", "slow"), SLOTS, {"order": "arrival", "max_off_policy_steps": 8}),
+    "ordinal": (("fast", "slow"), SLOTS, {"order": "ordinal"}),
 }
-"""Environments, and keys of `packer`, by run."""
-PAIRS = {Pair(0.01, 6.0, 15.0, 30.0): tuple(RUNS), Pair(0.1, 60.0, 75.0, 120.0): ("alone", "arrival")}
+"""Environments, sampling slots, and keys of `packer`, by run."""
+PAIRS = {Pair(0.01, 6.0, 15.0, 30.0): tuple(RUNS), Pair(0.1, 60.0, 75.0, 120.0): ("alone", "alone in half", "arrival")}
 """Runs of each pair."""
 WORLD = """
 import asyncio
@@ -62,14 +65,14 @@ class World:
 def measured(folder: Path, name: str, pair: Pair) -> dict[str, Any]:
     """Return the row of a run."""
     seconds_of_step = {"fast": pair.fast, "slow": pair.slow}
-    labels, packer = RUNS[name]
+    labels, slots, packer = RUNS[name]
     path = folder / "world.py"
     path.write_text(WORLD)
     common = {"type": "python", "path": f"{path}:World", "weight": 1.0, "episodes_per_worker": 64}
     config = ring_config(
         folder,
         environments=[common | {"name": one, "options": {"seconds": seconds_of_step[one]}} for one in labels],
-        rollout={"group_timeout": 300.0, "max_concurrent_groups": 32},
+        rollout={"group_timeout": 300.0, "max_concurrent_groups": slots},
         reward={"functions": [], "max_concurrent_groups": 16},
         packer={"sequence_len": 512, "groups_per_step": 8} | packer,
         trainer={"max_steps": 1_000_000, "checkpoint": {"interval": 1000}},
