@@ -84,8 +84,7 @@ def score_group(
     advantages_G, token_advantages_N = np.zeros(group.num_completions), np.zeros(0)
     if group.purpose != "eval":
         found, masked_G = filter_completions(group, rules.config, rules.vocab_size)
-        takes_turns = rules.config.steps is not None and rules.config.steps.path is None
-        at_end = _rewards(group, rewards_FG, rules, with_turns=False) if takes_turns else rewards
+        at_end = _rewards(group, rewards_FG, rules, with_turns=False) if rules.config.steps_are_turns else rewards
         advantages_G, token_advantages_N = _advantages(group, rewards, at_end.rewards_G, rules.config, steps, custom_1S)
     return GroupScore(
         shaped_FG=rewards.rewards_FG,
@@ -156,10 +155,10 @@ def _advantages(
         return without_ended(group, advantages_G, config), np.zeros(0)
     offsets = group.completion_offsets
     zeroed_G = group.truncated_G if config.mask_no_eos_with_zero else None
-    # the mask as sampled: GAE places rewards on the tokens that the policy wrote, whatever the filters say
     trees = None
-    if config.advantage.type == "process" and config.steps is not None and config.steps.path is None:
+    if config.advantage.type == "process" and config.steps_are_turns:
         trees = turn_trees(group, config.advantage.discount_along)
+    # the mask as sampled: GAE places rewards on the tokens that the policy wrote, whatever the filters say
     advantages_N = token_advantages(at_end_G, offsets, group.loss_mask, config.advantage, steps, zeroed_G, trees)
     if not group.is_sampled_whole:
         advantages_N = np.where(group.sampled_N, advantages_N, 0.0)

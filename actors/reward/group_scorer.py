@@ -108,7 +108,7 @@ class GroupScorer:
         names[place:place] = group.environment_reward_names
         steps: list[StepRewards] | None = None
         # an evaluation has no advantages, and steps serve nothing else
-        if self._config.steps is not None and self._steps is None:
+        if self._config.steps_are_turns:
             steps = turn_steps(group)
         elif self._steps is not None and group.purpose != "eval":
             (found,) = self._caller.call([self._steps], group, required=False)

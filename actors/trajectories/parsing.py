@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Syntax = Literal["hermes", "qwen3_coder", "llama3", "glm4", "harmony", "deepseek", "mistral"]
@@ -195,7 +195,7 @@ def _check(value: Any) -> None:
     raise ValueError(f"more than {MAX_DEPTH} levels")
 
 
-def _read_object(found: Parsed, text: str, key: str = "arguments") -> None:
+def _read_object(found: Parsed, text: str, key: str = "arguments", own_id: str = "") -> None:
     """Read a call written as {"name": …, key: {…}}."""
     try:
         call = _loaded(text)
@@ -206,7 +206,7 @@ def _read_object(found: Parsed, text: str, key: str = "arguments") -> None:
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         found.malformed.append(f"tool call {name!r}: {key} must be a JSON object, and the name no empty text")
         return
-    found.calls.append(ToolCall(name, _written(text).get(key, "{}")))
+    found.calls.append(ToolCall(name, _written(text).get(key, "{}"), own_id))
 
 
 def _written(text: str) -> dict[str, str]:
@@ -231,7 +231,7 @@ def _behind_blanks(text: str, at: int) -> int:
     return at
 
 
-def _read_json_arguments(found: Parsed, name: str, text: str, *, is_closed: bool) -> None:
+def _read_json_arguments(found: Parsed, name: str, text: str, *, is_closed: bool, own_id: str = "") -> None:
     """Read a call whose name stands outside of its JSON arguments; if it has its end, it may leave them out."""
     arguments = text.strip() or ("{}" if is_closed else "")
     try:
@@ -240,7 +240,7 @@ def _read_json_arguments(found: Parsed, name: str, text: str, *, is_closed: bool
         found.malformed.append(f"tool call {name!r}: arguments are no JSON: {error}")
         return
     if is_object:
-        found.calls.append(ToolCall(name.strip(), arguments))
+        found.calls.append(ToolCall(name.strip(), arguments, own_id))
     else:
         found.malformed.append(f"tool call {name!r}: arguments must be a JSON object")
 
@@ -413,8 +413,8 @@ def _mistral(text: str, found: Parsed, functions: Functions) -> str:
             if not has_arguments or not re.fullmatch(r"[\w.-]+", name):
                 found.malformed.append("tool call has no name before [ARGS]")
                 break
-            _read_json_arguments(found, name, arguments, is_closed=number < len(calls))
-            _take_id(found, own_id.strip())
+            is_closed = number < len(calls)
+            _read_json_arguments(found, name, arguments, is_closed=is_closed, own_id=_new_id(found, own_id.strip()))
         return before
     try:
         listed = _loaded(after.strip())
@@ -422,16 +422,15 @@ def _mistral(text: str, found: Parsed, functions: Functions) -> str:
         found.malformed.append(f"tool calls are no JSON list: {error}")
         return before
     for one in listed if isinstance(listed, list) else [listed]:
-        _read_object(found, json.dumps(one, ensure_ascii=False))
-        _take_id(found, one.get("id") if isinstance(one, dict) else None)
+        own_id = _new_id(found, one.get("id") if isinstance(one, dict) else None)
+        _read_object(found, json.dumps(one, ensure_ascii=False), own_id=own_id)
     return before
 
 
-def _take_id(found: Parsed, own_id: Any) -> None:
-    """Give the newest call the id that the model wrote, to which the result will refer."""
-    is_new = all(call.own_id != own_id for call in found.calls)
-    if found.calls and is_new and isinstance(own_id, str) and MISTRAL_ID.fullmatch(own_id):
-        found.calls[-1] = replace(found.calls[-1], own_id=own_id)
+def _new_id(found: Parsed, own_id: Any) -> str:
+    """Return the id that the model wrote, to which the result will refer; empty if it is none, or has been given."""
+    is_id = isinstance(own_id, str) and MISTRAL_ID.fullmatch(own_id) is not None
+    return own_id if is_id and all(call.own_id != own_id for call in found.calls) else ""
 
 
 def _harmony(text: str, is_ended: bool) -> Parsed:

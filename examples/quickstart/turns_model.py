@@ -6,7 +6,7 @@ out which half earns the reward. Held-out questions are in no conversation.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,28 +87,30 @@ TASKS = {
 
 def make_tokenizer(conversations: list[Conversation]) -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes and of frequent pieces of these conversations; frequent numbers are a token each."""
-    raw = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=False)
-    raw.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    raw.decoder = decoders.ByteLevel()
+    pieces = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    return _with_template(train_tokenizer(pieces, map(_rendered, conversations), NUM_TOKENS))
+
+
+def train_tokenizer(pieces: pre_tokenizers.PreTokenizer, texts: Iterable[str], num_tokens: int) -> Tokenizer:
+    """Return a tokenizer of bytes and of frequent parts of these pieces of texts, with the tokens of conversations."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer, raw.decoder = pieces, decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_TOKENS - len(WRITTEN),
+        vocab_size=num_tokens - len(WRITTEN),
         special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    raw.train_from_iterator(map(_rendered, conversations), trainer)
+    raw.train_from_iterator(texts, trainer)
     raw.add_tokens(WRITTEN)
-    return _with_template(raw)
+    return raw
 
 
 def _with_template(raw: Tokenizer) -> PreTrainedTokenizerFast:
+    template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     return PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<|end|>",
-        chat_template=Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8"),
+        tokenizer_object=raw, pad_token="<pad>", bos_token="<bos>", eos_token="<|end|>", chat_template=template
     )
 
 

@@ -139,6 +139,11 @@ class RewardConfig(Section):
     never."""
 
     @property
+    def steps_are_turns(self) -> bool:
+        """True if rewards of steps are those that environments give to turns, so that no function is asked."""
+        return self.steps is not None and self.steps.path is None
+
+    @property
     def longest_seconds(self) -> float:
         """Longest time in seconds from the first call of a function on a group until the group is scored or fails."""
         # one after the other: the functions, then `steps`, then the advantage, which reads the rewards

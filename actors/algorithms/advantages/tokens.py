@@ -52,11 +52,10 @@ def process(
             a turn are then those of the turns that continue it. None: no completion has branches.
     """
     rewards = np.array([reward for of_one in steps for _, reward in of_one], np.float64)
-    scores, first = zscore(rewards, config).tolist(), 0
+    scores = iter(zscore(rewards, config).tolist())
     parts = [np.zeros(0)]
     for number, (of_one, length) in enumerate(zip(steps, lengths_G.tolist(), strict=True)):
-        mine = [(end, score) for (end, _), score in zip(of_one, scores[first:], strict=False)]
-        first += len(of_one)
+        mine = [(end, next(scores)) for end, _ in of_one]
         if trees is not None and trees[number]:
             parts.append(_along(trees[number], mine, length, discount))
         elif discount != 1.0:

@@ -52,7 +52,7 @@ _UNDER_WAY: set["asyncio.Future[Any]"] = set()
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What one run of the program gets."""
+    """One run of the program: its folder, its example, and its session."""
 
     folder: Folder
     data: Json

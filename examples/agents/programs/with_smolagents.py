@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from openai import DefaultHttpxClient
+from openai import BadRequestError, DefaultHttpxClient
 from shop import INSTRUCTIONS, Shop
 from smolagents import AgentGenerationError, LogLevel, OpenAIModel, Tool, ToolCallingAgent
 
@@ -43,6 +43,9 @@ def run(data: dict[str, Any], base_url: str, api_key: str) -> float:
     agent.prompt_templates["system_prompt"] = INSTRUCTIONS
     try:
         return shop.reward(agent.run(shop.question))
-    except AgentGenerationError:
-        # the model is to blame: an answer that never ends, which leaves no room for the next one
+    except AgentGenerationError as error:
+        # the model is to blame for an answer that never ends, which leaves no room for the next one; for a lost
+        # connection it is not
+        if not isinstance(error.__cause__, BadRequestError):
+            raise
         return 0.0

@@ -143,6 +143,15 @@ def test_a_call_of_mistral_has_the_id_that_the_model_wrote() -> None:
     assert [one["id"] for one in message["tool_calls"]] == ["aB3dE6gH9", "call00201", "call00202", "call00203"]
     newer = "[TOOL_CALLS]search[CALL_ID]aB3dE6gH9[ARGS]{}"
     assert [one.own_id for one in parse(newer, "mistral").calls] == ["aB3dE6gH9"]
+    for broken in (
+        '[{"name": "search", "id": "aB3dE6gH9"}, {"id": "zZ3dE6gH9"}]',
+        f"{newer[12:]}[TOOL_CALLS]x[CALL_ID]zZ3dE6gH9[ARGS]no",
+    ):
+        found = parse(f"[TOOL_CALLS]{broken}", "mistral")
+        assert found.malformed
+        assert "zZ3dE6gH9" not in [one.own_id for one in found.calls], (
+            "a call that can't be read gives its id to no other"
+        )
     reply = {"role": "tool", "tool_call_id": "aB3dE6gH9", "content": "7"}
     chat = Chat("mistral_v3_tekken")
     bridge = chat.bridges.next(chat.token("</s>"), [reply], [message["tool_calls"][0]], [SEARCH])

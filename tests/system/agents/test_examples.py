@@ -5,12 +5,13 @@ The model is scripted: it calls the right tool and answers with the result, or d
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.system.agents.scripted import EXAMPLES, Engines, config_of, player
-from tests.system.environments.scripted import call
+from tests.system.environments.scripted import call, python_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -90,6 +91,37 @@ async def test_an_answer_that_is_cut_off_earns_nothing_and_does_not_fail(tmp_pat
         for one in await play(0):
             assert one.rewards == {"run": 0.0}
             assert (one.failure, one.stop) == ("", "length")
+
+
+@pytest.mark.parametrize("file", ["with_openai_agents", "with_smolagents"])
+async def test_an_engine_that_fails_is_no_reward_of_zero(tmp_path: Path, file: str) -> None:
+    """The model is not to blame, whatever the framework makes of the error."""
+
+    def lost(prompt: str) -> str:
+        raise ConnectionError("the engine is gone")
+
+    path = f"environments.0.path=programs/{file}.py:run"
+    async with player(
+        config_of(tmp_path, "run.yaml", path, "environments.0.on_failure=unscorable"), Engines(lost)
+    ) as play:
+        with pytest.raises(ConnectionError, match="the engine is gone"):
+            await play(0)
+
+
+@pytest.mark.parametrize("file", ["with_openai_agents", "with_smolagents"])
+def test_a_connection_that_is_lost_is_raised(file: str) -> None:
+    """No answer is no act of the model."""
+    calling = (
+        f"import asyncio, inspect, {file} as agent\n"
+        "data = {'prompt': [{'role': 'user', 'content': 'What does the lamp cost?'}]}\n"
+        "found = agent.run(data, 'http://127.0.0.1:9/v1', 'key')\n"
+        "print('reward', asyncio.run(found) if inspect.isawaitable(found) else found)\n"
+    )
+    command = [python_of("agents"), "-c", calling]
+    ended = subprocess.run(command, cwd=EXAMPLES / "programs", capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 1
+    assert "Connection error" in ended.stderr
+    assert "reward" not in ended.stdout
 
 
 async def test_a_program_earns_the_reward_that_it_writes(tmp_path: Path) -> None:

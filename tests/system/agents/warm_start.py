@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, pre_tokenizers
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
@@ -27,7 +27,7 @@ from tests.system.agents.scripted import EXAMPLES, Engines, config_of, player
 from tests.system.environments.scripted import call
 
 sys.path.insert(0, str(EXAMPLES.parent / "quickstart"))
-from turns_model import END, PAD, SPECIAL, WRITTEN, make_model  # modules of the example
+from turns_model import END, PAD, make_model, train_tokenizer  # modules of the example
 
 AGENTS = {"with_openai_agents": "run.yaml", "with_smolagents": "run.yaml", "command": "command.yaml"}
 CHOICES = ("right", "wrong", "none")
@@ -169,23 +169,14 @@ def varied(conversation: list[Row], rng: random.Random) -> list[Row]:
 
 def tokenizer_of(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A tokenizer of these texts; things, tools and numbers are a token each wherever they stand."""
-    raw = Tokenizer(models.BPE())
     words = "|".join([*ITEMS, *QUESTIONS, r"\d+"])
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
+    pieces = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(words), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    raw.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=NUM_TOKENS - len(WRITTEN),
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    raw.train_from_iterator(texts, trainer)
-    raw.add_tokens(WRITTEN)
+    raw = train_tokenizer(pieces, texts, NUM_TOKENS)
     return PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<pad>", bos_token="<bos>", eos_token="<|end|>", chat_template=TEMPLATE
     )
