@@ -1,6 +1,5 @@
 """Phases of the GPU benchmark: limits of time, errors as results, and a rehearsal of all of them on a CPU."""
 
-import contextlib
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from benchmarks.gpu.phases import (
     run_guarded,
 )
 from benchmarks.machine import ROOT
+from tests.processes import has_ended, running
 from tests.ring.harness import wait_until
 
 STUCK = """
@@ -161,17 +161,8 @@ def test_a_process_that_does_not_end_is_killed_with_all_that_it_started(
     monkeypatch.setattr(subprocess, "Popen", Begun)
     found = run_apart([sys.executable, "-c", DEAF, str(path)], path, 0.1, os.environ)
     assert (found["ended"], found["error"]["words"]) == (CUT_OFF, "did not end and was killed")
-    stat = Path("/proc") / pid.read_text() / "stat"
     # a killed process is listed until the kernel has come to it
-    wait_until(lambda: not _lives(stat), "the end of the killed process's child", 60.0)
-
-
-def _lives(stat: Path) -> bool:
-    """Return whether a process is listed and no zombie."""
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: has_ended(int(pid.read_text())), "the end of the killed process's child", 60.0)
 
 
 def test_a_process_that_dies_in_the_middle_is_a_result(tmp_path: Path) -> None:
@@ -200,15 +191,11 @@ def test_a_benchmark_that_is_stopped_leaves_no_phase_behind(tmp_path: Path) -> N
         process.terminate()
         assert process.wait(60) == 128 + signal.SIGTERM
     # a killed process is listed until the kernel has come to it
-    wait_until(lambda: not any(str(tmp_path) in line for line in _command_lines()), "the end of the phase", 60.0)
-
-
-def _command_lines() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(path.read_bytes().decode(errors="replace"))
-    return found
+    wait_until(
+        lambda: not any(str(tmp_path) in word for process in running() for word in process.command),
+        "the end of the phase",
+        60.0,
+    )
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ from schemas.config.load import check_tree
 from schemas.errors import PeerRefusedError
 from schemas.messages import ObserverDirective, ObserverHeartbeat, StepBatch
 from tests.ports import free_port
+from tests.processes import children as children_of
 from tests.ring.witness_checker import Testimony, check_witnesses
 
 REWARDS = Path(__file__).with_name("rewards.py")
@@ -365,14 +366,8 @@ def scraped(config: RunConfig, name: str, sample: str) -> float:
 
 def children(parent: int) -> dict[str, int]:
     """Pids of the actors that `actors up` with this pid has started, by name."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            command = (folder / "cmdline").read_bytes().decode().split("\0")
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(stat[1]) == parent and stat[0] != "Z" and "--name" in command:
-                found[command[command.index("--name") + 1]] = int(folder.name)
-    return found
+    commands = {child.pid: child.command for child in children_of(parent)}
+    return {words[words.index("--name") + 1]: pid for pid, words in commands.items() if "--name" in words}
 
 
 def summary_of(config: RunConfig) -> dict[str, Any]:

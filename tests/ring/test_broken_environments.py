@@ -1,6 +1,7 @@
 """Runs of the whole ring whose environments, workers, engines or actors break: nothing lost, twice or paid with 0."""
 
 import contextlib
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from actors.telemetry.reporter import read_lines
 from schemas.config import RunConfig
+from tests.processes import children, has_ended
 from tests.ring.harness import (
     PATIENCE_SECONDS,
     SHORT_LEASE,
@@ -120,23 +122,8 @@ def test_a_packer_that_is_killed_costs_no_trajectory(tmp_path: Path) -> None:
 
 
 def workers_of(parent: int) -> list[int]:
-    """Worker processes of environments that this process has started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(folder.name))
-    return found
-
-
-def living(pids: list[int]) -> list[int]:
-    """Those that have not ended; a zombie has."""
-    left = []
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                left.append(pid)
-    return left
+    """Worker processes of environments that a process has started."""
+    return [child.pid for child in children(parent)]
 
 
 @contextlib.contextmanager
@@ -145,7 +132,7 @@ def killed_at_the_end(pids: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        for pid in living(pids):
+        for pid in itertools.filterfalse(has_ended, pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -166,7 +153,7 @@ def test_workers_end_with_a_rollout_actor_that_is_killed(tmp_path: Path) -> None
         with killed_at_the_end(pids):
             run.processes["rollout-0"].kill()
             run.processes["rollout-0"].wait(PATIENCE_SECONDS)
-            wait_until(lambda: not living(pids), f"the end of {pids}", 60.0)
+            wait_until(lambda: all(map(has_ended, pids)), f"the end of {pids}", 60.0)
         gate.unlink()
         run.run("rollout-0")
         end(run, names)

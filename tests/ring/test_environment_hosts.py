@@ -10,8 +10,9 @@ import pytest
 from bus import keys
 from schemas.config import RunConfig
 from tests.ports import free_port
+from tests.processes import has_ended
 from tests.ring.harness import PATIENCE_SECONDS, SHORT_LEASE, Processes, processes, wait_until
-from tests.ring.test_broken_environments import LIMITS, check_rewards, config_of, end, living, workers_of
+from tests.ring.test_broken_environments import LIMITS, check_rewards, config_of, end, workers_of
 
 pytestmark = pytest.mark.slow
 NAMES = ("packer-0", "trainer-0", "reward-0", "rollout-0", "inference-0")
@@ -41,7 +42,7 @@ def check_end(run: Processes, config: RunConfig) -> None:
     left = workers_of(host.pid)
     host.send_signal(signal.SIGTERM)
     assert host.wait(PATIENCE_SECONDS) == 0, run.text("environment-0")
-    wait_until(lambda: not living(left), f"the end of {left}")
+    wait_until(lambda: all(map(has_ended, left)), f"the end of {left}")
 
 
 def at_the_gate(run: Processes, gate: Path) -> list[int]:
@@ -62,7 +63,7 @@ def test_a_remote_worker_that_is_killed_costs_no_example(tmp_path: Path) -> None
         dead = at_the_gate(run, gate)
         for pid in dead:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not living(dead), f"the end of {dead}")
+        wait_until(lambda: all(map(has_ended, dead)), f"the end of {dead}")
         gate.unlink()
         check_end(run, config)
 
@@ -78,7 +79,7 @@ def test_a_rollout_actor_that_is_killed_leaves_no_remote_worker_once_its_success
         run.processes["rollout-0"].kill()
         run.processes["rollout-0"].wait(PATIENCE_SECONDS)
         run.run("rollout-0")
-        wait_until(lambda: not living(before), f"the end of {before}", 60.0)
+        wait_until(lambda: all(map(has_ended, before)), f"the end of {before}", 60.0)
         gate.unlink()
         check_end(run, config)
 
@@ -93,7 +94,7 @@ def test_a_host_that_is_killed_and_started_again_costs_no_example(tmp_path: Path
         before = at_the_gate(run, gate)
         run.processes["environment-0"].kill()
         run.processes["environment-0"].wait(PATIENCE_SECONDS)
-        wait_until(lambda: not living(before), f"the end of {before}", 60.0)
+        wait_until(lambda: all(map(has_ended, before)), f"the end of {before}", 60.0)
         gate.unlink()
         run.run("environment-0", "--listen", address)
         check_end(run, config)

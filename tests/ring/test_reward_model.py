@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.telemetry.reporter import read_lines
-from tests.actors.reward.test_reward_model import children, command
+from tests.actors.reward.test_reward_model import worker
 from tests.reward_models import build_reward_model, direct_logit
 from tests.ring.harness import ALL, ring, ring_config, wait_until
 
@@ -23,8 +23,7 @@ def test_a_run_trains_on_a_reward_model_that_is_killed(tmp_path: Path) -> None:
     with ring(config) as run:
         run.start(*ALL)
         wait_until(lambda: metrics.exists() and len(read_lines(metrics)) >= 2, "two steps")
-        [worker] = [one for one in children(os.getpid()) if "environments/worker" in command(one)]
-        os.kill(worker, signal.SIGKILL)
+        os.kill(worker(), signal.SIGKILL)
         run.wait()
     assert [line["step"] for line in read_lines(metrics)] == list(range(1, 9))
     records = read_lines(config.output / "samples.jsonl")

@@ -21,6 +21,7 @@ from actors.telemetry.metrics import BUS_SPECS, SPECS
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from tests.ports import free_port
+from tests.processes import has_ended
 from tests.ring.harness import (
     ALL,
     PATIENCE_SECONDS,
@@ -48,14 +49,6 @@ SUMMARY_KEYS = [
 ]  # fmt: skip
 LEDGER_KEYS = ["issued", "trained", "in_flight", "dropped", "copies_dropped", "reissued", "trained_twice"]
 NAMES = {f"{kind}-0" for kind in ALL}
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def told(config: RunConfig, event: str) -> list[dict[str, Any]]:
@@ -183,7 +176,7 @@ def test_sigterm_stops_a_run_softly_and_the_same_command_goes_on(tmp_path):
         pids = children(up.pid)
         up.terminate()
         assert up.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
-        assert not any(alive(pid) for pid in pids.values())
+        assert all(map(has_ended, pids.values()))
         assert held_by(config, "rollout-0") == [], "groups under way were finished"
         stopped_at = int(next((config.output / "checkpoints").glob("step_*")).name.removeprefix("step_"))
         assert stopped_at >= 2
@@ -227,7 +220,7 @@ def test_a_closed_terminal_stops_a_run_softly(tmp_path):
         os.close(ours)
         code = up.wait(PATIENCE_SECONDS)
         assert code == 128 + signal.SIGHUP, (config.output / "logs" / "up.log").read_text()
-        assert not any(alive(pid) for pid in pids.values())
+        assert all(map(has_ended, pids.values()))
     assert list((config.output / "checkpoints").glob("step_*"))
     assert not list(Path(config.weights.directory).iterdir())
 
@@ -488,7 +481,7 @@ def test_kill_9_of_up_takes_all_children_along_and_the_run_can_be_taken_up(tmp_p
         assert set(pids) == NAMES
         up.kill()
         go_on(tmp_path)
-        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives")
+        wait_until(lambda: all(map(has_ended, pids.values())), "no child lives")
         assert started.up().wait(PATIENCE_SECONDS) == 0, started.text("up")
     assert check_promise(config).dropped == {}
 
@@ -505,7 +498,7 @@ def test_second_sigterm_to_up_ends_everything_at_once(tmp_path):
         wait_until(lambda: "a second signal kills all" in started.text("up"), "the first signal was taken")
         up.terminate()
         assert up.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
-        wait_until(lambda: not any(alive(pid) for pid in pids.values()), "no child lives")
+        wait_until(lambda: all(map(has_ended, pids.values())), "no child lives")
     assert "step has been saved" not in started.text("up"), "a soft stop ends with this, once all have drained"
 
 

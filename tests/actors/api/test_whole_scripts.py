@@ -16,6 +16,7 @@ from actors import GRPOConfig, GRPOTrainer, load_run
 from tests.actors.trajectories.families import FAMILIES, tokenizer_of
 from tests.conftest import ModelFolder
 from tests.model_hub import USER, model_hub
+from tests.processes import running
 
 pytestmark = pytest.mark.slow
 
@@ -293,15 +294,8 @@ def _read_until(stream: Any, text: bytes, seconds: float = 200.0) -> bytes:
 def _run_processes(folder: Path) -> list[str]:
     """Return the command lines of processes that have a folder among their arguments; a killed one takes a moment."""
     limit = time.monotonic() + 30.0
-    while time.monotonic() < limit:
-        lines = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                lines.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            except OSError:
-                continue
-        found = [line for line in lines if str(folder) in line]
-        if not found:
-            return []
+    while found := [line for line in map(" ".join, (one.command for one in running())) if str(folder) in line]:
+        if time.monotonic() > limit:
+            break
         time.sleep(0.2)
     return found

@@ -14,7 +14,8 @@ from actors.environments.errors import EpisodeError
 from actors.environments.local import LocalPlace
 from actors.environments.pool import WorkerPool
 from actors.environments.spec import EnvironmentSpec, Limits
-from tests.actors.environments.test_pool import WAIT, is_gone, says, spec, until
+from tests.actors.environments.test_pool import WAIT, says, spec, until
+from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
 KINDS = 6
@@ -63,7 +64,7 @@ async def left(mark: Path) -> list[int]:
     await until(mark.exists)
     pids = [int(word) for word in mark.read_text().split()]
     assert len(pids) == KINDS
-    assert not any(map(is_gone, pids))
+    assert not any(map(has_ended, pids))
     return pids
 
 
@@ -74,7 +75,7 @@ async def test_nothing_outlives_a_rollout_actor_that_is_killed(tmp_path: Path, p
     async with actor(PLAYER, place, str(mark)) as process:
         pids = await left(mark)
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: all(map(is_gone, pids)))
+        await until(lambda: all(map(has_ended, pids)))
 
 
 async def test_nothing_outlives_a_reward_actor_that_is_killed(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ async def test_nothing_outlives_a_reward_actor_that_is_killed(tmp_path: Path) ->
     async with actor(SCORER, str(mark)) as process:
         pids = await left(mark)
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: all(map(is_gone, pids)))
+        await until(lambda: all(map(has_ended, pids)))
 
 
 async def test_nothing_outlives_a_worker_that_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ async def test_nothing_outlives_a_worker_that_exits(tmp_path: Path, monkeypatch:
                 await episode.step(says("a"))
         pids = [int(word) for word in mark.read_text().split()]
         assert len(pids) == KINDS
-        await until(lambda: all(map(is_gone, pids)))
+        await until(lambda: all(map(has_ended, pids)))
 
 
 async def test_nothing_outlives_a_guard_that_is_killed(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ async def test_nothing_outlives_a_guard_that_is_killed(tmp_path: Path) -> None:
             os.kill(pids[1], signal.SIGKILL)
             with pytest.raises(EpisodeError, match="was killed by signal 9"):
                 await step
-        await until(lambda: all(map(is_gone, pids)))
+        await until(lambda: all(map(has_ended, pids)))
 
 
 @pytest.mark.parametrize("groups", ["one", "own"])
@@ -136,7 +137,7 @@ async def test_a_fork_bomb_ends_before_it_has_gone_off(tmp_path: Path, groups: s
             with pytest.raises(EpisodeError, match="it had more than 40 processes"):
                 await episode.step(says("a"))
         assert events[0] == "processes"
-        assert is_gone(worker)
+        assert has_ended(worker)
         assert not bombs(mark)
     assert mark.stat().st_size >= 39
     if groups == "one":

@@ -10,9 +10,10 @@ import pytest
 from actors.environments import host as hosts
 from actors.environments.worker.guard import END_SECONDS
 from tests.actors.environments.test_guard import actor
-from tests.actors.environments.test_pool import WAIT, is_gone, spec, until
+from tests.actors.environments.test_pool import WAIT, spec, until
 from tests.actors.environments.test_remote import hosting
 from tests.ports import free_port
+from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
 SIZES = pytest.mark.parametrize(("workers", "children"), [(1, 1), (4, 4), (8, 8)])
@@ -60,7 +61,7 @@ async def all_of(folder: Path, workers: int, children: int) -> list[int]:
     await until(lambda: len(list(folder.glob("*.pids"))) == workers)
     pids = [int(word) for file in folder.glob("*.pids") for word in file.read_text().split()]
     assert len(pids) == len(set(pids)) == workers * (2 + 2 * children)
-    assert not any(map(is_gone, pids))
+    assert not any(map(has_ended, pids))
     return pids
 
 
@@ -68,7 +69,7 @@ async def killed(process: asyncio.subprocess.Process, pids: list[int], seconds: 
     """Kill a process; nothing of these is there after the time that a guard allows itself."""
     os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(seconds):
-        await until(lambda: all(map(is_gone, pids)))
+        await until(lambda: all(map(has_ended, pids)))
 
 
 @SIZES

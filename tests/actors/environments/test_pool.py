@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from actors.environments.errors import EpisodeError
 from actors.environments.pool import EpisodeCalls, WorkerPool
 from actors.environments.spec import EnvironmentSpec, Limits
+from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
 WORLDS = Path(__file__).parent / "worlds.py"
@@ -38,14 +39,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT):
         while not condition():
             await asyncio.sleep(0.01)
-
-
-def is_gone(process: int) -> bool:
-    """Whether a process has ended; a zombie has."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 async def play(episode: EpisodeCalls, place: str, way: str) -> None:
@@ -260,7 +253,7 @@ async def test_a_worker_with_too_many_processes_is_killed_with_all_of_them(tmp_p
             await score_until_it_fails(episode)
     children = [int(line) for line in marks.read_text().splitlines()]
     assert len(children) > 19
-    await until(lambda: all(map(is_gone, children)))
+    await until(lambda: all(map(has_ended, children)))
 
 
 async def test_an_error_of_any_size_is_cut() -> None:
@@ -362,10 +355,10 @@ async def test_workers_end_with_their_rollout_actor(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     worker = int(await asyncio.wait_for(process.stdout.readline(), WAIT))
-    assert not is_gone(worker)
+    assert not has_ended(worker)
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
-    await until(lambda: is_gone(worker))
+    await until(lambda: has_ended(worker))
 
 
 async def test_the_context_ends_all_workers_at_once() -> None:
@@ -381,7 +374,7 @@ async def test_the_context_ends_all_workers_at_once() -> None:
     assert time.monotonic() - began < WAIT
     with pytest.raises(EpisodeError, match="was ended with its actor"):
         await hanging
-    assert all(map(is_gone, pids))
+    assert all(map(has_ended, pids))
 
 
 async def test_a_class_of_no_known_form_is_told_the_forms(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from actors.environments.errors import EpisodeError
 from actors.environments.pool import WorkerPool
 from actors.environments.spec import Limits
 from actors.environments.worker import processes
-from tests.actors.environments.test_pool import WAIT, is_gone, says, spec, until
+from tests.actors.environments.test_pool import WAIT, says, spec, until
+from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ async def test_a_worker_with_a_name_of_any_bytes_is_watched_and_ended() -> None:
             await until(lambda: bool(one.process.seen))
             await episode.step(says("a"))
         pid = one.process.pid
-    assert is_gone(pid)
+    assert has_ended(pid)
 
 
 def test_a_process_that_may_not_be_killed_saves_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,7 @@ async def test_a_worker_that_dies_by_itself_leaves_no_process(tmp_path: Path) ->
             await until(lambda: set(children) <= one.process.seen.keys())
             with pytest.raises(EpisodeError, match="ended with status 3"):
                 await episode.step(says("a"))
-        await until(lambda: all(map(is_gone, children)))
+        await until(lambda: all(map(has_ended, children)))
 
 
 async def test_processes_are_counted_in_a_thread_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

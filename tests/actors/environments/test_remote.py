@@ -23,8 +23,9 @@ from bus import keys
 from schemas.config import dump_config
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError
-from tests.actors.environments.test_pool import WAIT, is_gone, play, says, score_until_it_fails, spec, until
+from tests.actors.environments.test_pool import WAIT, play, says, score_until_it_fails, spec, until
 from tests.ports import free_port
+from tests.processes import has_ended
 from tests.ring.harness import ring_config
 
 pytestmark = pytest.mark.slow
@@ -82,7 +83,7 @@ async def test_episodes_are_played_on_a_host(address: str) -> None:
             started = pids(host)
             assert len(started) == 2
         await until(lambda: not host.sessions)
-        assert all(map(is_gone, started))
+        assert all(map(has_ended, started))
 
 
 async def test_an_environment_that_drives_asks_for_samples_from_its_host(address: str) -> None:
@@ -153,7 +154,7 @@ async def test_a_remote_call_that_takes_too_long_costs_the_worker_its_life(addre
             with pytest.raises(EpisodeError, match=r"a step took more than 1 s") as failure:
                 await episode.step(says("a"))
             assert failure.value.cause == "env_timeout"
-        await until(lambda: is_gone(pid))
+        await until(lambda: has_ended(pid))
         async with await pool.episode(WAIT) as again:
             await again.reset({}, 0)
 
@@ -240,7 +241,7 @@ async def test_an_actor_that_is_silent_loses_its_workers(address: str, monkeypat
         # neither beats nor an end reach the host any more
         monkeypatch.setattr(one.process, "_tell", lambda *_, **__: None)
         monkeypatch.setattr(one.process, "send", lambda data: asyncio.sleep(0))
-        await until(lambda: is_gone(pid))
+        await until(lambda: has_ended(pid))
 
 
 async def test_a_successor_ends_the_workers_of_its_predecessor(address: str) -> None:
@@ -251,7 +252,7 @@ async def test_a_successor_ends_the_workers_of_its_predecessor(address: str) -> 
         before = pids(host)
         async with WorkerPool(at(guess, address)) as successor:
             await until(lambda: successor.num_ready == 1)
-            await until(lambda: all(map(is_gone, before)))
+            await until(lambda: all(map(has_ended, before)))
             await until(lambda: "another worker in its place" in pool.last_end)
 
 

@@ -19,6 +19,7 @@ from schemas.errors import ConfigError
 from tests import models
 from tests.actors.reward.conftest import WAIT
 from tests.actors.reward.test_scorer import _group as group_of
+from tests.processes import children
 from tests.reward_models import build_reward_model, direct_logit
 from tests.ring.harness import wait_until
 
@@ -70,8 +71,7 @@ def test_a_killed_model_costs_attempts_and_comes_back(host: WorkerHost, folder: 
     """The attempt that it was computing fails as `reward_lost`, and is never a reward; the next ones are right."""
     reward, scorer = loaded(host, folder)
     expected = scorer.score([reward], group_of(TEXTS, "x="))
-    [process] = [one for one in children(os.getpid()) if "environments/worker" in command(one)]
-    os.kill(process, signal.SIGKILL)
+    os.kill(worker(), signal.SIGKILL)
 
     def scored_again() -> Any:
         try:
@@ -84,17 +84,10 @@ def test_a_killed_model_costs_attempts_and_comes_back(host: WorkerHost, folder: 
     scorer.runner.close()
 
 
-def children(process: int) -> list[int]:
-    """The processes that a process has started."""
-    found = []
-    for task in Path(f"/proc/{process}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+def worker() -> int:
+    """Id of the worker that this process has started."""
+    [found] = [child.pid for child in children(os.getpid()) if "environments/worker" in " ".join(child.command)]
     return found
-
-
-def command(process: int) -> str:
-    """The command line of a process."""
-    return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def test_a_longer_text_loses_its_start(folder: Path) -> None:

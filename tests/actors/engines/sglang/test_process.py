@@ -20,9 +20,10 @@ from schemas.errors import ConfigError
 from tests.actors.engines.engines import WAIT, ask, policy, sample, until_stopped
 from tests.actors.engines.sglang.test_engine import PROMPT
 from tests.actors.engines.test_contract import weights_of_version
-from tests.actors.engines.vllm.test_process import members, wait_for
+from tests.actors.engines.vllm.test_process import wait_for
 from tests.conftest import ModelFolder
 from tests.folders import scratch_at
+from tests.processes import children, in_group
 from tests.ring.harness import ring_config
 
 ARGUMENTS = Path(__file__).parent / f"arguments-{SUPPORTED}.txt"
@@ -78,21 +79,8 @@ def start(model_folder: ModelFolder, folder: Path, **keys: Any) -> SglangEngine:
 
 def process_group() -> int:
     """Process group of the server that this process has started."""
-    [group] = [pid for pid, words in children(os.getpid()) if "guard.py" in words]
-    return group
-
-
-def children(parent: int) -> list[tuple[int, str]]:
-    """Living child processes, with their command lines."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, its_parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            words = (folder / "cmdline").read_text()
-        except OSError:
-            continue
-        found += [(int(folder.name), words)] if int(its_parent) == parent and state != "Z" else []
-    return found
+    [guard] = [child for child in children(os.getpid()) if any("guard.py" in word for word in child.command)]
+    return guard.pid
 
 
 def test_the_command_line_has_options_that_sglang_knows() -> None:
@@ -122,7 +110,7 @@ def test_a_server_is_started_and_stopped_with_its_engine(
     engine = start(model_folder, tmp_path, api_key_env="SGLANG_KEY")
     group = process_group()
     try:
-        lines = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in members(group)]
+        lines = [" ".join(process.command) for process in in_group(group)]
         assert any("sglang.launch_server" in line for line in lines)
         assert not any("hidden-word" in line for line in lines), "every user can read a command line"
         assert not list(tmp_path.glob("grpo-actors-sglang-*")), "the keys are removed once they have been read"
@@ -131,7 +119,7 @@ def test_a_server_is_started_and_stopped_with_its_engine(
         assert completion.segments == [(0, 1, 1)]
     finally:
         engine.close()
-    wait_for(lambda: members(group) == [])
+    wait_for(lambda: in_group(group) == [])
     log = tmp_path / "logs" / "inference-0.sglang.log"
     told = log.read_text().splitlines()
     assert told[0].startswith("ready --")

@@ -17,6 +17,7 @@ from actors.engines.vllm.process import OwnServer, command, environment, lora_ra
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
+from tests.processes import in_group
 
 LORA = LoraConfig(rank=12, alpha=8.0)
 SERVER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); {}"
@@ -30,19 +31,6 @@ def engine(**keys: Any) -> VllmEngineConfig:
 def model(lora: LoraConfig | None = None) -> ModelConfig:
     """A model."""
     return ModelConfig(path="org/model", dtype="bfloat16", lora=lora)
-
-
-def members(group: int) -> list[int]:
-    """Processes of a group that have not ended."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            except OSError:
-                continue
-            found += [int(entry.name)] if int(its_group) == group and state != "Z" else []
-    return found
 
 
 def wait_for(condition: Any, seconds: float = 60.0) -> None:
@@ -162,10 +150,10 @@ time.sleep(600)
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     group = int(owner.stdout.readline())
-    wait_for(lambda: len(members(group)) == 3)  # guard, server, worker
+    wait_for(lambda: len(in_group(group)) == 3)  # guard, server, worker
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    wait_for(lambda: members(group) == [])
+    wait_for(lambda: in_group(group) == [])
 
 
 def test_a_server_that_ends_takes_its_workers_with_it() -> None:
@@ -175,7 +163,7 @@ def test_a_server_that_ends_takes_its_workers_with_it() -> None:
     assert process.wait(60) == -signal.SIGKILL
     assert process.stderr is not None
     assert process.stderr.read() == b"the server ended with exit code 3\n"
-    wait_for(lambda: members(process.pid) == [])
+    wait_for(lambda: in_group(process.pid) == [])
 
 
 @pytest.mark.slow
@@ -203,7 +191,7 @@ guard.main(["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"])
     # the signal may come before the shell has set its trap
     told = (tmp_path / "log").read_text()
     assert told in ("the server ended with exit code 0\n", "the server ended by SIGTERM\n")
-    wait_for(lambda: members(process.pid) == [])
+    wait_for(lambda: in_group(process.pid) == [])
 
 
 def test_closing_ends_a_server_in_good_order(tmp_path: Path) -> None:
@@ -217,11 +205,11 @@ def test_closing_ends_a_server_in_good_order(tmp_path: Path) -> None:
     server.close(patience=60.0)
     assert server.last_lines().splitlines() == ["started", "bye", "the server ended with exit code 0"]
     assert "the last lines of" in server.ended()
-    wait_for(lambda: members(server.process_group) == [])  # a killed process takes a moment to end
+    wait_for(lambda: in_group(server.process_group) == [])  # a killed process takes a moment to end
     orphan = OwnServer(model(), engine(python=str(fake)), False, tmp_path / "logs" / "inference-0.vllm.log")
     wait_for(lambda: "started" in orphan.last_lines())
     assert "bye" not in orphan.last_lines()  # of this life alone
     os.kill(orphan.process_group, signal.SIGKILL)
     wait_for(orphan.ended)
     orphan.close()
-    wait_for(lambda: members(orphan.process_group) == [])
+    wait_for(lambda: in_group(orphan.process_group) == [])

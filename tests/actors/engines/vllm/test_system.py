@@ -37,8 +37,9 @@ from tests import models
 from tests.actors.engines.engines import ask, policy, sample
 from tests.actors.engines.http.test_tools import CALLS, WEATHER
 from tests.actors.engines.vllm.conftest import ServableModel
-from tests.actors.engines.vllm.test_process import members, wait_for
+from tests.actors.engines.vllm.test_process import wait_for
 from tests.folders import scratch_at
+from tests.processes import in_group
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -656,13 +657,11 @@ def test_a_killed_server_stops_the_engine_and_leaves_no_process(adapters: VllmEn
     server = adapters._server
     assert server is not None
     future = under_way(adapters)
-    api_server = [
-        pid for pid in members(server.process_group) if b"api_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    api_server = [one.pid for one in in_group(server.process_group) if "api_server" in " ".join(one.command)]
     os.kill(max(api_server), signal.SIGKILL)  # the guard has the smaller one
     with pytest.raises(EngineStoppedError):
         future.result(WAIT)
-    wait_for(lambda: members(server.process_group) == [])
+    wait_for(lambda: in_group(server.process_group) == [])
     with pytest.raises(EngineStoppedError, match="the server ended by SIGKILL"):
         adapters.status()
 
@@ -671,9 +670,9 @@ def test_closing_leaves_no_process(full: VllmEngine) -> None:
     """In good order."""
     server = full._server
     assert server is not None
-    assert len(members(server.process_group)) >= 3
+    assert len(in_group(server.process_group)) >= 3
     full.close()
-    wait_for(lambda: members(server.process_group) == [])
+    wait_for(lambda: in_group(server.process_group) == [])
 
 
 def test_a_killed_owner_leaves_no_process(servable_model: ServableModel, tmp_path: Path) -> None:
@@ -689,12 +688,11 @@ time.sleep(600)
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     group = next(int(line.split()[1]) for line in owner.stdout if line.startswith("group"))
-    names = b" ".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in members(group))
-    assert b"EngineCore" in names
-    assert len(members(group)) >= 3
+    assert any("EngineCore" in word for process in in_group(group) for word in process.command)
+    assert len(in_group(group)) >= 3
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    wait_for(lambda: members(group) == [], 5.0)
+    wait_for(lambda: in_group(group) == [], 5.0)
 
 
 def test_a_server_that_cannot_start_is_quoted(servable_model: ServableModel, tmp_path: Path) -> None:

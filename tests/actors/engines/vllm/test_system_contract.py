@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,9 +17,9 @@ from bus.weights import Weights
 from tests import models
 from tests.actors.engines.engines import policy
 from tests.actors.engines.vllm.conftest import ServableModel
-from tests.actors.engines.vllm.test_process import members
 from tests.actors.engines.vllm.test_system import LONG, PROMPT, WAIT, start, until_it_samples
 from tests.engine_contract import EngineContract, Served, Start, body, call, completions, until
+from tests.processes import in_group
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -123,7 +122,7 @@ def test_a_server_killed_in_the_middle_of_a_request_answers_503_and_leaves_nothi
     until(lambda: engine.status().num_running == 1)
     assert engine._server is not None
     group = engine._server.process_group
-    core = next(p for p in members(group) if b"EngineCore" in Path(f"/proc/{p}/cmdline").read_bytes())
+    core = next(process.pid for process in in_group(group) if "EngineCore" in " ".join(process.command))
     os.kill(core, signal.SIGKILL)
     asking.join(WAIT)
     assert answers[0][0] == 503, answers
@@ -131,4 +130,4 @@ def test_a_server_killed_in_the_middle_of_a_request_answers_503_and_leaves_nothi
     http_server.close()
     for _ in range(2):
         engine.close()
-    until(lambda: members(group) == [])
+    until(lambda: in_group(group) == [])

@@ -1,6 +1,5 @@
 """Whole runs with a real vLLM (`make test-system`): they learn, and lose nothing when a server or an engine goes."""
 
-import contextlib
 import importlib.util
 import itertools
 import json
@@ -18,6 +17,7 @@ import yaml
 
 from schemas.config import RunConfig
 from tests.actors.engines.vllm.conftest import ServableModel
+from tests.processes import running
 from tests.ring.harness import (
     Processes,
     check_promise,
@@ -158,11 +158,10 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
 def core_of(actor: int) -> int:
     """Pid of the engine core below an inference actor: actor, guard, HTTP server, core."""
     below, found = {actor}, 0
-    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        with contextlib.suppress(OSError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) in below:
-                below.add(int(folder.name))
-                found = int(folder.name) if b"EngineCore" in (folder / "cmdline").read_bytes() else found
+    for process in running():
+        if process.parent in below:
+            below.add(process.pid)
+            found = process.pid if "EngineCore" in " ".join(process.command) else found
     return found
 
 

@@ -29,7 +29,8 @@ from actors.environments.worker.agents.errors import (
     AgentStartError,
     AgentTimeoutError,
 )
-from tests.actors.environments.test_pool import WAIT, is_gone, until
+from tests.actors.environments.test_pool import WAIT, until
+from tests.processes import has_ended, look_at
 
 pytestmark = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "programs.py"
@@ -288,7 +289,7 @@ async def test_a_program_that_hangs_is_killed_with_all_its_processes(
     with pytest.raises(AgentTimeoutError, match=r"ran for more than 3 s \(seconds\)") as raised:
         await run(env)
     assert raised.value.cause == "env_timeout"
-    assert all(map(is_gone, await pids(mark, 4)))
+    assert all(map(has_ended, await pids(mark, 4)))
     assert list(folder.iterdir()) == []
 
 
@@ -296,7 +297,7 @@ async def test_what_a_program_leaves_ends_with_it(tmp_path: Path) -> None:
     """Nothing goes on to talk to a session that is over."""
     mark = tmp_path / "mark"
     assert await run(Env(**litter(mark, "end", reward="exit_code"))) == {"agent": 1.0}
-    assert all(map(is_gone, await pids(mark, 4)))
+    assert all(map(has_ended, await pids(mark, 4)))
 
 
 async def test_a_killed_guard_leaves_no_process(tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ async def test_a_killed_guard_leaves_no_process(tmp_path: Path) -> None:
     mark.touch()
     with pytest.raises(AgentExitError, match="its guard was killed"):
         await run(Env(["sh", "-c", script, LITTER], seconds=WAIT))
-    await until(lambda: all(map(is_gone, map(int, mark.read_text().split()))))
+    await until(lambda: all(map(has_ended, map(int, mark.read_text().split()))))
 
 
 BOMB = """
@@ -353,7 +354,7 @@ async def test_a_cancelled_trajectory_leaves_nothing(folder: Path, tmp_path: Pat
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert all(map(is_gone, found))
+    assert all(map(has_ended, found))
     assert list(folder.iterdir()) == []
 
 
@@ -462,7 +463,7 @@ async def test_an_episode_that_is_closed_leaves_nothing(folder: Path, tmp_path: 
             running = asyncio.create_task(episode.run(ROW, 0, nothing))
             found = await pids(mark, 4)
             running.cancel()
-        await until(lambda: all(map(is_gone, found)))
+        await until(lambda: all(map(has_ended, found)))
         [one] = pool.workers.values()
         await until(lambda: not one.num_episodes)
         assert [path for path in folder.iterdir() if path.name.startswith(folders.PREFIX)] == []
@@ -481,7 +482,7 @@ async def test_nothing_outlives_a_worker_that_is_killed(folder: Path, tmp_path: 
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EpisodeError, match="was killed by signal 9"):
             await running
-        await until(lambda: all(map(is_gone, found)))
+        await until(lambda: all(map(has_ended, found)))
     [left] = [path for path in folder.iterdir() if path.name.startswith(folders.PREFIX)]
     await Env.examples("train", command=["true"])
     assert left.exists(), "it may belong to a worker that is just making it"
@@ -521,11 +522,12 @@ async def test_nothing_outlives_an_actor_that_is_killed(tmp_path: Path) -> None:
     actor = await asyncio.create_subprocess_exec(*command, cwd=Path(__file__).parents[4])
     try:
         found = await pids(mark, 4)
-        guard = int(Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        program = look_at(found[0])
+        assert program is not None
     finally:
         actor.kill()
         await actor.wait()
-    await until(lambda: all(map(is_gone, [*found, guard])))
+    await until(lambda: all(map(has_ended, [*found, program.parent])))
 
 
 # --- containers ------------------------------------------------------------------------------------------------------
@@ -612,7 +614,7 @@ async def test_a_container_is_removed_when_its_trajectory_is_cancelled(runtime: 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert all(map(is_gone, found))
+    assert all(map(has_ended, found))
     assert [call[0] for call in calls(runtime)] == ["run", "rm"]
 
 

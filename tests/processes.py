@@ -1,0 +1,54 @@
+"""The processes of this machine. One that ends while it is looked at is left out, and is no error."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ENDED = "ZX"
+"""States of a process that has ended and whose parent has not asked for its exit code yet."""
+
+
+class Running(NamedTuple):
+    """A process that has not ended."""
+
+    pid: int
+    parent: int
+    group: int
+    command: tuple[str, ...]
+    """Its arguments; none for a thread of the kernel."""
+
+
+def running() -> Iterator[Running]:
+    """All processes that have not ended, by id."""
+    for pid in sorted(int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+        process = look_at(pid)
+        if process is not None:
+            yield process
+
+
+def look_at(pid: int) -> Running | None:
+    """One process; None if it has ended."""
+    # the file is gone, or, once it is open, its process is
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # the name in parentheses may hold blanks and parentheses itself
+        state, parent, group = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:3]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        if state.decode() not in ENDED:
+            return Running(pid, int(parent), int(group), tuple(command.removesuffix("\0").split("\0")))
+    return None
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; a zombie has."""
+    return look_at(pid) is None
+
+
+def children(parent: int) -> list[Running]:
+    """The processes that a process has started and that have not ended."""
+    return [process for process in running() if process.parent == parent]
+
+
+def in_group(group: int) -> list[Running]:
+    """The processes of a process group that have not ended."""
+    return [process for process in running() if process.group == group]
