@@ -29,7 +29,8 @@ from typing import Any
 
 import zmq
 
-from benchmarks.bus import RAW_WAYS, SIZES, allow_many_sockets, config
+from actors.process.descriptors import raise_limits
+from benchmarks.bus import RAW_WAYS, SIZES, config
 from benchmarks.codec import make_group
 from benchmarks.machine import finish, table
 from bus import codec, keys
@@ -174,7 +175,7 @@ def be_strangers(pipe: Connection, address: str, folder: str) -> None:
 
     Runs in a child process.
     """
-    allow_many_sockets()
+    raise_limits(encrypted(folder))
     endpoint, (server,) = split_key(address, keys_for(address, encrypted(folder).bus))
     while (task := pipe.recv()) is not None:
         kind, count = task

@@ -263,7 +263,7 @@ class LonePacker:
         """Redirect directives and batches from the packer's sockets to the peers, and close the sockets."""
         control, outboxes = self.packer._control, self.packer.batches.outboxes
         control.close()
-        control.publish = self._directives.update  # type: ignore[method-assign]
+        control.publish = lambda told, **_: self._directives.update(told)  # type: ignore[method-assign]
         outboxes[self.trainer.identity] = self.trainer  # type: ignore[assignment]
 
     @property

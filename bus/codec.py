@@ -14,6 +14,7 @@ import re
 import reprlib
 import threading
 from collections.abc import Mapping, Sequence, Sized
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -24,11 +25,13 @@ from pydantic import BaseModel, ValidationError
 from schemas import limits
 from schemas.arrays import ArrayLayout
 from schemas.errors import DecodeError, MessageTooLargeError
-from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Message
+from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Message, Neighbours
 from schemas.messages.base import ARRAYS_KEY, AXES_AGREE
 
 COPIED_BYTES = 4096
 """Bytes of an array up to which a copy is cheaper than a view."""
+UNKNOWN_TABLE = "unknown_table"
+"""Reason of an error: the message names a `Neighbours` that has not come."""
 
 Frame = Sized
 """Flat buffer whose length is its number of bytes: `bytes`, a memoryview of bytes, `zmq.Frame`."""
@@ -44,6 +47,8 @@ def encode(message: Message) -> list[bytes | memoryview]:
     """
     # not `model_dump`, which would convert each value inside, deeply
     header, layout = message.__dict__.copy(), message.layout
+    if message.apart:
+        header[message.apart] = header[message.apart].table
     header[ARRAYS_KEY] = (layout.text, layout.sizes(header))
     # a place for the header, which is packed last: texts change it
     frames: list[bytes | memoryview] = [b""]
@@ -71,6 +76,7 @@ def decode(
     frames: Sequence[Frame],
     header_bytes: int | None = None,
     kinds: Mapping[str, type[Message]] = MESSAGE_TYPES,
+    tables: Mapping[str, Neighbours] = MappingProxyType({}),
 ) -> Message:
     """Return the message in received frames.
 
@@ -78,6 +84,7 @@ def decode(
         frames: all frames of a message, in order.
         header_bytes: most bytes of frame 0; default: the limit of the data plane.
         kinds: types of messages by kind; default: those of the bus.
+        tables: messages received before that this one may name (`Message.apart`), by name.
 
     Raises:
         DecodeError: the frames are no valid message. No other exception leaves this function.
@@ -87,6 +94,12 @@ def decode(
     if size > limits.MESSAGE_BYTES:
         raise DecodeError("oversize", f"{size} bytes, at most {limits.MESSAGE_BYTES} are allowed")
     message_type, header = _open_header(frames, header_bytes or limits.DATA_HEADER_BYTES, kinds)
+    if message_type.apart:
+        name = header.get(message_type.apart)
+        table = tables.get(name) if isinstance(name, str) else None
+        if table is None:
+            raise DecodeError(UNKNOWN_TABLE, f"a {message_type.kind} names the neighbours {reprlib.repr(name)}")
+        header[message_type.apart] = table
     end = 1 + len(message_type.layout.specs)
     # without the frame of texts; any other surplus frame stays in, and is refused by `layout.open`
     arrays = frames[1:end] if message_type.texts and len(frames) == end + 1 else frames[1:]

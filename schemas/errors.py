@@ -26,7 +26,16 @@ class DecodeError(ValueError):
     """
 
     # a fixed set: a peer must not be able to create labels of a metric
-    REASONS = ("malformed", "unknown_kind", "unknown_version", "bad_header", "bad_array", "oversize", "unfinished")
+    REASONS = (
+        "malformed",
+        "unknown_kind",
+        "unknown_version",
+        "unknown_table",
+        "bad_header",
+        "bad_array",
+        "oversize",
+        "unfinished",
+    )
 
     def __init__(self, reason: str, detail: str) -> None:
         assert reason in self.REASONS

@@ -70,6 +70,7 @@ HEARTBEAT_REPORT_BYTES = 512 << 10
 HEARTBEAT_FAILURES = 200
 HEARTBEAT_NOTES = 20
 DIRECTIVE_TICKETS = 1000
+LOAD_SHOWN = 32_767
 ACTORS_SHOWN = 1000
 ADDRESS_BYTES = 4096
 DETAIL_CHARACTERS = 1000
@@ -128,6 +129,7 @@ TABLE = (
         "failures",
         "the oldest; others wait until the packer has taken these",
     ),
+    Limit("load in a directive", LOAD_SHOWN, "", "of an engine or reward actor; a larger one is shown as this one"),
     Limit("notes in a heartbeat", HEARTBEAT_NOTES, "notes", "one for each reward function that screens name"),
     Limit(
         "tickets in a directive",

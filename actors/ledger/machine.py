@@ -26,6 +26,7 @@ from actors.ledger.evaluations import Evaluations
 from actors.ledger.gang import Gang
 from actors.ledger.groups import Groups, Verdict
 from actors.ledger.holds import Holds
+from actors.ledger.neighbours import Neighbourhood, Shown
 from actors.ledger.peers import Peers
 from actors.ledger.returned_examples import Draw, ReturnedExamples
 from actors.ledger.rows import (
@@ -48,6 +49,7 @@ from schemas.messages import (
     InferenceHeartbeat,
     ObserverHeartbeat,
     RewardHeartbeat,
+    RolloutDirective,
     RolloutHeartbeat,
     RunPhase,
     TrainerHeartbeat,
@@ -131,6 +133,11 @@ class Machine:
         """Peers to which something may have to be said."""
         self._everybody = False
         """True if all peers must get a directive."""
+        self.neighbourhood = Neighbourhood()
+        self.told: dict[str, RolloutDirective] = {}
+        """Newest directive of each rollout actor with groups, by identity."""
+        self.told_idle: tuple[dict[str, Any], dict[str, Any], RolloutDirective] | None = None
+        """Newest directive of all rollout actors without groups, and the values that it was made of."""
         self._told: tuple[Any, ...] = ()
         """Values for all peers, as last sent."""
 
@@ -268,18 +275,30 @@ class Machine:
         """Answer all peers in the next round, also peers for which nothing has changed."""
         self._everybody = True
 
-    def take_concerned(self) -> set[str]:
-        """Return the peers, gone ones included, for which something may have changed since the last call (P6)."""
+    def take_concerned(self) -> tuple[set[str], set[str]]:
+        """Return the peers, gone ones included, for which something may have changed since the last call (P6).
+
+        Returns:
+            peers whose own part may have changed; and further ones, for which only values for all peers have changed.
+        """
         holders, ended = self.groups.take_concerned()
         identities = self._touched.union(holder for holder in holders if self.peers.heartbeat_of(holder))
         for ordinal in ended:
             identities |= self.rollout_holds.naming(ordinal) | self.reward_holds.naming(ordinal)
         # values that concern all peers
         told = (self.phase, self.trained_step, self.engines.update_id, self.failure)
-        if self._everybody or told != self._told:
-            identities.update(self.peers.identities())
+        everybody = set(self.peers.identities()) if self._everybody or told != self._told else set()
         self._touched, self._everybody, self._told = set(), False, told
-        return identities
+        return identities, everybody - identities
+
+    @property
+    def shown(self) -> Shown:
+        """What rollout actors are told of engines and reward actors."""
+        return self.neighbourhood.shown(self.run, self.peers, self.engines)
+
+    def is_idle(self, identity: str) -> bool:
+        """Return whether a rollout actor has no group, by its newest heartbeat and by the ledger."""
+        return not self.rollout_holds.of(identity) and not self.groups.held_by.get(identity)
 
     def batches_wanted(self) -> list[tuple[str, TrainerHeartbeat, Step]]:
         """Return (identity, heartbeat, step) of each composed step to send to a rank: the next and one in advance.

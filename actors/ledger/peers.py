@@ -9,6 +9,7 @@ A name belongs to one process, its holder. Another process with the same name wa
     the holder is still alive one lease after the visitor's first heartbeat        the visitor is refused
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar, cast
 
@@ -35,6 +36,7 @@ class Peers:
         self._visits: Clock[str] = Clock(lease)
         self._heartbeats: dict[str, Heartbeat] = {}
         self._by_type: dict[type[Heartbeat], dict[str, Heartbeat]] = {}
+        self._revisions: Counter[type[Heartbeat]] = Counter()
         self._boot_of: dict[str, str] = {}
         """Identity of the newest process of each name, dead names included, up to MAX_REMEMBERED."""
         self._refusals: dict[str, tuple[str, bool]] = {}
@@ -93,6 +95,7 @@ class Peers:
         self._leases.start(identity, now)
         self._heartbeats[identity] = heartbeat
         self._by_type.setdefault(type(heartbeat), {})[identity] = heartbeat
+        self._revisions[type(heartbeat)] += 1
         return True, replaced
 
     def _wait(self, now: float, identity: str, name: str, holder: str) -> None:
@@ -169,6 +172,15 @@ class Peers:
             self._heartbeats if heartbeat_type is Heartbeat else self._by_type.get(heartbeat_type, {}),
         )
 
+    def revision_of(self, heartbeat_type: type[Heartbeat]) -> int:
+        """Return a number that changes with each change of what `all` returns for this kind."""
+        return self._revisions[heartbeat_type]
+
+    @property
+    def num_live(self) -> int:
+        """Number of live peers."""
+        return len(self._heartbeats)
+
     def identities(self) -> list[str]:
         """Return the identities of all live peers."""
         return list(self._heartbeats)
@@ -179,3 +191,4 @@ class Peers:
         heartbeat = self._heartbeats.pop(identity, None)
         if heartbeat is not None:
             del self._by_type[type(heartbeat)][identity]
+            self._revisions[type(heartbeat)] += 1

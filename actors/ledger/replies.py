@@ -17,7 +17,6 @@ from actors.ledger.rows import AttemptOutcome, Group, GroupState, Settings
 from schemas import limits
 from schemas.messages import (
     Directive,
-    EnginePeer,
     Heartbeat,
     InferenceDirective,
     InferenceHeartbeat,
@@ -25,7 +24,6 @@ from schemas.messages import (
     ObserverHeartbeat,
     RewardDirective,
     RewardHeartbeat,
-    RewardPeer,
     RolloutDirective,
     RolloutHeartbeat,
     Ticket,
@@ -42,7 +40,14 @@ def directives(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) 
         progress: returns the figures shown to observers; called at most once, and only if an observer is concerned.
     """
     replies = _Replies(machine, progress)
-    return {identity.encode(): replies.directive_for(identity) for identity in machine.take_concerned()}
+    own, others = machine.take_concerned()
+    told = {identity.encode(): replies.directive_for(identity) for identity in own}
+    return told | {identity.encode(): replies.directive_for(identity, own_part=False) for identity in others}
+
+
+def loads(machine: Machine) -> dict[str, NDArray[np.int16]]:
+    """Return the newest loads of engines and reward actors, for the answers to all rollout actors (`Message.loads`)."""
+    return machine.shown.loads
 
 
 class _Replies:
@@ -52,11 +57,17 @@ class _Replies:
         self._machine = machine
         self._progress = cache(make_progress)  # all observers of a round see the same figures, computed at most once
 
-    def directive_for(self, identity: str) -> Directive | None:
-        """Return the directive of one peer; None if the peer is gone."""
+    def directive_for(self, identity: str, own_part: bool = True) -> Directive | None:
+        """Return the directive of one peer; None if the peer is gone.
+
+        Args:
+            identity: name and boot id of the peer.
+            own_part: False if only values for all peers have changed since the peer's last directive.
+        """
         machine, heartbeat = self._machine, self._machine.peers.heartbeat_of(identity)
         if heartbeat is None:
             # a visitor (refused, or waiting for its name) is answered too, or it would think the packer silent
+            machine.told.pop(identity, None)
             if not machine.peers.is_visitor(identity):
                 return None
             refusal = machine.peers.refusal_of(identity)
@@ -66,7 +77,7 @@ class _Replies:
                 **self._common | {"refusal": refusal or machine.failure}, progress={}, name_taken=taken
             )
         if isinstance(heartbeat, RolloutHeartbeat):
-            return self._rollout_directive(identity)
+            return self._rollout_directive(identity, own_part)
         if isinstance(heartbeat, RewardHeartbeat):
             return self._reward_directive(identity, heartbeat)
         if isinstance(heartbeat, TrainerHeartbeat):
@@ -99,34 +110,41 @@ class _Replies:
         return bool(self._machine.gang.published(self._machine.peers.all(TrainerHeartbeat)))
 
     @cached_property
-    def _others(self) -> dict[str, Any]:
-        """Engines and reward actors, as each rollout actor is told of them."""
-        engines, rewards = self._machine.peers.all(InferenceHeartbeat), self._machine.peers.all(RewardHeartbeat)
-        return {
-            "engines": [
-                EnginePeer(name=b.name, boot_id=b.boot_id, url=b.url, policy=b.policy, load=b.load)
-                for b in self._machine.engines.serving(engines).values()
-                if b.policy is not None
-            ],
-            "live_engines": sorted(heartbeat.boot_id for heartbeat in engines.values()),
-            "rewards": [
-                RewardPeer(name=b.name, boot_id=b.boot_id, address=b.address, load=b.load)
-                for b in rewards.values()
-                if b.phase == "running"
-            ],
-            # a draining actor still scores what it has, so its groups stay there (P13); in phase `done` it has left
-            "live_rewards": sorted(b.boot_id for b in rewards.values() if b.phase != "done"),
-        }
+    def _for_rollouts(self) -> dict[str, Any]:
+        """Fields that are equal in the directives of all rollout actors."""
+        return self._common | self._machine.shown.fields | self._machine.shown.loads
 
-    def _rollout_directive(self, identity: str) -> RolloutDirective:
+    @cached_property
+    def _idle(self) -> RolloutDirective:
+        """The directive of every rollout actor without a group; the same object as before if it says the same."""
+        machine = self._machine
+        said = self._common, machine.shown.fields
+        if machine.told_idle is None or machine.told_idle[0] != self._common or machine.told_idle[1] is not said[1]:
+            nothing = _pairs(())
+            directive = RolloutDirective(**self._for_rollouts, tickets=[], scoring=nothing, release=nothing)
+            machine.told_idle = (*said, directive)
+        return machine.told_idle[2]
+
+    def _rollout_directive(self, identity: str, own_part: bool) -> RolloutDirective:
+        machine = self._machine
+        if machine.is_idle(identity):
+            machine.told.pop(identity, None)
+            return self._idle
+        if not own_part and (last := machine.told.get(identity)) is not None:
+            directive = last.model_copy(update=self._for_rollouts)
+        else:
+            directive = self._busy(identity)
+        machine.told[identity] = directive
+        return directive
+
+    def _busy(self, identity: str) -> RolloutDirective:
         machine, named = self._machine, self._machine.rollout_holds.of(identity)
         held = [machine.groups.rows[ordinal] for ordinal in sorted(machine.groups.held_by.get(identity, ()))]
         mine = {(group.ordinal, group.attempt): group for group in held}
         # the rest follows with later directives, once the peer has named the first ones
         unseen = [group for hold, group in mine.items() if hold not in named][: limits.DIRECTIVE_TICKETS]
         return RolloutDirective(
-            **self._common,
-            **self._others,
+            **self._for_rollouts,
             tickets=[ticket_of(group, machine.settings) for group in unseen],
             scoring=_pairs(sorted(hold for hold in named & mine.keys() if machine.reward_holds.is_named(hold))),
             # named by the actor but not its own any more: settled, failed, dropped, or given to another

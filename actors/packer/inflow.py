@@ -1,6 +1,7 @@
 """Events on their way from the packer's other threads to the round, which handles them in the main thread."""
 
 import queue
+import time
 from dataclasses import dataclass
 
 from schemas.messages import Heartbeat, Message
@@ -45,12 +46,19 @@ class Inflow:
         """Queue an event. Never blocks."""
         self._events.put(event)
 
-    def take(self, timeout: float) -> list[Event]:
-        """Return all events in the queue; wait up to `timeout` seconds for the first."""
+    def take(self, timeout: float, gather: float = 0.0) -> list[Event]:
+        """Return all events in the queue.
+
+        Args:
+            timeout: longest wait for the first event, in seconds.
+            gather: seconds to wait for more events after the first.
+        """
         try:
             taken = [self._events.get(timeout=timeout)]
         except queue.Empty:
             return []
+        if gather > 0.0:
+            time.sleep(gather)
         while True:
             try:
                 taken.append(self._events.get_nowait())

@@ -49,6 +49,9 @@ log = structlog.get_logger("packer")
 
 ROUND_SECONDS = 0.25
 """Longest wait of a round for the next event; leases and timeouts are checked this often."""
+GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 2e-5, 0.05
+"""Seconds for which a round waits for more events after the first, per live peer, and at most: among 1 000 peers a
+heartbeat comes every millisecond, and a round for each costs more than the heartbeats."""
 LINGER_SECONDS = 30.0
 """Longest stay of the packer after the end, for peers without a farewell yet."""
 
@@ -241,7 +244,7 @@ class PackerActor:
         # read the clock before the events: heartbeats that came before this time are then surely among the events, so
         # no lease ends because of a heartbeat that is still in the queue
         listened = self._control.listened
-        events = self.inflow.take(wait)
+        events = self.inflow.take(wait, min(GATHER_SECONDS, self.machine.peers.num_live * GATHER_SECONDS_PER_PEER))
         now = time.monotonic()
         settled = self._take_in(now, events)
         point("packer.taken")
@@ -255,7 +258,8 @@ class PackerActor:
         # the summary is written before any peer hears that the run is done
         self.record.conclude()
         self._metrics.set("grpo_packer_pending_batches", self.batches.send(now))
-        self._control.publish(replies.directives(self.machine, self._progress))
+        told = replies.directives(self.machine, self._progress)
+        self._control.publish(told, loads=replies.loads(self.machine))
         # names claimed by a second process: if the first one's connection is gone, `_lost` tells so at once
         for identity in self.machine.peers.take_contested():
             self._control.probe(identity.encode())

@@ -46,7 +46,12 @@ class Delivery:
         self.reward_choice = RewardChoice(config.bus.resend_after)
         """Reward actors at which groups have not arrived."""
         self._presence = Presence(config.bus.lease)
-        self._directive: RolloutDirective | None = None
+        self._rewards: list[RewardPeer] = []
+        """Reward actors that accept new groups, by the newest directive."""
+        self._live: set[str] = set()
+        """Boot ids of all live reward actors, by the newest directive."""
+        self._arrived: set[Hold] = set()
+        """Groups that a live reward actor has reported, by the newest directive."""
         self._next_address_log = 0.0
 
     def note(self, now: float, directive: RolloutDirective) -> None:
@@ -54,8 +59,9 @@ class Delivery:
 
         While the packer is gone no directive comes, so no absence grows.
         """
-        self._directive = directive
-        self._presence.note(now, directive.term, directive.live_rewards, directive.rewards)
+        self._rewards, self._live = directive.rewards, set(directive.live_rewards)
+        self._arrived = {(ordinal, attempt) for ordinal, attempt in directive.scoring.tolist()}
+        self._presence.note(now, directive.term, self._live, self._rewards)
 
     def send(self) -> None:
         """Send each group without a living receiver, and again each group not reported for a long time (P13).
@@ -68,10 +74,14 @@ class Delivery:
             self.outboxes.pop(identity).close()
             self.reward_choice.forget(identity)
         now, full = time.monotonic(), False
-        named = set(map(tuple, self._directive.scoring.tolist())) if self._directive else set()
         # even when no reward actor has room, `_is_to_send` runs for each group: it notes arrivals and timeouts
         for hold, held in self._held.items():
-            if held.group is None or held.failure is not None or not self._is_to_send(held, hold in named, now) or full:
+            if (
+                held.group is None
+                or held.failure is not None
+                or not self._is_to_send(held, hold in self._arrived, now)
+                or full
+            ):
                 continue
             try:
                 held.sent_to = self._send(held.group, rewards, avoid=held.sent_to)
@@ -89,10 +99,6 @@ class Delivery:
             held.sent_at = now
             # doubles, since a slow reward actor must not get more work because of its slowness
             held.resend_after = max(2 * held.resend_after, self._bus.resend_after)
-
-    @property
-    def _rewards(self) -> list[RewardPeer]:
-        return self._directive.rewards if self._directive else []
 
     def _is_gone(self, identity: str) -> bool:
         """Return whether a reward actor has been absent for a lease, or another process has taken the name."""
@@ -124,7 +130,7 @@ class Delivery:
         if held.sent_to is None or self._is_gone(held.sent_to):
             return True
         # a receiver that the directive does not list as alive reports nothing: `_is_gone` decides about it
-        is_live = self._directive is not None and held.sent_to.rpartition("/")[2] in self._directive.live_rewards
+        is_live = held.sent_to.rpartition("/")[2] in self._live
         if told_for(held.sent_at) <= held.resend_after or not is_live:
             return False
         log.warning(

@@ -96,7 +96,7 @@ class EngineChoice:
     def note(self, now: float, directive: RolloutDirective) -> None:
         """Take the engines of a directive, once for each directive."""
         self._engines = directive.engines
-        self._presence.note(now, directive.term, directive.live_engines, directive.engines)
+        self._presence.note(now, directive.term, directive.live_engines, self._engines)
 
     def take_wait(self, ordinal: int) -> str:
         """Return the words on a ticket's current wait, for the error text of a timeout; the words are forgotten."""

@@ -18,7 +18,7 @@ from bus.topology import PLAIN
 from schemas import limits
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError
-from schemas.messages import Directive, Heartbeat, check_name, fingerprint
+from schemas.messages import Directive, Heartbeat, Neighbours, check_name, fingerprint
 
 HEARTBEATS_PER_SECOND = 10.0
 """Heartbeats per second that a client sends at most, sustained."""
@@ -60,6 +60,8 @@ class ControlClient:
         self._fields: dict[str, Any] = {}
         self._urgent = self._stopping = False
         self._fence, self._sequence = Fence(), 0
+        self._tables: dict[str, Neighbours] = {}
+        """The two newest tables of neighbours, by name: a directive under way may name the older one."""
         self.other_run = ""
         """Id of another run whose packer has answered since this run's packer was last heard; empty: none.
 
@@ -146,6 +148,7 @@ class ControlClient:
         heartbeat = self._heartbeat_type(
             run=self._fence.run,
             term=self._fence.term,
+            neighbours=next(reversed(self._tables), ""),
             name=self._name,
             boot_id=self._boot_id,
             sequence=self._sequence,
@@ -158,11 +161,15 @@ class ControlClient:
         newest: Directive | None = None
         for frames in self._connection.received():
             try:
-                message = codec.decode(frames, limits.CONTROL_HEADER_BYTES)
+                message = codec.decode(frames, limits.CONTROL_HEADER_BYTES, tables=self._tables)
             except DecodeError as error:
+                # the table has been dropped on its way: the next heartbeat tells the packer which one is here
+                self._urgent = self._urgent or error.reason == codec.UNKNOWN_TABLE
                 drop(self.counts, error, "packer")
                 continue
             self.counts.add(codec.num_bytes(frames))
+            if isinstance(message, Neighbours):
+                self._keep(message)
             if not isinstance(message, Directive):
                 continue
             # P1 (a directive of another run) and P2 (of an older term): the first directive decides the run
@@ -180,6 +187,16 @@ class ControlClient:
             self._last_heard, self.other_run = time.monotonic(), ""
             self._connection.accepted()
             self._on_directive(newest)
+
+    def _keep(self, table: Neighbours) -> None:
+        if reason := self._fence.refuses(table.run):
+            drop_fenced(self.counts, reason, table, "packer")
+            return
+        # popped first, so that the newest is the last
+        self._tables.pop(table.table, None)
+        self._tables[table.table] = table
+        while len(self._tables) > 2:
+            del self._tables[next(iter(self._tables))]
 
 
 def identity_of(name: str, boot_id: str) -> bytes:

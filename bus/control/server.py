@@ -11,10 +11,15 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import structlog
 import zmq
+from numpy.typing import NDArray
 
 from bus import codec, threads
 from bus.connection import LOOK_MILLISECONDS
@@ -31,7 +36,7 @@ from bus.unfinished import guard, port_of
 from schemas import limits
 from schemas.config.services import BusConfig
 from schemas.errors import ConfigError, DecodeError, MessageTooLargeError
-from schemas.messages import Directive, Heartbeat
+from schemas.messages import Directive, Heartbeat, Neighbours
 
 log = structlog.get_logger("bus")
 
@@ -45,8 +50,40 @@ KEYS_INTERVAL_SECONDS = 1.0
 """Seconds between two checks of the server whether its own key has been retired."""
 TOO_LARGE_LOG_SECONDS = 10.0
 """Seconds between two log lines about directives that are too large."""
+ENCODED_KEPT = 4
+"""Encoded directives kept, to be sent to further peers."""
 BIND_SECONDS = 1.0
 """Seconds for which `bind` is retried while the address is still in use by a closed socket."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """An encoded `Neighbours`, shared by the directives that name it (`Message.apart`)."""
+
+    name: str = ""
+    frames: list[bytes] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+    """Places of the arrays of `Message.loads` among the frames of a directive."""
+    loads: dict[int, bytes] = field(default_factory=dict)
+    """Newest frames of these arrays, by place."""
+
+
+class Told(NamedTuple):
+    """An encoded directive, and the table that it names, if any."""
+
+    frames: list[bytes]
+    table: Table | None
+
+    def says(self, other: "Told | None") -> bool:
+        """Return whether another directive says the same, but for loads."""
+        if other is None or self.table is not other.table or len(self.frames) != len(other.frames):
+            return False
+        loads: Collection[int] = self.table.loads if self.table else ()
+        return all(i in loads or mine == other.frames[i] for i, mine in enumerate(self.frames))
+
+    def newest(self) -> list[bytes]:
+        """Return the frames with the newest loads."""
+        return self.frames if self.table is None else [self.table.loads.get(i, f) for i, f in enumerate(self.frames)]
 
 
 class ControlServer:
@@ -100,6 +137,10 @@ class ControlServer:
         self._waker = Waker()
         self._published: dict[bytes, Directive | None] = {}
         """Published directives, not encoded yet, by identity. None: forget the peer."""
+        self._loads: Mapping[str, NDArray[Any]] = {}
+        """Newest loads, not encoded yet."""
+        self._encoded: deque[tuple[Directive, Told]] = deque(maxlen=ENCODED_KEPT)
+        """Directives encoded last: many peers may have the same one."""
         self._stale_after, self._round_ended_at = stale_after, time.monotonic()
         self._told_at: dict[bytes, float] = {}
         """Times of directives published in the middle of a round, by identity."""
@@ -112,8 +153,12 @@ class ControlServer:
         self._unread = 0
         """Messages read since the socket was last known to be read to the end."""
         self._probes: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._latest: dict[bytes, list[bytes]] = {}
-        """Frames of the newest directive, by identity."""
+        self._latest: dict[bytes, Told] = {}
+        """Newest directive, by identity."""
+        self._table = Table()
+        """Newest table of neighbours, encoded once."""
+        self._table_of: dict[bytes, str] = {}
+        """Name of the table that each peer has, by its newest heartbeat, or was sent since; by identity."""
         self._last_push: dict[bytes, float] = {}
         self._to_push: set[bytes] = set()
         """Identities with a changed directive, not sent yet."""
@@ -149,17 +194,24 @@ class ControlServer:
         """
         return self._clock.now
 
-    def publish(self, directives: dict[bytes, Directive | None], round_ended: bool = True) -> None:
+    def publish(
+        self,
+        directives: dict[bytes, Directive | None],
+        round_ended: bool = True,
+        loads: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+    ) -> None:
         """Set the newest directives of peers. Changed directives are pushed. Thread-safe.
 
         Args:
             directives: new directives by identity; None: forget the peer.
+            loads: newest values of `Message.loads`, for the answers to all peers.
             round_ended: True if the directives of all other peers still hold. If False, the directives of other peers
                 go stale `stale_after` seconds after the round before.
         """
         now = time.monotonic()
         with self._lock:
             self._published.update(directives)
+            self._loads = loads or self._loads
             if round_ended:
                 self._round_ended_at, self._told_at = now, {}
             else:
@@ -279,6 +331,8 @@ class ControlServer:
     def _take_published(self, seconds: float) -> None:
         """Encode published directives for at most `seconds`. The others wait for the next turn of the loop."""
         until = time.monotonic() + seconds
+        if not self._published and self._loads:
+            self._take_loads()
         while self._published and time.monotonic() < until:
             # for one directive at a time: `publish` must not wait for the encoding of all
             with self._lock:
@@ -287,22 +341,53 @@ class ControlServer:
             if directive is None:
                 # a peer that is gone for good would otherwise stay in these tables for the rest of the run
                 self._latest.pop(identity, None)
+                self._table_of.pop(identity, None)
                 self._last_push.pop(identity, None)
                 self._to_push.discard(identity)
                 continue
             try:
-                # copies: encoded frames may share memory with the directive, and these are sent many times
-                frames = [bytes(frame) for frame in codec.encode(directive)]
+                told = self._told(directive)
             except MessageTooLargeError as error:  # the peer keeps its older directive; other peers are not affected
                 if time.monotonic() >= self._next_too_large_log:
                     self._next_too_large_log = time.monotonic() + TOO_LARGE_LOG_SECONDS
                     peer = identity.decode("utf-8", "replace")
                     log.error("a directive is too large to be sent", peer=peer, detail=str(error))
                 continue
-            # an equal directive is not pushed; the answers to heartbeats repeat it anyway
-            if self._latest.get(identity) != frames:
-                self._latest[identity] = frames
+            # a directive that says nothing new is not pushed; the answers to heartbeats repeat it anyway
+            if not told.says(self._latest.get(identity)):
                 self._to_push.add(identity)
+            self._latest[identity] = told
+
+    def _told(self, directive: Directive) -> Told:
+        """Encode a directive, and its table of neighbours if that is new: the table is the same object for all peers.
+
+        Raises:
+            MessageTooLargeError: the directive or the table is beyond a bound of the receivers.
+        """
+        known = next((told for one, told in self._encoded if one is directive), None)
+        if known is not None:
+            return known
+        neighbours: Neighbours | None = getattr(directive, directive.apart) if directive.apart else None
+        if neighbours is not None and neighbours.table != self._table.name:
+            self._table = Table(neighbours.table, _copied(codec.encode(neighbours)))
+        told = Told(_copied(codec.encode(directive)), None if neighbours is None else self._table)
+        if neighbours is not None:
+            # frame 0 is the header, and the arrays follow in the order of their declaration
+            self._table.places.update(
+                (name, place) for place, name in enumerate(directive.layout.specs, 1) if name in directive.loads
+            )
+            self._table.loads.update((place, told.frames[place]) for place in self._table.places.values())
+        self._encoded.append((directive, told))
+        return told
+
+    def _take_loads(self) -> None:
+        """Encode the newest loads, for all further answers."""
+        loads, self._loads = self._loads, {}
+        for name, values in loads.items():
+            place = self._table.places.get(name)
+            # of another length if a directive with another table is still to be encoded
+            if place is not None and values.nbytes == len(self._table.loads[place]):
+                self._table.loads[place] = values.tobytes()
 
     def _read_heartbeats(self) -> None:
         count, sweep = 0, self._gate.sweep
@@ -317,6 +402,7 @@ class ControlServer:
             self.counts.add(codec.num_bytes(frames))
             if isinstance(message, Heartbeat):
                 identity = frames[0].bytes
+                self._table_of[identity] = message.neighbours
                 self._on_heartbeat(identity, message)
                 self._send(identity)
         if count < MAX_IN_A_ROW:
@@ -338,9 +424,17 @@ class ControlServer:
         if time.monotonic() - self._told_at.get(identity, self._round_ended_at) > self._stale_after:
             return True  # stale: the peer hears nothing until the round ends
         try:
-            send_frames(self._socket, [identity, *latest])
+            if latest.table is not None and self._table_of.get(identity) != latest.table.name:
+                send_frames(self._socket, [identity, *latest.table.frames])
+                self._table_of[identity] = latest.table.name
+            send_frames(self._socket, [identity, *latest.newest()])
         except zmq.ZMQError as error:
             # EHOSTUNREACH: no connection is left, the sign that the process of a probed peer is dead (decision 0022).
             # Any other error is a full queue, and the next directive repeats the values
             return error.errno != zmq.EHOSTUNREACH
         return True
+
+
+def _copied(frames: Iterable[bytes | memoryview]) -> list[bytes]:
+    # encoded frames may share memory with the message, and these are sent many times
+    return [bytes(frame) for frame in frames]

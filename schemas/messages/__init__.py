@@ -15,14 +15,17 @@ from schemas.messages.control import (
     AttemptFailure,
     CheckpointInfo,
     Directive,
+    EngineAddress,
     EnginePeer,
     EngineState,
     Heartbeat,
     InferenceDirective,
     InferenceHeartbeat,
     Manifest,
+    Neighbours,
     ObserverDirective,
     ObserverHeartbeat,
+    RewardAddress,
     RewardDirective,
     RewardHeartbeat,
     RewardPeer,
@@ -75,9 +78,8 @@ DIRECTIVE_KINDS: tuple[type[Directive], ...] = (
     InferenceDirective,
     ObserverDirective,
 )
-MESSAGE_TYPES: dict[str, type[Message]] = {
-    kind.kind: kind for kind in (*DATA_KINDS, *HEARTBEAT_KINDS, *DIRECTIVE_KINDS)
-}
+ALL_KINDS: tuple[type[Message], ...] = (*DATA_KINDS, *HEARTBEAT_KINDS, *DIRECTIVE_KINDS, Neighbours)
+MESSAGE_TYPES: dict[str, type[Message]] = {kind.kind: kind for kind in ALL_KINDS}
 
 
 @cache
@@ -136,6 +138,7 @@ __all__ = [
     "CheckpointInfo",
     "Directive",
     "DroppedOrdinal",
+    "EngineAddress",
     "EnginePeer",
     "EngineState",
     "EnvironmentFailure",
@@ -145,12 +148,14 @@ __all__ = [
     "InferenceHeartbeat",
     "Manifest",
     "Message",
+    "Neighbours",
     "ObserverDirective",
     "ObserverHeartbeat",
     "Origin",
     "PolicyVersion",
     "Prompt",
     "Purpose",
+    "RewardAddress",
     "RewardDirective",
     "RewardHeartbeat",
     "RewardPeer",

@@ -92,6 +92,11 @@ class Message(Frozen):
     """All keys allowed in the header of a message of this kind. Set for each subclass."""
     texts: ClassVar[tuple[str, ...]] = ()
     """Names of fields (a text, or a list of texts) sent as UTF-8 in one frame after the arrays, not in the header."""
+    apart: ClassVar[str] = ""
+    """Name of the field with a `Neighbours`, which is sent as a message of its own; the header has only its name."""
+    loads: ClassVar[tuple[str, ...]] = ()
+    """Names of arrays that are equal for all receivers with the same `apart`, and change all the time: a change of
+    these alone is not sent at once, and each answer has the newest ones."""
 
     run: str
     """Random id of the run, created with its ledger. Empty in messages of a peer that has not received it yet."""

@@ -4,6 +4,7 @@ Both carry absolute values only, so that any single message may be lost: the nex
 (protocol rule P6). Arrays `holds`, `scoring` and `release` have a row (ordinal, attempt) per group.
 """
 
+import hashlib
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -154,26 +155,59 @@ class StepReport(Frozen):
     """Digest of the weights that the step produced, as published; empty if none was."""
 
 
-class EnginePeer(Frozen):
-    """Engine that accepts requests for completions, as told to rollout actors."""
+class EngineAddress(Frozen):
+    """Live engine, as listed in `Neighbours`."""
 
     name: Name
     boot_id: Name
     url: Address
-    policy: PolicyVersion
-    load: int
-    """Number of completions running or waiting at the engine."""
+    """URL of the completions API; empty while the engine starts."""
 
 
-class RewardPeer(Frozen):
-    """Reward actor that accepts groups, as told to rollout actors."""
+class RewardAddress(Frozen):
+    """Live reward actor, as listed in `Neighbours`."""
 
     name: Name
     boot_id: Name
     address: Address
     """Socket address for groups."""
+
+
+class EnginePeer(EngineAddress):
+    """Engine that accepts requests for completions, as told to rollout actors."""
+
+    policy: PolicyVersion
     load: int
-    """Number of groups held and not yet scored."""
+    """Number of completions running or waiting at the engine, at most `limits.LOAD_SHOWN`."""
+
+
+class RewardPeer(RewardAddress):
+    """Reward actor that accepts groups, as told to rollout actors."""
+
+    load: int
+    """Number of groups held and not yet scored, at most `limits.LOAD_SHOWN`."""
+
+
+class Neighbours(Message):
+    """Live engines and reward actors: the part of a directive that is equal for all rollout actors.
+
+    A message of its own, sent only to a process whose heartbeats do not name this table (protocol rule P6). It changes
+    when a process comes, goes or moves; versions and loads are in the directives.
+    """
+
+    kind: ClassVar[str] = "neighbours"
+
+    table: Name
+    """Digest of the content. Equal tables have equal names, whichever packer has made them."""
+    engines: Listed[EngineAddress]
+    rewards: Listed[RewardAddress]
+
+    @classmethod
+    def of(cls, run: str, engines: list[EngineAddress], rewards: list[RewardAddress]) -> "Neighbours":
+        """Return the table of these processes, with its name."""
+        rows = [(e.name, e.boot_id, e.url) for e in engines], [(r.name, r.boot_id, r.address) for r in rewards]
+        table = hashlib.blake2b(repr((run, *rows)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return cls(run=run, table=table, engines=engines, rewards=rewards)
 
 
 class Heartbeat(Message):
@@ -194,6 +228,8 @@ class Heartbeat(Message):
     term: int = 0
     """Newest term heard from a packer (each start of the packer is a term); 0: none. A packer that reads a newer term
     than its own exits."""
+    neighbours: Name = ""
+    """Name of the newest `Neighbours` that this process has; empty: none."""
 
 
 class RolloutHeartbeat(Heartbeat):
@@ -310,22 +346,69 @@ class RolloutDirective(Directive):
     """Directive for a rollout actor: new tickets, engines and reward actors to use, and groups to release."""
 
     kind: ClassVar[str] = "rollout_directive"
+    version: ClassVar[int] = 3
+    apart: ClassVar[str] = "neighbours"
+    loads: ClassVar[tuple[str, ...]] = ("engine_loads", "reward_loads")
 
     tickets: Listed[Ticket]
     """Tickets of this rollout actor that its heartbeat does not name, at most `limits.DIRECTIVE_TICKETS`. Further
     tickets follow once a heartbeat names these (protocol rule P9)."""
-    engines: Listed[EnginePeer]
-    """Engines that accept new requests."""
-    live_engines: Listed[str]
-    """Boot ids of all live engines, including engines without new work: running requests are still answered."""
-    rewards: Listed[RewardPeer]
-    """Reward actors that accept new groups."""
-    live_rewards: Listed[str]
-    """Boot ids of all live reward actors, including draining ones: groups held there are still scored."""
+    neighbours: Neighbours
+    """All live engines and reward actors, including processes that accept no new work: running requests are still
+    answered, and groups held there still scored."""
+    policies: Listed[PolicyVersion]
+    """Policies that engines serve, each once."""
+    engine_policies: arrays.Int16_E
+    """Shape (E,), per engine of `neighbours`: place of its policy in `policies`; −1: accepts no new requests."""
+    engine_loads: arrays.Int16_E
+    """Shape (E,). Completions running or waiting at each engine, at most `limits.LOAD_SHOWN`."""
+    open_rewards: arrays.UInt8_R
+    """Shape (R,), per reward actor of `neighbours`: 1 if it accepts new groups, else 0."""
+    reward_loads: arrays.Int16_R
+    """Shape (R,). Groups held by each reward actor and not yet scored, at most `limits.LOAD_SHOWN`."""
     scoring: arrays.Holds_K
     """Shape (K, 2). Holds of this rollout actor named by a live reward actor: these groups have arrived."""
     release: arrays.Holds_H
     """Shape (H, 2). Holds to discard: settled, dropped, or given to another holder."""
+
+    def check(self) -> None:
+        """Check that policies and loads are those of the processes in `neighbours`."""
+        shown = (len(self.engine_loads), len(self.reward_loads))
+        listed = (len(self.neighbours.engines), len(self.neighbours.rewards))
+        if shown != listed:
+            raise ValueError(f"loads of {shown} engines and reward actors, and neighbours lists {listed}")
+        if self.engine_policies.size and int(self.engine_policies.max()) >= len(self.policies):
+            raise ValueError(f"engine_policies: a place beyond the {len(self.policies)} of policies")
+
+    @property
+    def engines(self) -> list[EnginePeer]:
+        """Engines that accept new requests."""
+        shown = zip(self.neighbours.engines, self.engine_policies.tolist(), self.engine_loads.tolist(), strict=True)
+        return [
+            EnginePeer(name=e.name, boot_id=e.boot_id, url=e.url, policy=self.policies[place], load=load)
+            for e, place, load in shown
+            if place >= 0
+        ]
+
+    @property
+    def rewards(self) -> list[RewardPeer]:
+        """Reward actors that accept new groups."""
+        shown = zip(self.neighbours.rewards, self.open_rewards.tolist(), self.reward_loads.tolist(), strict=True)
+        return [
+            RewardPeer(name=r.name, boot_id=r.boot_id, address=r.address, load=load)
+            for r, is_open, load in shown
+            if is_open
+        ]
+
+    @property
+    def live_engines(self) -> list[str]:
+        """Boot ids of all live engines."""
+        return [engine.boot_id for engine in self.neighbours.engines]
+
+    @property
+    def live_rewards(self) -> list[str]:
+        """Boot ids of all live reward actors."""
+        return [reward.boot_id for reward in self.neighbours.rewards]
 
 
 class RewardDirective(Directive):

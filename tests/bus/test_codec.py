@@ -23,7 +23,7 @@ from schemas.messages import (
     drop_fields,
     single_turn,
 )
-from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
+from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, decoded, example_frames
 
 KINDS = sorted(MESSAGE_TYPES)
 Frames = list[bytes]
@@ -31,7 +31,7 @@ Frames = list[bytes]
 
 def _refused(frames: Any) -> DecodeError:
     with pytest.raises(DecodeError) as caught:
-        codec.decode(frames)
+        decoded(frames)
     return caught.value
 
 
@@ -50,8 +50,8 @@ def _with_header(kind: str, change: Any) -> Frames:
 def test_arrays_are_read_only_views_of_the_frames(buffer: Any) -> None:
     """Decoding copies no array, and a message's arrays can't be written, even if the frame could."""
     frames = [buffer(frame) for frame in example_frames("scored_group")]
-    decoded = codec.decode(frames)
-    for array, frame in zip(decoded.arrays().values(), frames[1:-1], strict=True):  # behind them the texts
+    message = codec.decode(frames)
+    for array, frame in zip(message.arrays().values(), frames[1:-1], strict=True):  # behind them the texts
         assert np.shares_memory(array, np.frombuffer(frame, np.uint8))
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
@@ -101,9 +101,9 @@ def test_what_json_allows_in_columns_round_trips() -> None:
     """Lone surrogates, NaN and nesting come through, since a data set may hold them."""
     columns = {"broken": "half \ud83d a pair", "nested": [[{"a": [1, 2.5, None, False]}]]}
     group = EXAMPLES["rollout_group"].model_copy(update={"columns": columns})
-    decoded = codec.decode([bytes(frame) for frame in codec.encode(group)])
-    assert isinstance(decoded, RolloutGroup)
-    assert decoded.columns == columns
+    found = codec.decode([bytes(frame) for frame in codec.encode(group)])
+    assert isinstance(found, RolloutGroup)
+    assert found.columns == columns
 
 
 def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> None:
@@ -261,14 +261,14 @@ def test_mutated_messages_decode_or_are_refused() -> None:
         frames = _mutated(rng, rng.choice(originals))
         started = time.thread_time()
         try:
-            message = codec.decode(frames)
+            message = decoded(frames)
         except DecodeError as error:
             reason, detail = error.reason, str(error)
         else:
             reason, detail = "good", ""
             message.layout.check(message.__dict__)
             sent = [bytes(frame) for frame in codec.encode(message)]
-            assert [bytes(frame) for frame in codec.encode(codec.decode(sent))] == sent
+            assert [bytes(frame) for frame in codec.encode(decoded(sent))] == sent
         reasons[reason] = reasons.get(reason, 0) + 1
         assert len(detail) < 1000
         assert time.thread_time() - started < 2.0

@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import zmq
@@ -20,6 +21,7 @@ from bus import codec, threads
 from bus.control import PUSH_INTERVAL_SECONDS, ControlClient, ControlServer, identity_of
 from bus.counts import EdgeCounts
 from bus.encryption import keys_for, secure_server
+from bus.sockets import send_frames
 from bus.topology import Addresses
 from schemas.errors import ConfigError
 from schemas.messages import (
@@ -27,14 +29,17 @@ from schemas.messages import (
     HEARTBEAT_KINDS,
     Directive,
     Heartbeat,
+    Message,
+    Neighbours,
     ObserverDirective,
     ObserverHeartbeat,
+    RolloutDirective,
     RolloutHeartbeat,
 )
 from tests.bus.conftest import MakeConfig, Place, connect
 from tests.dropping import DroppingTransport
 from tests.ports import free_port
-from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, example_frames
+from tests.schemas.messages.examples import DIRECTIVE_FIELDS, EXAMPLES, NEIGHBOURS, TABLES, example_frames
 
 WAIT = 60.0
 AT_ONCE = 30.0
@@ -297,7 +302,7 @@ def test_both_sides_agree_though_half_of_all_messages_are_lost(
     actor = Actor(closing, address, heartbeat_type, interval=0.02)
     example = dict(EXAMPLES[heartbeat_type.kind])
     fields = {name: example[name] for name in set(heartbeat_type.model_fields) - {"run", "name", "boot_id", "sequence"}}
-    del fields["fingerprint"], fields["term"]
+    del fields["fingerprint"], fields["term"], fields["neighbours"]
     actor.client.report(**fields)
     actor.client.start()
     for step in range(10):
@@ -307,7 +312,9 @@ def test_both_sides_agree_though_half_of_all_messages_are_lost(
     _until(lambda: actor.step == 9 and packer.heard and packer.heard[-1][2].metrics_url == "http://9")
     final = EXAMPLES[directive_type.kind].model_copy(update={"step": 9})
     assert actor.directives[-1].equals(final)
-    _until(lambda: set(transport.lost) == set(transport.sent) == {heartbeat_type.kind, directive_type.kind})
+    kinds = {heartbeat_type.kind, directive_type.kind} | ({"neighbours"} if directive_type.apart else set())
+    # a table is sent only until one has arrived, so perhaps none is lost
+    _until(lambda: kinds == set(transport.sent) and kinds - {"neighbours"} <= set(transport.lost) <= kinds)
 
 
 @pytest.mark.usefixtures("long_queues")
@@ -684,3 +691,137 @@ def test_a_state_that_is_too_large_harms_no_other_peer(address: Place, closing: 
     assert actor.step == 1
     packer.say(3)
     _until(lambda: actor.step == 3)
+
+
+# --- tables of neighbours -----------------------------------------------------------------------------------------
+
+
+def _for_rollout(load: int = 3, step: int = 3, neighbours: Neighbours | None = None) -> RolloutDirective:
+    """A directive whose engines have a load; `neighbours`: another table, of as many processes."""
+    example = EXAMPLES["rollout_directive"]
+    assert isinstance(example, RolloutDirective)
+    changes = {"step": step, "engine_loads": np.array([load, 0], np.int16)}
+    return example.model_copy(update=changes | ({"neighbours": neighbours} if neighbours else {}))
+
+
+def _rollout_beat(table: str, sequence: int) -> list[bytes | memoryview]:
+    return codec.encode(EXAMPLES["rollout_heartbeat"].model_copy(update={"neighbours": table, "sequence": sequence}))
+
+
+def _answer(peer: "zmq.Socket[bytes]", *more: Neighbours) -> tuple[list[str], RolloutDirective]:
+    """The kinds of the messages up to the next directive, and the directive; `more`: tables that have come before."""
+    kinds, tables = [], TABLES | {table.table: table for table in more}
+    while True:
+        assert peer.poll(WAIT * 1000)
+        message = codec.decode(peer.recv_multipart(), tables=tables)
+        kinds.append(message.kind)
+        if isinstance(message, Neighbours):
+            tables[message.table] = message
+        else:
+            assert isinstance(message, RolloutDirective)
+            return kinds, message
+
+
+def test_a_table_comes_before_the_directive_to_a_peer_that_does_not_name_it(address: Place, closing: ExitStack) -> None:
+    """To a peer whose heartbeats name the table the directive comes alone, however often; a new table comes once."""
+    packer = Packer(closing, address)
+    peer = _dealer(closing, address)
+    peer.send_multipart(_rollout_beat("", 1))
+    _until(lambda: packer.heard)
+    packer.server.publish({ME: _for_rollout()})
+    assert _answer(peer)[0] == ["neighbours", "rollout_directive"]
+    name = next(iter(TABLES))
+    for sequence in range(2, 6):
+        peer.send_multipart(_rollout_beat(name, sequence))
+        assert _answer(peer)[0] == ["rollout_directive"]
+    peer.send_multipart(_rollout_beat("", 6))
+    assert _answer(peer)[0] == ["neighbours", "rollout_directive"], "a process that has started again has none"
+    other = Neighbours.of("r1", list(reversed(NEIGHBOURS.engines)), NEIGHBOURS.rewards)
+    packer.server.publish({ME: _for_rollout(neighbours=other)})
+    kinds, directive = _answer(peer)
+    assert kinds == ["neighbours", "rollout_directive"]
+    assert directive.neighbours.equals(other)
+    packer.server.publish({ME: _for_rollout(step=4, neighbours=other)})
+    assert _answer(peer, other)[0] == ["rollout_directive"], "sent already, though no heartbeat has named it yet"
+
+
+@pytest.mark.parametrize("number", [1, 20, 200])
+def test_a_table_is_encoded_once_for_all(
+    address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Also over many rounds: it is the largest part of a directive, and equal for all."""
+    encoded: list[str] = []
+    encode = codec.encode
+
+    def counted(message: Message) -> list[bytes | memoryview]:
+        encoded.append(message.kind)
+        return encode(message)
+
+    monkeypatch.setattr("bus.control.server.codec.encode", counted)
+    packer = Packer(closing, address)
+    for step in range(3):
+        packer.server.publish(
+            {identity_of(f"rollout-{n}", "b"): _for_rollout(step=step) for n in range(number)} | {ME: _directive(step)}
+        )
+        _until(lambda: not packer.server.num_unencoded)
+    _until(lambda: encoded.count("observer_directive") >= 1)
+    assert encoded.count("neighbours") == 1
+    assert encoded.count("rollout_directive") >= number
+
+
+def test_loads_alone_are_not_sent_unasked_and_each_answer_has_the_newest(address: Place, closing: ExitStack) -> None:
+    """Loads change with each heartbeat of an engine: to tell them at once would be a message to everybody for each."""
+    packer = Packer(closing, address)
+    mine, other = _dealer(closing, address), identity_of("rollout-9", "b")
+    name = next(iter(TABLES))
+    mine.send_multipart(_rollout_beat(name, 1))
+    _until(lambda: packer.heard)
+    packer.server.publish({ME: _for_rollout(load=1), other: _for_rollout(load=1)})
+    assert _answer(mine)[1].engine_loads.tolist() == [1, 0]
+    packer.server.publish({ME: _for_rollout(load=2)})
+    packer.server.publish({other: _for_rollout(load=5)})
+    _until(lambda: not packer.server.num_unencoded)
+    assert not mine.poll(200)
+    mine.send_multipart(_rollout_beat(name, 2))
+    assert _answer(mine)[1].engine_loads.tolist() == [5, 0], "from the directive of another peer"
+    packer.server.publish({ME: _for_rollout(load=5, step=4)})
+    assert _answer(mine)[1].step == 4, "anything else is sent at once"
+
+
+def test_a_table_lost_on_its_way_is_asked_for(
+    address: Place, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directive that names it is not handed on; the next heartbeat, sent at once, brings both."""
+    lost: list[list[bytes]] = []
+
+    def lossy(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
+        if msgpack.unpackb(frames[1])[0] == "neighbours" and len(lost) < 3:
+            lost.append(frames)
+            return
+        send_frames(socket, frames)
+
+    monkeypatch.setattr("bus.control.server.send_frames", lossy)
+    packer = Packer(closing, address)
+    packer.server.publish({ME: _for_rollout()})
+    actor = Actor(closing, address, RolloutHeartbeat, interval=WAIT)
+    none = np.zeros((0, 2), np.int64)
+    actor.client.report(phase="running", free_slots=0, failures=[], holds=none)
+    actor.client.start()
+    _until(lambda: actor.directives)
+    assert len(lost) == 3
+    assert actor.directives[-1].equals(_for_rollout())
+    actor.client.report(metrics_url="http://again")
+    _until(lambda: packer.heard[-1][2].neighbours in TABLES)
+    assert actor.client.counts.dropped["unknown_table"] >= 1
+
+
+def test_a_table_of_another_run_is_dropped(address: Place, closing: ExitStack) -> None:
+    """Addresses are reused: a packer of another run may answer."""
+    packer = Packer(closing, address)
+    actor = _started(closing, address)
+    packer.say(1)
+    _until(lambda: actor.directives)
+    foreign = Neighbours.of("other", [], [])
+    actor.client._keep(foreign)
+    assert actor.client.counts.dropped["foreign_run"] == 1
+    assert not actor.client._tables

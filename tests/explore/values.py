@@ -50,6 +50,11 @@ LEFT_OUT = frozenset(
         "_in_heaps",
         "_sequences",
         "_patience",
+        # directives made before, and what they were made of
+        "neighbourhood",
+        "_revisions",
+        "told",
+        "told_idle",
     }
 )
 """Attributes that decide nothing, or only what becomes of a message that is late, which the world's key tells."""

@@ -304,10 +304,9 @@ def words(machine: Machine, identities: Iterable[str]) -> dict[str, Any]:
     for identity in identities:
         state = states[identity.encode()]
         assert state is not None
-        words = state.model_dump()
-        for name in ("engines", "rewards"):
-            words[name] = sorted(words.get(name, []), key=str)
-        said[identity] = words | {name: words[name].tolist() for name in ("release", "scoring") if name in words}
+        arrays = {name: array.tolist() for name, array in state.arrays().items()}
+        # the newest loads travel with each answer (`replies.loads`), whatever the directive was made with
+        said[identity] = state.model_dump() | arrays | dict.fromkeys(state.loads)
     return said
 
 

@@ -151,7 +151,7 @@ def test_a_packer_that_was_stopped_when_it_had_failed_tells_its_peers_all_the_sa
         packer, calls = run.packer, []
         take = packer.inflow.take
 
-        def take_later(wait):
+        def take_later(wait, gather=0.0):
             calls.append(wait)
             if len(calls) == 1:
                 raise ProtocolError("the ledger has lost commits")

@@ -10,7 +10,17 @@ from actors.datasets import Example
 from actors.engines.http.client import SampledCompletion
 from actors.rollout.group import build_group
 from schemas.config.sampling import SamplingParams
-from schemas.messages import EnginePeer, PolicyVersion, RewardPeer, RolloutDirective, RolloutGroup, Ticket
+from schemas.messages import (
+    EngineAddress,
+    EnginePeer,
+    Neighbours,
+    PolicyVersion,
+    RewardAddress,
+    RewardPeer,
+    RolloutDirective,
+    RolloutGroup,
+    Ticket,
+)
 
 EXAMPLE = Example(prompt="abc=", columns={"answer": "cba"})
 
@@ -73,10 +83,21 @@ def directive(
     live: list[str] | None = None,
     scoring: tuple[tuple[int, int], ...] = (),
 ) -> RolloutDirective:
-    """A directive that names these peers; `live`: boot ids of reward actors that are alive, if others."""
+    """A directive that names these peers; `live`: boot ids of further reward actors, which take no new groups."""
+    open_ones = {peer.boot_id for peer in rewards}
+    closed = [boot_id for boot_id in live or () if boot_id not in open_ones]
+    shown = [*rewards, *(RewardPeer(name=f"of {b}", boot_id=b, address="", load=0) for b in closed)]
+    table = Neighbours.of(
+        "r",
+        [EngineAddress(name=one.name, boot_id=one.boot_id, url=one.url) for one in engines],
+        [RewardAddress(name=one.name, boot_id=one.boot_id, address=one.address) for one in shown],
+    )
+    policies = list(dict.fromkeys(one.policy for one in engines))
     return RolloutDirective(
-        run="r", term=term, phase="running", step=0, max_steps=9, tickets=[], engines=list(engines),
-        live_engines=[engine.boot_id for engine in engines],
-        rewards=list(rewards), live_rewards=[peer.boot_id for peer in rewards] if live is None else live,
+        run="r", term=term, phase="running", step=0, max_steps=9, tickets=[], neighbours=table, policies=policies,
+        engine_policies=np.array([policies.index(one.policy) for one in engines], np.int16),
+        engine_loads=np.array([one.load for one in engines], np.int16),
+        open_rewards=np.array([one.boot_id in open_ones for one in shown], np.uint8),
+        reward_loads=np.array([one.load for one in shown], np.int16),
         release=np.zeros((0, 2), np.int64), scoring=np.array(scoring, np.int64).reshape(-1, 2),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from schemas.config.sampling import SamplingParams
 from schemas.messages import EnginePeer, PolicyVersion, RolloutDirective, Ticket
 from tests.actors.engines.engines import WAIT
 from tests.ring.harness import ring_config
-from tests.schemas.messages.examples import EXAMPLES
+from tests.schemas.messages.examples import EXAMPLES, decoded
 
 OTHER: dict[str, Any] = {
     "temperature": 0.5,
@@ -54,9 +54,9 @@ def sent(config: RunConfig, policy: PolicyVersion | None = None) -> Ticket:
     """The ticket of a group of the first step, as a rollout actor reads it from the wire."""
     group = Group(0 if policy is None else -1, ExampleRef("reverse_text", 0, "key"), 9, 2, 0, policy)
     directive = EXAMPLES["rollout_directive"].model_copy(update={"tickets": [ticket_of(group, settings_of(config))]})
-    decoded = codec.decode([bytes(frame) for frame in codec.encode(directive)])
-    assert isinstance(decoded, RolloutDirective)
-    return decoded.tickets[0]
+    found = decoded([bytes(frame) for frame in codec.encode(directive)])
+    assert isinstance(found, RolloutDirective)
+    return found.tickets[0]
 
 
 async def test_every_parameter_of_the_configuration_reaches_every_engine(tmp_path: Path) -> None:

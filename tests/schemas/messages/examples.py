@@ -6,29 +6,32 @@ that is meant: bump the `version` of the kind unless the change is a new optiona
     python -m tests.schemas.messages.examples
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgpack
 import numpy as np
 
 from bus import codec
+from bus.codec import Frame
 from schemas.config.sampling import SamplingParams
 from schemas.messages import (
     MESSAGE_TYPES,
     AttemptFailure,
     CheckpointInfo,
     DroppedOrdinal,
-    EnginePeer,
+    EngineAddress,
     InferenceDirective,
     InferenceHeartbeat,
     Manifest,
     Message,
+    Neighbours,
     ObserverDirective,
     ObserverHeartbeat,
     PolicyVersion,
+    RewardAddress,
     RewardDirective,
     RewardHeartbeat,
-    RewardPeer,
     RolloutDirective,
     RolloutGroup,
     RolloutHeartbeat,
@@ -48,6 +51,17 @@ from schemas.messages import (
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 POLICY = PolicyVersion(lineage=1, version=7)
+NEIGHBOURS = Neighbours.of(
+    "r1",
+    [
+        EngineAddress(name="inference-0", boot_id="b1", url="http://h:2"),
+        EngineAddress(name="inference-1", boot_id="b3", url=""),
+    ],
+    [
+        RewardAddress(name="reward-0", boot_id="w1", address="ipc:///r"),
+        RewardAddress(name="reward-1", boot_id="w2", address="tcp://h:3"),
+    ],
+)
 TICKET = Ticket(
     ordinal=12,
     attempt=1,
@@ -194,13 +208,16 @@ _ALL = (
     RolloutDirective(
         **DIRECTIVE_FIELDS,
         tickets=[TICKET, TICKET.model_copy(update={"ordinal": -1, "purpose": "eval", "policy": POLICY})],
-        engines=[EnginePeer(name="inference-0", boot_id="b1", url="http://h:2", policy=POLICY, load=3)],
-        live_engines=["b1", "b3"],
-        live_rewards=["w1", "w2"],
+        neighbours=NEIGHBOURS,
+        policies=[POLICY],
+        engine_policies=np.array([0, -1], np.int16),
+        engine_loads=np.array([3, 0], np.int16),
+        open_rewards=np.array([1, 0], np.uint8),
+        reward_loads=np.array([1, 2], np.int16),
         scoring=HOLDS,
-        rewards=[RewardPeer(name="reward-0", boot_id="b2", address="ipc:///r", load=1)],
         release=HOLDS,
     ),
+    NEIGHBOURS,
     RewardDirective(**DIRECTIVE_FIELDS, packer_address="ipc:///p", release=np.zeros((0, 2), np.int64)),
     TrainerDirective(
         **DIRECTIVE_FIELDS,
@@ -215,7 +232,18 @@ _ALL = (
     InferenceDirective(**DIRECTIVE_FIELDS, update_id=9, manifest=MANIFEST, update=UPDATE, trainer_ready=True),
     ObserverDirective(**DIRECTIVE_FIELDS, progress={"reward": 0.5, "peers": {"rollout": 1}, "loss": None}),
 )
+TABLES = {NEIGHBOURS.table: NEIGHBOURS}
+"""As a receiver of the examples has them."""
 EXAMPLES: dict[str, Message] = {message.kind: message for message in _ALL}
+
+
+def decoded(frames: Sequence[Frame]) -> Message:
+    """What a receiver makes of frames that has the tables which the examples name.
+
+    Raises:
+        DecodeError: the frames are no valid message.
+    """
+    return codec.decode(frames, tables=TABLES)
 
 
 def example_frames(kind: str) -> list[bytes]:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from bus import codec
 from schemas.messages import (
     MESSAGE_TYPES,
     Frozen,
@@ -21,7 +20,7 @@ from schemas.messages import (
     fingerprint_of,
     single_turn,
 )
-from tests.schemas.messages.examples import EXAMPLES, GOLDEN, GROUP_FIELDS, example_frames, golden_path
+from tests.schemas.messages.examples import EXAMPLES, GOLDEN, GROUP_FIELDS, decoded, example_frames, golden_path
 
 KINDS = sorted(MESSAGE_TYPES)
 
@@ -34,9 +33,9 @@ def test_every_kind_has_an_example() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_kind_round_trips(kind: str) -> None:
     """What is decoded equals what was encoded, type, fields and arrays."""
-    decoded = codec.decode(example_frames(kind))
-    assert type(decoded) is MESSAGE_TYPES[kind]
-    assert decoded.equals(EXAMPLES[kind])
+    message = decoded(example_frames(kind))
+    assert type(message) is MESSAGE_TYPES[kind]
+    assert message.equals(EXAMPLES[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,7 +48,7 @@ def test_wire_equals_the_golden_file(kind: str) -> None:
     assert golden_path(kind).is_file(), advice
     golden = msgpack.unpackb(golden_path(kind).read_bytes())
     assert golden == example_frames(kind), advice
-    assert codec.decode(golden).equals(EXAMPLES[kind]), advice
+    assert decoded(golden).equals(EXAMPLES[kind]), advice
 
 
 def test_golden_files_belong_to_a_kind() -> None:
