@@ -1,0 +1,31 @@
+"""`actors launch`: asks a cluster to run a run, or prints what it would be asked for."""
+
+import sys
+from pathlib import Path
+
+from actors.launch import slurm
+from actors.launch.job import Job
+from actors.launch.placement import table
+
+
+def launch(on: str, path: Path, overrides: list[str], *, dry_run: bool) -> int:
+    """Launch a run, or print the script or manifests; return the exit code.
+
+    Args:
+        on: kind of cluster.
+        path: absolute path of run.yaml.
+        overrides: overrides of the configuration.
+        dry_run: True to print what the cluster would be asked for, and nothing else.
+
+    Raises:
+        ConfigError: the run can't be launched so; the text names the key to change.
+    """
+    job = Job.of(path, overrides)
+    render, start = {"slurm": (slurm.script, slurm.submit)}[on]
+    if dry_run:
+        print(render(job), end="")
+        # on stderr, so that stdout has the script alone
+        print(table(job.config, job.nodes), file=sys.stderr)
+        return 0
+    print(start(job))
+    return 0

@@ -1,0 +1,53 @@
+"""docs/howto/cluster.md: the places, the commands and the texts that the page shows are those of its run.yaml."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.cli import main
+from actors.launch import slurm
+from actors.launch.node import hosts_of, share_of
+from schemas.config import load_config
+from tests.howto.pages import page
+
+CLUSTER = page("cluster")
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path) -> Path:
+    """The page's file."""
+    CLUSTER.write_files(tmp_path)
+    return tmp_path / "run.yaml"
+
+
+def texts() -> list[str]:
+    """The blocks of output."""
+    return [block.text for block in CLUSTER.blocks if block.language == "text"]
+
+
+def test_the_dry_run_prints_the_places_of_the_page(run_yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr; the script is on stdout, with the page's options of sbatch."""
+    assert main(["launch", "--on", "slurm", "--dry-run", str(run_yaml)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == texts()[0]
+    for option in ("nodes=2", "gpus-per-node=8", "partition=gpu", "time=8:00:00", "signal=B:USR1@240", "requeue"):
+        assert f"#SBATCH --{option}\n" in printed.out
+    assert "\nsource /shared/venv/bin/activate\n" in printed.out
+    assert f'actors node --rank "$SLURM_NODEID" --nodes "$nodes" {run_yaml}' in printed.out
+
+
+def test_a_submitted_job_tells_what_the_page_shows(run_yaml: Path) -> None:
+    """How to watch, stop and resume."""
+    assert slurm.how_to(load_config(run_yaml).output, "4711") + "\n" == texts()[1]
+
+
+def test_any_two_machines_take_the_share_of_their_rank(run_yaml: Path) -> None:
+    """The command of the page; the addresses follow from its list."""
+    (command,) = [block.text for block in CLUSTER.blocks if "actors node" in block.text and block.language == "sh"]
+    hosts = hosts_of(command.split("--nodes ")[1].split()[0])
+    first, share = share_of(run_yaml, [], 0, hosts)
+    assert share.has_packer
+    assert (first.bus.control, first.bus.host) == ("tcp://10.0.0.5:5555", "10.0.0.5")
+    second, share = share_of(run_yaml, ["bus.control=tcp://10.0.0.5:7000"], 1, hosts)
+    assert not share.has_packer
+    assert (second.bus.control, second.inference.host) == ("tcp://10.0.0.5:7000", "10.0.0.6")
