@@ -22,7 +22,7 @@ IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 ACTORS = (
     *("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment", "callbacks", "uploader"),
 )
-CLUSTERS = ("slurm",)
+CLUSTERS = ("slurm", "kubernetes")
 """Kinds of clusters of `actors launch`."""
 EXIT_CONFIG = 2
 MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"

@@ -1,11 +1,18 @@
 """`actors launch`: asks a cluster to run a run, or prints what it would be asked for."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from actors.launch import slurm
+from actors.launch import kubernetes, slurm
 from actors.launch.job import Job
 from actors.launch.placement import table
+
+CLUSTERS: dict[str, tuple[Callable[[Path, list[str]], Job], Callable[[Job], str], Callable[[Job], str]]] = {
+    "slurm": (Job.of, slurm.script, slurm.submit),
+    "kubernetes": (kubernetes.job_of, kubernetes.manifests, kubernetes.submit),
+}
+"""By kind of cluster: how a job is made of a run.yaml, printed, and started."""
 
 
 def launch(on: str, path: Path, overrides: list[str], *, dry_run: bool) -> int:
@@ -20,8 +27,8 @@ def launch(on: str, path: Path, overrides: list[str], *, dry_run: bool) -> int:
     Raises:
         ConfigError: the run can't be launched so; the text names the key to change.
     """
-    job = Job.of(path, overrides)
-    render, start = {"slurm": (slurm.script, slurm.submit)}[on]
+    make, render, start = CLUSTERS[on]
+    job = make(path, overrides)
     if dry_run:
         print(render(job), end="")
         # on stderr, so that stdout has the script alone

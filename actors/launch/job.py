@@ -3,7 +3,7 @@
 import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from actors.launch.placement import Node, place
 from schemas.config import RunConfig, load_config
@@ -54,9 +54,15 @@ class Job:
     @property
     def name(self) -> str:
         """Name for schedulers that allow lower-case letters, digits and `-` alone."""
-        return "".join(c if c.isalnum() else "-" for c in self.config.name.lower()).strip("-") or "run"
+        return self.name_of(self.config)
 
-    def node_command(self, rank: str, nodes: str, program: str, path: Path | None = None) -> str:
+    @staticmethod
+    def name_of(config: RunConfig) -> str:
+        """Return the name of a run for such schedulers; it begins with a letter."""
+        name = "".join(c if c.isalnum() else "-" for c in config.name.lower()).strip("-")
+        return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+
+    def node_command(self, rank: str, nodes: str, program: str, path: PurePath | None = None) -> str:
         """Return the shell command of a node.
 
         Args:

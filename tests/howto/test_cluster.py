@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from actors.cli import main
 from actors.launch import slurm
@@ -34,6 +35,18 @@ def test_the_dry_run_prints_the_places_of_the_page(run_yaml: Path, capsys: pytes
         assert f"#SBATCH --{option}\n" in printed.out
     assert "\nsource /shared/venv/bin/activate\n" in printed.out
     assert f'actors node --rank "$SLURM_NODEID" --nodes "$nodes" {run_yaml}' in printed.out
+
+
+def test_the_run_for_kubernetes_has_its_engines_in_a_leader_worker_set(
+    run_yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other file of the page, as its commands render it; the ledger's claim is one pod's."""
+    assert main(["launch", "--on", "kubernetes", "--dry-run", str(run_yaml.with_name("pods.yaml"))]) == 0
+    objects = {one["kind"]: one for one in yaml.safe_load_all(capsys.readouterr().out)}
+    assert set(objects) == {"ConfigMap", "JobSet", "LeaderWorkerSet"}
+    assert objects["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["size"] == 2
+    claims = yaml.safe_dump(objects["JobSet"]["spec"]).count("claimName: ledger")
+    assert claims == 1
 
 
 def test_a_submitted_job_tells_what_the_page_shows(run_yaml: Path) -> None:

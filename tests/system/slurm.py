@@ -89,7 +89,11 @@ class Slurm:
         self._spawn("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         for name in self.names:
             self.start_node(name)
-        _until(lambda: self.states() == dict.fromkeys(self.names, "idle"), f"all nodes are idle: {self.states}")
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """No job has a node any more."""
+        _until(lambda: self.states() == dict.fromkeys(self.names, "idle"), "all nodes are idle", 120.0)
 
     def start_node(self, name: str) -> None:
         """The slurmd of a node."""

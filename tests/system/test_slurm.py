@@ -75,7 +75,11 @@ class Job:
 
     def wait_for_state(self, *states: str) -> None:
         """One of these."""
-        wait_until(lambda: self.state() in states, f"{states}, not {self.state()}: {self.log()[-3000:]}", 300.0)
+        try:
+            wait_until(lambda: self.state() in states, "the state", PATIENCE_SECONDS)
+        except AssertionError:
+            why = self.cluster.call("squeue", "-o", "%i %T %r"), self.cluster.states()
+            raise AssertionError(f"{states}, not {self.state()}: {why} {self.log()[-3000:]}") from None
 
 
 def _behind(word: str, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,6 +114,7 @@ def test_the_quickstart_on_slurm_survives_the_death_of_task_daemon_and_job(clust
     wait_until(lambda: all(map(has_ended, nodes)), "its processes have ended")
     before = steps_recorded(job.config)
     assert before < MAX_STEPS
+    cluster.wait_until_idle()
     job.launch()
     job.wait_for_steps()
 
@@ -137,6 +142,7 @@ def test_a_stopped_job_drains_and_the_same_command_resumes_it(cluster: Slurm, tm
     job.wait_for_state("COMPLETED", "FAILED")
     assert job.state() == "COMPLETED", job.log()[-3000:]
     assert re.search(r"saved step \d+; the same command continues the run", job.log())
+    cluster.wait_until_idle()
     job.launch()
     job.wait_for_state("COMPLETED", "FAILED")
     assert check_promise(job.config).dropped == {}

@@ -285,8 +285,9 @@ class Supervisor:
                 time.sleep(POLL_SECONDS)
             log.info("stopping", signal=signal.Signals(self._stopping).name)
             self._close_screen(self._progress(membership))
+            second = "signal" if self._share is None else "SIGINT"
             print(
-                "stopping; a second signal kills all processes at once. The same command continues the run",
+                f"stopping; a second {second} kills all processes at once. The same command continues the run",
                 file=sys.stderr,
             )
             return EXIT_START_OVER if self._stopping == signal.SIGUSR1 else 128 + self._stopping
