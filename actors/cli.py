@@ -22,7 +22,7 @@ IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 ACTORS = (
     *("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment", "callbacks", "uploader"),
 )
-CLUSTERS = ("slurm", "kubernetes")
+CLUSTERS = ("slurm", "kubernetes", "ray", "skypilot", "dstack")
 """Kinds of clusters of `actors launch`."""
 EXIT_CONFIG = 2
 MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"
@@ -120,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--rank", type=int, required=True, metavar="R", help="number of this node, from 0")
     node.add_argument("--nodes", required=True, metavar="A,B,C", help="names or addresses of all nodes, by rank")
     node.add_argument("--fork", action="store_true", help=FORK)
+    # given by the wrapper of `actors launch --on ray` alone
+    node.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     check = add("check", _check, "Check a configuration, without GPU or model; only --memory reads the model's config.")
     check.add_argument(
         "--resume", type=Path, metavar="DIR", help="output_dir of a run: show what differs, and whether it may continue"
@@ -283,6 +285,10 @@ def _node(arguments: argparse.Namespace) -> int:
     from actors.launch.node import hosts_of, share_of
     from actors.ops.up.supervisor import supervise_node
 
+    if arguments.parent is not None:
+        from actors.process.exits import die_with
+
+        die_with(arguments.parent)
     config, share = share_of(arguments.config, arguments.overrides, arguments.rank, hosts_of(arguments.nodes))
     return supervise_node(config, share, arguments.fork)
 

@@ -4,13 +4,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.launch import kubernetes, slurm
+from actors.launch import dstack, kubernetes, ray_nodes, skypilot, slurm
 from actors.launch.job import Job
 from actors.launch.placement import table
 
 CLUSTERS: dict[str, tuple[Callable[[Path, list[str]], Job], Callable[[Job], str], Callable[[Job], str]]] = {
     "slurm": (Job.of, slurm.script, slurm.submit),
+    "ray": (Job.of, ray_nodes.describe, ray_nodes.follow),
     "kubernetes": (kubernetes.job_of, kubernetes.manifests, kubernetes.submit),
+    "skypilot": (Job.of, skypilot.task, skypilot.submit),
+    "dstack": (Job.of, dstack.task, dstack.submit),
 }
 """By kind of cluster: how a job is made of a run.yaml, printed, and started."""
 

@@ -4,6 +4,9 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
 
 from actors.launch.placement import Node, place
 from schemas.config import RunConfig, load_config
@@ -62,6 +65,11 @@ class Job:
         name = "".join(c if c.isalnum() else "-" for c in config.name.lower()).strip("-")
         return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
+    def memory_gib(self) -> float:
+        """Return `launch.memory_per_node` in GiB."""
+        memory = self.config.launch.memory_per_node
+        return int(memory[:-2]) / (1024 if memory.endswith("Mi") else 1)
+
     def node_command(self, rank: str, nodes: str, program: str, path: PurePath | None = None) -> str:
         """Return the shell command of a node.
 
@@ -108,3 +116,39 @@ def restarting(command: str) -> str:
             "exit $code",
         ]
     )
+
+
+def script_with_run_yaml(job: Job, rank: str, nodes: str) -> str:
+    """Return the shell script of a node that does not share this machine's disk: it brings run.yaml along.
+
+    Args:
+        job: run with its nodes.
+        rank: shell word for the number of the node.
+        nodes: shell word for the list of all nodes.
+    """
+    text = job.path.read_text(encoding="utf-8")
+    end = "END_OF_RUN_YAML"
+    assert end not in text
+    lines = [*job.config.launch.commands, f"cat > run.yaml <<'{end}'", text.removesuffix("\n"), end]
+    command = job.node_command(rank, nodes, "actors", PurePath("run.yaml"))
+    return "\n".join([*lines, restarting(command), ""])
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML writer without anchors; texts of several lines stay as they are."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True: equal parts are written twice."""
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def yaml_text(*documents: Any) -> str:
+    """Return plain values as YAML documents."""
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
+    return text

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
-from actors.launch.job import Job
+from actors.launch.job import Job, yaml_text
 from schemas.config import RunConfig, load_config
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
@@ -30,20 +28,6 @@ REPLACEMENTS = 1000
 """Pods that may die and be replaced in a run."""
 
 Tree = dict[str, Any]
-
-
-class _Dumper(yaml.SafeDumper):
-    """YAML writer without anchors; texts of several lines stay as they are."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Return True: equal parts are written twice."""
-        return True
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
-)
 
 
 def job_of(path: Path, overrides: list[str]) -> Job:
@@ -90,7 +74,7 @@ def manifests(job: Job) -> str:
         ConfigError: `launch.image` or a claim for `output_dir` is missing.
     """
     _check(job.config)
-    return yaml.dump_all(objects(job), Dumper=_Dumper, sort_keys=False, width=120)
+    return yaml_text(*objects(job))
 
 
 def submit(job: Job) -> str:

@@ -49,6 +49,15 @@ def test_the_run_for_kubernetes_has_its_engines_in_a_leader_worker_set(
     assert claims == 1
 
 
+@pytest.mark.parametrize("on", ["ray", "dstack"])
+def test_the_same_run_is_printed_for_the_others(run_yaml: Path, capsys: pytest.CaptureFixture[str], on: str) -> None:
+    """Two nodes of eight GPUs; SkyPilot also wants their name."""
+    assert main(["launch", "--on", on, "--dry-run", str(run_yaml)]) == 0
+    assert "actors node --rank" in capsys.readouterr().out
+    assert main(["launch", "--on", "skypilot", "--dry-run", str(run_yaml), "launch.gpu_type=H100"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["resources"]["accelerators"] == "H100:8"
+
+
 def test_a_submitted_job_tells_what_the_page_shows(run_yaml: Path) -> None:
     """How to watch, stop and resume."""
     assert slurm.how_to(load_config(run_yaml).output, "4711") + "\n" == texts()[1]

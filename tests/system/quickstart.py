@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from tests.processes import running
+
 ROOT = Path(__file__).parents[2]
 MAX_STEPS = 24
 
@@ -28,3 +30,13 @@ def quickstart(folder: Path, **sections: Any) -> Path:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
+
+
+def pid_of_node(rank: int, path: Path) -> int:
+    """Pid of `actors node` for a run.yaml; 0 if there is none."""
+    start = ["node", "--rank", str(rank), "--nodes"]
+    for process in running():
+        words = list(process.command)
+        if "actors" in words and words[words.index("actors") + 1 :][:4] == start and str(path) in words:
+            return process.pid
+    return 0

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from schemas.config import RunConfig, load_config
-from tests.processes import has_ended, running
+from tests.processes import has_ended
 from tests.ring.harness import check_promise, steps_recorded, wait_until
-from tests.system.quickstart import MAX_STEPS, quickstart
+from tests.system.quickstart import MAX_STEPS, pid_of_node, quickstart
 from tests.system.slurm import Slurm, slurm
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -60,9 +60,7 @@ class Job:
 
     def node(self, rank: int) -> int:
         """Pid of `actors node`; 0 if there is none."""
-        words = ("node", "--rank", str(rank), "--nodes")
-        found = [p for p in running() if "actors" in p.command and words == _behind("actors", p.command)[:4]]
-        return found[0].pid if found else 0
+        return pid_of_node(rank, self._path)
 
     def wait_for_steps(self, more: int = 1) -> None:
         """More steps than now."""
@@ -80,10 +78,6 @@ class Job:
         except AssertionError:
             why = self.cluster.call("squeue", "-o", "%i %T %r"), self.cluster.states()
             raise AssertionError(f"{states}, not {self.state()}: {why} {self.log()[-3000:]}") from None
-
-
-def _behind(word: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    return words[words.index(word) + 1 :]
 
 
 @pytest.mark.timeout(1500)
