@@ -199,11 +199,20 @@ class _Nodes:
 
     def _replace(self, rank: int) -> None:
         """Make another wrapper for a node, on whichever machine Ray finds for its bundle."""
-        with contextlib.suppress(Exception):
+        deadline = time.monotonic() + PLACE_SECONDS
+        while True:
             self._ray.kill(self._wrappers[rank])
-        self._wrappers[rank] = self._wrapper(rank)
-        with self._limits(f"no place for node {rank}"):
-            self._hosts[rank] = self._ray.get(self._wrappers[rank].address.remote(), timeout=PLACE_SECONDS)
+            self._wrappers[rank] = self._wrapper(rank)
+            with self._limits(f"no place for node {rank}"):
+                try:
+                    address = self._wrappers[rank].address.remote()
+                    self._hosts[rank] = self._ray.get(address, timeout=max(1.0, deadline - time.monotonic()))
+                    break
+                # the bundle is still that of the lost machine, for as long as Ray has not noticed the loss
+                except self._ray.exceptions.ActorDiedError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(POLL_SECONDS)
         self._start(rank)
         # the others connect to the packer's address, which they were told at their start
         if self._job.nodes[rank].has_packer:
@@ -243,7 +252,7 @@ class _Nodes:
     def _limits(self, what: str) -> Any:
         try:
             yield
-        except self._ray.exceptions.GetTimeoutError as error:
+        except (self._ray.exceptions.GetTimeoutError, self._ray.exceptions.ActorDiedError) as error:
             raise ConfigError(
                 f"--on ray: {what} within {PLACE_SECONDS:.0f} s: the cluster needs {len(self._job.nodes)} nodes with "
                 f"{_bundle(self._job)} free each (launch.nodes, launch.gpus_per_node, launch.cpus_per_node)"

@@ -1,5 +1,6 @@
 """`actors node`: a run over two nodes, which are two supervisors on two addresses of this machine."""
 
+import contextlib
 import os
 import signal
 import time
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from actors.ledger import LedgerReader
+from actors.ledger.compacted_history import CompactedHistory
 from schemas.config import RunConfig, load_config
 from tests.ports import free_port
 from tests.processes import children as children_of
@@ -185,3 +188,36 @@ def test_a_rank_that_no_process_is_for_says_so(tmp_path: Path) -> None:
         run.start(1)
         assert run.started.processes["node-1"].wait(PATIENCE_SECONDS) == 0
         assert "node 1 has no process of this run" in run.started.text("node-1")
+
+
+def backed_up(carried: Path) -> int:
+    """The step up to which a carried backup is compacted; 0 without one."""
+    if not carried.exists():
+        return 0
+    with contextlib.closing(LedgerReader.of(carried)) as ledger:
+        return CompactedHistory.of(ledger.value("folded")).step
+
+
+def test_a_run_moves_to_a_machine_without_its_ledger_and_back(tmp_path: Path) -> None:
+    """Its ledger is on a disk of each machine: the newest backup comes along, and an older ledger is not taken."""
+    config = two_nodes(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.02}},
+        trainer={"max_steps": 30, "checkpoint": {"interval": 2}},
+        eval={"num_prompts": 0},
+    )
+    carried, moved_at = config.output / "nodes" / "ledger.backup", 0
+    with nodes(config, tmp_path) as run:
+        for machine in ("a", "b"):
+            run.start(overrides=(f"ledger.path={tmp_path / machine / 'ledger.sqlite'}",))
+            wait_until(lambda at=moved_at: backed_up(carried) > at, f"a newer backup is carried: {run.text()}")
+            for rank in (0, 1):
+                os.kill(run.pid(rank), signal.SIGKILL)
+            for rank in (0, 1):
+                run.started.processes[f"node-{rank}"].wait(PATIENCE_SECONDS)
+            moved_at = backed_up(carried)
+        assert moved_at < config.trainer.max_steps
+        run.start(overrides=(f"ledger.path={tmp_path / 'a' / 'ledger.sqlite'}",))
+        assert run.wait() == [0, 0], run.text()
+        assert run.text().count("the ledger of this machine is missing or older: the run goes on from step ") == 2
+    check_promise(config)

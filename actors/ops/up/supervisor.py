@@ -24,6 +24,7 @@ from actors.ops.fit import busy_ports
 from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
 from actors.ops.run_length import run_length_note, with_run_length
+from actors.ops.up.carried_ledger import LedgerCarrier, bring_ledger, is_carried
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
 from actors.ops.up.followers import FOLLOWERS, end_seconds, lines_of_hub, push_rest
 from actors.ops.up.run_lock import hold_run_lock
@@ -106,6 +107,8 @@ def supervise(config: RunConfig, fork: bool = False, share: Share | None = None)
     (output / "logs").mkdir(exist_ok=True)
     with hold_run_lock(output) as run_lock, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
         # under the lock: a run that goes on here would still change ledger and files
+        if share is not None and (brought := bring_ledger(config)):
+            print(brought)
         other_data, more_data = changed_data(config)
         config = with_run_length(config)
         refused = refusal(differences(run_so_far(config), config)) + other_data
@@ -136,6 +139,7 @@ def _supervised(
     bind_everywhere(actor="up" if share is None else f"node-{share.rank}")
     raise_limits(config)
     supervisor = Supervisor(config, resolved, (run_lock,), fork, share)
+    carrier = LedgerCarrier(config) if share is not None and share.has_packer and is_carried(config) else None
     try:
         return supervisor.run()
     except (RunFailedError, PeerRefusedError) as error:
@@ -149,6 +153,8 @@ def _supervised(
         return EXIT_FAILED
     finally:
         supervisor.stop()
+        if carrier is not None:
+            carrier.close()
         # actors on other nodes may still read the weights, until the run is over
         if share is None or (share.has_packer and supervisor.is_over):
             clean_up(config)
