@@ -351,13 +351,23 @@ def _check(arguments: argparse.Namespace) -> int:
     print(f"{arguments.config}: good")
     if length:
         print(length)
-    if table := planned_table(config, arguments.gpus, arguments.machine):
+    is_spread = config.launch.nodes > 1 and arguments.gpus is None and arguments.machine is None
+    if table := _places(arguments) if is_spread else planned_table(config, arguments.gpus, arguments.machine):
         print(table)
     if arguments.memory:
         from actors.models.memory import estimate
 
         print(estimate(config).table())
     return 0
+
+
+def _places(arguments: argparse.Namespace) -> str:
+    """Return the places of the processes on the nodes of a cluster, as a text."""
+    from actors.launch import placement
+    from actors.launch.kubernetes import job_of
+
+    job = job_of(arguments.config.absolute(), arguments.overrides)
+    return placement.table(job.config, job.nodes)
 
 
 def _length_note(config: "RunConfig") -> str:

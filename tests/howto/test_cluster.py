@@ -31,6 +31,13 @@ def test_the_dry_run_prints_the_places_of_the_page(run_yaml: Path, capsys: pytes
     assert main(["launch", "--on", "slurm", "--dry-run", str(run_yaml)]) == 0
     printed = capsys.readouterr()
     assert printed.err == texts()[0]
+    # `actors check` wants the keys; packages that this machine lacks are only warnings
+    places = run_yaml.with_name("here.yaml")
+    places.write_text(run_yaml.read_text().replace("/shared", str(run_yaml.parent)))
+    assert main(["keys", "new", str(run_yaml.parent / "keys")]) == 0
+    capsys.readouterr()
+    assert main(["check", str(places)]) == 0
+    assert texts()[0] in capsys.readouterr().out
     for option in ("nodes=2", "gpus-per-node=8", "partition=gpu", "time=8:00:00", "signal=B:USR1@240", "requeue"):
         assert f"#SBATCH --{option}\n" in printed.out
     assert "\nsource /shared/venv/bin/activate\n" in printed.out
