@@ -41,13 +41,13 @@ check-312: .venv-312/stamp
 rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
-# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; and programs of
+# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; Ray: 1.2 GB; and programs of
 # the distribution, where that is allowed.
-system-deps: .venv-system/stamp .venv-trl/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+system-deps: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh
 
 # With real systems of others; where CI=true a missing one fails, else it is said.
-test-system: .venv-system/stamp .venv-trl/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+test-system: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	.venv-system/bin/python -m pytest -m system -rs
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
@@ -106,6 +106,12 @@ bench-trl: .venv/dev.stamp .venv-trl/stamp
 	.venv-trl/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -r tests/system/requirements-trl.txt -e ".[data,lora]"
 	touch $@
 
+# Ray, with the versions of this project's own packages.
+.venv-ray/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt -e ".[ray]"
+	touch $@
+
 # Packages of environments, for the workers of tests alone.
 .venv-environments/stamp: tests/system/environments/requirements.txt
 	$(PYTHON) -m venv .venv-environments
@@ -131,4 +137,4 @@ $(ENVIRONMENTS:%=.venv-%/stamp): .venv-%/stamp: tests/system/environments/requir
 	touch $@
 
 clean:
-	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-system .venv-trl $(ENVIRONMENTS:%=.venv-%) outputs build site *.egg-info
+	rm -rf .venv .venv-312 .venv-bare .venv-environments .venv-ray .venv-system .venv-trl $(ENVIRONMENTS:%=.venv-%) outputs build site *.egg-info

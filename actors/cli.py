@@ -22,6 +22,8 @@ IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 ACTORS = (
     *("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment", "callbacks", "uploader"),
 )
+CLUSTERS = ("slurm", "kubernetes", "ray", "skypilot", "dstack")
+"""Kinds of clusters of `actors launch`."""
 EXIT_CONFIG = 2
 MACHINE = "actors on one machine, e.g. trainer:0,inference:0-3 (default: all of the run)"
 FORK = "continue from the newest checkpoint even if identity keys of run.yaml differ; later steps are sampled again"
@@ -111,6 +113,15 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--fork", action="store_true", help=FORK)
     # given by GRPOTrainer alone
     up.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    launched = add("launch", _launch, "Start a run on the nodes of a cluster.")
+    launched.add_argument("--on", choices=CLUSTERS, required=True, help="kind of cluster")
+    launched.add_argument("--dry-run", action="store_true", help="print what the cluster would be asked for")
+    node = add("node", _node, "Run one node's share of a run over several nodes, until the run ends.")
+    node.add_argument("--rank", type=int, required=True, metavar="R", help="number of this node, from 0")
+    node.add_argument("--nodes", required=True, metavar="A,B,C", help="names or addresses of all nodes, by rank")
+    node.add_argument("--fork", action="store_true", help=FORK)
+    # given by the wrapper of `actors launch --on ray` alone
+    node.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     check = add("check", _check, "Check a configuration, without GPU or model; only --memory reads the model's config.")
     check.add_argument(
         "--resume", type=Path, metavar="DIR", help="output_dir of a run: show what differs, and whether it may continue"
@@ -135,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     # --parent and --started-at are given by `actors up` alone
     run.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     run.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
+    # given by `actors node` alone: only the node's supervisor drains the actor, by a signal of its own
+    run.add_argument("--of-node", action="store_true", help=argparse.SUPPRESS)
     _add_overrides(run)
     for name, text in (
         ("top", "Watch a run from another terminal; Ctrl-C stops watching, not the run."),
@@ -268,6 +281,24 @@ def _up(arguments: argparse.Namespace) -> int:
     return supervise(load_config(arguments.config, arguments.overrides), arguments.fork)
 
 
+def _node(arguments: argparse.Namespace) -> int:
+    from actors.launch.node import hosts_of, share_of
+    from actors.ops.up.supervisor import supervise_node
+
+    if arguments.parent is not None:
+        from actors.process.exits import die_with
+
+        die_with(arguments.parent)
+    config, share = share_of(arguments.config, arguments.overrides, arguments.rank, hosts_of(arguments.nodes))
+    return supervise_node(config, share, arguments.fork)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    from actors.launch.command import launch
+
+    return launch(arguments.on, arguments.config.absolute(), arguments.overrides, dry_run=arguments.dry_run)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from schemas.config import load_config
     from schemas.errors import ConfigError
@@ -281,15 +312,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
         take_devices(config, arguments.machine, name)  # before torch is imported, which looks at the GPUs once
     # imported after the check of the configuration: errors in it shall appear at once
-    from actors.process.exits import leave
+    from actors.process.exits import NODE_DRAIN, leave
     from actors.runtime import run_actor, run_environment_host, run_server_pool
 
+    alone = NODE_DRAIN if arguments.of_node else None
     if arguments.actor == "inference-pool":
-        code = run_server_pool(config, arguments.config, name, arguments.overrides, arguments.parent)
+        code = run_server_pool(config, arguments.config, name, arguments.overrides, arguments.parent, alone)
     elif arguments.actor == "environment":
         code = run_environment_host(config, name, arguments.listen)
     else:
-        code = run_actor(arguments.actor, name, config, arguments.parent, arguments.started_at, arguments.fork)
+        code = run_actor(arguments.actor, name, config, arguments.parent, arguments.started_at, arguments.fork, alone)
     # ends the process here, since the interpreter would wait for threads of user code or of an engine
     leave(code)
     return code
@@ -319,13 +351,23 @@ def _check(arguments: argparse.Namespace) -> int:
     print(f"{arguments.config}: good")
     if length:
         print(length)
-    if table := planned_table(config, arguments.gpus, arguments.machine):
+    is_spread = config.launch.nodes > 1 and arguments.gpus is None and arguments.machine is None
+    if table := _places(arguments) if is_spread else planned_table(config, arguments.gpus, arguments.machine):
         print(table)
     if arguments.memory:
         from actors.models.memory import estimate
 
         print(estimate(config).table())
     return 0
+
+
+def _places(arguments: argparse.Namespace) -> str:
+    """Return the places of the processes on the nodes of a cluster, as a text."""
+    from actors.launch import placement
+    from actors.launch.kubernetes import job_of
+
+    job = job_of(arguments.config.absolute(), arguments.overrides)
+    return placement.table(job.config, job.nodes)
 
 
 def _length_note(config: "RunConfig") -> str:

@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ def run_actor(
     parent: int | None = None,
     started_at: float | None = None,
     fork: bool = False,
+    alone: signal.Signals | None = None,
 ) -> int:
     """Run an actor to its end; return the exit code.
 
@@ -51,6 +53,7 @@ def run_actor(
         parent: pid of the supervisor; this process is killed when the supervisor dies. None: no supervisor.
         started_at: wall-clock time of the `actors up` command, for the summary; None without `actors up`.
         fork: True if the packer may continue with a configuration of another identity.
+        alone: signal that drains in place of SIGTERM, SIGINT and SIGHUP, as `drain_on_signals`.
     """
     _begin(config, kind, name, parent)
 
@@ -60,7 +63,7 @@ def run_actor(
         actor = MAKERS[kind](config, name, metrics, started_at=started_at, fork=fork)
         actor.liveness.on_turn = systemd.turn
         # until here a signal just ends the process, which holds no work yet
-        drain_on_signals(actor.drain, systemd)
+        drain_on_signals(actor.drain, systemd, alone)
         membership = actor.membership
         metrics.watch_bus(lambda: actor.edges, (lambda: membership.silent_seconds) if membership else None)
         server, url = serve_as_configured(config, metrics.registry, actor.liveness.wrap)
@@ -74,9 +77,22 @@ def run_actor(
 
 
 def run_server_pool(
-    config: RunConfig, config_path: Path, name: str, overrides: Sequence[str], parent: int | None
+    config: RunConfig,
+    config_path: Path,
+    name: str,
+    overrides: Sequence[str],
+    parent: int | None,
+    alone: signal.Signals | None = None,
 ) -> int:
     """Run the pool of `inference.pool` until the run ends; return the exit code. Its actors die with this process.
+
+    Args:
+        config: configuration of the run.
+        config_path: file of the configuration, for the pool's actors.
+        name: name in the run.
+        overrides: overrides of the configuration, for the pool's actors.
+        parent: as `run_actor`.
+        alone: as `run_actor`.
 
     Raises:
         ConfigError: `inference.pool` is not set.
@@ -88,7 +104,7 @@ def run_server_pool(
 
     def run() -> None:
         pool = ServerPool(config, name, command, servers)
-        drain_on_signals(pool.drain)
+        drain_on_signals(pool.drain, alone=alone)
         pool.run()
 
     return exit_code(run)

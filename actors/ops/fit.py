@@ -10,14 +10,14 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
-from actors.ops.device_plan import actors_of
+from actors.ops.device_plan import Actor, actors_of
 from actors.reward.lookup import ARGUMENTS
 from schemas.config import RunConfig
 from schemas.config.data import DatasetBase
@@ -224,18 +224,26 @@ def column_findings(config: RunConfig, rows: "Jsonl | Preview", key: str) -> Ite
         )
 
 
-def busy_ports(config: RunConfig) -> list[str]:
-    """Return an error text for each configured port on this machine that is in use, each as `path.to.key: …`."""
+def busy_ports(config: RunConfig, actors: Sequence[Actor] | None = None) -> list[str]:
+    """Return an error text for each configured port on this machine that is in use, each as `path.to.key: …`.
+
+    Args:
+        config: configuration of the run.
+        actors: processes of this machine; None: all of the run.
+    """
+    actors = actors_of(config) if actors is None else actors
     wanted: list[tuple[str, str, int]] = []
     if config.inference.port:
         wanted += [
-            ("inference.port", config.inference.host, config.inference.port + i) for i in range(config.up.inference)
+            ("inference.port", config.inference.host, config.inference.port + actor.index)
+            for actor in actors
+            if actor.kind == "inference"
         ]
     if first := config.telemetry.metrics_port:
         # a port for each child of `actors up`
-        ports = range(first, first + len(actors_of(config)))
+        ports = range(first, first + len(actors))
         wanted += [("telemetry.metrics_port", config.telemetry.metrics_host, port) for port in ports]
-    if config.bus.control.startswith("tcp://"):
+    if config.bus.control.startswith("tcp://") and any(actor.kind == "packer" for actor in actors):
         host, _, port = config.bus.control.removeprefix("tcp://").rpartition(":")
         wanted.append(("bus.control", host, int(port)))
     firsts = {"inference.port": config.inference.port, "telemetry.metrics_port": config.telemetry.metrics_port}

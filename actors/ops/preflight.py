@@ -6,11 +6,11 @@ go together.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from actors.ops.device_plan import actors_of, plan_here
+from actors.ops.device_plan import Actor, actors_of, plan_here
 from actors.ops.environments import environment_problems, environments_of, missing_of_workers, template_findings
 from actors.ops.fit import Finding, cache_findings, column_findings, model_findings, prompt_findings
 from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
@@ -33,13 +33,14 @@ Tables = dict[tuple[str, Split], "Jsonl | Preview"]
 """Data files, read once, by environment and split."""
 
 
-def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
+def preflight(config: RunConfig, *, starts: bool = True, actors: Sequence[Actor] | None = None) -> list[str]:
     """Check everything outside the configuration on which the run relies.
 
     Args:
         config: configuration of the run.
         starts: True if the run starts here and now. With False, missing files, packages, programs and room are only
             warnings, since a configuration may be checked on a machine without the data.
+        actors: processes of this machine, which must have their GPUs; None: all of the run.
 
     Returns:
         Warnings: likely mistakes, and with `starts=False` everything missing on this machine, as `path.to.key: …`.
@@ -60,7 +61,7 @@ def preflight(config: RunConfig, *, starts: bool = True) -> list[str]:
         found += list(template_findings(config)) or _fit(config, tables)
     found += [*worker_notes(config), *_hub_notes(config)]
     here = list(_programs(config))
-    machine = list(_devices(config))
+    machine = list(_devices(config, actors_of(config) if actors is None else actors))
     # this machine must have the GPUs only if the run starts here
     if starts:
         found += machine
@@ -97,10 +98,10 @@ def _data_files(config: RunConfig) -> Iterator[tuple[str, Path]]:
         yield "trainer.sft.path", Path(config.trainer.sft.path)
 
 
-def _devices(config: RunConfig) -> Iterator[Finding]:
-    """Check that this machine has the GPUs for all processes of the run, and that an engine's cache fits on its GPU."""
+def _devices(config: RunConfig, actors: Sequence[Actor]) -> Iterator[Finding]:
+    """Check that this machine has the GPUs for its processes, and that an engine's cache fits on its GPU."""
     try:
-        plan = plan_here(config, actors_of(config))
+        plan = plan_here(config, actors)
     except ConfigError as error:
         yield from map(Finding, error.problems)
         return

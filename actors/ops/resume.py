@@ -145,7 +145,11 @@ def restore(output_dir: Path) -> str:
     Raises:
         ConfigError: the run is going on, or no backup fits any good checkpoint.
     """
-    config = load_config(resolved_config(output_dir), [])
+    return restore_ledger(load_config(resolved_config(output_dir), []))
+
+
+def restore_ledger(config: RunConfig) -> str:
+    """Replace the ledger of a run by its newest usable backup, as `restore`."""
     path = config.ledger_path.resolve()
     checkpoints = CheckpointFolder(config.output / "checkpoints", config.trainer.checkpoint)
     with contextlib.closing(take_lock(path)):

@@ -29,6 +29,8 @@ FLUSH_SECONDS = 5.0
 before_leave: Callable[[], None] | None = None
 """Set by the runtime: waits for the lines of the log that are not written yet."""
 # 2 is argparse's code for a wrong command line, 75 is EX_TEMPFAIL of BSD's sysexits.h: try again
+NODE_DRAIN = signal.SIGUSR2
+"""Signal with which the supervisor of a node drains its actors."""
 EXIT_DONE, EXIT_ERROR, EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_NAME_TAKEN, EXIT_START_OVER = 0, 1, 2, 3, 4, 75
 
 
@@ -95,8 +97,17 @@ def end_with_thread(failure: threading.ExceptHookArgs) -> None:
         leave(EXIT_ERROR)
 
 
-def drain_on_signals(drain: Callable[[], None], systemd: Systemd | None = None) -> None:
-    """Drain at the first SIGTERM, SIGINT or SIGHUP. At a second SIGTERM or SIGINT exit at once."""
+def drain_on_signals(
+    drain: Callable[[], None], systemd: Systemd | None = None, alone: signal.Signals | None = None
+) -> None:
+    """Drain at the first SIGTERM, SIGINT or SIGHUP. At a second SIGTERM or SIGINT exit at once.
+
+    Args:
+        drain: starts to drain.
+        systemd: the service manager, which is told.
+        alone: signal that drains in place of all these, from the supervisor of a node. A batch system signals every
+            process of a job at once, and the packer would leave before the actors that need it.
+    """
     seen = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -111,6 +122,12 @@ def drain_on_signals(drain: Callable[[], None], systemd: Systemd | None = None) 
             systemd.leave()
         drain()
 
+    if alone is not None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            # no SIG_IGN, which the processes of user code would inherit
+            signal.signal(number, lambda number, frame: None)
+        signal.signal(alone, on_signal)
+        return
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     stop_at_hangup(on_signal)

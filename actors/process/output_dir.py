@@ -22,8 +22,10 @@ REPLACED = (
     *("callbacks.json", "stop.json", "uploads.json"),
 )
 """Files replaced as a whole: each is first written as `.NAME`."""
-FOLDERS = ("checkpoints", "logs", "uploads")
-LOG = re.compile(r"up\.log|(packer|trainer|inference|inference-pool|reward|rollout|callbacks|uploader)-\S+\.log")
+FOLDERS = ("checkpoints", "logs", "nodes", "uploads")
+LOG = re.compile(
+    r"up\.log|(node|slurm)-\d+\.log|(packer|trainer|inference|inference-pool|reward|rollout|callbacks|uploader)-\S+\.log"
+)
 LOCKS = (".up.lock", ".actors.lock")
 WRITTEN = (RESOLVED, *FOLDERS, *REPLACED, *(f".{name}" for name in REPLACED))
 """Names that belong to a run alone. `ranks` and `weights` are not listed: files there carry the run's own name."""

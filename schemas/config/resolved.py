@@ -15,9 +15,14 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
-def write_resolved(config: RunConfig) -> Path:
-    """Write the complete configuration to `output_dir/config.resolved.yaml`, atomically, and return the path."""
-    path = config.output / RESOLVED
+def write_resolved(config: RunConfig, folder: Path | None = None) -> Path:
+    """Write the complete configuration to `config.resolved.yaml`, atomically, and return the path.
+
+    Args:
+        config: configuration of the run.
+        folder: folder of the file; None: `output_dir`.
+    """
+    path = (config.output if folder is None else folder) / RESOLVED
     path.parent.mkdir(parents=True, exist_ok=True)
     # Several actors may write at the same start: each its own file, and the last rename wins with equal content.
     staging = path.with_suffix(f".{os.getpid()}.tmp")

@@ -11,6 +11,7 @@ from schemas.config.callbacks import CallbackConfig
 from schemas.config.data import EvalConfig
 from schemas.config.environments import EnvironmentConfig
 from schemas.config.inference import InferenceConfig
+from schemas.config.launch import LaunchConfig
 from schemas.config.model import ModelConfig
 from schemas.config.push_to_hub import PushToHubConfig
 from schemas.config.resume_classes import Free, Identity
@@ -73,6 +74,8 @@ class RunConfig(Section):
     """Uploads of checkpoints to the Hugging Face hub. Empty: none."""
     up: UpConfig = UpConfig()
     """Processes that `actors up` starts on this machine: numbers, GPUs, restarts."""
+    launch: LaunchConfig = LaunchConfig()
+    """Nodes of a cluster: the request for them, and the processes that each of them runs."""
 
     @model_validator(mode="after")
     def _sections_agree(self, info: ValidationInfo) -> "RunConfig":

@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {
 }
 SECTIONS = (
     "model|environments|rollout|reward|packer|trainer|inference|weights|eval|ledger|bus|telemetry|callbacks|push_to_hub|"
-    "up"
+    "up|launch"
 )
 
 
@@ -43,8 +43,8 @@ def found(request: pytest.FixtureRequest) -> Page:
 def test_the_pages_are_there() -> None:
     """The list that the navigation has."""
     assert NAMES == [
-        "areal", "custom-loss", "debugging", "environment", "following", "ms-swift", "prime-rl", "several-machines",
-        "surogate", "trl", "turns", "vllm",
+        "areal", "cluster", "custom-loss", "debugging", "environment", "following", "ms-swift", "prime-rl",
+        "several-machines", "surogate", "trl", "turns", "vllm",
     ]  # fmt: skip
 
 

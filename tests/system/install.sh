@@ -4,12 +4,16 @@
 set -eu
 missing=
 need() { # program package
-    command -v "$1" >/dev/null || missing="$missing $2"
+    PATH="$PATH:/usr/sbin" command -v "$1" >/dev/null || missing="$missing $2"
 }
 need promtool prometheus
 need systemd-analyze systemd
 need kubectl kubernetes-client
 need ip iproute2
+need slurmctld slurmctld
+need slurmd slurmd
+need srun slurm-client
+need munged munge
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" -eq 0 ]; then

@@ -5,7 +5,6 @@ disk, as hosts of a cluster do. All that crosses the cable is recorded.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -15,21 +14,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from schemas.config import RunConfig, load_config
 from tests.ring.harness import check_promise, steps_recorded, summary_of, wait_until
+from tests.system.quickstart import MAX_STEPS, quickstart
 from tests.system.tools import missing, tool
 
-ROOT = Path(__file__).parents[2]
 RECORDER = Path(__file__).with_name("recorder.py")
 PORT = 5555
 CUT_SECONDS = 8.0
 """More than a lease (3 s): to each host the other one is gone."""
-MAX_STEPS = 24
 STEPS_AT_HAND = 5
 """Two that are composed, two of groups that have come (level 1), and one that is being trained."""
 LONG_PROMPT = 7
@@ -164,29 +160,9 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], capture_output=True, check=True)
 
 
-def quickstart(folder: Path, control: str) -> Path:
-    """The quickstart's run.yaml for two hosts and few steps, with its model as it is before the warm-up."""
-    spec = importlib.util.spec_from_file_location("quickstart_model", ROOT / "examples/quickstart/model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    maker.make_model().save_pretrained(folder / "model")
-    maker.make_tokenizer().save_pretrained(folder / "model")
-    tree: dict[str, Any] = yaml.safe_load((ROOT / "examples/quickstart/run.yaml").read_text())
-    tree |= {"output_dir": str(folder / "out"), "bus": {"control": control, "resend_after": 5.0}}
-    tree["model"]["path"] = str(folder / "model")
-    tree["trainer"] |= {"max_steps": MAX_STEPS, "checkpoint": {"interval": 10}}
-    tree["eval"] = {"num_prompts": 20}
-    tree["telemetry"] = {"sample_groups_per_step": 8}
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
-
-
 def start(cable: Cable) -> RunConfig:
     """Each actor as on a machine of its own; the configuration as the first host has it."""
-    path = quickstart(cable.folder, f"tcp://{cable.first.address}:{PORT}")
+    path = quickstart(cable.folder, bus={"control": f"tcp://{cable.first.address}:{PORT}", "resend_after": 5.0})
     for name in ("packer-0", "trainer-0"):
         cable.first.actor(name, path)
     for name in ("inference-0", "reward-0", "rollout-0"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.ops.device_plan import COMPUTING, DevicePlan, actors_of
+from actors.ops.device_plan import COMPUTING, Actor, DevicePlan, actors_of
 from schemas.config import RunConfig
 
 KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
@@ -130,17 +130,18 @@ def how_it_ended(code: int) -> str:
     return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
-def plan(config: RunConfig, devices: DevicePlan | None) -> Iterator[Child]:
-    """Yield a child for every process of the run. All threads of torch together match the number of cores.
+def plan(config: RunConfig, devices: DevicePlan | None, actors: Sequence[Actor] | None = None) -> Iterator[Child]:
+    """Yield a child for every process of this machine. All threads of torch together match the number of cores.
 
     Args:
         config: configuration of the run.
         devices: GPUs of each process; None leaves the choice to the environment.
+        actors: processes of this machine; None: all of the run.
     """
-    actors = actors_of(config)
-    computing = sum(actor.kind in COMPUTING for actor in actors)
+    actors = actors_of(config) if actors is None else actors
     # trainer ranks and engines compute; all others mostly wait
-    share = max(1, (os.cpu_count() or 1) // computing)
+    computing = sum(actor.kind in COMPUTING for actor in actors)
+    share = max(1, (os.cpu_count() or 1) // max(1, computing))
     # the other kinds compute little, and get one thread; up.torch_threads wins
     threads = dict.fromkeys(COMPUTING, share) | config.up.torch_threads
     for actor in actors:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -24,13 +24,22 @@ from actors.ops.fit import busy_ports
 from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
 from actors.ops.run_length import run_length_note, with_run_length
+from actors.ops.up.carried_ledger import LedgerCarrier, bring_ledger, is_carried
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
 from actors.ops.up.followers import FOLLOWERS, end_seconds, lines_of_hub, push_rest
 from actors.ops.up.run_lock import hold_run_lock
+from actors.ops.up.share import DONE_PATIENCE_SECONDS, TOLD_BEATS, Share, looks_done
 from actors.ops.view.result import result_on_disk
 from actors.ops.view.screen import Screen, titled
 from actors.process.descriptors import raise_limits
-from actors.process.exits import EXIT_CONFIG, EXIT_DONE, EXIT_NAME_TAKEN, EXIT_RUN_FAILED, EXIT_START_OVER
+from actors.process.exits import (
+    EXIT_CONFIG,
+    EXIT_DONE,
+    EXIT_NAME_TAKEN,
+    EXIT_RUN_FAILED,
+    EXIT_START_OVER,
+    NODE_DRAIN,
+)
 from actors.process.hangup import let_go_of_terminal, stop_at_hangup
 from actors.process.membership import DRAIN_SECONDS, Membership, PackerSilentError, StartOverError
 from actors.process.output_dir import take
@@ -78,24 +87,28 @@ Callbacks and uploads come last, since they follow what the others have done.
 """
 
 
-def supervise(config: RunConfig, fork: bool = False) -> int:
+def supervise(config: RunConfig, fork: bool = False, share: Share | None = None) -> int:
     """Run all actors until the run is done, has failed, or is stopped. Return the exit code.
 
     Args:
         config: configuration of the run.
         fork: True to fork the run in the output_dir from its newest checkpoint, also with other identity keys (P23: a
             configuration with another identity is refused without `--fork`).
+        share: actors of this node; None: all of the run.
 
     Raises:
         ConfigError: another `actors up` uses the output_dir, or the configuration can't be used.
     """
     # before anything is written
-    started, notes = time.time(), preflight(config)
+    actors = actors_of(config) if share is None else share.actors
+    notes = preflight(config, actors=actors)
     output = config.output
     take(config)
     (output / "logs").mkdir(exist_ok=True)
     with hold_run_lock(output) as run_lock, (output / "logs" / "up.log").open("a", encoding="utf-8") as up_log:
         # under the lock: a run that goes on here would still change ledger and files
+        if share is not None and (brought := bring_ledger(config)):
+            print(brought)
         other_data, more_data = changed_data(config)
         config = with_run_length(config)
         refused = refusal(differences(run_so_far(config), config)) + other_data
@@ -105,7 +118,7 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
             print(f"{titled(config.name)}: {output}\n{nothing_to_do(config, step)}")
             push_rest(config, (run_lock,))
             return EXIT_DONE
-        if busy := busy_ports(config):
+        if busy := busy_ports(config, actors):
             raise ConfigError(*busy)
         # of a smaller max_steps, or of a history given up
         (output / "summary.json").unlink(missing_ok=True)
@@ -114,23 +127,66 @@ def supervise(config: RunConfig, fork: bool = False) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         if length := run_length_note(config):
             print(length)
-        configure_logs(config.telemetry, up_log)
-        bind_everywhere(actor="up")
-        raise_limits(config)
-        supervisor = Supervisor(config, resolved, (run_lock,), fork)
-        try:
-            return supervisor.run()
-        except (RunFailedError, PeerRefusedError) as error:
-            log.error("run failed", reason=str(error))
-            # a RunFailedError names the one log of the child at fault
-            where = "" if isinstance(error, RunFailedError) else f"\nlogs: {output / 'logs'}"
-            told = newest_traceback(output / "logs", started)
-            trace = f"\n\nthe newest traceback, from {told[0]}:\n{told[1]}" if told else ""
-            print(f"\nrun failed: {error}{where}{trace}", file=sys.stderr)
-            return EXIT_FAILED
-        finally:
-            supervisor.stop()
+        return _supervised(config, resolved, run_lock, up_log, fork, share)
+
+
+def _supervised(
+    config: RunConfig, resolved: Path, run_lock: int, up_log: TextIO, fork: bool, share: Share | None
+) -> int:
+    """Run the supervisor of this machine, under its lock; return the exit code."""
+    started = time.time()
+    configure_logs(config.telemetry, up_log)
+    bind_everywhere(actor="up" if share is None else f"node-{share.rank}")
+    raise_limits(config)
+    supervisor = Supervisor(config, resolved, (run_lock,), fork, share)
+    carrier = LedgerCarrier(config) if share is not None and share.has_packer and is_carried(config) else None
+    try:
+        return supervisor.run()
+    except (RunFailedError, PeerRefusedError) as error:
+        log.error("run failed", reason=str(error))
+        logs = config.output / "logs"
+        # a RunFailedError names the one log of the child at fault
+        where = "" if isinstance(error, RunFailedError) else f"\nlogs: {logs}"
+        told = newest_traceback(logs, started)
+        trace = f"\n\nthe newest traceback, from {told[0]}:\n{told[1]}" if told else ""
+        print(f"\nrun failed: {error}{where}{trace}", file=sys.stderr)
+        return EXIT_FAILED
+    finally:
+        supervisor.stop()
+        if carrier is not None:
+            carrier.close()
+        # actors on other nodes may still read the weights, until the run is over
+        if share is None or (share.has_packer and supervisor.is_over):
             clean_up(config)
+
+
+def supervise_node(config: RunConfig, share: Share, fork: bool = False) -> int:
+    """Run the actors of one node until the run is done, has failed, or is stopped. Return the exit code.
+
+    The packer's node does all that `actors up` does. The others wait for its packer, and leave the run's files alone.
+
+    Args:
+        config: configuration of the run, with the addresses of this node.
+        share: actors of this node.
+        fork: as `supervise`.
+
+    Raises:
+        ConfigError: as `supervise`.
+    """
+    if not share.actors:
+        print(f"node {share.rank} has no process of this run: there are more nodes than processes")
+        return EXIT_DONE
+    if share.has_packer:
+        return supervise(config, fork, share)
+    take(config)
+    folder = share.folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    log_path = config.output / "logs" / share.log_name()
+    log_path.parent.mkdir(exist_ok=True)
+    with hold_run_lock(folder) as run_lock, log_path.open("a", encoding="utf-8") as node_log:
+        if busy := busy_ports(config, share.actors):
+            raise ConfigError(*busy)
+        return _supervised(config, write_resolved(config, folder), run_lock, node_log, fork, share)
 
 
 def nothing_to_do(config: RunConfig, step: int) -> str:
@@ -162,17 +218,32 @@ class Supervisor:
         config_path: path of the resolved configuration, which the children load.
         inherited: file descriptors inherited by the children.
         fork: True to pass `--fork` to the packer.
+        share: actors of this node; None: all of the run.
     """
 
-    def __init__(self, config: RunConfig, config_path: Path, inherited: Sequence[int] = (), fork: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        config_path: Path,
+        inherited: Sequence[int] = (),
+        fork: bool = False,
+        share: Share | None = None,
+    ) -> None:
         self._config, self._config_path, self._inherited, self._fork = config, config_path, inherited, fork
+        self._share, self._drain_signal = share, signal.SIGTERM if share is None else NODE_DRAIN
         self._started_at = time.time()
-        self.children = list(plan(config, plan_here(config, actors_of(config))))
+        actors = actors_of(config) if share is None else share.actors
+        self.children = list(plan(config, plan_here(config, actors), actors))
+        self._membership: Membership | None = None
+        """Membership of a node, which outlives the run: a stop looks at the actors of other nodes."""
+        self._heard, self._told_done = False, False
+        """Whether a directive has come, and whether one has told the end of the run."""
         self._screen = Screen(sys.stdout, config)
-        self._continues = config.ledger_path.exists()
+        self._continues = self._packer is not None and config.ledger_path.exists()
         """True until the screen has told from which step the run continues; False from the start for a new run."""
         self._made_progress: list[Any] = []
-        self._stopping = 0
+        self._stopping, self._stopped_at = 0, 0.0
+        """Signal that stops the run, and the monotonic time at which it came."""
         self._run = ""
         """Id of the run; empty until the packer has told it."""
         self._wish: StopWish | None = None
@@ -190,33 +261,66 @@ class Supervisor:
         signal.signal(signal.SIGINT, self._on_signal)
         stop_at_hangup(self._on_signal)
         # as an observer: the packer neither counts nor awaits this process
-        membership = Membership(self._config, ObserverHeartbeat, f"up-{os.getpid()}")
+        name = f"up-{os.getpid()}" if self._share is None else f"node-{self._share.rank}-{os.getpid()}"
+        membership = Membership(self._config, ObserverHeartbeat, name)
         membership.start(phase="running")
+        if self._share is not None:
+            # a batch system sends it before the end of a job's time
+            signal.signal(signal.SIGUSR1, self._on_signal)
+            self._membership = membership
         try:
             while not self._stopping:
                 # first: if the run has failed, this raises with the reason
                 progress = self._progress(membership)
+                if self._is_left_behind():
+                    print("nothing to do: the run is done, and no packer has been heard")
+                    return EXIT_DONE
                 self._tend()
-                if self._packer.finished:
+                if self.is_over:
                     wait_for([child for child in self.children if child.kind not in FOLLOWERS], END_SECONDS)
-                    self._screen.close(self._progress(membership))
+                    self._close_screen(self._progress(membership))
                     self._end_followers()
-                    print("\n".join([*result_on_disk(self._config), *lines_of_hub(self._config)]))
+                    if self._packer is not None:
+                        print("\n".join([*result_on_disk(self._config), *lines_of_hub(self._config)]))
                     return EXIT_DONE
                 if wish := self._wished():
-                    self._screen.close(progress)
+                    self._close_screen(progress)
                     return self._begin_wished_stop(wish)
-                self._screen.show(progress, membership.silent_seconds)
+                if self._packer is not None:
+                    self._screen.show(progress, membership.silent_seconds)
                 time.sleep(POLL_SECONDS)
             log.info("stopping", signal=signal.Signals(self._stopping).name)
-            self._screen.close(self._progress(membership))
+            self._close_screen(self._progress(membership))
+            second = "signal" if self._share is None else "SIGINT"
             print(
-                "stopping; a second signal kills all processes at once. The same command continues the run",
+                f"stopping; a second {second} kills all processes at once. The same command continues the run",
                 file=sys.stderr,
             )
-            return 128 + self._stopping
+            return EXIT_START_OVER if self._stopping == signal.SIGUSR1 else 128 + self._stopping
         finally:
-            membership.close()
+            if self._membership is None:
+                membership.close()
+
+    @property
+    def is_over(self) -> bool:
+        """True once the run has ended, as far as this machine is concerned."""
+        if self._packer is not None:
+            return self._packer.finished
+        return all(child.finished for child in self.children)
+
+    def _close_screen(self, progress: dict[str, Any]) -> None:
+        if self._packer is not None:
+            self._screen.close(progress)
+
+    def _is_left_behind(self) -> bool:
+        """Return whether this node was started after the end of the run: its actors would wait for a packer."""
+        return self._waits_for_packer() and time.time() - self._started_at > DONE_PATIENCE_SECONDS
+
+    def _waits_for_packer(self) -> bool:
+        """Return whether actors are not started yet, since the run may be done."""
+        if self._packer is not None or self._heard or any(child.started for child in self.children):
+            return False
+        return looks_done(self._config)
 
     def _wished(self) -> StopWish | None:
         """Return the wish of a callback of this run that training stops."""
@@ -232,7 +336,7 @@ class Supervisor:
             "once",
             file=sys.stderr,
         )
-        self._stopping = signal.SIGTERM
+        self._stopping, self._stopped_at = signal.SIGTERM, time.monotonic()
         return EXIT_DONE
 
     def _end_followers(self) -> None:
@@ -259,18 +363,23 @@ class Supervisor:
         """Let running children drain, stage by stage; kill a child that takes too long."""
         for told, awaited, seconds, seconds_when_failed in STOP_STAGES:
             for child in self._of(told):
-                child.signal(signal.SIGTERM)
+                child.signal(self._drain_signal)
             # after the end of the run there is no work left: a child still running has not heard of the end
-            limit = END_SECONDS if self._packer.finished else seconds if self._stopping else seconds_when_failed
+            limit = END_SECONDS if self.is_over else seconds if self._stopping else seconds_when_failed
             if self._wish and told == FOLLOWERS:  # as at the end of the run
                 limit = max(end_seconds(self._config, child.kind) for child in self._of(FOLLOWERS))
+            until = time.monotonic() + limit
             for child in wait_for(self._of(awaited), limit):
                 child.signal(signal.SIGKILL)
             wait_for(self._of(awaited), END_SECONDS)
+            if self._stopping:
+                self._wait_for_other_nodes(awaited, until)
+        if self._membership is not None:
+            self._membership.close()
         for child in self.children:
             if child.process is not None and child.process.returncode is not None:
                 log.info("ended", child=child.name, how=how_it_ended(child.process.returncode))
-        if self._stopping:
+        if self._stopping and self._packer is not None:
             step = newest_checkpoint(self._config)
             saved = f"saved step {step}" if step else "no step has been saved"
             print(f"{saved}; the same command continues the run", file=sys.stderr)
@@ -279,7 +388,30 @@ class Supervisor:
         if self._wish:
             forget_wish(self._config.output)
 
+    def _wait_for_other_nodes(self, kinds: Sequence[str], until: float) -> None:
+        """Wait until no actor of these kinds drains on another node: the next stage holds what it still needs.
+
+        Args:
+            kinds: kinds of actors.
+            until: monotonic time at which the wait is given up.
+        """
+        share, membership = self._share, self._membership
+        if share is None or membership is None or share.num_nodes == 1:
+            return
+        # the other nodes are told at the same time; their actors' heartbeats come a moment later
+        told_at = self._stopped_at + TOLD_BEATS * self._config.bus.beat_interval
+        while time.monotonic() < until:
+            entries = self._progress(membership).get("actors", [])
+            # a silent packer is on a node that has left already
+            if membership.silent_seconds > self._config.bus.lease:
+                return
+            if time.monotonic() > told_at and not share.draining_elsewhere(entries, kinds, self._config.bus.lease):
+                return
+            time.sleep(POLL_SECONDS)
+
     def _tend(self) -> None:
+        if self._waits_for_packer():
+            return
         for child in self.children:
             if child.finished or self._stopping:
                 continue
@@ -305,6 +437,7 @@ class Supervisor:
             str(self._config_path),
             "--name",
             child.name,
+            *([] if self._share is None else ["--of-node"]),
             "--parent",
             str(os.getpid()),
             "--started-at",
@@ -329,7 +462,7 @@ class Supervisor:
         lived, is_first = time.monotonic() - child.started, not child.ended
         child.process, child.ended = None, how_it_ended(code)
         log.info("ended", child=child.name, how=child.ended, lived_seconds=round(lived, 1))
-        if code == 0 and (self._config.output / "summary.json").exists():
+        if code == 0 and (self._told_done or (self._config.output / "summary.json").exists()):
             child.finished = True
             return
         where = f"log: {child.log}"
@@ -405,6 +538,7 @@ class Supervisor:
         with contextlib.suppress(PackerSilentError, StartOverError):
             state = membership.latest()
             if isinstance(state, ObserverDirective):
+                self._heard, self._told_done = True, state.phase == "done"
                 self._run = state.run
                 self._say_where_it_starts(state.progress)
                 if state.progress:
@@ -426,8 +560,9 @@ class Supervisor:
         self._screen.say(text)
 
     @property
-    def _packer(self) -> Child:
-        return next(child for child in self.children if child.kind == "packer")
+    def _packer(self) -> Child | None:
+        """Packer of this machine; None on a node without it."""
+        return next((child for child in self.children if child.kind == "packer"), None)
 
     def _of(self, kinds: Sequence[str]) -> list[Child]:
         return [child for child in self.children if child.kind in kinds]
@@ -438,5 +573,8 @@ class Supervisor:
             if self._stopping:
                 return  # kernel and shell may each send a SIGHUP, so the second is no wish for a quick end
         if self._stopping:
+            # a batch system repeats its signals, and kills by itself
+            if self._share is not None and number != signal.SIGINT:
+                return
             os._exit(128 + number)  # the kernel kills the children
-        self._stopping = number
+        self._stopping, self._stopped_at = number, time.monotonic()
