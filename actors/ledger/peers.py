@@ -9,6 +9,7 @@ A name belongs to one process, its holder. Another process with the same name wa
     the holder is still alive one lease after the visitor's first heartbeat        the visitor is refused
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar, cast
 
@@ -35,6 +36,8 @@ class Peers:
         self._visits: Clock[str] = Clock(lease)
         self._heartbeats: dict[str, Heartbeat] = {}
         self._by_type: dict[type[Heartbeat], dict[str, Heartbeat]] = {}
+        self.changes: Counter[type[Heartbeat]] = Counter()
+        """Number of heartbeats that counted and of peers that went, by kind: what follows from them may be kept."""
         self._boot_of: dict[str, str] = {}
         """Identity of the newest process of each name, dead names included, up to MAX_REMEMBERED."""
         self._refusals: dict[str, tuple[str, bool]] = {}
@@ -93,6 +96,7 @@ class Peers:
         self._leases.start(identity, now)
         self._heartbeats[identity] = heartbeat
         self._by_type.setdefault(type(heartbeat), {})[identity] = heartbeat
+        self.changes[type(heartbeat)] += 1
         return True, replaced
 
     def _wait(self, now: float, identity: str, name: str, holder: str) -> None:
@@ -179,3 +183,4 @@ class Peers:
         heartbeat = self._heartbeats.pop(identity, None)
         if heartbeat is not None:
             del self._by_type[type(heartbeat)][identity]
+            self.changes[type(heartbeat)] += 1

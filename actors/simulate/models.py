@@ -4,6 +4,7 @@
     prefill, P new prompt tokens     prefill_token_seconds · P                               stops decoding
     new weights                      wire_seconds, then update_pause_seconds                 the pause stops decoding
     step, on the costliest rank      step_seconds + Σ micro-batches (micro_batch_seconds + train_token_seconds · cost)
+    round of the packer, N peers     round_seconds + round_peer_seconds · N
     group in a reward actor          lognormal, mean reward_seconds
     answer of an environment         lognormal, mean environment_seconds
 
@@ -65,6 +66,8 @@ class Times:
     """Seconds of a message from one process to another, both ends included."""
     round_seconds: float = 0.005
     """Seconds of a round of the packer, with its commit."""
+    round_peer_seconds: float = 0.00002
+    """Seconds that each process of the run adds to a round of the packer."""
     restart_seconds: float = 30.0
     """Seconds from the death of a process until its successor works."""
     filtered_share: float = 0.0
@@ -123,6 +126,11 @@ def slowdown(times: Times, num_computing: int) -> float:
     if math.isinf(times.cores):
         return 1.0
     return max(1.0, (num_computing * times.core_threads + times.other_cores) / times.cores)
+
+
+def round_seconds(times: Times, num_peers: int) -> float:
+    """Return the seconds of a round of the packer with so many processes in the run."""
+    return times.round_seconds + times.round_peer_seconds * num_peers
 
 
 def train_step(times: Times, costs_of_ranks: list[list[float]]) -> float:

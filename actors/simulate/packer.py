@@ -10,9 +10,9 @@ are left out, and the death of a peer is told by `lose`, a lease after it or wit
 
 from collections.abc import Callable
 
-from actors.ledger import GroupFacts, Machine, Verdict
+from actors.ledger import Group, GroupFacts, Machine, Verdict
 from actors.simulate.events import Events
-from actors.simulate.models import Times
+from actors.simulate.models import Times, round_seconds
 from schemas.messages import Heartbeat
 
 Told = Callable[[], None]
@@ -27,18 +27,40 @@ class Packer:
         times: figures of the models.
         machine: the state machine.
         after_round: called in each round after the decisions, before peers are told.
+        tell_holders: called with the rows that a round has changed, once rollout actors can hear of them.
     """
 
-    def __init__(self, events: Events, times: Times, machine: Machine, after_round: Callable[[], None]) -> None:
-        self._events, self._times, self.machine, self._after_round = events, times, machine, after_round
+    def __init__(
+        self,
+        events: Events,
+        times: Times,
+        machine: Machine,
+        after_round: Callable[[], None],
+        tell_holders: Callable[[list[Group]], None],
+    ) -> None:
+        self._events, self._times, self.machine = events, times, machine
+        self._after_round, self._tell_holders = after_round, tell_holders
         self._lease_clock = events.now
         self._heartbeats: list[tuple[str, Heartbeat]] = []
         self._groups: list[tuple[GroupFacts, Callable[[Verdict], None]]] = []
         self._lost: list[str] = []
         self._is_planned, self._free_at = False, 0.0
-        self.peers: dict[str, Told] = {}
-        """Living peers by identity."""
+        self.peers: set[str] = set()
+        """Identities of the living peers."""
+        self._listening: dict[str, Told] = {}
+        """What peers do when the packer has news for them, by identity; rollout actors hear of rows alone."""
         self.num_rounds = 0
+
+    def join(self, identity: str, told: Told | None = None) -> None:
+        """Let a process take part."""
+        self.peers.add(identity)
+        if told is not None:
+            self._listening[identity] = told
+
+    def leave(self, identity: str) -> None:
+        """Close the connection of a process that has died."""
+        self.peers.discard(identity)
+        self._listening.pop(identity, None)
 
     def hear(self, identity: str, heartbeat: Heartbeat) -> None:
         """Take a heartbeat into the next round."""
@@ -63,7 +85,7 @@ class Packer:
 
     def _round(self) -> None:
         machine, now = self.machine, self._events.now
-        self._is_planned, self._free_at = False, now + self._times.round_seconds
+        self._is_planned, self._free_at = False, now + self._round_seconds
         self.num_rounds += 1
         lost, self._lost = self._lost, []
         heartbeats, self._heartbeats = self._heartbeats, []
@@ -78,15 +100,19 @@ class Packer:
             judged(machine.scored(facts))
         machine.decide(now, self._lease_clock)
         self._after_round()
-        machine.take_changes()
-        concerned = [identity for identity in machine.take_concerned() if identity in self.peers]
+        changed = list(machine.take_changes().groups.values())
         # sorted, since a set has no order of its own: the simulation must not depend on hashes
-        concerned.sort()
-        if concerned:
-            self._events.after(self._times.round_seconds + self._times.hop_seconds, self._tell, concerned)
+        concerned = sorted(machine.take_concerned().intersection(self._listening))
+        if concerned or changed:
+            self._events.after(self._round_seconds + self._times.hop_seconds, self._tell, concerned, changed)
 
-    def _tell(self, identities: list[str]) -> None:
+    @property
+    def _round_seconds(self) -> float:
+        return round_seconds(self._times, len(self.peers))
+
+    def _tell(self, identities: list[str], changed: list[Group]) -> None:
         for identity in identities:
-            told = self.peers.get(identity)
+            told = self._listening.get(identity)
             if told is not None:
                 told()
+        self._tell_holders(changed)

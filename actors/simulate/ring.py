@@ -8,14 +8,14 @@ Admission, order, lag, drops, attempts, the gang and the versions of the engines
 micro-batches are made by `actors.algorithms.packing.pack`. Only times are models (`actors.simulate.models`).
 """
 
-import math
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.algorithms.balancing import less_loaded
 from actors.algorithms.curriculum import Curriculum
-from actors.ledger import ExampleRef, GroupState, Machine, Verdict
+from actors.ledger import ExampleRef, Group, GroupState, Machine, Verdict
 from actors.packer.settings import settings_of
 from actors.simulate.cores import Cores
 from actors.simulate.engine import Engine
@@ -116,9 +116,12 @@ class Ring:
             for index in range(one.keys.num_prompts)
         ]
         self.machine = Machine(self.settings, "simulation", 1, 0.0, draw, evals, "inproc://packer")
-        self.packer = Packer(self.events, plan.times, self.machine, self._record)
+        self.packer = Packer(self.events, plan.times, self.machine, self._record, self._tell_holders)
+        self.holders: dict[int, Rollout] = {}
+        """Rollout actor that holds a ticket of an ordinal, as the rollout actor knows it."""
         size, slots = plan.size, config.rollout.max_concurrent_groups
         self.rollouts = [Rollout(self, f"rollout-{i}", slots) for i in range(size.rollouts)]
+        self._by_name = {rollout.name: rollout for rollout in self.rollouts}
         self.rewards = [Reward(self, f"reward-{i}", config.reward.max_concurrent_groups) for i in range(size.rewards)]
         self.trainer = Trainer(self, size.trainers)
         engine = config.inference.engine
@@ -132,6 +135,8 @@ class Ring:
         """Attempts that wait for an engine with their version."""
         self._asked: dict[tuple[str, str], int] = {}
         """Completions asked of an engine and not answered, by rollout and engine."""
+        self._fit: dict[PolicyVersion | int, list[Engine]] = {}
+        """Engines that may sample, by policy or oldest version; emptied with each change of an engine."""
         self.start: Marks | None = None
         """Sums at the first step; None before."""
         self.end: Marks | None = None
@@ -146,13 +151,13 @@ class Ring:
             ConfigError: the run fails, or trains no further step.
         """
         for rollout in self.rollouts:
-            self.packer.peers[rollout.identity] = rollout.told
+            self.packer.join(rollout.identity)
             rollout.report()
         for reward in self.rewards:
-            self.packer.peers[reward.identity] = reward.told
+            self.packer.join(reward.identity, reward.told)
             reward.beat()
         for identity in self.trainer.identities:
-            self.packer.peers[identity] = self.trainer.told
+            self.packer.join(identity, self.trainer.told)
         self.trainer.beat()
         for engine in self.engines:
             self._join(engine)
@@ -177,6 +182,19 @@ class Ring:
         self.trainer.offer()
         if self.start is None and self.meter.lines:
             self.start = self._marks()
+
+    def _tell_holders(self, changed: list[Group]) -> None:
+        """Tell rollout actors of rows that have changed: new tickets, and attempts to let go of.
+
+        This is the part of a directive that a rollout actor gets (`actors.ledger.replies`), row by row.
+        """
+        for group in changed:
+            known = self.holders.get(group.ordinal)
+            if known is not None:
+                known.follow(group)
+            rollout = self._by_name.get(group.holder.partition("/")[0]) if group.holder is not None else None
+            if rollout is not None and rollout.alive:
+                rollout.follow(group)
 
     def _beat(self) -> None:
         """Do what is due each second: heartbeats of reward actors, loads of engines, deadlines of attempts."""
@@ -221,27 +239,33 @@ class Ring:
     # --- engines -------------------------------------------------------------------------------------------------
 
     def choose_engine(self, sampling: Sampling) -> None:
-        """Ask the engine with the lowest load that may sample, as `actors.rollout.engine_choice` does; or wait."""
+        """Ask an engine that may sample, chosen as `actors.rollout.engine_choice` does; or wait."""
         if sampling.is_over:
             return
-        group, name = sampling.group, sampling.rollout.name
-        best, lowest = None, math.inf
-        for engine in self.engines:
-            policy = engine.policy
-            if policy is None or not engine.alive:
-                continue
-            if policy != group.policy if group.policy is not None else policy.version < group.min_version:
-                continue
-            # the load of the last second's heartbeat, and what this rollout actor has asked for
-            load = engine.reported_load + self._asked.get((name, engine.name), 0)
-            if load < lowest:
-                best, lowest = engine, load
-        if best is None:
+        fit, name, asked = self._fit_for(sampling.group), sampling.rollout.name, self._asked
+        if not fit:
             self._searching.append(sampling)
             return
+        # the load of the last second's heartbeat, and what this rollout actor has asked for
+        best = less_loaded(
+            fit, lambda engine: engine.reported_load + asked.get((name, engine.name), 0), sampling.group.seed
+        )
         turns = sampling.begin(best)
         self._count_asked(sampling, len(turns))
         self.send(self._submit, best, best.boot, sampling, turns)
+
+    def _fit_for(self, group: Group) -> list[Engine]:
+        """Return the engines that may sample a group; the same groups of a version share one list."""
+        key = group.policy or group.min_version
+        if key not in self._fit:
+            self._fit[key] = [
+                engine
+                for engine in self.engines
+                if engine.alive
+                and (policy := engine.policy) is not None
+                and (policy == group.policy if group.policy is not None else policy.version >= group.min_version)
+            ]
+        return self._fit[key]
 
     def _submit(self, engine: Engine, boot: int, sampling: Sampling, turns: list[Any]) -> None:
         if sampling.is_over:
@@ -281,7 +305,7 @@ class Ring:
 
     def _join(self, engine: Engine) -> None:
         """Let a started engine take part."""
-        self.packer.peers[engine.identity] = lambda: self._engine_told(engine)
+        self.packer.join(engine.identity, lambda: self._engine_told(engine))
         self._engine_beat(engine)
 
     def _engine_beat(self, engine: Engine) -> None:
@@ -324,6 +348,7 @@ class Ring:
 
     def _entered(self, engine: Engine) -> None:
         engine.reported_load = engine.load
+        self._fit.clear()
         self._engine_beat(engine)
         # a newer version may have been named meanwhile
         self._engine_told(engine)
@@ -339,11 +364,11 @@ class Ring:
     # --- groups --------------------------------------------------------------------------------------------------
 
     def send_to_reward(self, sampling: Sampling) -> None:
-        """Send a sampled group to the reward actor with the lowest load."""
+        """Send a sampled group to a reward actor with a low load."""
         alive = [reward for reward in self.rewards if reward.alive]
         if not alive or sampling.hold not in sampling.rollout.held:
             return
-        reward = min(alive, key=lambda one: one.load)
+        reward = less_loaded(alive, lambda one: one.load, sampling.group.seed)
         sampling.reward = reward.identity
         self.send(self._arrive_at_reward, reward, sampling)
 
@@ -422,8 +447,9 @@ class Ring:
         self.meter.num_deaths += 1
         identities = self.trainer.identities if process is self.trainer else [process.identity]
         for identity in identities:
-            del self.packer.peers[identity]
+            self.packer.leave(identity)
         if isinstance(process, Engine):
+            self._fit.clear()
             before = process.tokens
             owners = process.kill()
             self.meter.lost_tokens += process.tokens - before
@@ -448,13 +474,13 @@ class Ring:
     def _restart(self, process: Any) -> None:
         if process is self.trainer:
             for identity in self.trainer.identities:
-                self.packer.peers[identity] = self.trainer.told
+                self.packer.join(identity, self.trainer.told)
         elif isinstance(process, Engine):
             process.restart()
             self._join(process)
             return
         else:
-            self.packer.peers[process.identity] = process.told
+            self.packer.join(process.identity, getattr(process, "told", None))
         process.restart()
         if isinstance(process, Reward):
             # without any reward actor, groups have waited for this one

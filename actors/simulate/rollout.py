@@ -31,8 +31,8 @@ class Rollout:
         self.boot, self._sequence, self.alive = 1, 0, True
         self.held: dict[Hold, Sampling] = {}
         """Attempts from the ticket to the release."""
-        self._ordinals: set[int] = set()
-        """Ordinals of `held`."""
+        self._attempts: dict[int, int] = {}
+        """Attempt of each ordinal in `held`."""
         self.num_sampling = 0
         """Attempts that are not sampled yet."""
         self._reports = False
@@ -62,32 +62,33 @@ class Rollout:
             return
         self._reports = False
         self._sequence += 1
-        # without validation: the values are of the right kinds, and there may be millions of heartbeats
+        # without validation and defaults: the values are right, and there may be millions of heartbeats
         heartbeat = RolloutHeartbeat.model_construct(
             run=self._ring.machine.run,
             name=self.name,
             boot_id=str(self.boot),
             sequence=self._sequence,
             phase="running",
+            fingerprint=None,
+            metrics_url="",
+            term=0,
             free_slots=self.slots - self.num_sampling,
             failures=[],
             holds=np.array(list(self.held), np.int64).reshape(-1, 2),
         )
         self._ring.send(self._ring.packer.hear, self.identity, heartbeat)
 
-    def told(self) -> None:
-        """Take new tickets and let go of what the packer has released: the difference to the ledger's table."""
-        machine = self._ring.machine
-        mine = machine.groups.held_by.get(self.identity, set())
-        if mine == self._ordinals:
-            return
-        rows = machine.groups.rows
-        for ordinal in self._ordinals - mine:
-            for hold in [hold for hold in self.held if hold[0] == ordinal]:
-                self._release(hold)
-        for ordinal in sorted(mine - self._ordinals):
-            self._take(rows[ordinal])
-        self._ordinals = set(mine)
+    def follow(self, group: Group) -> None:
+        """Take a ticket, or let go of an attempt, as the row of a group in the ledger says now."""
+        ordinal, mine = group.ordinal, group.holder == self.identity
+        for hold in [hold for hold in self._holds_of(ordinal) if not mine or hold[1] != group.attempt]:
+            self._release(hold)
+        if mine and (ordinal, group.attempt) not in self.held:
+            self._take(group)
+
+    def _holds_of(self, ordinal: int) -> list[Hold]:
+        attempt = self._attempts.get(ordinal)
+        return [] if attempt is None else [(ordinal, attempt)]
 
     def _take(self, group: Group) -> None:
         ring = self._ring
@@ -100,12 +101,17 @@ class Rollout:
         lengths = completion_lengths(ring.times, group.seed, group.num_completions, longest)
         sampling = Sampling(group, self, group.attempt, prompt, lengths, num_turns)
         self.held[sampling.hold] = sampling
+        self._attempts[group.ordinal] = group.attempt
+        ring.holders[group.ordinal] = self
         self.take_in()
         self.num_sampling += 1
         ring.choose_engine(sampling)
 
     def _release(self, hold: Hold) -> None:
         sampling = self.held.pop(hold)
+        del self._attempts[hold[0]]
+        if self._ring.holders.get(hold[0]) is self:
+            del self._ring.holders[hold[0]]
         if not sampling.is_over:
             self._end(sampling)
             if sampling.engine is not None:
@@ -139,7 +145,7 @@ class Rollout:
                 self._end(sampling)
                 if sampling.engine is not None:
                     self._ring.meter.lost_tokens += sampling.engine.cancel(sampling)
-        self.held, self._ordinals, self.alive, self._reports = {}, set(), False, False
+        self.held, self._attempts, self.alive, self._reports = {}, {}, False, False
         self.boot += 1
 
     def restart(self) -> None:
