@@ -28,8 +28,9 @@ from actors.simulate.calibration import Observed, calibrated, observe
 from actors.simulate.defaults import times_of
 from actors.simulate.failures import Death
 from actors.simulate.models import Times
+from actors.simulate.plan import Plan, Size
 from actors.simulate.result import Result, result_of
-from actors.simulate.ring import Plan, Ring, Size
+from actors.simulate.ring import Ring
 from benchmarks.machine import ROOT, finish, table
 from schemas.config import RunConfig
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from actors.simulate.defaults import times_of
 from actors.simulate.models import Times, largest_of
+from actors.simulate.plan import Plan, Size
 from actors.simulate.result import simulate
-from actors.simulate.ring import Plan, Size
 from actors.telemetry.reporter import read_lines
 from actors.telemetry.totals import mean_of
 from actors.telemetry.work import COLUMNS

@@ -13,9 +13,9 @@ from actors.simulate.limit import advice, experiments
 from actors.simulate.models import Times, parse_setting
 from actors.simulate.options import DEFAULT_STEPS, SIZES
 from actors.simulate.picture import picture
+from actors.simulate.plan import Plan, Size
 from actors.simulate.report import describe, table
 from actors.simulate.result import simulate
-from actors.simulate.ring import Plan, Size
 from actors.simulate.sweep import parse_axis, points, rows_of
 from schemas.config import RunConfig, load_config
 from schemas.errors import ConfigError

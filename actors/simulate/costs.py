@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from actors.simulate.limit import short
+from actors.simulate.plan import Plan, Size
 from actors.simulate.result import Result, simulate
-from actors.simulate.ring import Plan, Size
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
 

@@ -6,8 +6,8 @@ The limit is the change that brings most. A change that brings less than WORTH_S
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from actors.simulate.plan import Plan
 from actors.simulate.result import Result, simulate
-from actors.simulate.ring import Plan
 
 WORTH_SAYING = 0.03
 """Gain of steps per second from which a change counts."""

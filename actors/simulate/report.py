@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from actors.simulate.costs import Split, cost_per_step, gpus_of
 from actors.simulate.limit import WORTH_SAYING, Advice, Experiment
+from actors.simulate.plan import Plan
 from actors.simulate.result import Result
-from actors.simulate.ring import Plan
 
 LIMITS = {
     "training": "training: a step twice as fast",

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from actors.ledger import GroupState
 from actors.simulate.meter import StepLine
-from actors.simulate.ring import Marks, Plan, Ring
+from actors.simulate.plan import Plan
+from actors.simulate.ring import Marks, Ring
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ micro-batches are made by `actors.algorithms.packing.pack`. Only times are model
 """
 
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,55 +20,24 @@ from actors.packer.settings import settings_of
 from actors.simulate.cores import Cores
 from actors.simulate.engine import Engine
 from actors.simulate.events import Events
-from actors.simulate.failures import Death, deaths_of
+from actors.simulate.inference import Inference
 from actors.simulate.meter import Meter
-from actors.simulate.models import Times, lognormal
+from actors.simulate.models import lognormal
 from actors.simulate.packer import Packer
+from actors.simulate.plan import Plan
+from actors.simulate.requests import Requests
 from actors.simulate.reward import Reward
 from actors.simulate.rollout import Rollout
 from actors.simulate.sampling import Sampling
+from actors.simulate.supervisor import Supervisor
 from actors.simulate.trainer import Trainer
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
-from schemas.messages import InferenceHeartbeat, PolicyVersion
 
 BEAT_SECONDS = 1.0
 """Seconds between two heartbeats without urgent news (`bus.beat_interval`)."""
-POLL_SECONDS = 0.025
-"""Mean seconds until a rollout actor that waits for an engine looks again."""
 STUCK_TIMEOUTS = 10.0
 """Multiple of the longest timeout of a group after which a simulation without a new step ends with an error."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """Number of processes by role."""
-
-    rollouts: int
-    rewards: int
-    trainers: int
-    engines: int
-
-    @classmethod
-    def of(cls, config: RunConfig) -> "Size":
-        """Return the processes that `actors up` starts."""
-        up = config.up
-        return cls(up.rollout, max(1, up.reward), config.trainer.num_ranks, up.inference)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is simulated."""
-
-    config: RunConfig
-    size: Size
-    times: Times
-    steps: int
-    """Steps until the end; at most `trainer.max_steps` of the configuration."""
-    seed: int = 0
-    deaths: tuple[Death, ...] = ()
-    mean_seconds_between_deaths: tuple[tuple[str, float], ...] = ()
-    """Mean seconds between two deaths of a process, by role."""
 
 
 @dataclass
@@ -89,54 +58,32 @@ class Ring:
     """Simulation of a plan; `run` returns once its steps are trained."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.config, self.times = plan, plan.config, plan.times
+        ranks = plan.config.trainer.model_copy(update={"num_ranks": plan.size.trainers})
+        self.plan, self.config, self.times = plan, plan.config.model_copy(update={"trainer": ranks}), plan.times
         self.events, self.meter = Events(), Meter()
         self.cores = Cores(plan.times)
-        config = plan.config.model_copy(
-            update={"trainer": plan.config.trainer.model_copy(update={"num_ranks": plan.size.trainers})}
-        )
-        self.config = config
-        labels = [one.label for one in config.trained]
-        weights = [one.weight for one in config.trained]
-        known = [weight for weight in weights if weight is not None]
-        curriculum = Curriculum([None] * len(labels), known if len(known) == len(weights) else None, config.seed)
-        self.settings = settings_of(config, dict(zip(labels, curriculum.shares, strict=True)))
+        self.machine = machine_of(self.config)
+        self.settings = self.machine.settings
         self.tokens: dict[int, int] = {}
         """Tokens of the completions of each settled group, by ordinal."""
         self.samples: dict[int, list[int]] = {}
         """Tokens of each sample (prompt and completion) of each settled group, by ordinal."""
-
-        def draw(excluded: Collection[str] = ()) -> ExampleRef:
-            number, index = curriculum.draw([labels.index(label) for label in excluded])
-            return ExampleRef(labels[number], index, f"{labels[number]} {index}")
-
-        evals = [
-            ExampleRef(label, index, f"{label} {index}")
-            for label, one in config.evaluations.items()
-            for index in range(one.keys.num_prompts)
-        ]
-        self.machine = Machine(self.settings, "simulation", 1, 0.0, draw, evals, "inproc://packer")
         self.packer = Packer(self.events, plan.times, self.machine, self._record, self._tell_holders)
         self.holders: dict[int, Rollout] = {}
         """Rollout actor that holds a ticket of an ordinal, as the rollout actor knows it."""
-        size, slots = plan.size, config.rollout.max_concurrent_groups
+        config, size = self.config, plan.size
+        slots = config.rollout.max_concurrent_groups
         self.rollouts = [Rollout(self, f"rollout-{i}", slots) for i in range(size.rollouts)]
         self._by_name = {rollout.name: rollout for rollout in self.rollouts}
         self.rewards = [Reward(self, f"reward-{i}", config.reward.max_concurrent_groups) for i in range(size.rewards)]
         self.trainer = Trainer(self, size.trainers)
-        engine = config.inference.engine
-        room, mode = engine.num_slots, config.weights.update_mode
+        self.requests, self._supervisor = Requests(self), Supervisor(self)
+        room, mode = config.inference.engine.num_slots, config.weights.update_mode
         self.engines = [
-            Engine(f"inference-{i}", self.events, plan.times, self.cores, room, mode, self._turn_ended)
+            Engine(f"inference-{i}", self.events, plan.times, self.cores, room, mode, self.requests.turn_ended)
             for i in range(size.engines)
         ]
-        self._sequences = dict.fromkeys((engine.name for engine in self.engines), 0)
-        self._searching: list[Sampling] = []
-        """Attempts that wait for an engine with their version."""
-        self._asked: dict[tuple[str, str], int] = {}
-        """Completions asked of an engine and not answered, by rollout and engine."""
-        self._fit: dict[PolicyVersion | int, list[Engine]] = {}
-        """Engines that may sample, by policy or oldest version; emptied with each change of an engine."""
+        self.inference = {engine.name: Inference(self, engine) for engine in self.engines}
         self.start: Marks | None = None
         """Sums at the first step; None before."""
         self.end: Marks | None = None
@@ -159,9 +106,9 @@ class Ring:
         for identity in self.trainer.identities:
             self.packer.join(identity, self.trainer.told)
         self.trainer.beat()
-        for engine in self.engines:
-            self._join(engine)
-        self._plan_deaths()
+        for inference in self.inference.values():
+            inference.join()
+        self._supervisor.plan_deaths()
         self.events.after(BEAT_SECONDS, self._beat)
         steps = self.plan.steps
         self.events.run(lambda: len(self.meter.lines) >= steps or bool(self.machine.failure))
@@ -236,131 +183,6 @@ class Ring:
         """Carry out an action at another process, after a hop."""
         self.events.after(self.times.hop_seconds, action, *arguments)
 
-    # --- engines -------------------------------------------------------------------------------------------------
-
-    def choose_engine(self, sampling: Sampling) -> None:
-        """Ask an engine that may sample, chosen as `actors.rollout.engine_choice` does; or wait."""
-        if sampling.is_over:
-            return
-        fit, name, asked = self._fit_for(sampling.group), sampling.rollout.name, self._asked
-        if not fit:
-            self._searching.append(sampling)
-            return
-        # the load of the last second's heartbeat, and what this rollout actor has asked for
-        best = less_loaded(
-            fit, lambda engine: engine.reported_load + asked.get((name, engine.name), 0), sampling.group.seed
-        )
-        turns = sampling.begin(best)
-        self._count_asked(sampling, len(turns))
-        self.send(self._submit, best, best.boot, sampling, turns)
-
-    def _fit_for(self, group: Group) -> list[Engine]:
-        """Return the engines that may sample a group; the same groups of a version share one list."""
-        key = group.policy or group.min_version
-        if key not in self._fit:
-            self._fit[key] = [
-                engine
-                for engine in self.engines
-                if engine.alive
-                and (policy := engine.policy) is not None
-                and (policy == group.policy if group.policy is not None else policy.version >= group.min_version)
-            ]
-        return self._fit[key]
-
-    def _submit(self, engine: Engine, boot: int, sampling: Sampling, turns: list[Any]) -> None:
-        if sampling.is_over:
-            return
-        if boot != engine.boot or engine.policy is None:
-            self._ask_again(sampling)
-            return
-        engine.submit(turns)
-
-    def _ask_again(self, sampling: Sampling) -> None:
-        """Repeat a request elsewhere, after the engine has died (P11: inside the same attempt)."""
-        self._count_asked(sampling, -sampling.num_open)
-        sampling.engine = None
-        self.events.after(self.times.hop_seconds + POLL_SECONDS, self.choose_engine, sampling)
-
-    def _count_asked(self, sampling: Sampling, number: int) -> None:
-        assert sampling.engine is not None
-        key = (sampling.rollout.name, sampling.engine.name)
-        self._asked[key] = self._asked.get(key, 0) + number
-
-    def _turn_ended(self, turn: Any) -> None:
-        sampling: Sampling = turn.owner
-        if not sampling.turns_left[turn.number]:
-            self._count_asked(sampling, -1)
-        self.send(sampling.rollout.turn_ended, turn)
-
-    def ask_environment(self, sampling: Sampling, number: int) -> None:
-        """Wait for an environment's answer, then ask for the next turn of a completion."""
-        rng = random.Random(sampling.group.seed + 7919 * (number + 1) + sampling.turns_left[number])
-        seconds = lognormal(rng, self.times.environment_seconds, self.times.environment_spread)
-        self.events.after(seconds, self._answered, sampling, number, sampling.engine)
-
-    def _answered(self, sampling: Sampling, number: int, engine: Engine) -> None:
-        if sampling.is_over or sampling.engine is not engine:
-            return
-        self.send(self._submit, engine, engine.boot, sampling, [sampling.next_turn(number)])
-
-    def _join(self, engine: Engine) -> None:
-        """Let a started engine take part."""
-        self.packer.join(engine.identity, lambda: self._engine_told(engine))
-        self._engine_beat(engine)
-
-    def _engine_beat(self, engine: Engine) -> None:
-        self._sequences[engine.name] += 1
-        heartbeat = InferenceHeartbeat.model_construct(
-            run=self.machine.run,
-            name=engine.name,
-            boot_id=str(engine.boot),
-            sequence=self._sequences[engine.name],
-            phase="running",
-            url=f"inproc://{engine.identity}",
-            engine_state="clean" if engine.policy is not None else "starting",
-            policy=engine.policy,
-            load=engine.load,
-            generated_tokens=engine.tokens,
-            holds_two_versions=False,
-            update_seconds={},
-            weight_ranks=int(self.config.weights.channel == "rendezvous"),
-        )
-        self.send(self.packer.hear, engine.identity, heartbeat)
-
-    def _engine_told(self, engine: Engine) -> None:
-        """Load the version that the packer names, unless one is on its way."""
-        wanted = self._wanted(engine)
-        if wanted is None or wanted == engine.policy or engine.loading is not None:
-            return
-        engine.loading = wanted
-        self.events.after(self.times.wire_seconds, self._arrived, engine, engine.boot, wanted)
-
-    def _wanted(self, engine: Engine) -> PolicyVersion | None:
-        machine = self.machine
-        if self.config.weights.channel == "filesystem":
-            return machine.engines.target.policy if machine.engines.target else None
-        update = machine.updates.current
-        return update.policy if update is not None and update.names(str(engine.boot)) else None
-
-    def _arrived(self, engine: Engine, boot: int, policy: PolicyVersion) -> None:
-        if engine.alive and boot == engine.boot:
-            engine.enter(policy, lambda: self._entered(engine))
-
-    def _entered(self, engine: Engine) -> None:
-        engine.reported_load = engine.load
-        self._fit.clear()
-        self._engine_beat(engine)
-        # a newer version may have been named meanwhile
-        self._engine_told(engine)
-        # rollout actors hear of the version by way of the packer
-        hops = 2 * self.times.hop_seconds + self.times.round_seconds
-        self.events.after(hops + POLL_SECONDS, self._search)
-
-    def _search(self) -> None:
-        searching, self._searching = self._searching, []
-        for sampling in searching:
-            self.choose_engine(sampling)
-
     # --- groups --------------------------------------------------------------------------------------------------
 
     def send_to_reward(self, sampling: Sampling) -> None:
@@ -406,85 +228,21 @@ class Ring:
         for ordinal in gone:
             del self.tokens[ordinal], self.samples[ordinal]
 
-    # --- failures ------------------------------------------------------------------------------------------------
 
-    def _plan_deaths(self) -> None:
-        numbers = {
-            "rollout": len(self.rollouts),
-            "reward": len(self.rewards),
-            "trainer": 1,
-            "inference": len(self.engines),
-        }
-        for death in self.plan.deaths:
-            if death.number >= numbers[death.role]:
-                raise ConfigError(f"--kill {death.role}-{death.number}: there are {numbers[death.role]} of this role")
-            self.events.at(death.seconds, self._kill, death)
-        for role, seconds in self.plan.mean_seconds_between_deaths:
-            for number in range(numbers[role]):
-                self._next_death(deaths_of(role, number, seconds, self.plan.seed))
+def machine_of(config: RunConfig) -> Machine:
+    """Return the ledger's machine of a run. Examples are drawn as in training, from endless data without content."""
+    labels, weights = [one.label for one in config.trained], [one.weight for one in config.trained]
+    known = [weight for weight in weights if weight is not None]
+    curriculum = Curriculum([None] * len(labels), known if len(known) == len(weights) else None, config.seed)
 
-    def _next_death(self, deaths: Iterable[Death]) -> None:
-        iterator = iter(deaths)
-        death = next(iterator)
+    def draw(excluded: Collection[str] = ()) -> ExampleRef:
+        number, index = curriculum.draw([labels.index(label) for label in excluded])
+        return ExampleRef(labels[number], index, f"{labels[number]} {index}")
 
-        def die() -> None:
-            self._kill(death)
-            self._next_death(iterator)
-
-        self.events.at(death.seconds, die)
-
-    def _kill(self, death: Death) -> None:
-        """Kill a process; its supervisor starts the next one."""
-        processes: dict[str, list[Any]] = {
-            "rollout": [*self.rollouts],
-            "reward": [*self.rewards],
-            "trainer": [self.trainer],
-            "inference": [*self.engines],
-        }
-        process = processes[death.role][death.number]
-        if not process.alive:
-            return
-        self.meter.num_deaths += 1
-        identities = self.trainer.identities if process is self.trainer else [process.identity]
-        for identity in identities:
-            self.packer.leave(identity)
-        if isinstance(process, Engine):
-            self._fit.clear()
-            before = process.tokens
-            owners = process.kill()
-            self.meter.lost_tokens += process.tokens - before
-            for sampling in owners:
-                if not sampling.is_over:
-                    self._ask_again(sampling)
-        else:
-            process.kill()
-        lease, restart = self.settings.lease, self.times.restart_seconds
-        # the lease ends, or the successor takes the name: whichever comes first
-        self.events.after(min(lease, restart), self._missed, identities)
-        self.events.after(restart, self._restart, process)
-
-    def _missed(self, identities: list[str]) -> None:
-        for identity in identities:
-            self.packer.lose(identity)
-        for rollout in self.rollouts:
-            for sampling in rollout.held.values():
-                if sampling.is_sampled and sampling.reward in identities:
-                    self.send(self.send_to_reward, sampling)
-
-    def _restart(self, process: Any) -> None:
-        if process is self.trainer:
-            for identity in self.trainer.identities:
-                self.packer.join(identity, self.trainer.told)
-        elif isinstance(process, Engine):
-            process.restart()
-            self._join(process)
-            return
-        else:
-            self.packer.join(process.identity, getattr(process, "told", None))
-        process.restart()
-        if isinstance(process, Reward):
-            # without any reward actor, groups have waited for this one
-            for rollout in self.rollouts:
-                for sampling in rollout.held.values():
-                    if sampling.is_sampled and not sampling.reward:
-                        self.send_to_reward(sampling)
+    evals = [
+        ExampleRef(label, index, f"{label} {index}")
+        for label, one in config.evaluations.items()
+        for index in range(one.keys.num_prompts)
+    ]
+    settings = settings_of(config, dict(zip(labels, curriculum.shares, strict=True)))
+    return Machine(settings, "simulation", 1, 0.0, draw, evals, "inproc://packer")

@@ -105,7 +105,7 @@ class Rollout:
         ring.holders[group.ordinal] = self
         self.take_in()
         self.num_sampling += 1
-        ring.choose_engine(sampling)
+        ring.requests.ask(sampling)
 
     def _release(self, hold: Hold) -> None:
         sampling = self.held.pop(hold)
@@ -129,7 +129,7 @@ class Rollout:
         if sampling.is_over:
             return
         if sampling.turns_left[turn.number]:
-            self._ring.ask_environment(sampling, turn.number)
+            self._ring.requests.ask_environment(sampling, turn.number)
             return
         sampling.num_open -= 1
         if not sampling.num_open:

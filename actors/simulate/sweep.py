@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from actors.simulate.models import NAMES, parse_setting
+from actors.simulate.plan import Plan, Size
 from actors.simulate.report import share
 from actors.simulate.result import Result, simulate
-from actors.simulate.ring import Plan, Size
 from schemas.config import RunConfig
 from schemas.errors import ConfigError
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from actors.simulate.models import Times
-from actors.simulate.ring import Plan, Ring, Size
+from actors.simulate.plan import Plan, Size
+from actors.simulate.ring import Ring
 from schemas.config import RunConfig
 
 CONFIG: dict[str, Any] = {

@@ -9,8 +9,9 @@ import pytest
 from actors.simulate.calibration import calibrated, observe
 from actors.simulate.limit import experiments
 from actors.simulate.models import Times, largest_of
+from actors.simulate.plan import Plan, Size
 from actors.simulate.result import result_of, simulate
-from actors.simulate.ring import Plan, Ring, Size
+from actors.simulate.ring import Ring
 from schemas.config import RunConfig
 from schemas.config.resolved import dump_config
 from schemas.errors import ConfigError

@@ -8,9 +8,9 @@ import pytest
 from actors.simulate.costs import cost_per_step, gpus_of, splits
 from actors.simulate.limit import WORTH_SAYING, advice, experiments
 from actors.simulate.picture import picture
+from actors.simulate.plan import Plan, Size
 from actors.simulate.report import describe, rate, seconds, share
 from actors.simulate.result import simulate
-from actors.simulate.ring import Plan, Size
 from actors.simulate.sweep import Axis, parse_axis, points, rows_of
 from schemas.errors import ConfigError
 from tests.actors.simulate.plans import QUICK, plan

@@ -6,8 +6,9 @@ import pytest
 
 from actors.ledger import GroupState
 from actors.simulate.failures import Death
+from actors.simulate.plan import Plan, Size
 from actors.simulate.result import result_of
-from actors.simulate.ring import Plan, Ring, Size
+from actors.simulate.ring import Ring
 from schemas.errors import ConfigError
 from tests.actors.simulate.plans import QUICK, plan, ran
 
