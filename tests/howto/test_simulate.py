@@ -19,6 +19,7 @@ PRINTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "printed"), PRINTED, ids=[command.strip()[:60] for command, _ in PRINTED])
 def test_a_command_prints_what_the_page_says(
     command: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

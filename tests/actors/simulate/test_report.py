@@ -94,6 +94,7 @@ def test_the_cheapest_split_is_the_best_of_all() -> None:
     assert f"is {best.gpus['trainer']} for training and {best.gpus['inference']} for sampling" in text
 
 
+@pytest.mark.slow
 def test_of_many_gpus_few_splits_are_tried_and_the_best_is_found() -> None:
     """64 GPUs: a fraction of the splits, and none of the others is cheaper by more than a little."""
     times = QUICK.with_values(decode_sequence_seconds=0.01, train_token_seconds=0.05)
