@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.simulate.options import add_options
+
 if TYPE_CHECKING:
     from schemas.config import RunConfig
 
@@ -131,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--machine", metavar="ACTORS", help=MACHINE)
     check.add_argument("--memory", action="store_true", help="estimate the memory needed, by part")
+    simulated = add("simulate", _print, "Simulate a run in virtual time: rate, waiting, lag, limit and cost.")
+    add_options(simulated)
     add("topology", _print, "Print each edge of the bus: which end binds, which connects, and the high-water mark.")
     run = add("run", _run, "Run a single actor.", config=False)
     run.add_argument("actor", choices=ACTORS)
@@ -464,6 +468,10 @@ def _print(arguments: argparse.Namespace) -> int:
             from schemas.config import load_config
 
             text = describe(load_config(arguments.config, arguments.overrides))
+        case "simulate":
+            from actors.simulate.command import run
+
+            text = run(arguments)
         case "rewind":
             from actors.ops.resume import rewind
 

@@ -165,4 +165,5 @@ class InferenceActor:
             error=self.updates.error,
             load=status.num_running + status.num_waiting,
             generated_tokens=status.generated_tokens,
+            busy_seconds=status.busy_seconds,
         )

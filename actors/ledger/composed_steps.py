@@ -26,6 +26,8 @@ class ComposedSteps:
         """Newest composed step; 0: none."""
         self._next_ordinal = 0
         """Ordinal below which no group can enter a step any more."""
+        self._awaited: int | None = None
+        """Issued ordinal for which the next step waited last, in order `ordinal`."""
 
     def restore(self, steps: list[Step], compacted: CompactedHistory) -> None:
         """Load the stored steps, in order."""
@@ -45,7 +47,7 @@ class ComposedSteps:
         """Remove and return the steps after this one, to be composed again."""
         cut = [self.composed.pop(number) for number in sorted(self.composed) if number > last]
         self.chains = {number: chain for number, chain in self.chains.items() if number <= last}
-        self.last = last
+        self.last, self._awaited = last, None
         self._changes.gone_steps += [step.step for step in cut]
         return cut
 
@@ -100,6 +102,10 @@ class ComposedSteps:
             return [group for _, group in oldest]
         if self._settings.order == "arrival":
             return list(islice(groups.settled.values(), self._settings.groups_per_step))
+        # most rounds: the step still waits for the same group, so nothing has to be counted
+        awaited = None if self._awaited is None else groups.rows.get(self._awaited)
+        if awaited is not None and awaited.state is GroupState.ISSUED:
+            return []
         # past ordinals that can enter no step any more, once for all later rounds
         while self._next_ordinal < groups.num_issued["train"]:
             group = groups.rows.get(self._next_ordinal)
@@ -111,7 +117,10 @@ class ComposedSteps:
         while len(chosen) < self._settings.groups_per_step:
             group = groups.rows.get(ordinal)
             # order `ordinal` waits for the group whose turn it is, however many later ones are settled
-            if ordinal >= groups.num_issued["train"] or (group and group.state is GroupState.ISSUED):
+            if ordinal >= groups.num_issued["train"]:
+                return []
+            if group and group.state is GroupState.ISSUED:
+                self._awaited = ordinal
                 return []
             if group and group.state is GroupState.SETTLED:  # a missing row is compacted: it was dropped long ago
                 chosen.append(group)

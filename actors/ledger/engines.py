@@ -51,10 +51,8 @@ class Engines:
 
     def served_version(self, heartbeats: Mapping[str, InferenceHeartbeat]) -> int | None:
         """Return the newest version among `serving` engines; None without any."""
-        return max(
-            (heartbeat.policy.version for heartbeat in self.serving(heartbeats).values() if heartbeat.policy),
-            default=None,
-        )
+        versions = [one.policy.version for one in self.serving(heartbeats).values() if one.policy]
+        return max(versions, default=None)
 
     def retarget(
         self,

@@ -129,6 +129,9 @@ class Machine:
         """Chains of steps abandoned by forks; a trainer may still have checkpoints of these steps."""
         self._saved_steps: list[int] = []
         """Steps with a good checkpoint of the live gang, ascending."""
+        self._served: int | None = None
+        """Newest version of an engine open for new work, and the state of peers and lineages that gave it."""
+        self._served_at = (-1, -1)
         self._touched: set[str] = set()
         """Peers to which something may have to be said."""
         self._everybody = False
@@ -553,6 +556,8 @@ class Machine:
         evaluations = self.evaluations
         if evaluations.policy is not None and not evaluations.open:
             self.finished_evals.append(evaluations.finish())
+        if evaluations.policy is None and evaluations.next_version() is None:
+            return
         served = [b.policy for b in self.engines.serving(self.peers.all(InferenceHeartbeat)).values() if b.policy]
         published = [manifest.policy for manifest in self.gang.published(self.peers.all(TrainerHeartbeat))]
         if evaluations.policy is not None and evaluations.policy not in [*served, *published] and self.gang.members:
@@ -579,13 +584,21 @@ class Machine:
         trainers, engines = self.peers.all(TrainerHeartbeat), self.peers.all(InferenceHeartbeat)
         published, target = self.gang.published(trainers), self.engines.target
         if not self.updates.under_way:  # during an update its members receive the target, so it must not change
-            served = self.engines.served_version(engines)
+            served = self._served_version()
             due, pinned = self.evaluations.next_version(), self.evaluations.policy
             self.engines.retarget(published, pinned, due, served or 0, self._newest_allowed())
             target = self.engines.target
         held = target if target in published else None  # a dead trainer's versions are gone
         if self.updates.decide(now, held, engines, trainers.get(self.gang.members.get(0, ""))):
             self.tell_everybody()
+
+    def _served_version(self) -> int | None:
+        """Return the newest version of an engine open for new work, computed after a change only."""
+        state = (self.peers.changes[InferenceHeartbeat], self.engines.dead_lineage)
+        if state != self._served_at:
+            self._served_at = state
+            self._served = self.engines.served_version(self.peers.all(InferenceHeartbeat))
+        return self._served
 
     def _newest_allowed(self) -> int | None:
         """Return the newest version that engines may serve before older ones have done their work (P22)."""
@@ -613,14 +626,16 @@ class Machine:
 
         Evaluations are given first, then waiting train groups, then new ordinals.
         """
-        served = self.engines.served_version(self.peers.all(InferenceHeartbeat))
-        if served is None or not self._asking:
+        served = self._served_version() if self._asking else None
+        if served is None:
             return
         rows, s, issued = self.groups.rows, self.settings, self.groups.num_issued["train"]
         dropped = self.groups.num_dropped("train")
         # new train ordinals allowed now (P15: no ordinal is issued too far ahead of the served version)
         beyond = s.surplus + (min(slow_groups(*self._standing()), s.allowance) if s.allowance else 0)
         allowed = tickets_allowed(issued, dropped, served, s.groups_per_step, s.max_async_level, s.max_steps, beyond)
+        if not allowed and not self.groups.waiting:  # most rounds: thousands of actors may be asking for nothing
+            return
         again = self._listened >= self._reissue_after
         offers = self.groups.waiting.offers(
             again=again, served=served, min_version=lambda ordinal: rows[ordinal].min_version

@@ -35,14 +35,14 @@ class Neighbourhood:
 
     def __init__(self) -> None:
         self._seen: tuple[int, ...] = ()
-        """Revisions of what `_shown` was made of."""
+        """Numbers of changes of what `_shown` was made of."""
         self._rows: Any = None
         """Content of the fields, as plain values."""
         self._shown: Shown | None = None
 
     def shown(self, run: str, peers: Peers, engines: Engines) -> Shown:
         """Return what rollout actors are told of the live engines and reward actors."""
-        seen = (peers.revision_of(InferenceHeartbeat), peers.revision_of(RewardHeartbeat), engines.dead_lineage)
+        seen = (peers.changes[InferenceHeartbeat], peers.changes[RewardHeartbeat], engines.dead_lineage)
         if self._shown is not None and seen == self._seen:
             return self._shown
         # by identity, whoever was heard first: another packer of the run makes the same table of the same processes

@@ -36,7 +36,8 @@ class Peers:
         self._visits: Clock[str] = Clock(lease)
         self._heartbeats: dict[str, Heartbeat] = {}
         self._by_type: dict[type[Heartbeat], dict[str, Heartbeat]] = {}
-        self._revisions: Counter[type[Heartbeat]] = Counter()
+        self.changes: Counter[type[Heartbeat]] = Counter()
+        """Number of heartbeats that counted and of peers that went, by kind: what follows from them may be kept."""
         self._boot_of: dict[str, str] = {}
         """Identity of the newest process of each name, dead names included, up to MAX_REMEMBERED."""
         self._refusals: dict[str, tuple[str, bool]] = {}
@@ -95,7 +96,7 @@ class Peers:
         self._leases.start(identity, now)
         self._heartbeats[identity] = heartbeat
         self._by_type.setdefault(type(heartbeat), {})[identity] = heartbeat
-        self._revisions[type(heartbeat)] += 1
+        self.changes[type(heartbeat)] += 1
         return True, replaced
 
     def _wait(self, now: float, identity: str, name: str, holder: str) -> None:
@@ -172,10 +173,6 @@ class Peers:
             self._heartbeats if heartbeat_type is Heartbeat else self._by_type.get(heartbeat_type, {}),
         )
 
-    def revision_of(self, heartbeat_type: type[Heartbeat]) -> int:
-        """Return a number that changes with each change of what `all` returns for this kind."""
-        return self._revisions[heartbeat_type]
-
     @property
     def num_live(self) -> int:
         """Number of live peers."""
@@ -191,4 +188,4 @@ class Peers:
         heartbeat = self._heartbeats.pop(identity, None)
         if heartbeat is not None:
             del self._by_type[type(heartbeat)][identity]
-            self._revisions[type(heartbeat)] += 1
+            self.changes[type(heartbeat)] += 1

@@ -75,6 +75,9 @@ class Updates:
             engines: newest heartbeats of the live engines, by identity.
             trainer: newest heartbeat of rank 0. None: no gang.
         """
+        is_possible = target is not None and target.channel == "rendezvous" and trainer is not None
+        if not (self._under_way or is_possible):
+            return False  # at once: with the other channel there is nothing to look at in any round
         live = {
             heartbeat.boot_id: heartbeat
             for heartbeat in engines.values()

@@ -30,6 +30,7 @@ from actors.telemetry.reporter import Reporter
 from actors.telemetry.retrying_writer import RETRY_SECONDS, RetryingWriter
 from actors.telemetry.targets import Target, TargetsFile
 from actors.telemetry.totals import StepTotals
+from actors.telemetry.work import Work
 from schemas.config import RunConfig
 from schemas.errors import RunFailedError
 from schemas.messages import Heartbeat, InferenceHeartbeat, ScoredGroup, StepReport, TrainerHeartbeat
@@ -118,6 +119,7 @@ class RunRecord:
         # nothing ran between the last commit of the packer before and now
         self._running_since = self.clock.now() - max(ran.values()) if len(times) > 1 else times["started"]
         self._engines = EngineTotals(self._values["engine_tokens"])
+        self._work = Work()
         self.metrics_target: Target = ("packer", "", "")
         """The packer's own metrics target; targets of other actors come with their heartbeats."""
         self._targets = TargetsFile(config.output, config.name, reporter.writer)
@@ -170,6 +172,7 @@ class RunRecord:
     def heard(self, identity: str, heartbeat: Heartbeat) -> None:
         """Record what a heartbeat tells of finished work, and its sender."""
         self._progress.heard(time.monotonic(), identity, heartbeat)
+        self._work.heard(identity, heartbeat)
         if (
             isinstance(heartbeat, TrainerHeartbeat)
             and heartbeat.rank == 0
@@ -294,8 +297,9 @@ class RunRecord:
         payloads = [self._load(ordinal) for ordinal in step.ordinals]
         groups = with_step_advantages(payloads, self._config.reward, weights)
         # both have advantage_mean and advantage_std: the trainer's win, since only it knows rewards with a reference KL
-        values = step_values(step.step, groups) | report.values | {"time": heard_at}
+        values = step_values(step.step, groups) | report.values | self._work.since_step | {"time": heard_at}
         self._totals.add(self._reporter.report_step(step.step, values, report.weights))
+        self._work.end_step()
         self._gauges.show_step(values)
         if self._reports.pop(step.step, None) is None:
             log.warning("step recorded without the trainer's figures: they were lost with its process", step=step.step)

@@ -97,7 +97,7 @@ class RewardActor:
         """Configuration error found while scoring; raised by the main loop, which ends the process."""
         self._worn_out = ""
         """Reason to start over; empty while this process can score."""
-        self._num_scored = 0
+        self._num_scored, self._busy_seconds = 0, 0.0
         self._shown: set[tuple[str, ...]] = set()
         """Origins of user errors whose traceback has been logged; each is logged once."""
         self.held: dict[tuple[int, int], HeldGroup] = {}
@@ -263,9 +263,11 @@ class RewardActor:
             log.exception("scoring failed", ordinal=group.ordinal)
             self._fail(held, "internal", f"{type(error).__name__}: {error}")
         else:
-            # not exact without a lock, which a limit on leaks does not need
+            seconds = time.monotonic() - started
+            # not exact without a lock, which a limit on leaks and a mean do not need
             self._num_scored += 1
-            self.metrics.observe("grpo_reward_score_seconds", time.monotonic() - started)
+            self._busy_seconds += seconds
+            self.metrics.observe("grpo_reward_score_seconds", seconds)
             self.metrics.count("grpo_reward_groups_total", purpose=group.purpose)
             self._send(held)
 
@@ -308,6 +310,7 @@ class RewardActor:
         self.metrics.set("grpo_reward_queue_groups", load)
         said = {"holds": holds, "load": load, "failures": failures}
         said |= {"calls": self._scorer.runner.num_calls, "late_calls": self._scorer.runner.num_late}
+        said |= {"scored": self._num_scored, "busy_seconds": self._busy_seconds}
         said |= {"notes": self._scorer.notes[: limits.HEARTBEAT_NOTES]}
         if starting is not None:
             self.membership.start(**said, **starting)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import structlog
 
+from actors.algorithms.balancing import less_loaded
 from actors.engines.http.client import EngineError, RequestRefusedError, SampledCompletion
 from actors.rollout.held import AttemptError
 from actors.rollout.presence import Presence
@@ -178,7 +179,7 @@ class EngineChoice:
             request.cancel()
 
     async def _choose(self, ticket: Ticket, shunned: Mapping[str, float], affinity: "Affinity | None") -> EnginePeer:
-        """Return the least loaded engine among those allowed to sample this ticket; wait for the first.
+        """Return an engine with a low load among those allowed to sample this ticket; wait for the first.
 
         P10 (a ticket is sampled only by an engine with version `min_version` or newer). The attempt's timeout ends the
         wait.
@@ -194,7 +195,7 @@ class EngineChoice:
                 self._metrics.count("grpo_rollout_wait_seconds_total", now - started, cause="engine_choice")
                 # loads in the directive are a second old: without this rollout's own requests all tickets that come
                 # together would go to the same engine
-                best = min(fit, key=lambda engine: engine.load + self.asked[engine.boot_id])
+                best = less_loaded(fit, lambda engine: engine.load + self.asked[engine.boot_id], ticket.seed)
                 if affinity is None:
                     return best
                 chosen = next((engine for engine in fit if engine.boot_id == affinity.boot_id), best)

@@ -262,6 +262,10 @@ class RewardHeartbeat(Heartbeat):
     """Number of calls of reward functions since the start of the process."""
     late_calls: int = 0
     """Number of these calls that took longer than `reward.timeout`."""
+    scored: int = 0
+    """Number of groups scored since the start of the process."""
+    busy_seconds: float = 0.0
+    """Seconds in which groups were scored since the start of the process, added up over groups scored at once."""
     notes: Annotated[Listed[Words], Field(max_length=limits.HEARTBEAT_NOTES)] = []
     """Notes for screens on reward functions, e.g. on a function that returns the same value for all completions."""
 
@@ -307,6 +311,8 @@ class InferenceHeartbeat(Heartbeat):
     """Number of completions running or waiting."""
     generated_tokens: int
     """Number of tokens sampled since the start of the process."""
+    busy_seconds: float = 0.0
+    """Seconds of the engine's work since the start of the process."""
     holds_two_versions: bool
     """True if running requests finish under their version after an update (adapters)."""
     update_seconds: dict[str, float]

@@ -52,7 +52,6 @@ LEFT_OUT = frozenset(
         "_patience",
         # directives made before, and what they were made of
         "neighbourhood",
-        "_revisions",
         "told",
         "told_idle",
     }

@@ -198,7 +198,7 @@ IRRELEVANT = {
     "rollout.check_trajectory_format": "groups are always checked",
     "rollout.dump_to_file": "samples.jsonl",
     "rollout.pause_grace_period": "weights.update_mode",
-    "rollout.schedule_policy": "actors take the least loaded engine",
+    "rollout.schedule_policy": "actors take an engine with a low load",
     "rollout.use_lora": "model.lora",
     "rollout.lora_name": "adapters have no names here",
     "actor.disable_dropout": "dropout is off, unless model.dropout is set",

@@ -8,6 +8,7 @@ import torch
 
 from actors.assembly import make_inference, replica_index
 from actors.engines.fake import FakeEngine
+from actors.engines.protocol import EngineStatus
 from actors.inference.loop import InferenceActor
 from actors.telemetry.metrics import Metrics
 from bus.weights import Weights
@@ -51,6 +52,18 @@ def test_weights_that_cannot_be_had_leave_the_old_version_serving(tmp_path):
     assert value("grpo_inference_weight_updates_total", {"outcome": "failed"}) == 1
     actor.follow(engine)
     assert actor.membership.reported["error"] == "pruned meanwhile"
+    engine.close()
+
+
+def test_the_heartbeat_tells_the_work_of_the_engine(tmp_path, monkeypatch):
+    """Tokens and seconds since the start, as the engine counts them."""
+    config = ring_config(tmp_path, "inproc")
+    engine = FakeEngine(config.inference.engine)
+    actor = InferenceActor(config, "inference-0", Metrics("inference"), lambda: engine, lambda boot_id: Receiver())
+    monkeypatch.setattr(engine, "status", lambda: EngineStatus(None, 2, 1, 40, 1.25))
+    actor.report(engine)
+    reported = actor.membership.reported
+    assert (reported["generated_tokens"], reported["busy_seconds"], reported["load"]) == (40, 1.25, 3)
     engine.close()
 
 

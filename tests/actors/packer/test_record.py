@@ -544,6 +544,20 @@ def test_digest_of_the_weights_is_in_the_line_and_in_no_sum(told):
     assert told.record.progress()["step"] == 1
 
 
+def test_a_line_has_the_work_of_engines_since_the_line_before(told):
+    """Also a line that found no room at first; the next line starts from zero."""
+    told.record.heard("inference-0/b", heartbeat(30).model_copy(update={"busy_seconds": 1.5}))
+    with told.full("metrics.jsonl"):
+        told.train(1)
+        told.turn()
+    told.turn()
+    told.record.heard("inference-0/b", heartbeat(50).model_copy(update={"busy_seconds": 2.0}))
+    told.train(2)
+    told.turn()
+    found = [(line["engine_tokens"], line["engine_busy_seconds"], line["reward_groups"]) for line in told.lines()]
+    assert found == [(30.0, 1.5, 0.0), (20.0, 0.5, 0.0)]
+
+
 def test_backlog_is_written_in_parts_so_that_the_round_goes_on(told, monkeypatch):
     """Three steps, two a round."""
     monkeypatch.setattr(record_module, "STEPS_PER_ROUND", 2)

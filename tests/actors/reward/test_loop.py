@@ -94,6 +94,23 @@ def test_train_group_gets_weighted_rewards_and_advantages(actor):
     assert scored.advantages_G.tolist() == [-1.0, 1.0]
 
 
+def test_the_heartbeat_tells_the_work_of_the_functions(make_actor, tell):
+    """A group that was scored in 50 ms."""
+
+    def slow(prompts, completions, **_):
+        time.sleep(0.05)
+        return [1.0] * len(completions)
+
+    actor = make_actor(NamedReward("slow", 1.0, {}, slow))
+    actor.take(group())
+    held = actor.held[0, 1]
+    wait_until(lambda: held.scored, "scored")
+    tell(actor)
+    reported = actor.membership.reported
+    assert reported["scored"] == 1
+    assert 0.05 <= reported["busy_seconds"] < 60.0
+
+
 def test_eval_group_is_measured_by_exact_match_besides(actor):
     """The last row of an evaluation is exact_match; it is no part of the reward."""
     actor.take(group("eval"))

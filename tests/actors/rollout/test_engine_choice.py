@@ -1,6 +1,7 @@
 """Which engine is asked for a ticket, and what follows when it fails."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -71,6 +72,19 @@ async def test_requests_under_way_count_into_an_engines_load(engines, client):
     await asyncio.gather(engines.ask(ticket(0), [1]), engines.ask(ticket(1), [1]))
     assert sorted(client.asked) == ["a", "b"]
     assert set(engines.asked.values()) == {0}
+
+
+async def test_tickets_of_many_rollout_actors_spread_over_the_engines(tmp_path):
+    """Each has the same loads from the packer and asks for one ticket: none of eight engines gets most of them."""
+    config, asked = ring_config(tmp_path), Counter()
+    for number in range(64):
+        client = Client({})
+        async with EngineChoice(config, Metrics("rollout"), lambda client=client: client) as one:
+            one.note(0.0, directive(engines=[engine(name) for name in "abcdefgh"]))
+            await one.ask(ticket(number, seed=number), [1])
+        asked.update(client.asked)
+    assert len(asked) == 8
+    assert max(asked.values()) < 20
 
 
 async def test_failed_engine_is_not_asked_again_before_its_lease_could_have_ended(engines, client, short_lease):
