@@ -102,7 +102,7 @@ class Packer:
         self._after_round()
         changed = list(machine.take_changes().groups.values())
         # sorted, since a set has no order of its own: the simulation must not depend on hashes
-        concerned = sorted(machine.take_concerned().intersection(self._listening))
+        concerned = sorted(set().union(*machine.take_concerned()).intersection(self._listening))
         if concerned or changed:
             self._events.after(self._round_seconds + self._times.hop_seconds, self._tell, concerned, changed)
 
