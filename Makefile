@@ -41,7 +41,7 @@ check-312: .venv-312/stamp
 rehearsal: .venv/dev.stamp .venv-bare/stamp
 	$(BIN)/python -m pytest -m long tests/benchmarks/test_gpu_phases.py
 
-# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; Ray: 1.2 GB; and programs of
+# An environment of its own, with vLLM for CPUs: 3.7 GB; packages of environments: 2.2 GB; TRL: 1.4 GB; Ray: 1.5 GB; and programs of
 # the distribution, where that is allowed.
 system-deps: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh

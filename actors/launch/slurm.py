@@ -69,7 +69,7 @@ def script(job: Job) -> str:
         **launch.sbatch,
     }
     options = [
-        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}"
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_quoted(value)}"
         for name, value in given.items()
         if value is not None and value is not False
     ]
@@ -81,6 +81,11 @@ def script(job: Job) -> str:
         node=shlex.quote(node),
         summary=shlex.quote(str(config.output / "summary.json")),
     )
+
+
+def _quoted(value: object) -> str:
+    """Return a value as sbatch reads it: between quotation marks if it has blanks."""
+    return f'"{value}"' if " " in str(value) else str(value)
 
 
 def submit(job: Job) -> str:

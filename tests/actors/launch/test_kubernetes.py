@@ -129,6 +129,25 @@ def test_what_is_missing_is_said(tmp_path: Path, override: str, problem: str) ->
         kubernetes.manifests(job(tmp_path, 8, 2, (override,)))
 
 
+def test_kubectl_gets_the_objects_and_its_refusal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in keeps its input; without kubectl that is said."""
+    found = job(tmp_path, 2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="kubectl can't be started: No such file or directory; install it"):
+        kubernetes.submit(found)
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\n/bin/cat > "${0%/*}/got"\necho "jobset $*"\n')
+    kubectl.chmod(0o755)
+    told = kubernetes.submit(found).splitlines()
+    assert told[0] == "jobset apply -f -"
+    assert [line.split()[0] for line in told[1:]] == ["watch:", "stop:", "resume:"]
+    assert 'math-1 --type=merge -p \'{"spec":{"suspend":true}}\'' in told[2]
+    assert (tmp_path / "got").read_text() == kubernetes.manifests(found)
+    kubectl.write_text("#!/bin/sh\necho 'no matches for kind JobSet' >&2\nexit 1\n")
+    with pytest.raises(ConfigError, match="kubectl apply fails: no matches for kind JobSet"):
+        kubernetes.submit(found)
+
+
 def test_pods_without_anything_that_computes_ask_for_no_gpu(tmp_path: Path) -> None:
     """Engines run elsewhere, ranks on the packer's node."""
     overrides = ("trainer.num_ranks=8", 'inference.engine.urls=["http://a:1", "http://b:1"]', "up.inference=2")

@@ -41,6 +41,7 @@ def test_a_script_is_one_of_bash_and_names_each_node(tmp_path: Path, number: int
     assert f"#SBATCH --nodes={number}\n" in text
     assert len(re.findall(r"^#  +\d+  node-\d+", text, re.MULTILINE)) == number
     assert "a folder/run.yaml" in text
+    assert f'#SBATCH --output="{folder}/out/logs/slurm-%j.log"\n' in text
 
 
 def test_options_come_from_the_keys(tmp_path: Path) -> None:
@@ -75,6 +76,21 @@ def test_without_sbatch_it_says_where_to_go(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="sbatch can't be started: No such file or directory; run this on a login"):
         slurm.submit(job(tmp_path, nodes=1))
+
+
+def test_sbatch_gets_the_script_and_its_refusal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in keeps its input; the folder of the log is there before the job starts."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\n/bin/cat > "${0%/*}/got"\necho "17;cluster"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = job(tmp_path, nodes=2)
+    assert slurm.submit(found) == slurm.how_to(found.config.output, "17")
+    assert (tmp_path / "got").read_text() == slurm.script(found)
+    assert (found.config.output / "logs").is_dir()
+    sbatch.write_text("#!/bin/sh\necho 'invalid partition' >&2\nexit 1\n")
+    with pytest.raises(ConfigError, match=r"sbatch refuses the job: invalid partition \(launch\.sbatch has"):
+        slurm.submit(found)
 
 
 @pytest.mark.parametrize(
