@@ -7,6 +7,7 @@ quotient of real and simulated value, ROUNDS times.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +38,13 @@ WAITS = 0.02
 """Share of waiting from which the seconds of messages can be told from the trainer's waiting."""
 HOPS = 8.0
 """Messages one after the other from a published version to the next batch, at level 0."""
-SEQUENCE_SHARE = 1 / 200
-"""Seconds that a running completion adds to a decoding step ÷ the seconds of the step without any. A run tells only
+SHARES = {"decode_sequence_seconds": 1 / 200, "prefill_seconds": 0.0, "prefill_token_seconds": 1 / 1000}
+"""Quotients of other seconds of an engine and the seconds of a decoding step without completions. A run tells only
 their sum at its own batch."""
-PREFILL_SHARE = 1 / 1000
-"""Seconds per token of a prompt ÷ the seconds of a decoding step."""
+CPU_SHARES = {"decode_sequence_seconds": 1 / 80, "prefill_seconds": 1.0, "prefill_token_seconds": 1 / 200}
+"""These quotients for an engine on CPU cores. The first two are measured with the model of the quickstart (a decoding
+step of 16, 128 and 256 completions takes 5.4, 13 and 17 ms, a forward for a single prompt as long as one of 16). The
+last is fitted to a run of level 4, in which each update computes keys and values of many tokens again."""
 OTHER_CORES = 0.5
 """Cores used by packer, rollout and reward actors together, on a machine without GPUs."""
 FILTERS = ("zero_variance", "too_easy", "too_hard")
@@ -214,12 +217,12 @@ def fitted(observed: Observed, times: Times, seed: int = 0) -> Times:
     if tokens and busy:
         per_token = busy / tokens
         first = per_token * 16
-        times = times.with_values(**_decoding(first))
+        times = times.with_values(**_decoding(first, times))
     for _ in range(ROUNDS):
         result = simulate(replace(plan, times=times))
         values: dict[str, float] = {}
         if tokens and busy and result.engine_seconds_per_token:
-            values |= _decoding(times.decode_seconds * per_token / result.engine_seconds_per_token)
+            values |= _decoding(times.decode_seconds * per_token / result.engine_seconds_per_token, times)
         factor = observed.step_seconds / max(result.compute_seconds, 1e-9)
         values["step_seconds"] = times.step_seconds * factor
         values["train_token_seconds"] = times.train_token_seconds * factor
@@ -232,9 +235,6 @@ def fitted(observed: Observed, times: Times, seed: int = 0) -> Times:
     return times
 
 
-def _decoding(seconds: float) -> dict[str, float]:
-    return {
-        "decode_seconds": seconds,
-        "decode_sequence_seconds": seconds * SEQUENCE_SHARE,
-        "prefill_token_seconds": seconds * PREFILL_SHARE,
-    }
+def _decoding(seconds: float, times: Times) -> dict[str, float]:
+    shares = SHARES if math.isinf(times.cores) else CPU_SHARES
+    return {"decode_seconds": seconds} | {name: seconds * share for name, share in shares.items()}

@@ -76,6 +76,8 @@ class Engine:
         self._count = self._wakes = 0
         self._steps, self._taken_in, self._paused_until = 0.0, 0.0, 0.0
         """Decoding steps so far, the time up to which they are counted, and the end of a pause."""
+        self._prefill_until = 0.0
+        """Time until which further prompts share the start of those before."""
         self._slow = cores.factor
         self.busy_seconds = self.paused_seconds = self.slot_seconds = 0.0
         """Seconds with running completions, of them and others in pauses for weights, and seconds × completions."""
@@ -205,7 +207,11 @@ class Engine:
             heapq.heappush(self._running, (turn.end, self._count, turn))
             turn.owner.started(self)
         if prompts:
-            self._pause(self._times.prefill_token_seconds * prompts)
+            seconds = self._times.prefill_token_seconds * prompts
+            if self._events.now >= self._prefill_until:
+                seconds += self._times.prefill_seconds
+                self._prefill_until = self._events.now + decode_step(self._times, num_before) * self._slow
+            self._pause(seconds)
 
     def _plan(self) -> None:
         """Wake up at the next end of a turn."""

@@ -1,7 +1,7 @@
 """Models of all times in a run: pure functions of a few figures, in seconds and tokens.
 
     decode, B completions at once    decode_seconds + decode_sequence_seconds · B            a token of each
-    prefill, P new prompt tokens     prefill_token_seconds · P                               stops decoding
+    prefill, P new prompt tokens     prefill_seconds + prefill_token_seconds · P             stops decoding
     new weights                      wire_seconds, then update_pause_seconds                 the pause stops decoding
     step, on the costliest rank      step_seconds + Σ micro-batches (micro_batch_seconds + train_token_seconds · cost)
     round of the packer, N peers     round_seconds + round_peer_seconds · N
@@ -28,6 +28,8 @@ class Times:
     """Seconds of a decoding step of an engine, without the part of each sequence."""
     decode_sequence_seconds: float = 0.0001
     """Seconds that each running completion adds to a decoding step."""
+    prefill_seconds: float = 0.0
+    """Seconds of the start of new prompts apart from their tokens; prompts of one decoding step share it."""
     prefill_token_seconds: float = 0.00002
     """Seconds per token of a new prompt."""
     update_pause_seconds: float = 1.0

@@ -110,7 +110,7 @@ class Ring:
             inference.join()
         self._supervisor.plan_deaths()
         self.events.after(BEAT_SECONDS, self._beat)
-        steps = self.plan.steps
+        steps = min(self.plan.steps, self.settings.max_steps)
         self.events.run(lambda: len(self.meter.lines) >= steps or bool(self.machine.failure))
         if self.machine.failure:
             raise ConfigError(f"the simulated run fails: {self.machine.failure}")

@@ -203,3 +203,10 @@ def test_figures_are_those_that_one_computes_by_hand() -> None:
     assert result.engine_seconds_per_token == pytest.approx(1.0 / 20)
     assert (result.trained, result.dropped, result.lag_mean) == (result.issued - result.open, {}, 0.0)
     assert result.sampled_tokens == 11 * 20
+
+
+def test_the_start_of_a_prompt_is_paid_once_for_its_group() -> None:
+    """Two completions of one prompt: 0.4 s for the start, 0.1 s for 10 tokens of the prompt, in each cycle."""
+    one = by_hand()
+    ring = ran(one, times=one.times.with_values(prefill_seconds=0.4, prefill_token_seconds=0.01))
+    assert result_of(ring).seconds == pytest.approx(10 * (5.25 + 0.4 + 0.1))
