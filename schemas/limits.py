@@ -71,6 +71,7 @@ HEARTBEAT_FAILURES = 200
 HEARTBEAT_NOTES = 20
 DIRECTIVE_TICKETS = 1000
 LOAD_SHOWN = 32_767
+POLICIES_SHOWN = 127
 ACTORS_SHOWN = 1000
 ADDRESS_BYTES = 4096
 DETAIL_CHARACTERS = 1000
@@ -130,6 +131,7 @@ TABLE = (
         "the oldest; others wait until the packer has taken these",
     ),
     Limit("load in a directive", LOAD_SHOWN, "", "of an engine or reward actor; a larger one is shown as this one"),
+    Limit("policies in a directive", POLICIES_SHOWN, "policies", "the newest; engines with older ones get no requests"),
     Limit("notes in a heartbeat", HEARTBEAT_NOTES, "notes", "one for each reward function that screens name"),
     Limit(
         "tickets in a directive",

@@ -79,12 +79,13 @@ class Neighbourhood:
                 [EngineAddress(name=name, boot_id=boot_id, url=url) for name, boot_id, url in engines],
                 [RewardAddress(name=name, boot_id=boot_id, address=address) for name, boot_id, address in rewards],
             )
-        policies = list(dict.fromkeys(policy for policy in served if policy is not None))
+        # the newest: an engine that is further behind is no use to anybody
+        policies = sorted({policy for policy in served if policy is not None}, reverse=True)[: limits.POLICIES_SHOWN]
         places: dict[tuple[int, int] | None, int] = {policy: place for place, policy in enumerate(policies)}
         return {
             "neighbours": table,
             "policies": [PolicyVersion(lineage=lineage, version=version) for lineage, version in policies],
-            "engine_policies": np.array([places.get(policy, -1) for policy in served], np.int16),
+            "engine_policies": np.array([places.get(policy, -1) for policy in served], np.int8),
             "open_rewards": np.array(is_open, np.uint8),
         }
 

@@ -363,8 +363,8 @@ class RolloutDirective(Directive):
     """All live engines and reward actors, including processes that accept no new work: running requests are still
     answered, and groups held there still scored."""
     policies: Listed[PolicyVersion]
-    """Policies that engines serve, each once."""
-    engine_policies: arrays.Int16_E
+    """Policies that engines serve, each once: the newest `limits.POLICIES_SHOWN`."""
+    engine_policies: arrays.Int8_E
     """Shape (E,), per engine of `neighbours`: place of its policy in `policies`; −1: accepts no new requests."""
     engine_loads: arrays.Int16_E
     """Shape (E,). Completions running or waiting at each engine, at most `limits.LOAD_SHOWN`."""

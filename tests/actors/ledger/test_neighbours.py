@@ -170,3 +170,17 @@ def test_every_cached_directive_equals_one_made_anew() -> None:
             assert isinstance(made, RolloutDirective)
             same = dict.fromkeys(made.loads, np.zeros(0, np.int16))
             assert made.model_copy(update=same).equals(told.model_copy(update=same))
+
+
+def test_of_more_policies_than_travel_the_newest_are_told() -> None:
+    """130 engines, each with a version of its own: the three furthest behind get no new requests, and stay listed."""
+    ring, asking = ring_of(130, 1, 1)
+    for number, engine in enumerate(ring.doubles[:130]):
+        assert isinstance(engine, Busy)
+        engine.policy = policy(number)
+        ring.heartbeat(engine)
+    ring.heartbeat(asking[0])
+    ring.decide()
+    shown = directive(asking[0])
+    assert sorted(peer.policy.version for peer in shown.engines) == list(range(3, 130))
+    assert len(shown.live_engines) == 130

@@ -210,7 +210,7 @@ _ALL = (
         tickets=[TICKET, TICKET.model_copy(update={"ordinal": -1, "purpose": "eval", "policy": POLICY})],
         neighbours=NEIGHBOURS,
         policies=[POLICY],
-        engine_policies=np.array([0, -1], np.int16),
+        engine_policies=np.array([0, -1], np.int8),
         engine_loads=np.array([3, 0], np.int16),
         open_rewards=np.array([1, 0], np.uint8),
         reward_loads=np.array([1, 2], np.int16),
