@@ -31,7 +31,7 @@ test: lint
 
 # What takes long and rarely breaks: more cases of what `make test` runs, searches that go further, whole minutes.
 test-long: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "long and not system"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "long and not system" -v
 
 # The fast tests with the Python and the torch of benchmarks/gpu: needs python3.12, and 5 GB for a torch with CUDA.
 check-312: .venv-312/stamp
@@ -46,9 +46,10 @@ rehearsal: .venv/dev.stamp .venv-bare/stamp
 system-deps: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh
 
-# With real systems of others; where CI=true a missing one fails, else it is said.
+# With real systems of others; where CI=true a missing one fails, else it is said. Those that take long: `-m "system and
+# long"` in place of the expression here.
 test-system: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
-	.venv-system/bin/python -m pytest -m system -rs
+	.venv-system/bin/python -m pytest -m "system and not long" -rs --durations=15
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
 chaos: .venv/dev.stamp

@@ -17,7 +17,6 @@ from actors.rollout.model_chat import chat_of
 from actors.trajectories.recorder import Recorder, TurnAnswer, TurnLimits, TurnRequest
 from schemas.config.model import ModelConfig
 from tests.docs.pages import page
-from tests.marks import first_of
 from tests.test_examples import ROOT, run_quickstart
 
 FOLDER = ROOT / "examples/quickstart"
@@ -217,10 +216,10 @@ def run_task(task: str, output: Path, *overrides: str) -> tuple[dict[str, Any], 
     return json.loads((folder / "summary.json").read_text()), completed.stdout, samples
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("quickstart")
-@pytest.mark.parametrize("task", first_of(reversed(TASKS)))
+@pytest.mark.parametrize("task", TASKS)
 def test_a_short_run_of_the_quickstart_with_turns_is_whole(task: str, tmp_path: Path) -> None:
     """Three steps: turns or tool calls in the samples, nothing lost, a lag of at most 1, a report."""
     overrides = ("trainer.max_steps=3", "trainer.warmup_steps=1", "eval.num_prompts=8")

@@ -70,6 +70,7 @@ ELSEWHERE = {
     "'fake-engine'": "test_work_whose_result_nobody_reads_ends_the_process_when_it_raises",  # of a double
     "'abort'": "test_an_abort_that_hangs_or_fails_holds_no_exit_up",  # over NCCL alone
     "'upload'": "test_a_hub_that_fails_is_asked_again_up_to_a_limit",  # only with push_to_hub
+    "'carrier'": "test_a_backup_that_can_not_be_copied_is_copied_at_a_later_look",  # only over several nodes
     "'reward-workers'": "test_the_end_waits_for_no_call",  # only with functions in workers
     # only with rewards by these names: exceptions reach the thread `reward`, which waits for all answers
     "'code-tests'": "test_a_machine_that_cant_run_programs_scores_nothing",

@@ -94,9 +94,10 @@ SEVERAL_UPDATES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trainer", "channel"),
-    first_of([(SEVERAL_UPDATES, "filesystem"), ({}, "rendezvous")]),
+    [(SEVERAL_UPDATES, "filesystem"), ({}, "rendezvous")],
     ids=["six updates, files", "one update, broadcast"],
 )
 def test_two_ranks_train_a_real_model_and_every_step_is_replayed_to_the_bit(

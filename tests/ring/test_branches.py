@@ -63,6 +63,7 @@ def weights_of(config: RunConfig) -> bytes:
     return (config.output / "checkpoints" / f"step_{STEPS}" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_a_trainer_killed_in_a_step_of_branches_trains_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,6 +184,7 @@ def test_the_wish_to_stop_is_a_stop_in_order_and_the_same_command_goes_on(tmp_pa
     assert of(notes(tmp_path), "on_log") == list(range(1, 31))
 
 
+@pytest.mark.long
 def test_a_wish_that_was_not_carried_out_is_carried_out_at_the_next_start(tmp_path: Path) -> None:
     """`actors up` was killed while it stopped; a wish for another run counts for nothing."""
     config = ring_config(

@@ -14,6 +14,7 @@ import pytest
 from actors.ledger import LedgerReader
 from actors.ledger.compacted_history import CompactedHistory
 from schemas.config import RunConfig, load_config
+from tests.marks import first_of
 from tests.ports import free_port
 from tests.processes import children as children_of
 from tests.processes import has_ended
@@ -98,6 +99,7 @@ def test_two_nodes_run_their_shares_to_the_end(tmp_path: Path) -> None:
     assert (own.host, own.control) == ("127.0.0.2", config.bus.control)
 
 
+@pytest.mark.long
 def test_killed_actors_and_killed_nodes_cost_nothing(tmp_path: Path) -> None:
     """An actor of each node, then each node itself with all of its actors; every one is started again."""
     config = two_nodes(
@@ -135,7 +137,7 @@ def everything(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGUSR1, 75)], ids=["TERM", "USR1"]
+    ("number", "code"), first_of([(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGUSR1, 75)]), ids=["TERM", "USR1"]
 )
 def test_a_signal_to_every_process_of_both_nodes_drains_in_order(tmp_path: Path, number: int, code: int) -> None:
     """As a batch system sends them, twice: the packer leaves last, no group is sampled again, the run goes on."""
@@ -198,6 +200,7 @@ def backed_up(carried: Path) -> int:
         return CompactedHistory.of(ledger.value("folded")).step
 
 
+@pytest.mark.long
 def test_a_run_moves_to_a_machine_without_its_ledger_and_back(tmp_path: Path) -> None:
     """Its ledger is on a disk of each machine: the newest backup comes along, and an older ledger is not taken."""
     config = two_nodes(

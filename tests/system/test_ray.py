@@ -18,7 +18,7 @@ from tests.ring.harness import check_promise, steps_recorded, wait_until
 from tests.system.quickstart import MAX_STEPS, ROOT, pid_of_node, quickstart
 from tests.system.tools import missing
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.long]
 PYTHON = ROOT / ".venv-ray/bin/python"
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
 PATIENCE_SECONDS = 300.0

@@ -20,7 +20,7 @@ from tests.ring.harness import check_promise, steps_recorded, wait_until
 from tests.system.quickstart import MAX_STEPS, pid_of_node, quickstart
 from tests.system.slurm import Slurm, slurm
 
-pytestmark = [pytest.mark.system, pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.long]
 PATIENCE_SECONDS = 300.0
 
 

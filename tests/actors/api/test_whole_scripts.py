@@ -252,6 +252,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 def test_a_second_interrupt_kills_the_run_and_the_program_ends(tmp_path: Path, model_folder: ModelFolder) -> None:
     """Even though a reward function never returns: neither the run nor the interpreter waits for it."""
     (tmp_path / "script.py").write_text(HANGING)
