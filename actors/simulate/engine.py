@@ -97,7 +97,7 @@ class Engine:
 
     # --- work ----------------------------------------------------------------------------------------------------
 
-    def submit(self, turns: list[Turn]) -> None:
+    def accept(self, turns: list[Turn]) -> None:
         """Queue turns; they start as soon as there is room."""
         self.take_in()
         self._waiting.extend(turns)

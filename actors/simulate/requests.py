@@ -72,7 +72,7 @@ class Requests:
         if boot != engine.boot or engine.policy is None:
             self.ask_again(sampling)
             return
-        engine.submit(turns)
+        engine.accept(turns)
 
     def ask_again(self, sampling: Sampling) -> None:
         """Repeat a request elsewhere, after the engine has died (P11: inside the same attempt)."""
