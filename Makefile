@@ -9,7 +9,7 @@ ENVIRONMENTS := verifiers-v0 verifiers-v03 verifiers-v1 openenv agents
 # Python keeps compiled modules, whatever the shell says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal system-deps test-system chaos lint docs site dashboards bench bench-trl clean
+.PHONY: quickstart quickstart-lora quickstart-turns check check-312 test test-long rehearsal system-deps test-system test-system-long chaos lint docs site dashboards bench bench-trl clean
 
 quickstart: .venv/run.stamp
 	$(BIN)/python examples/quickstart/quickstart.py --seed $(SEED)
@@ -46,10 +46,13 @@ rehearsal: .venv/dev.stamp .venv-bare/stamp
 system-deps: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh
 
-# With real systems of others; where CI=true a missing one fails, else it is said. Those that take long: `-m "system and
-# long"` in place of the expression here.
+# With real systems of others; where CI=true a missing one fails, else it is said.
 test-system: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	.venv-system/bin/python -m pytest -m "system and not long" -rs --durations=15
+
+# What takes long with real systems: whole runs on Slurm and Ray, agents that learn to the end, all tasks of a package.
+test-system-long: .venv-system/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
+	.venv-system/bin/python -m pytest -m "system and long" -rs -v
 
 # N faults, drawn from SEED, injected into real runs that the witness files then judge: about 4 s each on two cores.
 chaos: .venv/dev.stamp

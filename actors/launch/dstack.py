@@ -1,11 +1,11 @@
 """dstack: a task of `nodes` nodes, each of which runs `actors node`. Nothing of dstack is imported."""
 
-import subprocess
 import tempfile
 from typing import Any
 
-from actors.launch.job import Job, script_with_run_yaml, yaml_text
-from schemas.errors import ConfigError
+from actors.launch.job import PROVISION_SECONDS, Job, Program, script_with_run_yaml, yaml_text
+
+DSTACK = Program("dstack", PROVISION_SECONDS, "install dstack", "dstack apply fails; its words are above")
 
 
 def task(job: Job) -> str:
@@ -31,17 +31,12 @@ def submit(job: Job) -> str:
     """Start the task with `dstack apply`; return how to watch, stop and resume the run.
 
     Raises:
-        ConfigError: `dstack` is not there, or refuses the task.
+        ConfigError: `dstack` is not there, refuses the task, or does not end.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".dstack.yml", encoding="utf-8") as file:
         file.write(task(job))
         file.flush()
-        try:
-            done = subprocess.run(["dstack", "apply", "-y", "-d", "-f", file.name], check=False)
-        except OSError as error:
-            raise ConfigError(f"--on dstack: dstack can't be started: {error.strerror}; install dstack") from error
-    if done.returncode:
-        raise ConfigError("--on dstack: dstack apply fails; its words are above")
+        DSTACK.call(["dstack", "apply", "-y", "-d", "-f", file.name])
     return "\n".join(
         [
             f"watch:   dstack logs {job.name}",

@@ -1,6 +1,7 @@
 """Job: a run with its nodes, as each kind of cluster gets it."""
 
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -11,6 +12,50 @@ import yaml
 from actors.launch.placement import Node, place
 from schemas.config import RunConfig, load_config
 from schemas.errors import ConfigError
+
+CALL_SECONDS = 120.0
+"""Longest call of a program of a cluster that only takes the job in."""
+PROVISION_SECONDS = 7200.0
+"""Longest call of a program that first rents the machines."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Program of a kind of cluster that takes jobs in.
+
+    Args:
+        target: kind of cluster, as `--on` names it.
+        seconds: limit of a call.
+        missing: what to do if the program is not there.
+        failed: text for another exit code than 0; `{words}` stands for what the program has said.
+    """
+
+    target: str
+    seconds: float
+    missing: str
+    failed: str
+
+    def call(self, command: list[str], text: str | None = None) -> str:
+        """Run the program with an input, and return its output; without `text` both are the terminal's.
+
+        Raises:
+            ConfigError: the program is not there, does not end in time, or ends with another exit code than 0.
+        """
+        program, where = command[0], f"--on {self.target}"
+        try:
+            done = subprocess.run(
+                command, input=text, capture_output=text is not None, text=True, check=False, timeout=self.seconds
+            )
+        except OSError as error:
+            raise ConfigError(f"{where}: {program} can't be started: {error.strerror}; {self.missing}") from error
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"{where}: {program} has not ended within {self.seconds:g} s; look whether it has taken the job, or "
+                "give it the output of --dry-run by hand"
+            ) from error
+        if done.returncode:
+            raise ConfigError(f"{where}: {self.failed.format(words=(done.stderr or '').strip())}")
+        return done.stdout or ""
 
 
 @dataclass(frozen=True)

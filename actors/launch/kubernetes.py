@@ -7,12 +7,11 @@ Only the packer's pod has the server's secret key, and the claim of a ledger out
 replaced under the same name; one that fails for good (exit codes 1, 2 and 3) fails the JobSet.
 """
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from actors.launch.job import Job, yaml_text
+from actors.launch.job import CALL_SECONDS, Job, Program, yaml_text
 from schemas.config import RunConfig, load_config
 from schemas.config.vllm_engine import VllmEngineConfig
 from schemas.errors import ConfigError
@@ -28,6 +27,7 @@ REPLACEMENTS = 1000
 """Pods that may die and be replaced in a run."""
 
 Tree = dict[str, Any]
+KUBECTL = Program("kubernetes", CALL_SECONDS, "install it", "kubectl apply fails: {words}")
 
 
 def job_of(path: Path, overrides: list[str]) -> Job:
@@ -81,16 +81,10 @@ def submit(job: Job) -> str:
     """Apply the objects with kubectl, in its current namespace; return how to watch, stop and resume the run.
 
     Raises:
-        ConfigError: kubectl is not there, or refuses the objects.
+        ConfigError: kubectl is not there, refuses the objects, or does not end.
     """
-    text = manifests(job)
-    try:
-        done = subprocess.run(["kubectl", "apply", "-f", "-"], input=text, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ConfigError(f"--on kubernetes: kubectl can't be started: {error.strerror}; install it") from error
-    if done.returncode:
-        raise ConfigError(f"--on kubernetes: kubectl apply fails: {done.stderr.strip()}")
-    return f"{done.stdout.strip()}\n{how_to(job.name)}"
+    told = KUBECTL.call(["kubectl", "apply", "-f", "-"], manifests(job))
+    return f"{told.strip()}\n{how_to(job.name)}"
 
 
 def how_to(name: str) -> str:

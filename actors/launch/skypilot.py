@@ -1,12 +1,12 @@
 """SkyPilot: a task of `num_nodes` nodes, each of which runs `actors node`. Nothing of SkyPilot is imported."""
 
-import subprocess
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from actors.launch.job import Job, script_with_run_yaml, yaml_text
+from actors.launch.job import PROVISION_SECONDS, Job, Program, script_with_run_yaml, yaml_text
 from schemas.errors import ConfigError
+
+SKY = Program("skypilot", PROVISION_SECONDS, "install skypilot", "sky launch fails; its words are above")
 
 
 def task(job: Job) -> str:
@@ -38,17 +38,12 @@ def submit(job: Job) -> str:
     """Start the task with `sky launch`; return how to watch, stop and resume the run.
 
     Raises:
-        ConfigError: `sky` is not there, or refuses the task.
+        ConfigError: `sky` is not there, refuses the task, or does not end.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(task(job))
         file.flush()
-        try:
-            done = subprocess.run(["sky", "launch", "-y", "-d", "-c", job.name, str(Path(file.name))], check=False)
-        except OSError as error:
-            raise ConfigError(f"--on skypilot: sky can't be started: {error.strerror}; install skypilot") from error
-    if done.returncode:
-        raise ConfigError("--on skypilot: sky launch fails; its words are above")
+        SKY.call(["sky", "launch", "-y", "-d", "-c", job.name, file.name])
     return "\n".join(
         [
             f"watch:   sky logs {job.name}",

@@ -8,14 +8,19 @@ A killed node is started again by its shell; a node that fails ends the job.
 """
 
 import shlex
-import subprocess
 from pathlib import Path
 
-from actors.launch.job import Job, restarting
+from actors.launch.job import CALL_SECONDS, Job, Program, restarting
 from actors.launch.placement import table
 from actors.process.output_dir import take
 from schemas.errors import ConfigError
 
+SBATCH = Program(
+    "slurm",
+    CALL_SECONDS,
+    "run this on a login node",
+    "sbatch refuses the job: {words} (launch.sbatch has its options)",
+)
 SCRIPT = """#!/bin/bash
 {options}
 #
@@ -97,13 +102,8 @@ def submit(job: Job) -> str:
     text = script(job)
     take(job.config)
     (job.config.output / "logs").mkdir(exist_ok=True)
-    try:
-        done = subprocess.run(["sbatch", "--parsable"], input=text, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ConfigError(f"--on slurm: sbatch can't be started: {error.strerror}; run this on a login node") from error
-    if done.returncode:
-        raise ConfigError(f"--on slurm: sbatch refuses the job: {done.stderr.strip()} (launch.sbatch has its options)")
-    number = done.stdout.strip().partition(";")[0]
+    told = SBATCH.call(["sbatch", "--parsable"], text)
+    number = told.strip().partition(";")[0]
     return how_to(job.config.output, number)
 
 

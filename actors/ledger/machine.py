@@ -296,7 +296,7 @@ class Machine:
 
     @property
     def shown(self) -> Shown:
-        """What rollout actors are told of engines and reward actors."""
+        """Engines and reward actors, as all rollout actors are told of them."""
         return self.neighbourhood.shown(self.run, self.peers, self.engines)
 
     def is_idle(self, identity: str) -> bool:

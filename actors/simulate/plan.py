@@ -25,7 +25,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is simulated."""
+    """A run to simulate: its configuration, its processes, their times and their deaths."""
 
     config: RunConfig
     size: Size

@@ -331,8 +331,6 @@ class ControlServer:
     def _take_published(self, seconds: float) -> None:
         """Encode published directives for at most `seconds`. The others wait for the next turn of the loop."""
         until = time.monotonic() + seconds
-        if not self._published and self._loads:
-            self._take_loads()
         while self._published and time.monotonic() < until:
             # for one directive at a time: `publish` must not wait for the encoding of all
             with self._lock:
@@ -357,6 +355,9 @@ class ControlServer:
             if not told.says(self._latest.get(identity)):
                 self._to_push.add(identity)
             self._latest[identity] = told
+        # after the directives: with them a table may come that the loads belong to
+        if self._loads and not self._published:
+            self._take_loads()
 
     def _told(self, directive: Directive) -> Told:
         """Encode a directive, and its table of neighbours if that is new: the table is the same object for all peers.
@@ -382,7 +383,8 @@ class ControlServer:
 
     def _take_loads(self) -> None:
         """Encode the newest loads, for all further answers."""
-        loads, self._loads = self._loads, {}
+        with self._lock:
+            loads, self._loads = self._loads, {}
         for name, values in loads.items():
             place = self._table.places.get(name)
             # of another length if a directive with another table is still to be encoded

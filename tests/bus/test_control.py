@@ -786,6 +786,17 @@ def test_loads_alone_are_not_sent_unasked_and_each_answer_has_the_newest(address
     assert _answer(mine)[1].engine_loads.tolist() == [5, 0], "from the directive of another peer"
     packer.server.publish({ME: _for_rollout(load=5, step=4)})
     assert _answer(mine)[1].step == 4, "anything else is sent at once"
+    loads = {"engine_loads": np.array([7, 8], np.int16), "reward_loads": np.array([3, 4], np.int16)}
+    packer.server.publish({other: _for_rollout(load=6)}, loads=loads)
+    _until(lambda: not packer.server.num_unencoded and not packer.server._loads)
+    mine.send_multipart(_rollout_beat(name, 3))
+    answer = _answer(mine)[1]
+    assert (answer.engine_loads.tolist(), answer.reward_loads.tolist()) == ([7, 8], [3, 4]), "loads of a round"
+    packer.server.publish({}, loads={"engine_loads": np.array([9], np.int16)})
+    packer.server.publish({other: _for_rollout(load=6, step=5)})
+    _until(lambda: not packer.server.num_unencoded and not packer.server._loads)
+    mine.send_multipart(_rollout_beat(name, 4))
+    assert len(_answer(mine)[1].engine_loads) == 2, "loads of another number of engines belong to another table"
 
 
 def test_a_table_lost_on_its_way_is_asked_for(
