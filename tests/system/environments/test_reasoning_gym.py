@@ -40,7 +40,6 @@ def oracle(seen: str, columns: dict[str, Any]) -> str:
     return f"Let me think.\n<answer>wrong</answer> No!\n<answer>{columns['answer']}</answer>"
 
 
-@pytest.mark.long
 async def test_every_task_gives_the_score_that_the_package_gives() -> None:
     """All 105, with the package's own answer; where it has none, with another."""
     expected = computed(SCORES, INDEX, NO_ANSWER)
