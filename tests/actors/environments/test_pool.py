@@ -252,7 +252,7 @@ async def test_a_worker_with_too_many_processes_is_killed_with_all_of_them(tmp_p
         with pytest.raises(EpisodeError, match="it had more than 20 processes"):
             await score_until_it_fails(episode)
     children = [int(line) for line in marks.read_text().splitlines()]
-    assert len(children) > 19
+    assert len(children) > 10  # the last ones may be killed before they write their number
     await until(lambda: all(map(has_ended, children)))
 
 
