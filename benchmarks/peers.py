@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from actors.assembly import make_packer
+from actors.ledger.store import digest_of
 from actors.ledger.witness import START, next_chain
 from actors.packer.inflow import BeatHeard, GroupArrived, PeerLost
 from actors.telemetry.metrics import Metrics
@@ -281,7 +282,8 @@ class LonePacker:
         self.trainer.work()
         self.packer._control._clock.listened()  # its thread does not run: leases end by the wall clock here
         for group in self._groups():
-            self.packer.inflow.put(GroupArrived(group))
+            frames = [bytes(frame) for frame in codec.encode(group)]
+            self.packer.inflow.put(GroupArrived(group, frames, digest_of(frames)))
         for peer in self.peers:
             self.packer.inflow.put(BeatHeard(peer.identity, peer.heartbeat(), time.monotonic()))
         started, cpu_started = time.perf_counter(), time.thread_time()

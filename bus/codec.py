@@ -2,10 +2,11 @@
 
 Frames are not trusted: sizes are checked before anything is parsed, lists and maps are counted while msgpack opens the
 header, and pydantic checks types up to the first wrong element. Every fault becomes a `DecodeError` with a countable
-reason. Receiving copies no array: arrays are read-only views of the frames and live as long as the message.
+reason. Receiving copies no large array: these are read-only views of the frames and live as long as the message.
 
-    frame 0      msgpack [kind, version, header]; header = {"ordinal": 7, ..., "%": [layout, sizes]}
-    frames 1..n  raw bytes of an array each; `layout` names the arrays with dtype and axes, `sizes` gives axis lengths
+    frame 0      msgpack [kind, version, header]; header = {"ordinal": 7, ..., "%": [layout, sizes, small]}; `layout`
+                 names the arrays with dtype and axes, `sizes` gives axis lengths, `small` joins arrays up to 4 KiB
+    frames 1..n  raw bytes of a larger array each
     last frame   UTF-8 of the kind's texts (`texts`), if any; the header has their lengths in bytes
 """
 
@@ -18,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 import msgpack
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
@@ -28,8 +28,8 @@ from schemas.errors import DecodeError, MessageTooLargeError
 from schemas.messages import DATA_KINDS, MESSAGE_TYPES, Message, Neighbours
 from schemas.messages.base import ARRAYS_KEY, AXES_AGREE
 
-COPIED_BYTES = 4096
-"""Bytes of an array up to which a copy is cheaper than a view."""
+NO_ARRAYS = ("", ())
+"""Description of the arrays of a kind without any: as in older builds, which then can read why they are refused."""
 UNKNOWN_TABLE = "unknown_table"
 """Reason of an error: the message names a `Neighbours` that has not come."""
 
@@ -40,7 +40,7 @@ Frame = Sized
 def encode(message: Message) -> list[bytes | memoryview]:
     """Return the frames of a message.
 
-    Arrays above COPIED_BYTES share memory with the message, so the message must not change until the frames are sent.
+    Large arrays share memory with the message, so the message must not change until the frames are sent.
 
     Raises:
         MessageTooLargeError: the message is beyond a bound of the receivers.
@@ -49,14 +49,12 @@ def encode(message: Message) -> list[bytes | memoryview]:
     header, layout = message.__dict__.copy(), message.layout
     if message.apart:
         header[message.apart] = header[message.apart].table
-    header[ARRAYS_KEY] = (layout.text, layout.sizes(header))
-    # a place for the header, which is packed last: texts change it
-    frames: list[bytes | memoryview] = [b""]
+    joined, large = layout.split(header)
+    header[ARRAYS_KEY] = (layout.text, layout.sizes(header), joined) if layout.specs else NO_ARRAYS
     for name in layout.specs:
-        array = header.pop(name)
-        small = array.nbytes <= COPIED_BYTES
-        # a view as flat bytes, which needs contiguous memory
-        frames.append(array.tobytes() if small else np.ascontiguousarray(array).data.cast("B"))
+        del header[name]
+    # a place for the header, which is packed last: texts change it
+    frames: list[bytes | memoryview] = [b"", *large.values()]
     if message.texts:
         frames.append(_take_texts_out(header, message.texts))
     # before packing: msgpack would build megabytes for a list that no receiver takes
@@ -68,7 +66,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
                 "groups or completions at a time, are needed"
             )
     frames[0] = _local.packer.pack((message.kind, message.version, header))
-    _check_sizes(message, frames)
+    _check_sizes(message, frames, [*large, "texts"])
     return frames
 
 
@@ -100,10 +98,13 @@ def decode(
         if table is None:
             raise DecodeError(UNKNOWN_TABLE, f"a {message_type.kind} names the neighbours {reprlib.repr(name)}")
         header[message_type.apart] = table
-    end = 1 + len(message_type.layout.specs)
-    # without the frame of texts; any other surplus frame stays in, and is refused by `layout.open`
-    arrays = frames[1:end] if message_type.texts and len(frames) == end + 1 else frames[1:]
-    header |= _open_arrays(message_type.layout, header.pop(ARRAYS_KEY, None), arrays)
+    layout, description = message_type.layout, header.pop(ARRAYS_KEY, None)
+    # ledgers of older builds have groups without joined arrays, and with or without a frame of texts
+    is_old = isinstance(description, list) and len(description) == 2
+    end = len(frames)
+    if message_type.texts and not (is_old and len(frames) == 1 + len(layout.specs)):
+        end -= 1
+    header |= _open_arrays(layout, description, frames[1:end])
     try:
         if message_type.texts:
             _put_texts_back(header, message_type.texts, frames[end:])
@@ -169,8 +170,8 @@ def header_limit(message: Message) -> int:
     return limits.DATA_HEADER_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_HEADER_BYTES
 
 
-def _check_sizes(message: Message, frames: Sequence[bytes | memoryview]) -> None:
-    """Check the sizes of the header, of each array and of the whole message.
+def _check_sizes(message: Message, frames: Sequence[bytes | memoryview], names: Sequence[str]) -> None:
+    """Check the sizes of the header, of each further frame, with its name, and of the whole message.
 
     Raises:
         MessageTooLargeError: a size is beyond the receivers' limit; the text names the part and the keys to lower.
@@ -178,7 +179,7 @@ def _check_sizes(message: Message, frames: Sequence[bytes | memoryview]) -> None
     kind, header, most = message.kind, len(frames[0]), header_limit(message)
     if header > most:
         raise MessageTooLargeError(
-            f"a {kind} has {header} bytes in its header (all but arrays and texts), and {most} are the most that "
+            f"a {kind} has {header} bytes in its header (all but large arrays and texts), and {most} are the most that "
             "travel; "
             + (
                 "columns and chat prompts of an example are in there: keep what is large in a file and name the file "
@@ -189,7 +190,7 @@ def _check_sizes(message: Message, frames: Sequence[bytes | memoryview]) -> None
         )
     largest = limits.DATA_FRAME_BYTES if isinstance(message, DATA_KINDS) else limits.CONTROL_FRAME_BYTES
     # not strict: a kind without texts has a frame less
-    for name, frame in zip([*message.layout.specs, "texts"], frames[1:], strict=False):
+    for name, frame in zip(names, frames[1:], strict=False):
         if len(frame) > largest:
             raise MessageTooLargeError(
                 f"a {kind} has {len(frame)} bytes in one array, and {largest} are the most that travel ({name}); "
@@ -319,9 +320,10 @@ def _open_header(
 
 
 def _open_arrays(layout: ArrayLayout, description: Any, frames: Sequence[Frame]) -> dict[str, NDArray[Any]]:
-    if not isinstance(description, list) or len(description) != 2 or description[0] != layout.text:
+    joined = description[2] if isinstance(description, list) and len(description) == 3 else None
+    if not isinstance(description, list) or len(description) not in (2, 3) or description[0] != layout.text:
         raise DecodeError("bad_array", f"expected the arrays {layout.text!r}, got {reprlib.repr(description)}")
     try:
-        return layout.open(description[1], frames)
+        return layout.open(description[1], joined, frames)
     except (TypeError, ValueError, OverflowError) as error:
         raise DecodeError("bad_array", f"{error}"[:300]) from None

@@ -65,6 +65,11 @@ class Inbox:
 
     def receive(self, timeout: float) -> Message | None:
         """Return the next valid message; None after `timeout` seconds. Bad frames are counted, logged and dropped."""
+        received = self.receive_with_frames(timeout)
+        return received and received[0]
+
+    def receive_with_frames(self, timeout: float) -> tuple[Message, list[zmq.Frame]] | None:
+        """Return the next valid message, as `receive` does, and its frames."""
         deadline = time.monotonic() + timeout
         while True:
             sweep = self._gate.sweep
@@ -86,7 +91,7 @@ class Inbox:
                     return None
                 continue
             self.counts.add(codec.num_bytes(frames))
-            return message
+            return message, frames[1:]
 
     def drop(self, message: Message, reason: str) -> None:
         """Count a received message that is not for this process, with a log line at most every few seconds.

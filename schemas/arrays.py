@@ -19,6 +19,12 @@ from numpy.typing import NDArray
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+SMALL_BYTES = 4096
+"""Bytes of an array up to which it travels joined with the other small arrays of its message, in the header: a frame
+costs more than it carries."""
+ALIGNMENT = 8
+"""Bytes; each joined array starts at a multiple."""
+
 
 @dataclass(frozen=True)
 class ArraySpec:
@@ -52,10 +58,14 @@ class ArrayLayout:
     Fields `offsets: ("G+1",)` and `rewards: ("F", "G")` have the sizes G and F, in order of first appearance. A message
     carries only its sizes: [16, 2] means shapes (17,) and (2, 16). The attribute `text` describes the layout and is the
     same for all messages of the type: `offsets:<i8[G+1] rewards:<f8[F,G]`.
+
+    Args:
+        specs: declarations by name.
+        alone: name of an array that has a frame of its own at any size.
     """
 
-    def __init__(self, specs: dict[str, ArraySpec]) -> None:
-        self.specs = specs
+    def __init__(self, specs: dict[str, ArraySpec], alone: str = "") -> None:
+        self.specs, self._alone = specs, alone
         self.text = " ".join(f"{name}:{spec.dtype_name}[{','.join(spec.axes)}]" for name, spec in specs.items())
         axes = [(name, i, *axis) for name, spec in specs.items() for i, axis in enumerate(spec.plan)]
         self._sizes = list(dict.fromkeys(axis for _, _, axis, _ in axes if axis is not None))
@@ -64,10 +74,10 @@ class ArrayLayout:
         self._first_uses = [first_use[axis] for axis in self._sizes]
         # an axis without a name has size 0 plus its constant: `open` appends this 0 to the sizes, at place None
         places = {axis: place for place, axis in enumerate([*self._sizes, None])}
-        plans = {name: [(places[axis], constant) for axis, constant in spec.plan] for name, spec in specs.items()}
-        self._dtypes = [(name, spec.dtype) for name, spec in specs.items()]
-        self._vectors = [(name, *plan[0]) for name, plan in plans.items() if len(plan) == 1]
-        self._tables = [(name, plan) for name, plan in plans.items() if len(plan) > 1]
+        self._plans = [
+            (name, spec.dtype, [(places[axis], constant) for axis, constant in spec.plan])
+            for name, spec in specs.items()
+        ]
 
     def sizes(self, values: dict[str, Any]) -> list[int]:
         """Return the sizes of checked arrays, in the order of first appearance.
@@ -77,32 +87,72 @@ class ArrayLayout:
         """
         return [values[name].shape[i] - constant for name, i, constant in self._first_uses]
 
-    def open(self, sizes: list[int], buffers: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    def split(self, values: dict[str, Any]) -> tuple[bytearray, dict[str, bytes | memoryview]]:
+        """Return the bytes of checked arrays: of all small ones joined, and of each larger one by name, in wire order.
+
+        The larger ones share memory with the arrays where these are contiguous.
+
+        Args:
+            values: array fields by name; other keys are ignored.
+        """
+        joined, frames = bytearray(), dict[str, bytes | memoryview]()
+        for name in self.specs:
+            array = values[name]
+            if array.nbytes > SMALL_BYTES:
+                # a view as flat bytes, which needs contiguous memory
+                frames[name] = np.ascontiguousarray(array).data.cast("B")
+            elif name == self._alone:
+                frames[name] = array.tobytes()
+            else:
+                joined += array.tobytes()
+                joined += bytes(-len(joined) % ALIGNMENT)
+        return joined, frames
+
+    def open(self, sizes: list[int], joined: bytes | None, frames: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Return read-only views of flat byte buffers as the declared arrays. Valid by construction, without `check`.
 
         Args:
             sizes: lengths of the named axes, in the order of first appearance.
-            buffers: bytes of the arrays in wire order.
+            joined: bytes of all small arrays, as `split` joins them; None: each array has a frame of its own.
+            frames: bytes of each further array, in wire order.
 
         Raises:
-            ValueError, TypeError: sizes and buffers do not fit the layout or each other.
+            ValueError, TypeError: sizes, bytes and frames do not fit the layout or each other.
         """
         # a negative size could fit together with a constant: G = −1 gives the axis `G+1` the length 0
         if len(sizes) != len(self._sizes) or min(sizes, default=0) < 0:
             raise ValueError(f"sizes {reprlib.repr(sizes)} for the arrays {self.text!r}")
         arrays = {}
-        # strict: a missing frame, or a surplus one, is an error of the sender
-        for (name, dtype), buffer in zip(self._dtypes, buffers, strict=True):
-            array = arrays[name] = np.frombuffer(buffer, dtype)
-            # views of bytes are read-only already
-            if buffer.__class__ is not bytes:
-                array.setflags(False)  # type: ignore[call-arg]  # by keyword it takes twice as long
         lengths = [*sizes, 0]  # the 0 is the size of axes without a name
-        for name, place, constant in self._vectors:
-            if len(arrays[name]) != lengths[place] + constant:
-                raise ValueError(f"{name}: {len(arrays[name])} elements, its size is {lengths[place] + constant}")
-        for name, plan in self._tables:
-            arrays[name] = arrays[name].reshape([lengths[place] + constant for place, constant in plan])
+        start, place_of_frame = 0, 0
+        for name, dtype, plan in self._plans:
+            place, constant = plan[0]
+            num = lengths[place] + constant
+            for place, constant in plan[1:]:
+                num *= lengths[place] + constant
+            num_bytes = num * dtype.itemsize
+            if joined is not None and num_bytes <= SMALL_BYTES and name != self._alone:
+                array = np.frombuffer(joined, dtype, num, start)
+                start += num_bytes + -num_bytes % ALIGNMENT
+            else:
+                if place_of_frame == len(frames):
+                    raise ValueError(f"{name}: its frame is missing, behind {len(frames)} others")
+                buffer = frames[place_of_frame]
+                place_of_frame += 1
+                array = np.frombuffer(buffer, dtype)
+                if len(array) != num:
+                    raise ValueError(f"{name}: {len(array)} elements, and {num} by its sizes")
+                # views of bytes are read-only already
+                if buffer.__class__ is not bytes:
+                    array.setflags(False)  # type: ignore[call-arg]  # by keyword it takes twice as long
+            if len(plan) > 1:
+                array = array.reshape([lengths[place] + constant for place, constant in plan])
+            arrays[name] = array
+        if place_of_frame != len(frames) or start != len(joined or b""):
+            raise ValueError(
+                f"{len(frames)} frames and {len(joined or b'')} joined bytes came, and the arrays have "
+                f"{place_of_frame} and {start}"
+            )
         return arrays
 
     def check(self, values: dict[str, Any]) -> None:
@@ -184,9 +234,8 @@ Float64_B = Annotated[NDArray[np.float64], ArraySpec("<f8", ("B",))]
 Int64_B = Annotated[NDArray[np.int64], ArraySpec("<i8", ("B",))]
 Drops_D = Annotated[NDArray[np.int64], ArraySpec("<i8", ("D", "2"))]
 Int8_E = Annotated[NDArray[np.int8], ArraySpec("|i1", ("E",))]
-Int16_E = Annotated[NDArray[np.int16], ArraySpec("<i2", ("E",))]
 UInt8_R = Annotated[NDArray[np.uint8], ArraySpec("|u1", ("R",))]
-Int16_R = Annotated[NDArray[np.int16], ArraySpec("<i2", ("R",))]
+Int16_L = Annotated[NDArray[np.int16], ArraySpec("<i2", ("L",))]
 Int64_K = Annotated[NDArray[np.int64], ArraySpec("<i8", ("K",))]
 Offsets_B = Annotated[NDArray[np.int64], ArraySpec("<i8", ("B+1",))]
 Offsets_M = Annotated[NDArray[np.int64], ArraySpec("<i8", ("M+1",))]

@@ -1,7 +1,7 @@
 """Fixtures of all tests. Nothing here imports torch before a test asks for a model."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +21,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave the thousands of collected tests out of every later garbage collection, which would visit all of them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def nothing_else_to_collect() -> Iterator[None]:
+    """Keep what other tests of this process have left out of every garbage collection.
+
+    A collection visits all of it, and the more there is, the longer garbage lies before Python collects it.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Engines and reward actors, as all rollout actors are told of them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +25,8 @@ class Shown:
 
     fields: dict[str, Any]
     """Processes and policies: a change of these is told to everybody at once."""
-    loads: dict[str, NDArray[np.int16]]
-    """The loads, which change with nearly every heartbeat of an engine."""
+    loads: NDArray[np.int16]
+    """Loads of engines, then of reward actors, which change with nearly every heartbeat of an engine."""
 
 
 class Neighbourhood:
@@ -57,7 +56,8 @@ class Neighbourhood:
             [(b.policy.lineage, b.policy.version) if i in serving and b.policy else None for i, b in live.items()],
             [b.phase == "running" for b in rewards],
         )
-        loads = {"engine_loads": _loads(live.values()), "reward_loads": _loads(rewards)}
+        told = [b.load for b in live.values()] + [b.load for b in rewards]
+        loads = np.array([max(0, min(load, limits.LOAD_SHOWN)) for load in told], np.int16)
         same = self._shown is not None and rows == self._rows
         fields = self._shown.fields if self._shown is not None and same else self._fields(run, *rows)
         self._seen, self._rows, self._shown = seen, rows, Shown(fields, loads)
@@ -88,7 +88,3 @@ class Neighbourhood:
             "engine_policies": np.array([places.get(policy, -1) for policy in served], np.int8),
             "open_rewards": np.array(is_open, np.uint8),
         }
-
-
-def _loads(heartbeats: Iterable[InferenceHeartbeat | RewardHeartbeat]) -> NDArray[np.int16]:
-    return np.array([max(0, min(b.load, limits.LOAD_SHOWN)) for b in heartbeats], np.int16)

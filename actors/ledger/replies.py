@@ -45,7 +45,7 @@ def directives(machine: Machine, progress: Callable[[], dict[str, Any]] = dict) 
     return told | {identity.encode(): replies.directive_for(identity, own_part=False) for identity in others}
 
 
-def loads(machine: Machine) -> dict[str, NDArray[np.int16]]:
+def loads(machine: Machine) -> NDArray[np.int16]:
     """Return the newest loads of engines and reward actors, for the answers to all rollout actors (`Message.loads`)."""
     return machine.shown.loads
 
@@ -112,7 +112,8 @@ class _Replies:
     @cached_property
     def _for_rollouts(self) -> dict[str, Any]:
         """Fields that are equal in the directives of all rollout actors."""
-        return self._common | self._machine.shown.fields | self._machine.shown.loads
+        shown = self._machine.shown
+        return self._common | shown.fields | {RolloutDirective.loads: shown.loads}
 
     @cached_property
     def _idle(self) -> RolloutDirective:

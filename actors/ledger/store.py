@@ -16,7 +16,7 @@ import sqlite3
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -59,6 +59,8 @@ CREATE TABLE IF NOT EXISTS unswept (ordinal INTEGER PRIMARY KEY);
 """
 SMALL_TABLES = ("meta", "groups", "steps", "pools", "unswept")
 """All tables except the payloads."""
+Payload = tuple[str, Sequence[bytes | memoryview]]
+"""Digest and frames of a settled group."""
 LATER_COLUMNS = ("resamples", "position")
 """Columns of `groups` that older ledgers lack; added at the start."""
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -276,7 +278,7 @@ class Store(LedgerReader):
             "model.path at this run's newest checkpoint"
         )
 
-    def commit(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
+    def commit(self, changes: Changes, payloads: Mapping[int, Payload]) -> None:
         """Write a round in a single transaction.
 
         Args:
@@ -338,7 +340,7 @@ class Store(LedgerReader):
         self.database.executemany("DELETE FROM unswept WHERE ordinal = ?", taken)
         return len(taken)
 
-    def commit_patiently(self, changes: Changes, payloads: Mapping[int, tuple[str, list[bytes]]]) -> None:
+    def commit_patiently(self, changes: Changes, payloads: Mapping[int, Payload]) -> None:
         """Commit one round, with retries while the disk is full or another program locks the file.
 
         Raises:
@@ -472,7 +474,7 @@ def file_system_of(folder: Path, mounts: str) -> str:
     return found
 
 
-def digest_of(frames: Iterable[bytes]) -> str:
+def digest_of(frames: Iterable[bytes | memoryview]) -> str:
     """Return the sha256 (hex) of a payload's frames, concatenated."""
     digest = hashlib.sha256()
     for frame in frames:

@@ -2,6 +2,7 @@
 
 import queue
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas.messages import Heartbeat, Message
@@ -30,6 +31,10 @@ class GroupArrived:
     """A message of this run in the inbox for scored groups. Its kind is not checked yet."""
 
     message: Message
+    frames: Sequence[bytes | memoryview]
+    """Frames as received."""
+    digest: str
+    """Digest of the frames (`actors.ledger.digest_of`)."""
 
 
 Event = BeatHeard | PeerLost | GroupArrived

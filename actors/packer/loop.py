@@ -10,7 +10,6 @@ After the death of a packer a successor loads the ledger (`start.py`); meanwhile
 docs/internals/reliability.md has a row for each failure.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from actors.datasets import Dataset
 from actors.datasets.prompts import Prompts
 from actors.ledger import Changes, Group, GroupState, Machine, Store, Verdict, replies
 from actors.ledger.backup import Backups
+from actors.ledger.store import Payload, digest_of
 from actors.packer.batch_sender import BatchSender
 from actors.packer.examples import Examples
 from actors.packer.inflow import BeatHeard, Event, GroupArrived, Inflow, PeerLost
@@ -36,14 +36,14 @@ from actors.process.liveness import Liveness
 from actors.process.membership import new_boot_id
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
-from bus import codec, threads
+from bus import threads
 from bus.control import ControlServer
 from bus.counts import EdgeCounts
 from bus.data import Inbox
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from schemas.errors import ProtocolError, RunFailedError
-from schemas.messages import Heartbeat, Message, ObserverDirective, ObserverHeartbeat, RunPhase, ScoredGroup
+from schemas.messages import Heartbeat, ObserverDirective, ObserverHeartbeat, RunPhase, ScoredGroup
 
 log = structlog.get_logger("packer")
 
@@ -55,7 +55,7 @@ heartbeat comes every millisecond, and a round for each costs more than the hear
 LINGER_SECONDS = 30.0
 """Longest stay of the packer after the end, for peers without a farewell yet."""
 
-NewPayloads = dict[int, tuple[str, list[bytes]]]
+NewPayloads = dict[int, Payload]
 """Digest and frames of each group settled in a round, by ordinal."""
 
 
@@ -185,11 +185,16 @@ class PackerActor:
     def _read(self) -> None:
         while self._reading:
             threads.mark("packer.inbox")
-            message = self._inbox.receive(0.2)
-            if message is not None and message.run != self.machine.run:
+            received = self._inbox.receive_with_frames(0.2)
+            if received is None:
+                continue
+            message, frames = received
+            if message.run != self.machine.run:
                 self._inbox.drop(message, "foreign_run")
-            elif message is not None:
-                self.inflow.put(GroupArrived(message))
+                continue
+            payload = [frame.buffer for frame in frames]
+            # digested here: of a large group that takes longer than all else, and the round must go on
+            self.inflow.put(GroupArrived(message, payload, digest_of(payload)))
 
     # --- the round -----------------------------------------------------------------------------------------------
 
@@ -279,17 +284,16 @@ class PackerActor:
             elif isinstance(event, PeerLost):
                 self.machine.lost(now, event.identity)
             else:
-                self._take_group(event.message, settled)
+                self._take_group(event, settled)
         return settled
 
-    def _take_group(self, message: Message, settled: NewPayloads) -> None:
+    def _take_group(self, arrived: GroupArrived, settled: NewPayloads) -> None:
         """Give a scored group to the machine. The payload goes into the same commit as the machine's verdict."""
+        message = arrived.message
         if not isinstance(message, ScoredGroup) or message.run != self.machine.run:
             log.warning("message of another run or kind", kind=message.kind, run=message.run)
             return
-        frames = [bytes(frame) for frame in codec.encode(message)]
-        digest = hashlib.sha256(b"".join(frames)).hexdigest()
-        facts = facts_of(message, digest, rejected_as(message.rewards_G, self._config.packer))
+        facts = facts_of(message, arrived.digest, rejected_as(message.rewards_G, self._config.packer))
         verdict = self.machine.scored(facts)
         self._metrics.count(
             "grpo_packer_completion_tokens_total",
@@ -298,7 +302,7 @@ class PackerActor:
             verdict=verdict.value,
         )
         if verdict is Verdict.SETTLED:
-            settled[message.ordinal] = (digest, frames)  # stored as received: the digest is of these bytes
+            settled[message.ordinal] = (arrived.digest, arrived.frames)
             self._payloads.add(message)
         if verdict in (Verdict.SETTLED, Verdict.FILTERED):
             self.record.settled(message)

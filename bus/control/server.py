@@ -12,9 +12,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import structlog
@@ -42,6 +41,9 @@ log = structlog.get_logger("bus")
 
 PUSH_INTERVAL_SECONDS = 0.02
 """Seconds between two directives pushed to the same peer."""
+GATHER_SECONDS_PER_PEER, GATHER_SECONDS = 2e-5, 0.02
+"""Seconds that the server waits for further heartbeats, per peer and at most: a turn of the loop costs as much as
+several heartbeats."""
 SLICE_SECONDS = 0.02
 """Seconds of encoding published directives before the server reads heartbeats again."""
 TURNS_PER_LEASE = 6
@@ -56,34 +58,29 @@ BIND_SECONDS = 1.0
 """Seconds for which `bind` is retried while the address is still in use by a closed socket."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
     """An encoded `Neighbours`, shared by the directives that name it (`Message.apart`)."""
 
     name: str = ""
     frames: list[bytes] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)
-    """Places of the arrays of `Message.loads` among the frames of a directive."""
-    loads: dict[int, bytes] = field(default_factory=dict)
-    """Newest frames of these arrays, by place."""
+    loads: bytes = b""
+    """Newest frame of the array `Message.loads`: the last frame of the directives that name the table."""
 
 
 class Told(NamedTuple):
-    """An encoded directive, and the table that it names, if any."""
+    """An encoded directive, and the table that it names, if any: then without the frame of loads."""
 
     frames: list[bytes]
     table: Table | None
 
     def says(self, other: "Told | None") -> bool:
         """Return whether another directive says the same, but for loads."""
-        if other is None or self.table is not other.table or len(self.frames) != len(other.frames):
-            return False
-        loads: Collection[int] = self.table.loads if self.table else ()
-        return all(i in loads or mine == other.frames[i] for i, mine in enumerate(self.frames))
+        return other is not None and self.table is other.table and self.frames == other.frames
 
     def newest(self) -> list[bytes]:
-        """Return the frames with the newest loads."""
-        return self.frames if self.table is None else [self.table.loads.get(i, f) for i, f in enumerate(self.frames)]
+        """Return the frames, with the newest loads."""
+        return self.frames if self.table is None else [*self.frames, self.table.loads]
 
 
 class ControlServer:
@@ -135,9 +132,11 @@ class ControlServer:
         self._endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._gate.port = port_of(self._endpoint)
         self._waker = Waker()
+        self._newest: dict[bytes, Directive] = {}
+        """Directives published last, by identity."""
         self._published: dict[bytes, Directive | None] = {}
         """Published directives, not encoded yet, by identity. None: forget the peer."""
-        self._loads: Mapping[str, NDArray[Any]] = {}
+        self._loads: NDArray[Any] | None = None
         """Newest loads, not encoded yet."""
         self._encoded: deque[tuple[Directive, Told]] = deque(maxlen=ENCODED_KEPT)
         """Directives encoded last: many peers may have the same one."""
@@ -198,9 +197,9 @@ class ControlServer:
         self,
         directives: dict[bytes, Directive | None],
         round_ended: bool = True,
-        loads: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+        loads: NDArray[Any] | None = None,
     ) -> None:
-        """Set the newest directives of peers. Changed directives are pushed. Thread-safe.
+        """Set the newest directives of peers. Changed directives are pushed. For one thread, the packer's.
 
         Args:
             directives: new directives by identity; None: forget the peer.
@@ -209,14 +208,21 @@ class ControlServer:
                 go stale `stale_after` seconds after the round before.
         """
         now = time.monotonic()
+        # the answers repeat what has been published already
+        changed = {i: directive for i, directive in directives.items() if self._newest.get(i) is not directive}
+        for identity, directive in changed.items():
+            if directive is None:
+                del self._newest[identity]
+            else:
+                self._newest[identity] = directive
         with self._lock:
-            self._published.update(directives)
-            self._loads = loads or self._loads
+            self._published.update(changed)
+            self._loads = self._loads if loads is None else loads
             if round_ended:
                 self._round_ended_at, self._told_at = now, {}
             else:
                 self._told_at |= dict.fromkeys(directives, now)
-        if directives:
+        if changed:
             self._waker.wake()
 
     def probe(self, identity: bytes) -> None:
@@ -241,6 +247,7 @@ class ControlServer:
         while not self._stopping:
             threads.mark("control.server")
             ready = dict(poller.poll(milliseconds(self._seconds_to_next_push())))
+            time.sleep(min(GATHER_SECONDS, len(self._latest) * GATHER_SECONDS_PER_PEER))
             if self._waker.receiver in ready:
                 self._waker.clear()
             while not self._probes.empty():
@@ -356,7 +363,7 @@ class ControlServer:
                 self._to_push.add(identity)
             self._latest[identity] = told
         # after the directives: with them a table may come that the loads belong to
-        if self._loads and not self._published:
+        if self._loads is not None and not self._published:
             self._take_loads()
 
     def _told(self, directive: Directive) -> Told:
@@ -371,25 +378,20 @@ class ControlServer:
         neighbours: Neighbours | None = getattr(directive, directive.apart) if directive.apart else None
         if neighbours is not None and neighbours.table != self._table.name:
             self._table = Table(neighbours.table, _copied(codec.encode(neighbours)))
-        told = Told(_copied(codec.encode(directive)), None if neighbours is None else self._table)
+        frames = _copied(codec.encode(directive))
         if neighbours is not None:
-            # frame 0 is the header, and the arrays follow in the order of their declaration
-            self._table.places.update(
-                (name, place) for place, name in enumerate(directive.layout.specs, 1) if name in directive.loads
-            )
-            self._table.loads.update((place, told.frames[place]) for place in self._table.places.values())
+            self._table.loads = frames.pop()
+        told = Told(frames, None if neighbours is None else self._table)
         self._encoded.append((directive, told))
         return told
 
     def _take_loads(self) -> None:
         """Encode the newest loads, for all further answers."""
         with self._lock:
-            loads, self._loads = self._loads, {}
-        for name, values in loads.items():
-            place = self._table.places.get(name)
-            # of another length if a directive with another table is still to be encoded
-            if place is not None and values.nbytes == len(self._table.loads[place]):
-                self._table.loads[place] = values.tobytes()
+            loads, self._loads = self._loads, None
+        # of another length if a directive with another table is still to be encoded
+        if loads is not None and loads.nbytes == len(self._table.loads):
+            self._table.loads = loads.tobytes()
 
     def _read_heartbeats(self) -> None:
         count, sweep = 0, self._gate.sweep

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from schemas.messages.base import Frozen, Message, check_name
+from schemas.messages.base import FORMAT, Frozen, Message, check_name
 from schemas.messages.batch import DroppedOrdinal, StepBatch, drop_fields
 from schemas.messages.control import (
     ActorPhase,
@@ -90,7 +90,7 @@ def fingerprint() -> str:
 
 def fingerprint_of(message_types: Iterable[type[Message]]) -> str:
     """Return 16 hex digits of a digest over kinds, versions, arrays and fields, including values nested in messages."""
-    lines, todo = set[str](), list[type[BaseModel]](message_types)
+    lines, todo = {f"format {FORMAT}"}, list[type[BaseModel]](message_types)
     while todo:
         model = todo.pop()
         name = (

@@ -20,8 +20,10 @@ Item = TypeVar("Item")
 Listed = Annotated[list[Item], FirstProblem()]
 """List field of a message. Validation stops at the first wrong element: one error for each could take gigabytes."""
 
+FORMAT = 2
+"""Number of the way in which messages become frames. 2: small arrays are joined in the header."""
 ARRAYS_KEY = "%"
-"""Key of the header's entry on arrays, [layout, sizes]. No field can have this name."""
+"""Key of the header's entry on arrays, [layout, sizes, small arrays]. No field can have this name."""
 
 
 def check_name(name: str) -> str:
@@ -76,7 +78,7 @@ class Frozen(BaseModel):
 
 
 class Message(Frozen):
-    """Base of all message types. Arrays are fields too; on the wire each array is a frame of its own.
+    """Base of all message types. Arrays are fields too; on the wire each large array is a frame of its own.
 
     A new optional field keeps the `version`. Every other change of a type bumps it, and the type's golden file in the
     tests shows the change.
@@ -94,9 +96,9 @@ class Message(Frozen):
     """Names of fields (a text, or a list of texts) sent as UTF-8 in one frame after the arrays, not in the header."""
     apart: ClassVar[str] = ""
     """Name of the field with a `Neighbours`, which is sent as a message of its own; the header has only its name."""
-    loads: ClassVar[tuple[str, ...]] = ()
-    """Names of arrays that are equal for all receivers with the same `apart`, and change all the time: a change of
-    these alone is not sent at once, and each answer has the newest ones."""
+    loads: ClassVar[str] = ""
+    """Name of the array that is equal for all receivers with the same `apart`, and changes all the time: a change of
+    it alone is not sent at once, and each answer has the newest one. It is the last array, in a frame of its own."""
 
     run: str
     """Random id of the run, created with its ledger. Empty in messages of a peer that has not received it yet."""
@@ -105,7 +107,9 @@ class Message(Frozen):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Set `layout` and `header_keys` of the subclass from its fields."""
         fields = cls.model_fields.items()
-        cls.layout = ArrayLayout({n: spec for n, f in fields for spec in f.metadata if isinstance(spec, ArraySpec)})
+        specs = {n: spec for n, f in fields for spec in f.metadata if isinstance(spec, ArraySpec)}
+        cls.layout = ArrayLayout(specs, alone=cls.loads)
+        assert not cls.loads or (cls.loads == [*specs][-1] and not cls.texts), "loads must be in the last frame"
         cls.header_keys = frozenset([*cls.model_fields, ARRAYS_KEY]) - cls.layout.specs.keys()
 
     def model_post_init(self, context: Any) -> None:

@@ -354,7 +354,7 @@ class RolloutDirective(Directive):
     kind: ClassVar[str] = "rollout_directive"
     version: ClassVar[int] = 3
     apart: ClassVar[str] = "neighbours"
-    loads: ClassVar[tuple[str, ...]] = ("engine_loads", "reward_loads")
+    loads: ClassVar[str] = "neighbour_loads"
 
     tickets: Listed[Ticket]
     """Tickets of this rollout actor that its heartbeat does not name, at most `limits.DIRECTIVE_TICKETS`. Further
@@ -366,30 +366,33 @@ class RolloutDirective(Directive):
     """Policies that engines serve, each once: the newest `limits.POLICIES_SHOWN`."""
     engine_policies: arrays.Int8_E
     """Shape (E,), per engine of `neighbours`: place of its policy in `policies`; −1: accepts no new requests."""
-    engine_loads: arrays.Int16_E
-    """Shape (E,). Completions running or waiting at each engine, at most `limits.LOAD_SHOWN`."""
     open_rewards: arrays.UInt8_R
     """Shape (R,), per reward actor of `neighbours`: 1 if it accepts new groups, else 0."""
-    reward_loads: arrays.Int16_R
-    """Shape (R,). Groups held by each reward actor and not yet scored, at most `limits.LOAD_SHOWN`."""
     scoring: arrays.Holds_K
     """Shape (K, 2). Holds of this rollout actor named by a live reward actor: these groups have arrived."""
     release: arrays.Holds_H
     """Shape (H, 2). Holds to discard: settled, dropped, or given to another holder."""
+    neighbour_loads: arrays.Int16_L
+    """Shape (E + R,). Completions running or waiting at each engine, then groups held by each reward actor and not yet
+    scored; at most `limits.LOAD_SHOWN`."""
 
     def check(self) -> None:
         """Check that policies and loads are those of the processes in `neighbours`."""
-        shown = (len(self.engine_loads), len(self.reward_loads))
-        listed = (len(self.neighbours.engines), len(self.neighbours.rewards))
-        if shown != listed:
-            raise ValueError(f"loads of {shown} engines and reward actors, and neighbours lists {listed}")
+        shown = (len(self.engine_policies), len(self.open_rewards), len(self.neighbour_loads))
+        engines, rewards = len(self.neighbours.engines), len(self.neighbours.rewards)
+        if shown != (engines, rewards, engines + rewards):
+            raise ValueError(
+                f"values of {shown} engines, reward actors and both, and neighbours lists {engines} and {rewards}"
+            )
         if self.engine_policies.size and int(self.engine_policies.max()) >= len(self.policies):
             raise ValueError(f"engine_policies: a place beyond the {len(self.policies)} of policies")
 
     @property
     def engines(self) -> list[EnginePeer]:
         """Engines that accept new requests."""
-        shown = zip(self.neighbours.engines, self.engine_policies.tolist(), self.engine_loads.tolist(), strict=True)
+        engines = self.neighbours.engines
+        loads = self.neighbour_loads[: len(engines)].tolist()
+        shown = zip(engines, self.engine_policies.tolist(), loads, strict=True)
         return [
             EnginePeer(name=e.name, boot_id=e.boot_id, url=e.url, policy=self.policies[place], load=load)
             for e, place, load in shown
@@ -399,7 +402,8 @@ class RolloutDirective(Directive):
     @property
     def rewards(self) -> list[RewardPeer]:
         """Reward actors that accept new groups."""
-        shown = zip(self.neighbours.rewards, self.open_rewards.tolist(), self.reward_loads.tolist(), strict=True)
+        loads = self.neighbour_loads[len(self.neighbours.engines) :].tolist()
+        shown = zip(self.neighbours.rewards, self.open_rewards.tolist(), loads, strict=True)
         return [
             RewardPeer(name=r.name, boot_id=r.boot_id, address=r.address, load=load)
             for r, is_open, load in shown

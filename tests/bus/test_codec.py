@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bus import codec
 from schemas import limits
+from schemas.arrays import SMALL_BYTES
 from schemas.errors import DecodeError
 from schemas.messages import (
     MESSAGE_TYPES,
@@ -47,25 +48,68 @@ def _with_header(kind: str, change: Any) -> Frames:
 
 
 @pytest.mark.parametrize("buffer", [bytes, bytearray, lambda frame: memoryview(bytearray(frame))])
-def test_arrays_are_read_only_views_of_the_frames(buffer: Any) -> None:
-    """Decoding copies no array, and a message's arrays can't be written, even if the frame could."""
-    frames = [buffer(frame) for frame in example_frames("scored_group")]
-    message = codec.decode(frames)
-    for array, frame in zip(message.arrays().values(), frames[1:-1], strict=True):  # behind them the texts
+@pytest.mark.parametrize("kind", ["scored_group", "rollout_heartbeat", "step_batch"])
+def test_small_arrays_travel_in_the_header_and_are_read_only(buffer: Any, kind: str) -> None:
+    """A message of small arrays has one frame, or two with texts; the arrays are aligned, and can't be written."""
+    frames = [buffer(frame) for frame in example_frames(kind)]
+    assert len(frames) == (2 if MESSAGE_TYPES[kind].texts else 1)
+    for array in codec.decode(frames).arrays().values():
+        assert array.flags.aligned
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+@pytest.mark.parametrize("buffer", [bytes, bytearray, lambda frame: memoryview(bytearray(frame))])
+def test_large_arrays_are_read_only_views_of_the_frames(buffer: Any) -> None:
+    """Decoding copies no large array, and it can't be written, even if the frame could."""
+    group = _long_group(np.arange(2001))
+    frames = [buffer(frame) for frame in codec.encode(group)]
+    found = codec.decode(frames)
+    large = [array for array in found.arrays().values() if array.nbytes > SMALL_BYTES]
+    assert len(large) >= 4
+    for array, frame in zip(large, frames[1:-1], strict=True):  # behind them the texts
         assert np.shares_memory(array, np.frombuffer(frame, np.uint8))
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
 
 
 def test_large_arrays_are_sent_without_a_copy() -> None:
-    """Beyond `COPIED_BYTES` a frame is the array's own memory."""
+    """Beyond `SMALL_BYTES` a frame is the array's own memory."""
     offsets = np.arange(2001)
     group = _long_group(offsets)
     frames = codec.encode(group)
-    assert np.shares_memory(np.frombuffer(frames[3], np.uint8), offsets)
-    assert codec.num_bytes(frames) == len(frames[0]) + len(frames[-1]) + sum(
-        array.nbytes for array in group.arrays().values()
-    )
+    assert any(np.shares_memory(np.frombuffer(frame, np.uint8), offsets) for frame in frames[1:-1])
+    large = [array.nbytes for array in group.arrays().values() if array.nbytes > SMALL_BYTES]
+    assert [len(frame) for frame in frames[1:-1]] == large
+
+
+@pytest.mark.parametrize("num", [0, 1, 7, 511, 512, 513, 1023, 1024, 1025, 4096])
+def test_arrays_of_any_size_round_trip(num: int) -> None:
+    """Sizes around the one from which an array has a frame of its own."""
+    holds = np.arange(2 * num).reshape(-1, 2)
+    heartbeat = EXAMPLES["rollout_heartbeat"].model_copy(update={"holds": holds})
+    frames = codec.encode(heartbeat)
+    assert len(frames) == (2 if holds.nbytes > SMALL_BYTES else 1)
+    assert codec.decode([bytes(frame) for frame in frames]).equals(heartbeat)
+    directive = EXAMPLES["rollout_directive"].model_copy(update={"release": holds})
+    assert len(codec.encode(directive)) == len(frames) + 1, "loads always have the last frame"
+    assert decoded([bytes(frame) for frame in codec.encode(directive)]).equals(directive)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "long"])
+def test_a_frame_for_each_array_is_read_too(kind: str) -> None:
+    """As older builds have written groups into ledgers."""
+    message = _long_group(np.arange(2001)) if kind == "long" else EXAMPLES[kind]
+    assert decoded(_as_before(message)).equals(message)
+
+
+def _as_before(message: Message) -> Frames:
+    """The frames of a build that joined no arrays."""
+    frames = [bytes(frame) for frame in codec.encode(message)]
+    opened = msgpack.unpackb(frames[0], unicode_errors="surrogatepass")
+    opened[2]["%"] = opened[2]["%"][:2]
+    arrays = [array.tobytes() for array in message.arrays().values()]
+    return [msgpack.packb(opened, unicode_errors="surrogatepass"), *arrays, *frames[-1:][: len(message.texts)]]
 
 
 def test_arrays_of_any_order_in_memory_round_trip() -> None:
@@ -137,6 +181,16 @@ def test_value_that_cannot_be_sent_is_named_and_leaves_the_codec_usable() -> Non
         ([*example_frames("rollout_group"), b""], "bad_array"),
         ([*example_frames("rollout_group")[:-1], b"123"], "bad_array"),
         ([*example_frames("rollout_group")[:-1], bytes(16)], "bad_array"),
+        ([*example_frames("rollout_directive")[:-1], b"123"], "bad_array"),
+        ([*example_frames("rollout_directive")[:-1], bytes(16)], "bad_array"),
+        (example_frames("rollout_directive")[:-1], "bad_array"),
+        ([*example_frames("rollout_directive"), b""], "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"].pop()), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"].append(b"")), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"].__setitem__(2, o[2]["%"][2][:-1])), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"].__setitem__(2, o[2]["%"][2] + bytes(8))), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"].__setitem__(2, "text")), "bad_array"),
+        (_with_header("rollout_group", lambda o: o[2]["%"].__setitem__(2, 7)), "bad_array"),
         (_with_header("rollout_group", lambda o: o[2].update({"%": None})), "bad_array"),
         (_with_header("rollout_group", lambda o: o[2]["%"].__setitem__(0, "a:<f8[N]")), "bad_array"),
         (_with_header("rollout_group", lambda o: o[2]["%"][1].__setitem__(0, -4)), "bad_array"),

@@ -700,7 +700,7 @@ def _for_rollout(load: int = 3, step: int = 3, neighbours: Neighbours | None = N
     """A directive whose engines have a load; `neighbours`: another table, of as many processes."""
     example = EXAMPLES["rollout_directive"]
     assert isinstance(example, RolloutDirective)
-    changes = {"step": step, "engine_loads": np.array([load, 0], np.int16)}
+    changes = {"step": step, "neighbour_loads": np.array([load, 0, 1, 2], np.int16)}
     return example.model_copy(update=changes | ({"neighbours": neighbours} if neighbours else {}))
 
 
@@ -777,26 +777,24 @@ def test_loads_alone_are_not_sent_unasked_and_each_answer_has_the_newest(address
     mine.send_multipart(_rollout_beat(name, 1))
     _until(lambda: packer.heard)
     packer.server.publish({ME: _for_rollout(load=1), other: _for_rollout(load=1)})
-    assert _answer(mine)[1].engine_loads.tolist() == [1, 0]
+    assert _answer(mine)[1].neighbour_loads.tolist() == [1, 0, 1, 2]
     packer.server.publish({ME: _for_rollout(load=2)})
     packer.server.publish({other: _for_rollout(load=5)})
     _until(lambda: not packer.server.num_unencoded)
     assert not mine.poll(200)
     mine.send_multipart(_rollout_beat(name, 2))
-    assert _answer(mine)[1].engine_loads.tolist() == [5, 0], "from the directive of another peer"
+    assert _answer(mine)[1].neighbour_loads.tolist() == [5, 0, 1, 2], "from the directive of another peer"
     packer.server.publish({ME: _for_rollout(load=5, step=4)})
     assert _answer(mine)[1].step == 4, "anything else is sent at once"
-    loads = {"engine_loads": np.array([7, 8], np.int16), "reward_loads": np.array([3, 4], np.int16)}
-    packer.server.publish({other: _for_rollout(load=6)}, loads=loads)
-    _until(lambda: not packer.server.num_unencoded and not packer.server._loads)
+    packer.server.publish({other: _for_rollout(load=6)}, loads=np.array([7, 8, 3, 4], np.int16))
+    _until(lambda: not packer.server.num_unencoded and packer.server._loads is None)
     mine.send_multipart(_rollout_beat(name, 3))
-    answer = _answer(mine)[1]
-    assert (answer.engine_loads.tolist(), answer.reward_loads.tolist()) == ([7, 8], [3, 4]), "loads of a round"
-    packer.server.publish({}, loads={"engine_loads": np.array([9], np.int16)})
+    assert _answer(mine)[1].neighbour_loads.tolist() == [7, 8, 3, 4], "loads of a round"
+    packer.server.publish({}, loads=np.array([9], np.int16))
     packer.server.publish({other: _for_rollout(load=6, step=5)})
-    _until(lambda: not packer.server.num_unencoded and not packer.server._loads)
+    _until(lambda: not packer.server.num_unencoded and packer.server._loads is None)
     mine.send_multipart(_rollout_beat(name, 4))
-    assert len(_answer(mine)[1].engine_loads) == 2, "loads of another number of engines belong to another table"
+    assert len(_answer(mine)[1].neighbour_loads) == 4, "loads of another number of engines belong to another table"
 
 
 def test_a_table_lost_on_its_way_is_asked_for(

@@ -306,7 +306,7 @@ def words(machine: Machine, identities: Iterable[str]) -> dict[str, Any]:
         assert state is not None
         arrays = {name: array.tolist() for name, array in state.arrays().items()}
         # the newest loads travel with each answer (`replies.loads`), whatever the directive was made with
-        said[identity] = state.model_dump() | arrays | dict.fromkeys(state.loads)
+        said[identity] = state.model_dump() | arrays | {state.loads: None}
     return said
 
 

@@ -96,8 +96,7 @@ def directive(
     return RolloutDirective(
         run="r", term=term, phase="running", step=0, max_steps=9, tickets=[], neighbours=table, policies=policies,
         engine_policies=np.array([policies.index(one.policy) for one in engines], np.int8),
-        engine_loads=np.array([one.load for one in engines], np.int16),
         open_rewards=np.array([one.boot_id in open_ones for one in shown], np.uint8),
-        reward_loads=np.array([one.load for one in shown], np.int16),
+        neighbour_loads=np.array([one.load for one in [*engines, *shown]], np.int16),
         release=np.zeros((0, 2), np.int64), scoring=np.array(scoring, np.int64).reshape(-1, 2),
     )  # fmt: skip

@@ -75,6 +75,7 @@ def test_an_agent_of_a_framework_learns(tmp_path: Path, model: Path, name: str) 
     assert after >= before + 0.2
 
 
+@pytest.mark.system
 @pytest.mark.long
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_of_a_framework_learns_to_the_end(tmp_path: Path, model: Path, name: str) -> None:

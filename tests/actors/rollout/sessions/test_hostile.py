@@ -77,6 +77,7 @@ async def attacked(end: Endpoint, attack: str, number: int, seconds: float) -> d
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("nothing_else_to_collect")
 @pytest.mark.parametrize("attack", REFUSALS)
 @pytest.mark.parametrize(
     ("number", "seconds", "mib"), [(8, 2.0, 200), pytest.param(200, 20.0, 400, marks=pytest.mark.long)]
