@@ -61,6 +61,7 @@ HTTP_CHOICES = 8192
 HTTP_STOPS, HTTP_STOP_CHARACTERS = 64, 1000
 HTTP_LOGIT_BIAS = 4096
 HTTP_TOOLS = 128
+HTTP_LARGE_REQUESTS = 16
 
 # --- contents of heartbeats and directives ---
 
@@ -109,6 +110,7 @@ TABLE = (
     Limit("completions: stop", HTTP_STOPS, "texts", "of at most 1000 characters each, and as many token ids"),
     Limit("completions: logit_bias", HTTP_LOGIT_BIAS, "tokens", "of one request"),
     Limit("completions: tools", HTTP_TOOLS, "tools", "of one request, and as many calls in a message"),
+    Limit("sessions: large requests", HTTP_LARGE_REQUESTS, "requests", "of one trajectory at a time, above 256 KiB"),
     Limit("completions: connections", HTTP_CONNECTIONS, "idle ones", "beyond it the oldest are closed"),
     Limit(
         "completions: head", int(HTTP_CONNECTION_SECONDS), "seconds", "without a request; bodies have request_timeout"

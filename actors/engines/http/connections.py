@@ -13,6 +13,7 @@ import logging
 import socket
 import struct
 import time
+from asyncio import selector_events
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,14 +24,19 @@ from schemas import limits
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at the connections."""
+READ_BYTES = 32 << 10
+"""Bytes read from a connection at a time."""
 _ACKNOWLEDGED_AT = 120
 """Byte offset of `tcpi_bytes_acked` in Linux's `struct tcp_info`."""
 
 
 class Connections:
-    """Connections of a server."""
+    """Connections of a server. Sets READ_BYTES for all connections of the process."""
 
     def __init__(self) -> None:
+        # asyncio has no option for it. aiohttp keeps what it has read of a head that never ends until its error is
+        # answered, several reads for each connection, and asyncio reads 256 KiB at a time
+        selector_events._SelectorSocketTransport.max_size = READ_BYTES  # type: ignore[attr-defined]
         self._busy: dict[Any, int] = {}
         """Number of requests under way, by connection."""
         self._idle: dict[Any, tuple[float, int]] = {}

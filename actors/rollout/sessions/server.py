@@ -152,9 +152,12 @@ class SessionServer:
 
         async def with_session(request: web.Request) -> web.StreamResponse:
             session = self._table.find(_key(request))
+            # a body without a length may be of any
+            is_large = (request.content_length or limits.HTTP_BODY_BYTES) > LARGE_BODY_BYTES and request.can_read_body
             try:
                 with session.served():
-                    return await handle(request, session)
+                    async with session.large if is_large else contextlib.nullcontext():
+                        return await handle(request, session)
             except CallError:
                 self._count(session.environment, "refused")
                 raise

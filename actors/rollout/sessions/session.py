@@ -22,6 +22,7 @@ from actors.rollout.sessions.history import History
 from actors.trajectories.bridges import BridgeError, Message
 from actors.trajectories.chat import Chat
 from actors.trajectories.recorder import LARGE_CHARACTERS, RecordedTurn, TrajectoryOverError
+from schemas import limits
 
 REPLY_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 """What dialects put in front of a reply's id."""
@@ -68,6 +69,8 @@ class Session:
     """Name of the session for logs and services; no secret."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the agent, or the service, has ended the session."""
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.HTTP_LARGE_REQUESTS))
+    """Held by each request with a large body; further ones wait before their body is read."""
     is_over: bool = False
     """True once the trajectory is over: no call is answered any more."""
     reward: float | None = None

@@ -36,7 +36,7 @@ REFUSALS = {
     "garbage": {"400", "401"},
     "lengths": {"400"},
     "bombs": {"415"},
-    "texts": {"400"},
+    "texts": {"400", "429"},  # 429: too many at the same time
 }
 """Statuses with which an attack may be answered."""
 
