@@ -53,6 +53,8 @@ class TargetsFile:
 
     def __init__(self, output: Path, run_name: str, writer: Writer) -> None:
         self._path, self._run_name, self._writer = output / "metrics_targets.json", run_name, writer
+        self._named: list[Target] | None = None
+        """Targets of the file as it is, and those left out."""
         self._written: list[Target] | None = None
 
     def follow(self, targets: Iterable[Target]) -> None:
@@ -61,14 +63,18 @@ class TargetsFile:
         Raises:
             WriteError: the file can't be written now.
         """
-        wanted = sorted(target for target in targets if is_target(target[2]))
-        # Prometheus reloads all targets at each write
-        if wanted == self._written:
+        named = sorted(targets)
+        # a look at each URL of a thousand peers takes longer than all else that is written in a second
+        if named == self._named:
             return
-        entries = [
-            {"targets": [urlsplit(url).netloc], "labels": {"run": self._run_name, "actor": actor, "name": name}}
-            for actor, name, url in wanted
-        ]
-        text = json.dumps(entries, indent=1) + "\n"
-        self._writer.write(self._path, wanted, partial(replace, self._path, text))
-        self._written = wanted
+        wanted = [target for target in named if is_target(target[2])]
+        # Prometheus reloads all targets at each write
+        if wanted != self._written:
+            entries = [
+                {"targets": [urlsplit(url).netloc], "labels": {"run": self._run_name, "actor": actor, "name": name}}
+                for actor, name, url in wanted
+            ]
+            text = json.dumps(entries, indent=1) + "\n"
+            self._writer.write(self._path, wanted, partial(replace, self._path, text))
+        # last: a write that has failed is tried again
+        self._named, self._written = named, wanted
