@@ -41,6 +41,7 @@ def test_a_run_that_meets_a_dozen_faults_keeps_its_promise(tmp_path: Path) -> No
     assert verdict([result])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ def test_a_callback_that_hangs_holds_no_step_up(tmp_path: Path) -> None:
     assert of(notes(tmp_path), "on_train_end") == [8]
 
 
+@pytest.mark.long
 def test_the_wish_to_stop_is_a_stop_in_order_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A checkpoint is saved, on_train_end is called, the exit code is 0; the next start trains on from there."""
     config = ring_config(

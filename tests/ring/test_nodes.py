@@ -136,6 +136,7 @@ def everything(pid: int) -> list[int]:
     return [pid, *(below for child in children_of(pid) for below in everything(child.pid))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), first_of([(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGUSR1, 75)]), ids=["TERM", "USR1"]
 )

@@ -155,6 +155,7 @@ OF_THE_STEP = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", first_of(OF_THE_STEP))
 def test_what_is_of_the_whole_step_is_the_same_on_two_ranks_and_in_a_replay(
     tmp_path: Path, model_folder: ModelFolder, case: str

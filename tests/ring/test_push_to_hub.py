@@ -56,6 +56,7 @@ def test_each_checkpoint_is_pushed_while_training_goes_on(tmp_path: Path, hub: M
     assert hub.titles("org/model") == [f"Step {step} of ring" for step in (3, 6, 8)]
 
 
+@pytest.mark.long
 def test_a_hub_that_never_answers_holds_no_step_up_and_is_said_at_the_end(tmp_path: Path, hub: ModelHub) -> None:
     """All steps are trained; what is not pushed is named, and the same command pushes it, once."""
     config = pushing(tmp_path, hub_strategy="checkpoint", end_timeout=1.0)

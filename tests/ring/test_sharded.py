@@ -63,6 +63,7 @@ def test_two_ranks_train_save_and_are_replayed_within_the_tolerance(tmp_path: Pa
     assert "weights were spread over ranks, so weights are not compared" in replayed.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "place", "fault"),
     first_of(

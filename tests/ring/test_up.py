@@ -252,6 +252,7 @@ def test_a_run_started_with_nohup_does_not_hear_of_a_closed_terminal(tmp_path):
         assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_files_of_others_outlive_a_run_of_two_in_one_weights_directory(tmp_path):
     """Two runs at once, one of them broadcasting; one is killed and started again; the folder has other files."""
@@ -376,6 +377,7 @@ def test_a_done_run_whose_last_checkpoint_is_gone_goes_on_from_the_one_before(tm
     assert check_promise(config).dropped == {}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_up_with_fork_samples_anew_though_no_identity_key_differs_and_says_so(tmp_path):
     """From the newest checkpoint, once, also when the packer is killed and started again."""

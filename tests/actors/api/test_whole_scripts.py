@@ -166,6 +166,7 @@ def test_the_tools_of_a_script_are_called(
     assert {name for name in rows[0] if name.startswith("reward/")} == rewards
 
 
+@pytest.mark.long
 def test_a_model_as_an_object_is_evaluated_trained_and_uploaded(
     tmp_path: Path, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
