@@ -36,7 +36,7 @@ from actors.process.liveness import Liveness
 from actors.process.membership import new_boot_id
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
-from bus import threads
+from bus import codec, threads
 from bus.control import ControlServer
 from bus.counts import EdgeCounts
 from bus.data import Inbox
@@ -121,7 +121,7 @@ class PackerActor:
             self._inbox.address,
             self._examples.is_still_there,
         )
-        self._payloads = Payloads(store)
+        self._payloads = Payloads(store, config.packer.memory_bytes)
         self.batches = BatchSender(config, self.machine, self._payloads)
         keep_last = config.trainer.checkpoint.num_resumable
         self._backups = Backups(Path(store.path), keep_last) if store.path != ":memory:" else None
@@ -269,7 +269,7 @@ class PackerActor:
         for identity in self.machine.peers.take_contested():
             self._control.probe(identity.encode())
         point("packer.told")
-        self._payloads.forget_trained(self.machine, 4 * self._config.packer.groups_per_step)
+        self._payloads.forget(self.machine, 4 * self._config.packer.groups_per_step)
         self.liveness.turn()  # last: a round that hangs anywhere is no sign of life
 
     def _take_in(self, now: float, events: list[Event]) -> NewPayloads:
@@ -303,7 +303,7 @@ class PackerActor:
         )
         if verdict is Verdict.SETTLED:
             settled[message.ordinal] = (arrived.digest, arrived.frames)
-            self._payloads.add(message)
+            self._payloads.add(message, codec.num_bytes(arrived.frames))
         if verdict in (Verdict.SETTLED, Verdict.FILTERED):
             self.record.settled(message)
             self._examples.note_difficulty(self.machine.groups.rows[message.ordinal].example, message)

@@ -207,6 +207,10 @@ class PackerConfig(Section):
     max_drop_fraction: Free[float] = Field(0.5, gt=0, le=1)
     """Limit of the share of groups dropped as `poison` (three failed attempts each) among the last 100. Above the limit
     the run fails, since the other groups are no fair sample of the data. 1: never."""
+    memory_bytes: Free[int] = Field(4 << 30, ge=1)
+    """Bytes of scored groups that the packer keeps in memory until they are trained. Further groups are in the ledger
+    alone, and are read when their step is composed. A group takes about 13 bytes per token. The batches of a step come
+    on top."""
     pools: Free[DifficultyPoolsConfig | None] = None
     """Difficulty pools: easy and hard examples are set aside. Empty: none."""
 
