@@ -208,12 +208,17 @@ def milliseconds(seconds: float) -> int:
     return max(0, math.ceil(seconds * 1000))
 
 
-CONNECT_MILLISECONDS, ZMTP_HEARTBEAT_MILLISECONDS = 2000, 5000
-"""Milliseconds until a connection attempt is given up, and between two heartbeats of ZMTP.
+CONNECT_MILLISECONDS = 2000
+"""Milliseconds until a connection attempt is given up."""
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 5, 3
+"""Seconds without traffic until the kernel probes a connection, and between two probes; unanswered probes until it is
+closed and made again."""
+CONTROL_UNSENT_MILLISECONDS, DATA_UNSENT_MILLISECONDS = 15_000, 60_000
+"""Milliseconds for which sent bytes may stay unacknowledged, or a receiver may take none, until the connection is
+closed and made again.
 
-A connection that is silent for three heartbeats is closed and made again: after a long cut of the network, TCP alone
-would wait up to minutes before the next try. The limit is not shorter, since messages on their way are lost with the
-connection."""
+After a long cut of the network, TCP alone would wait up to minutes before the next try. The limit is not shorter, since
+messages on their way are lost with the connection; a receiver of large groups may take none for a while."""
 
 HANDSHAKE_MILLISECONDS = 5000
 """Milliseconds for a connected peer to finish the handshake of ZMTP (with keys: of CURVE)."""
@@ -239,8 +244,14 @@ def prepare(socket: "zmq.Socket[bytes]", high_water_mark: int, buffer_bytes: int
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MILLISECONDS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MILLISECONDS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * ZMTP_HEARTBEAT_MILLISECONDS)
+    # by the kernel, not by heartbeats of ZMTP: a receiver whose queue is full reads no heartbeat, so a good connection
+    # would be closed, and libzmq 4.3 aborts the process if the sender dies meanwhile (`!_io_error`: its timer writes)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
+    is_data = socket.type in (zmq.PUSH, zmq.PULL)
+    socket.setsockopt(zmq.TCP_MAXRT, DATA_UNSENT_MILLISECONDS if is_data else CONTROL_UNSENT_MILLISECONDS)
     if buffer_bytes is not None:
         socket.setsockopt(zmq.SNDBUF, buffer_bytes)
         socket.setsockopt(zmq.RCVBUF, buffer_bytes)

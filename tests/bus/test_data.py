@@ -1,8 +1,11 @@
 """Inbox and Outbox on every transport: what is accepted arrives, what is bad is named, nobody waits for ever."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -11,6 +14,7 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from bus import keys
 from bus.data import Inbox, Outbox
 from bus.topology import Addresses
 from schemas import limits
@@ -21,6 +25,7 @@ from tests.bus.conftest import MakeConfig, connect
 from tests.ports import free_port
 from tests.schemas.messages.examples import GROUP_FIELDS, example_frames
 
+ROOT = Path(__file__).parents[2]
 WAIT = 60.0
 AT_ONCE = 30.0
 """Beside waiting for ever; machines stand still for seconds."""
@@ -149,6 +154,33 @@ def test_slow_consumer_makes_the_sender_stop_and_loses_nothing(
             received.append(message.ordinal)
         assert time.monotonic() < deadline
     assert received == list(range(accepted + 30))
+
+
+def _stalled(keys_folder: str, seconds: float, *words: str) -> tuple[int, int]:
+    """Messages sent before a receiver stood still, and those that it received afterwards (`tests.bus.stalled`)."""
+    command = [sys.executable, "-m", "tests.bus.stalled", keys_folder, str(seconds), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    num, received = map(int, done.stdout.split())
+    return num, received
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_a_sender_killed_while_its_receiver_stands_still_does_no_harm(tmp_path: Path, has_keys: bool) -> None:
+    """Longer than the five seconds between two heartbeats of ZMTP, whose timer would end the receiver's process."""
+    if has_keys:
+        keys.make(tmp_path / "keys")
+    num, received = _stalled(str(tmp_path / "keys") if has_keys else "", 8.0, "kill")
+    assert 0 < received <= num
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [3.0, 20.0, 40.0])
+def test_a_receiver_that_stands_still_loses_nothing(seconds: float) -> None:
+    """Its connection stays, though it answers nothing: with heartbeats of ZMTP it was closed after 15 s."""
+    num, received = _stalled("", seconds)
+    assert received == num
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])  # with keys the address names one, inproc is never apart

@@ -1,0 +1,142 @@
+"""Scored groups of any size through the packer's inbox, digest and ledger, per second.
+
+    python -m benchmarks.large_groups [--seconds 15] [--json PATH]
+
+A child process sends copies of a group over tcp. This process reads and digests them in a thread and commits them, a
+commit for all that have come, as the packer does; payloads are deleted in slices once more than 128 groups are stored.
+The limit of each size is measured in the same run: the same bytes written to a file next to the ledger. The ledger
+writes each byte twice, to the log and to the table.
+
+`groups/s`   groups committed per second
+`MB/s`       their bytes
+`limit`      bytes per second of the plain file, over those of the ledger
+`read ms`    reading and digest of a group; `commit ms`: commit of a group; both of wall time
+"""
+
+import argparse
+import multiprocessing
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from actors.ledger import Changes, Store
+from actors.ledger.store import Payload, digest_of
+from benchmarks.bus import config
+from benchmarks.codec import make_group
+from benchmarks.machine import publish, scratch
+from bus import codec
+from bus.data import Inbox, Outbox
+from bus.topology import Addresses
+
+SIZES = {"16 x 256": (16, 256), "16 x 2048": (16, 2048), "64 x 4096": (64, 4096), "64 x 32768": (64, 32_768)}
+KEPT = 128
+"""Groups in the ledger before the oldest are deleted, as trained ones are."""
+TEXT = "She sold 48 / 2 = 24 clips in May. "
+"""Text of nine tokens; completions are as long as their tokens ask for."""
+
+
+def send(address: str, completions: int, tokens: int) -> None:
+    """Send a group again and again, each time with another ordinal. Runs in a child process until it is killed."""
+    outbox = Outbox("scored", address, config("tcp").bus, "reward-0")
+    group = make_group(completions, tokens)
+    group = group.model_copy(update={"completions": [TEXT * (tokens // 9)] * completions})
+    for ordinal in range(1 << 30):
+        numbered = group.model_copy(update={"ordinal": ordinal})
+        while not outbox.try_send(numbered):
+            time.sleep(0.001)
+
+
+class Reader:
+    """The thread that reads and digests, as the packer's."""
+
+    def __init__(self) -> None:
+        run = config("tcp")
+        self.inbox = Inbox("scored", Addresses(run), run.bus, "packer-0", "boot")
+        self.arrived: queue.Queue[tuple[int, Payload]] = queue.Queue(4)
+        self.seconds, self.ends = 0.0, threading.Event()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        while not self.ends.is_set():
+            received = self.inbox.receive_with_frames(0.1)
+            if received is None:
+                continue
+            started = time.perf_counter()
+            payload = [frame.buffer for frame in received[1]]
+            found = digest_of(payload), payload
+            self.seconds += time.perf_counter() - started
+            self.arrived.put((received[0].ordinal, found))  # type: ignore[attr-defined]
+
+
+def measure(size: str, seconds: float) -> dict[str, Any]:
+    """Measure a size."""
+    completions, tokens = SIZES[size]
+    with scratch() as folder:
+        reader = Reader()
+        sender = multiprocessing.get_context("spawn").Process(
+            target=send, args=(reader.inbox.address, completions, tokens), daemon=True
+        )
+        sender.start()
+        store = Store(folder / "ledger.sqlite")
+        stored: list[int] = []
+        num_groups, num_bytes, committing, started = 0, 0, 0.0, 0.0
+        while not started or time.perf_counter() - started < seconds:
+            ordinal, payload = reader.arrived.get(timeout=60.0)
+            settled = {ordinal: payload}
+            while not reader.arrived.empty():
+                ordinal, payload = reader.arrived.get()
+                settled[ordinal] = payload
+            gone, stored = stored[:-KEPT], stored[-KEPT:]
+            begun = time.perf_counter()
+            store.commit(Changes(gone_groups=gone), settled)
+            stored += settled
+            if not started:  # the first groups are not counted
+                started, reader.seconds = time.perf_counter(), 0.0
+                continue
+            committing += time.perf_counter() - begun
+            num_groups += len(settled)
+            num_bytes += sum(codec.num_bytes(frames) for _, frames in settled.values())
+        took = time.perf_counter() - started
+        sender.kill()
+        reader.ends.set()
+        reader.thread.join(70.0)
+        store.close()
+        plain = plain_rate(folder / "plain", num_bytes, num_bytes // num_groups)
+    return {
+        "size": size,
+        "MB": num_bytes / num_groups / 1e6,
+        "groups/s": num_groups / took,
+        "MB/s": num_bytes / took / 1e6,
+        "limit": plain / (num_bytes / took),
+        "read ms": 1000 * reader.seconds / num_groups,
+        "commit ms": 1000 * committing / num_groups,
+    }
+
+
+def plain_rate(path: Path, num_bytes: int, piece: int) -> float:
+    """Return the bytes per second of a plain file of as many bytes, written in pieces of a group."""
+    data = os.urandom(piece)
+    started = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(num_bytes // piece):
+            file.write(data)
+    return num_bytes / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Measure all sizes, print a table, and write results with `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = [measure(size, arguments.seconds) for size in arguments.sizes.split(",")]
+    publish({"large_groups": rows}, rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
