@@ -139,6 +139,9 @@ class Gate:
                 connection.suspect_since = None
             elif connection.suspect_since is None:
                 connection.suspect_since = self._num_taken
+            elif self._newest.get(number, 0) > connection.newest:
+                # whole messages have been read since the look at the bytes, and the socket may be empty for that reason
+                connection.suspect_since = None
             elif emptied or self._num_taken - connection.suspect_since > 2 * len(open_ones):
                 # a socket takes from its connections in turn: one with a whole message would have been served
                 size, (_, peer) = connection.unfinished, connection.ends

@@ -91,3 +91,22 @@ def test_a_whole_message_counts_though_the_watch_looks_at_the_same_moment(
     assert gate.unfinished == 100
     gate.look()
     assert gate.unfinished == 0
+
+
+def test_messages_that_are_read_between_the_look_and_the_verdict_count(
+    suspect: Gate, ends: tuple[Gate, sockets.socket, sockets.socket]
+) -> None:
+    """A watch that is held up there finds a socket that is empty since all was read. A later endless one is shut."""
+    _, peer, accepted = ends
+    suspect.look()
+    suspect._num_taken += 12
+    suspect._newest[accepted.fileno()] = suspect._num_taken
+    suspect.empty(suspect.sweep)
+    assert suspect.shut_those_beyond(growing=False) == 0
+    assert _swept(suspect) == 0
+    peer.sendall(bytes(50))
+    accepted.recv(50, sockets.MSG_WAITALL)
+    assert _swept(suspect) == 0
+    suspect.empty(suspect.sweep)
+    assert _swept(suspect) == 50
+    assert suspect.counts.dropped["unfinished"] == 1
