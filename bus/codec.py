@@ -103,7 +103,7 @@ def decode(
     is_old = isinstance(description, list) and len(description) == 2
     end = len(frames)
     if message_type.texts and not (is_old and len(frames) == 1 + len(layout.specs)):
-        end -= 1
+        end = max(1, end - 1)  # the header is no frame of texts
     header |= _open_arrays(layout, description, frames[1:end])
     try:
         if message_type.texts:

@@ -212,6 +212,17 @@ def test_frames_that_are_no_message_have_a_reason(frames: Frames, reason: str) -
     assert _refused(frames).reason == reason
 
 
+def test_a_header_is_never_taken_for_the_texts() -> None:
+    """Of a message without further frames, with lengths of texts that add up to the header's own."""
+    opened = msgpack.unpackb(example_frames("rollout_group")[0])
+    opened[2] |= {"prompt": 300, "completions": [0, 0]}
+    lengths = len(msgpack.packb(opened))
+    opened[2]["prompt"] = lengths
+    frames = [msgpack.packb(opened)]
+    assert len(frames[0]) == lengths
+    assert str(_refused(frames)) == f"bad_array: texts: {lengths} bytes by the header, the frame has 0"
+
+
 def test_dtype_of_another_build_is_refused_with_both_layouts() -> None:
     """A peer whose arrays differ is told what is expected and what it sent."""
     swapped = _with_header(

@@ -70,7 +70,8 @@ class Session:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the agent, or the service, has ended the session."""
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(limits.HTTP_LARGE_REQUESTS))
-    """Held by each request with a large body; further ones wait before their body is read."""
+    """Held by each request with a large body; further ones wait before their body is read, at the longest until the
+    trajectory is over (`environments[].trajectory_timeout`)."""
     is_over: bool = False
     """True once the trajectory is over: no call is answered any more."""
     reward: float | None = None
