@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,8 +98,7 @@ def run_server_pool(
     """
     servers = Directory.of(config)
     _begin(config, "inference-pool", name, parent)
-    # -P: no packages from the working directory, where the user's may have names of ours or of Python's
-    command = [sys.executable, "-P", "-m", "actors", "run", "inference", "--config", str(config_path), *overrides]
+    command = ["run", "inference", "--config", str(config_path), *overrides]
 
     def run() -> None:
         pool = ServerPool(config, name, command, servers)

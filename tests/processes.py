@@ -33,9 +33,11 @@ def look_at(pid: int) -> Running | None:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         # the name in parentheses may hold blanks and parentheses itself
         state, parent, group = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:3]
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        if len(words) == 1:  # a title, which a forked process has set
+            words = words[0].split(" ")
         if state.decode() not in ENDED:
-            return Running(pid, int(parent), int(group), tuple(command.removesuffix("\0").split("\0")))
+            return Running(pid, int(parent), int(group), tuple(words))
     return None
 
 

@@ -30,6 +30,9 @@ class UpConfig(Section):
     trainer's GPU starts after the trainer, and vLLM gets the memory that the trainer leaves."""
     torch_threads: Free[dict[Literal["trainer", "inference"], int]] = {}
     """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
+    fork_server: Free[bool] = True
+    """Whether `actors up` forks actors from a process that has imported their modules: an actor starts, and comes back
+    after a crash, in a fraction of a second. Processes with GPUs are never forked. Linux only."""
     max_restarts: Free[int] = Field(5, ge=0)
     """Restarts of one actor in a row before the run fails. A life of more than 60 s resets the count."""
 

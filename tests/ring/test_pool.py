@@ -1,6 +1,5 @@
 """Servers come and go while a run goes on: real processes, stub servers of SGLang."""
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -86,7 +85,7 @@ def test_a_server_whose_address_goes_is_left_in_good_order(
     with processes(config, tmp_path) as started:
         for kind in ("packer", "trainer", "reward", "rollout"):
             started.run(f"{kind}-0")
-        command = [sys.executable, "-m", "actors", "run", "inference", "--config", str(started.config_path)]
+        command = ["run", "inference", "--config", str(started.config_path)]
         pool = ServerPool(config, "inference-pool-0", command, lambda: servers)
         thread = threading.Thread(target=pool.run)
         thread.start()

@@ -1,9 +1,11 @@
 """Processes of `actors up`, each for an actor: command, environment, restarts, and last log lines."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from actors.ops.device_plan import COMPUTING, Actor, DevicePlan, actors_of
+from actors.ops.up.fork_server import PYTHON
+from actors.ops.up.forked import ForkedProcess, ForkServer
 from schemas.config import RunConfig
 
 KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
 """Settings of glibc for processes that compute: a step frees and allocates the same large tensors again and again."""
+PROGRAM = (sys.executable, *PYTHON, "actors")
+"""Program of an actor, started by itself."""
 TAIL_LINES = 15
 """Log lines shown for an actor that gave no reason for its exit."""
 TAIL_BYTES = 20_000
@@ -29,7 +35,7 @@ class Child:
     name: str
     environment: dict[str, str]
     log: Path
-    process: "subprocess.Popen[bytes] | None" = None
+    process: "subprocess.Popen[bytes] | ForkedProcess | None" = None
     started: float = 0.0
     log_start: int = 0
     """Position in the log, in bytes, at which the current process started."""
@@ -45,19 +51,30 @@ class Child:
     """Earliest time of the next start."""
     finished: bool = False
 
-    def start(self, command: Sequence[str], inherited: Sequence[int]) -> int:
+    def start(self, command: Sequence[str], inherited: Sequence[int], server: ForkServer | None = None) -> int:
         """Start the process; return its pid.
 
         Args:
-            command: program and arguments.
+            command: arguments of `actors`.
             inherited: file descriptors that the process inherits.
+            server: fork server that forks the process; None: it is started as a program of its own.
         """
         with self.log.open("ab") as log:
-            # a session of its own: Ctrl-C reaches `actors up` alone, which stops the actors in order
             self.log_start = log.tell()
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self.environment, start_new_session=True, pass_fds=inherited
-            )
+            self.process = None
+            if server is not None:
+                with contextlib.suppress(OSError):  # the server has died
+                    self.process = server.fork(command, self.environment, log.fileno(), inherited)
+            if self.process is None:
+                self.process = subprocess.Popen(
+                    [*PROGRAM, *command],
+                    stdout=log,
+                    stderr=log,
+                    env=self.environment,
+                    # Ctrl-C reaches `actors up` alone, which stops the actors in order
+                    start_new_session=True,
+                    pass_fds=inherited,
+                )
         self.started = time.monotonic()
         return self.process.pid
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 
@@ -60,6 +59,6 @@ def push_rest(config: RunConfig, inherited: Sequence[int]) -> None:
 
 
 def command_of(config: RunConfig, child: Child) -> list[str]:
-    """Return the command of a follower that runs alone, with the configuration written for it."""
-    run = [sys.executable, "-P", "-m", "actors", "run", child.kind, "--config", str(write_resolved(config))]
+    """Return the arguments of `actors` for a follower that runs alone, with the configuration written for it."""
+    run = ["run", child.kind, "--config", str(write_resolved(config))]
     return [*run, "--name", child.name, "--parent", str(os.getpid())]

@@ -101,7 +101,7 @@ class ServerPool:
     Args:
         config: configuration of the run.
         name: name of this process in the run.
-        command: `actors run inference` with the run's configuration; name and server are appended.
+        command: arguments `run inference` of `actors` with the run's configuration; name and server are appended.
         servers: function that returns the current URLs.
     """
 

@@ -27,6 +27,7 @@ from actors.ops.run_length import run_length_note, with_run_length
 from actors.ops.up.carried_ledger import LedgerCarrier, bring_ledger, is_carried
 from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wait_for
 from actors.ops.up.followers import FOLLOWERS, end_seconds, lines_of_hub, push_rest
+from actors.ops.up.forked import ForkServers
 from actors.ops.up.run_lock import hold_run_lock
 from actors.ops.up.share import DONE_PATIENCE_SECONDS, TOLD_BEATS, Share, looks_done
 from actors.ops.view.result import result_on_disk
@@ -138,7 +139,7 @@ def _supervised(
     configure_logs(config.telemetry, up_log)
     bind_everywhere(actor="up" if share is None else f"node-{share.rank}")
     raise_limits(config)
-    supervisor = Supervisor(config, resolved, (run_lock,), fork, share)
+    supervisor = Supervisor(config, resolved, (run_lock,), fork, share, up_log.fileno())
     carrier = LedgerCarrier(config) if share is not None and share.has_packer and is_carried(config) else None
     try:
         return supervisor.run()
@@ -219,6 +220,7 @@ class Supervisor:
         inherited: file descriptors inherited by the children.
         fork: True to pass `--fork` to the packer.
         share: actors of this node; None: all of the run.
+        stderr: descriptor for what fork servers have to say; None: of this process.
     """
 
     def __init__(
@@ -228,12 +230,14 @@ class Supervisor:
         inherited: Sequence[int] = (),
         fork: bool = False,
         share: Share | None = None,
+        stderr: int | None = None,
     ) -> None:
         self._config, self._config_path, self._inherited, self._fork = config, config_path, inherited, fork
         self._share, self._drain_signal = share, signal.SIGTERM if share is None else NODE_DRAIN
         self._started_at = time.time()
         actors = actors_of(config) if share is None else share.actors
         self.children = list(plan(config, plan_here(config, actors), actors))
+        self._fork_servers = ForkServers(config, [child.kind for child in self.children], stderr)
         self._membership: Membership | None = None
         """Membership of a node, which outlives the run: a stop looks at the actors of other nodes."""
         self._heard, self._told_done = False, False
@@ -361,6 +365,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Let running children drain, stage by stage; kill a child that takes too long."""
+        self._fork_servers.close()
         for told, awaited, seconds, seconds_when_failed in STOP_STAGES:
             for child in self._of(told):
                 child.signal(self._drain_signal)
@@ -416,7 +421,7 @@ class Supervisor:
             if child.finished or self._stopping:
                 continue
             if child.process is None:
-                if time.monotonic() >= child.start_at:
+                if time.monotonic() >= child.start_at and self._fork_servers.is_ready(child.kind):
                     self._start(child)
             elif (code := child.process.poll()) is not None:
                 self._ended(child, code)
@@ -426,11 +431,6 @@ class Supervisor:
         first_port = self._config.telemetry.metrics_port
         port = first_port and first_port + self.children.index(child)
         command = [
-            sys.executable,
-            # no packages from the working directory: the user's may have names of ours or of Python's
-            "-P",
-            "-m",
-            "actors",
             "run",
             child.kind,
             "--config",
@@ -445,7 +445,8 @@ class Supervisor:
             *(["--fork"] if self._fork and child is self._packer else []),
             *([f"telemetry.metrics_port={port}"] if port else []),
         ]
-        log.info("started", child=child.name, pid=child.start(command, self._inherited), restarts=child.restarts)
+        pid = child.start(command, self._inherited, self._fork_servers.of(child.kind))
+        log.info("started", child=child.name, pid=pid, restarts=child.restarts)
         if child.ended:
             self._screen.say(f"{child.name} ended {child.ended}, started again")
 

@@ -29,12 +29,13 @@ MakePool = Callable[..., ServerPool]
 def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     """`make_pool(servers, code)`: a pool over a list that may change, whose actors run that code."""
     monkeypatch.setattr(module, "listens", lambda url: True)
+    monkeypatch.setattr("actors.ops.up.child.PROGRAM", (sys.executable,))
     made: list[ServerPool] = []
 
     def make(servers: list[str], code: str = SLEEP) -> ServerPool:
         inference: Any = {"engine": {"type": "sglang"}, "pool": {"urls": [A], "sync_interval": 30.0}}
         config = ring_config(tmp_path, inference=inference)
-        made.append(ServerPool(config, "inference-pool-0", [sys.executable, "-c", code], lambda: servers))
+        made.append(ServerPool(config, "inference-pool-0", ["-c", code], lambda: servers))
         return made[-1]
 
     yield make

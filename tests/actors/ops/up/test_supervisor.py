@@ -94,7 +94,7 @@ class Scene:
         """Return the lines on the screen."""
         return self._screen.getvalue().splitlines()
 
-    def begin(self, child, command, inherited):
+    def begin(self, child, command, inherited, server):
         """Start a process of a child."""
         number = self.starts[child.name]
         if number:
@@ -133,7 +133,7 @@ class Scene:
 @pytest.fixture
 def make_scene(tmp_path, monkeypatch):
     """`make_scene(fork=False)`: of a run with max_restarts 2 and metrics from port 9100 on."""
-    config = ring_config(tmp_path, up={"max_restarts": 2}, telemetry={"metrics_port": 9100})
+    config = ring_config(tmp_path, up={"max_restarts": 2, "fork_server": False}, telemetry={"metrics_port": 9100})
 
     def make(fork=False):
         scene = Scene(config, fork)
@@ -259,11 +259,12 @@ def test_reason_of_an_actor_that_ends_the_run_is_quoted_in_plain_words(scene):
     assert str(failed.value).splitlines()[1:] == ["the ledger is of another run", f"log: {log}"]
 
 
-def test_last_words_are_those_of_the_last_life(tmp_path):
+def test_last_words_are_those_of_the_last_life(tmp_path, monkeypatch):
     """What an earlier process wrote to the same log is not why this one has ended; a traceback keeps its lines."""
     child = Child("trainer", "trainer-0", dict(os.environ), tmp_path / "trainer-0.log")
     child.log.write_text(_error(reason="long ago"))
-    child.start([sys.executable, "-c", "print('nothing in JSON')"], ())
+    monkeypatch.setattr("actors.ops.up.child.PROGRAM", (sys.executable,))
+    child.start(["-c", "print('nothing in JSON')"], ())
     child.process.wait()
     assert child.last_words() == ["nothing in JSON"]
     child.log_start = child.log.stat().st_size

@@ -1,0 +1,260 @@
+"""Actors that `actors up` has from a fork server (`actors.ops.up.fork_server`), and the fork servers of a run.
+
+Two fork servers: one for actors that need no torch, and one with torch, forked from the first, for actors that compute
+with the model on the CPU. A process that computes on a GPU is started as a program of its own, since CUDA allows no
+fork of a process that has used it, and libraries may do so when they are imported.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from actors.ops.device_plan import COMPUTING
+from actors.ops.up.fork_server import GO, MAX_BYTES, PYTHON, READY
+from actors.process.devices import has_gpu
+from schemas.config import RunConfig
+
+log = structlog.get_logger("up")
+
+ANSWER_SECONDS = 5.0
+"""Time for a fork server to fork; it takes some milliseconds."""
+MAX_DEATHS = 3
+"""Deaths of a fork server after which actors start without it."""
+PR_SET_CHILD_SUBREAPER = 36
+"""Option of prctl(2): orphans among the descendants become children of this process."""
+FIRST, WITH_TORCH = "first", "with torch"
+"""Names of the two servers."""
+ALL_KINDS = (
+    "actors.cli",
+    "actors.runtime",
+    "actors.datasets",
+    "actors.engines.http.client",
+    "actors.engines.http.server",
+    "actors.environments.own_examples",
+    "actors.inference.loop",
+    "actors.learner.checkpoints",
+    "actors.ledger",
+    "actors.packer.loop",
+    "actors.reward.making",
+    "actors.rollout.environments",
+    "actors.rollout.group",
+    "actors.rollout.loop",
+    "actors.trainer.loop",
+    "actors.models.tokenizer",
+    "bus.weights.filesystem",
+)
+"""Modules of the first fork server: what actors of all kinds import at their start. None imports torch."""
+
+
+class ForkedProcess:
+    """Process that a fork server has forked, as a child of this process. The interface is that of subprocess.Popen."""
+
+    def __init__(self, pid: int, args: Sequence[str]) -> None:
+        self.pid, self.args = pid, args
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while the process runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has exited."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class ForkServer:
+    """Fork server, started at once.
+
+    Args:
+        modules: modules that it imports.
+        origin: fork server that forks this one; None: a program of its own.
+        stderr: descriptor for what it has to say; None: of this process.
+    """
+
+    def __init__(self, modules: Sequence[str], origin: "ForkServer | None" = None, stderr: int | None = None) -> None:
+        self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.has_been_ready = False
+        self.dead = False
+        """True once it has ended, or does not answer."""
+        # one thread for each library: threads would not live on in a fork
+        self._environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.process: ForkedProcess | subprocess.Popen[bytes]
+        with far:
+            if origin is None:
+                command = [sys.executable, *PYTHON, "actors.ops.up.fork_server", str(far.fileno()), str(os.getpid())]
+                self.process = subprocess.Popen(
+                    [*command, *modules],
+                    stdout=stderr,
+                    stderr=stderr,
+                    env=self._environment,
+                    start_new_session=True,
+                    pass_fds=(far.fileno(),),
+                )
+            else:
+                self.process = origin.fork(
+                    modules, self._environment, sys.stderr.fileno() if stderr is None else stderr, (far.fileno(),), True
+                )
+
+    def is_ready(self) -> bool:
+        """Return whether the modules are imported, and the server has not died since."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.dead:
+                # nothing comes unasked but the first message, and the end
+                self.dead = self._receive(socket.MSG_DONTWAIT) != READY
+                self.has_been_ready |= not self.dead
+        return self.has_been_ready and not self.dead
+
+    def fork(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        inherited: Sequence[int] = (),
+        serves: bool = False,
+    ) -> ForkedProcess:
+        """Fork a process, in a session of its own.
+
+        Args:
+            command: arguments of `actors`; modules for a fork server.
+            environment: all its variables.
+            output: descriptor of its stdout and stderr.
+            inherited: descriptors that it has under the same numbers.
+            serves: True for a fork server.
+
+        Raises:
+            OSError: the server has ended, or does not answer within ANSWER_SECONDS; it is dead then.
+        """
+        known = self._environment
+        request = {
+            "command": list(command),
+            "variables": {name: value for name, value in environment.items() if known.get(name) != value},
+            "removed": [name for name in known if name not in environment],
+            "numbers": list(inherited),
+            "serves": serves,
+        }
+        reading, writing = os.pipe()
+        try:
+            _adopt(True)
+            socket.send_fds(self._channel, [json.dumps(request).encode()], [reading, output, *inherited])
+            self._channel.settimeout(ANSWER_SECONDS)
+            pid = int(self._receive() or 0)
+            self._channel.settimeout(None)
+            if not pid:
+                raise ConnectionResetError("the fork server has ended")
+            os.write(writing, GO)
+            return ForkedProcess(pid, [sys.executable, *PYTHON, "actors", *command])
+        except OSError:
+            self.close()
+            raise
+        finally:
+            _adopt(False)
+            os.close(reading)
+            # without GO, a process that was forked all the same exits
+            os.close(writing)
+
+    def close(self) -> None:
+        """End the server. The processes that it has forked live on."""
+        self.dead = True
+        self._channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+
+    def _receive(self, flags: int = 0) -> bytes:
+        """Return the next message; empty if the server has ended."""
+        try:
+            return self._channel.recv(MAX_BYTES, flags)
+        except ConnectionResetError:
+            return b""
+
+
+def _adopt(adopts: bool) -> None:
+    """Make orphans of descendants children of this process, or no longer: a fork server's orphans, and no others."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
+
+
+class ForkServers:
+    """Fork servers of a run: each is started when it is first needed, and again if it has died.
+
+    Args:
+        config: configuration of the run.
+        kinds: kinds of the actors of this machine.
+        stderr: as for `ForkServer`.
+    """
+
+    def __init__(self, config: RunConfig, kinds: Sequence[str], stderr: int | None = None) -> None:
+        self._stderr = stderr
+        self._modules: dict[str, Sequence[str]] = {}
+        """Modules of each server; the second is forked from the first."""
+        # other systems than Linux can't hand over a child
+        if config.up.fork_server and sys.platform == "linux":
+            self._modules[FIRST] = ALL_KINDS
+            if computing := computing_modules(config, kinds):
+                self._modules[WITH_TORCH] = computing
+        self._servers: dict[str, ForkServer] = {}
+        self._deaths = 0
+        self._ended: list[ForkServer] = []
+        """Servers whose process may not have exited yet."""
+
+    def is_ready(self, kind: str) -> bool:
+        """Return whether a process of this kind can be started now. Starts a server that is missing."""
+        name = self._name(kind)
+        return name is None or self._running(name) is not None
+
+    def of(self, kind: str) -> ForkServer | None:
+        """Return the server for processes of this kind; None: they are started as programs of their own."""
+        name = self._name(kind)
+        return None if name is None else self._servers.get(name)
+
+    def close(self) -> None:
+        """End all servers."""
+        for server in self._servers.values():
+            server.close()
+
+    def _name(self, kind: str) -> str | None:
+        name = WITH_TORCH if kind in COMPUTING else FIRST
+        return name if name in self._modules and self._deaths < MAX_DEATHS else None
+
+    def _running(self, name: str) -> ForkServer | None:
+        """Return a server that is ready; None: it starts, or could not be started."""
+        self._ended = [server for server in self._ended if server.process.poll() is None]
+        server = self._servers.get(name)
+        if server is None:
+            origin = None if name == FIRST else self._running(FIRST)
+            if name == FIRST or origin is not None:
+                with contextlib.suppress(OSError):  # the first has died: seen at the next look
+                    self._servers[name] = ForkServer(self._modules[name], origin, self._stderr)
+            return None
+        if server.is_ready():
+            return server
+        if server.dead:
+            server.close()
+            self._ended.append(self._servers.pop(name))
+            # one that has not come to its first fork would end the same way again
+            self._deaths = self._deaths + 1 if server.has_been_ready else MAX_DEATHS
+            log.warning("fork server has ended", deaths=self._deaths, most_deaths=MAX_DEATHS)
+        return None
+
+
+def computing_modules(config: RunConfig, kinds: Sequence[str]) -> Sequence[str]:
+    """Return the modules for actors that compute; empty if they start as programs of their own, as with GPUs."""
+    if has_gpu() or not set(kinds) & set(COMPUTING):
+        return ()
+    modules = ["safetensors.torch", "actors.learner.ranks"]
+    if config.inference.engine.loads_model:
+        modules += ["actors.learner.learner", "actors.models.loading"]
+        modules += ["peft"] if config.model.lora is not None else []
+        modules += ["actors.engines.embedded.engine"] if config.inference.engine.type == "embedded" else []
+    return modules
