@@ -274,7 +274,13 @@ def _init(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _have_one_thread() -> None:
+    """Keep numpy's library from starting threads at its import, so that this process can fork actors."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def _up(arguments: argparse.Namespace) -> int:
+    _have_one_thread()
     from actors.ops.up.supervisor import supervise
     from schemas.config import load_config
 
@@ -286,6 +292,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _node(arguments: argparse.Namespace) -> int:
+    _have_one_thread()
     from actors.launch.node import hosts_of, share_of
     from actors.ops.up.supervisor import supervise_node
 

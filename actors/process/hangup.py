@@ -8,12 +8,14 @@ from types import FrameType
 OUTPUTS = (1, 2)
 """File descriptors of stdout and stderr."""
 
-_on_terminal = tuple(descriptor for descriptor in OUTPUTS if os.isatty(descriptor))
-"""Outputs that lead to a terminal. Checked at import, since `isatty` is False once the terminal is closed."""
+_on_terminal: list[int] = []
+"""Outputs that lead to a terminal."""
 
 
 def stop_at_hangup(handler: Callable[[int, FrameType | None], None]) -> None:
     """Call a handler at SIGHUP, unless SIGHUP was ignored when the process started, as under `nohup`."""
+    # now, since `isatty` is False once the terminal is closed
+    _on_terminal[:] = [descriptor for descriptor in OUTPUTS if os.isatty(descriptor)]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, handler)
 

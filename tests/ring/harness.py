@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from actors.assembly import MAKERS
 from actors.learner.fake import FakeLearner
+from actors.ops.up.forked import ALL_KINDS, ForkedProcess, ForkServer
 from actors.packer.loop import PackerActor
 from actors.process.actor import Actor
 from actors.process.membership import Membership
@@ -34,6 +35,14 @@ from tests.processes import children as children_of
 from tests.ring.witness_checker import Testimony, check_witnesses
 
 REWARDS = Path(__file__).with_name("rewards.py")
+TORCH = (
+    "safetensors.torch",
+    "actors.learner.learner",
+    "actors.models.loading",
+    "actors.engines.embedded.engine",
+    "peft",
+)
+"""Modules of actors that compute, for the fork server of the tests."""
 TRANSPORTS = ("tcp", "ipc", "inproc")
 ALL = ("packer", "trainer", "inference", "reward", "rollout")
 PATIENCE_SECONDS = 150.0
@@ -272,6 +281,59 @@ def watching(config: RunConfig) -> Iterator[Watcher]:
         watcher.close()
 
 
+class Forked(ForkedProcess):
+    """A process from a fork server, with what tests want of a subprocess.Popen."""
+
+    def wait(self, timeout: float = PATIENCE_SECONDS) -> int:
+        """Wait for the exit; return the exit code."""
+        wait_until(lambda: self.poll() is not None, f"the end of process {self.pid}", timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+
+Process = subprocess.Popen[bytes] | Forked
+
+
+def start_actors(arguments: Sequence[str], log: Path) -> Process:
+    """Start a command of `actors`, with one thread of torch: from the fork server of the tests of this process.
+
+    The server has read its environment. Where a test has changed that, the command is a program of its own.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with log.open("ab") as output:
+        server = _fork_server(_known(environment))
+        if server is not None:
+            forked = server.fork(arguments, environment, output.fileno())
+            return Forked(forked.pid, forked.args)
+        command = [sys.executable, "-m", "actors", *arguments]
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+
+
+_servers: list[tuple[dict[str, str], ForkServer]] = []
+"""The fork server of this process's tests, with the environment that it has read."""
+
+
+def _known(environment: dict[str, str]) -> dict[str, str]:
+    """The part of an environment that is no test's name."""
+    return {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
+
+
+def _fork_server(environment: dict[str, str]) -> ForkServer | None:
+    """The fork server, with torch; None if it has read another environment."""
+    if not _servers or not _servers[0][1].is_ready():
+        _servers[:] = [(environment, ForkServer((*ALL_KINDS, *TORCH)))]
+        wait_until(_servers[0][1].is_ready, "the fork server of the tests")
+    return _servers[0][1] if _servers[0][0] == environment else None
+
+
 class Processes:
     """Real processes of one run, killed at the end of the test whatever happens."""
 
@@ -279,23 +341,20 @@ class Processes:
         self.config, self.folder = config, folder
         self.config_path = folder / "run.yaml"
         self.config_path.write_text(dump_config(config), encoding="utf-8")
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
 
-    def run(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    def run(self, name: str, *arguments: str) -> Process:
         """`actors run KIND --name NAME`; output goes to NAME.log in the test's folder."""
         kind = name.partition("-")[0]
         return self.spawn(name, "run", kind, "--config", str(self.config_path), "--name", name, *arguments)
 
-    def up(self, *arguments: str) -> "subprocess.Popen[bytes]":
+    def up(self, *arguments: str) -> Process:
         """`actors up`."""
         return self.spawn("up", "up", str(self.config_path), *arguments)
 
-    def spawn(self, label: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    def spawn(self, label: str, *arguments: str) -> Process:
         """Any command of `actors`."""
-        with self.log(label).open("ab") as log:
-            command = [sys.executable, "-m", "actors", *arguments]
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        self.processes[label] = process
+        process = self.processes[label] = start_actors(arguments, self.log(label))
         return process
 
     def log(self, label: str) -> Path:

@@ -5,9 +5,10 @@ An import of torch and transformers takes seconds, of every actor that starts or
     actors up ── request: command, variables ──▶ fork server        answer: pid
     actors up ◀─ child of `actors up`, by a second fork ── actor    waits for GO, then runs the command
 
-The server has a single thread, and imports modules of this project and of libraries alone, never a user's. It holds
-nothing of a run. `actors up` becomes the parent of each actor (PR_SET_CHILD_SUBREAPER at the moment of the fork), so
-signals, exit codes and the death of the parent work as for a program that it has started itself.
+The first server is a fork of `actors up`, made before its first thread. A server has a single thread, and imports
+modules of this project and of libraries, never a user's. `actors up` becomes the parent of each actor (for the moment
+of the fork it is a PR_SET_CHILD_SUBREAPER), so signals, exit codes and the death of the parent work as for a program
+that it has started itself.
 
 Variables of the environment that C libraries read when they are loaded are applied by their functions: the number of
 threads of torch, and glibc's thresholds.
@@ -41,9 +42,45 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 """Signals that the server ignores, since it ends with `actors up`. Actors get the handlers back that it had before."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Numbers that mallopt(3) gives to variables of glibc: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD."""
+SERVER = "actors.ops.up.fork_server"
+"""Name of this program."""
 PYTHON = ("-P", "-m")
 """Arguments of Python in front of a program's name. -P: no packages from the working directory, where the user's may
 have names of ours or of Python's."""
+
+
+def num_threads() -> int:
+    """Return the number of threads of this process, those of C libraries included."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def fork_here(channel: socket.socket, modules: Sequence[str], output: int) -> int:
+    """Fork a fork server from this process, which must have a single thread. Return its pid.
+
+    Args:
+        channel: as for `serve`.
+        modules: as for `serve`.
+        output: descriptor of its stdout and stderr.
+    """
+    parent = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if pid := os.fork():
+        return pid
+    try:
+        die_with(parent)
+        os.setsid()
+        for standard in (1, 2):
+            os.dup2(output, standard)
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            if int(entry.name) not in (0, 1, 2, channel.fileno()):
+                with contextlib.suppress(OSError):  # that of this very list
+                    os.close(int(entry.name))
+        setproctitle(" ".join([sys.executable, *PYTHON, SERVER]))
+        os._exit(serve(channel, modules, parent))
+    except BaseException:  # noqa: BLE001 - nothing may go back into the code of `actors up`
+        traceback.print_exc()
+    os._exit(ENDED)
 
 
 def serve(channel: socket.socket, modules: Sequence[str], parent: int) -> int:
@@ -60,9 +97,9 @@ def serve(channel: socket.socket, modules: Sequence[str], parent: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     for module in modules:
         importlib.import_module(module)
-    if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+    if num_threads() > 1:
         # a lock that another thread holds stays locked in a fork for good
-        print(f"fork server: {num_threads} threads after the imports, so actors start without it", file=sys.stderr)
+        print(f"fork server: {num_threads()} threads after the imports, so actors start without it", file=sys.stderr)
         return ENDED
     # what lives now lives as long as each fork: a collection would only copy its pages
     gc.collect()
@@ -127,7 +164,7 @@ def _become(
     _apply(request["variables"], request["removed"])
     command = request["command"]
     sys.argv = ["actors", *command]
-    program = ["actors.ops.up.fork_server"] if request["serves"] else ["actors"]
+    program = [SERVER] if request["serves"] else ["actors"]
     setproctitle(" ".join([sys.executable, *PYTHON, *program, *command]))
     if request["serves"]:
         die_with(parent)
@@ -139,14 +176,16 @@ def _become(
     code: object = ENDED
     try:
         code = main(command)
-    except SystemExit as exit_:
-        code = exit_.code
+    except SystemExit as ended:
+        code = ended.code
     except BaseException:  # noqa: BLE001 - as the interpreter does at the end of a program
         traceback.print_exc()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else ENDED)
+    os._exit(code if isinstance(code, int) else ENDED if code else 0)
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:

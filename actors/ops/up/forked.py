@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from actors.ops.device_plan import COMPUTING
-from actors.ops.up.fork_server import GO, MAX_BYTES, PYTHON, READY
+from actors.ops.up.fork_server import GO, MAX_BYTES, PYTHON, READY, SERVER, fork_here, num_threads
 from actors.process.devices import has_gpu
 from schemas.config import RunConfig
 
@@ -80,7 +80,8 @@ class ForkServer:
 
     Args:
         modules: modules that it imports.
-        origin: fork server that forks this one; None: a program of its own.
+        origin: fork server that forks this one; None: a fork of this process if that has a single thread, else a
+            program of its own.
         stderr: descriptor for what it has to say; None: of this process.
     """
 
@@ -91,21 +92,24 @@ class ForkServer:
         """True once it has ended, or does not answer."""
         # one thread for each library: threads would not live on in a fork
         self._environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        output = sys.stderr.fileno() if stderr is None else stderr
         self.process: ForkedProcess | subprocess.Popen[bytes]
         with far:
-            if origin is None:
-                command = [sys.executable, *PYTHON, "actors.ops.up.fork_server", str(far.fileno()), str(os.getpid())]
+            if origin is not None:
+                self.process = origin.fork(modules, self._environment, output, (far.fileno(),), serves=True)
+            elif num_threads() == 1:
+                # this process has imported most of the modules already
+                self._environment = dict(os.environ)
+                self.process = ForkedProcess(fork_here(far, modules, output), ["fork server"])
+            else:
+                command = [sys.executable, *PYTHON, SERVER, str(far.fileno()), str(os.getpid()), *modules]
                 self.process = subprocess.Popen(
-                    [*command, *modules],
-                    stdout=stderr,
-                    stderr=stderr,
+                    command,
+                    stdout=output,
+                    stderr=output,
                     env=self._environment,
                     start_new_session=True,
                     pass_fds=(far.fileno(),),
-                )
-            else:
-                self.process = origin.fork(
-                    modules, self._environment, sys.stderr.fileno() if stderr is None else stderr, (far.fileno(),), True
                 )
 
     def is_ready(self) -> bool:
@@ -186,7 +190,7 @@ def _adopt(adopts: bool) -> None:
 
 
 class ForkServers:
-    """Fork servers of a run: each is started when it is first needed, and again if it has died.
+    """Fork servers of a run: started at once, and again if they have died.
 
     Args:
         config: configuration of the run.
@@ -207,6 +211,9 @@ class ForkServers:
         self._deaths = 0
         self._ended: list[ForkServer] = []
         """Servers whose process may not have exited yet."""
+        # now, while this process has a single thread
+        for name in self._modules:
+            self._running(name)
 
     def is_ready(self, kind: str) -> bool:
         """Return whether a process of this kind can be started now. Starts a server that is missing."""
