@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from actors.ops.up.fork_server import SERVER
 from actors.process.output_dir import LOCKS, MARKER, WRITTEN
 from actors.telemetry.metrics import BUS_SPECS, SPECS
 from bus.topology import Addresses
 from schemas.config import RunConfig
 from tests.ports import free_port
+from tests.processes import children as children_of
 from tests.processes import has_ended
 from tests.ring.harness import (
     ALL,
@@ -55,6 +57,42 @@ def told(config: RunConfig, event: str) -> list[dict[str, Any]]:
     """Lines of up.log about an event."""
     lines = [json.loads(line) for line in (config.output / "logs" / "up.log").read_text().splitlines()]
     return [line for line in lines if line["event"] == event]
+
+
+def fork_servers(up: int) -> list[int]:
+    """Pids of the fork servers of `actors up` with this pid."""
+    return [child.pid for child in children_of(up) if SERVER in child.command]
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_fork_servers(tmp_path):
+    """Each is killed and frozen together with an actor, more often than servers are started again."""
+    config = ring_config(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.03}},
+        trainer={"max_steps": 20, "checkpoint": {"interval": 4}},
+        eval={"num_prompts": 0},
+        up={"max_restarts": 20},
+    )
+    with processes(config, tmp_path) as started:
+        up = started.up()
+        wait_until(lambda: steps_recorded(config) >= 1, "step 1")
+        assert len(fork_servers(up.pid)) == 2
+        for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGKILL):
+            for server in fork_servers(up.pid):
+                os.kill(server, number)
+            for name in ("trainer-0", "reward-0"):
+                old = children(up.pid)[name]
+                os.kill(old, signal.SIGKILL)
+                wait_until(
+                    lambda name=name, old=old: children(up.pid).get(name, old) != old, f"{name} has been started again"
+                )
+            recorded = steps_recorded(config)
+            wait_until(lambda recorded=recorded: steps_recorded(config) > recorded, "a step")
+        # they have died too often
+        assert not fork_servers(up.pid)
+        assert up.wait(PATIENCE_SECONDS) == 0, started.text("up")
+    assert check_promise(config).dropped == {}
 
 
 @pytest.mark.slow

@@ -42,6 +42,8 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 """Signals that the server ignores, since it ends with `actors up`. Actors get the handlers back that it had before."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Numbers that mallopt(3) gives to variables of glibc: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD."""
+PROGRAM = "actors.cli"
+"""Module whose `main` is the program of an actor. Named, not imported: a server knows of actors what `ps` shows."""
 SERVER = "actors.ops.up.fork_server"
 """Name of this program."""
 PYTHON = ("-P", "-m")
@@ -171,11 +173,9 @@ def _become(
         channel = socket.socket(fileno=request["numbers"][0])
         os._exit(serve(channel, command, parent))
 
-    from actors.cli import main
-
     code: object = ENDED
     try:
-        code = main(command)
+        code = importlib.import_module(PROGRAM).main(command)
     except SystemExit as ended:
         code = ended.code
     except BaseException:  # noqa: BLE001 - as the interpreter does at the end of a program
