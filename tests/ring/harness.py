@@ -305,33 +305,34 @@ Process = subprocess.Popen[bytes] | Forked
 def start_actors(arguments: Sequence[str], log: Path) -> Process:
     """Start a command of `actors`, with one thread of torch: from the fork server of the tests of this process.
 
-    The server has read its environment. Where a test has changed that, the command is a program of its own.
+    The server has the environment of these tests. Where a test has changed that, the command is a program of its own.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | ONE_THREAD
     with log.open("ab") as output:
-        server = _fork_server(_known(environment))
-        if server is not None:
-            forked = server.fork(arguments, environment, output.fileno())
+        if _known(environment) == _ENVIRONMENT:
+            forked = _fork_server().fork(arguments, environment, output.fileno())
             return Forked(forked.pid, forked.args)
         command = [sys.executable, "-m", "actors", *arguments]
         return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
 
-_servers: list[tuple[dict[str, str], ForkServer]] = []
-"""The fork server of this process's tests, with the environment that it has read."""
-
-
 def _known(environment: dict[str, str]) -> dict[str, str]:
-    """The part of an environment that is no test's name."""
+    """The part of an environment that tells nothing about the tests themselves."""
     return {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
 
 
-def _fork_server(environment: dict[str, str]) -> ForkServer | None:
-    """The fork server, with torch; None if it has read another environment."""
-    if not _servers or not _servers[0][1].is_ready():
-        _servers[:] = [(environment, ForkServer((*ALL_KINDS, *TORCH)))]
-        wait_until(_servers[0][1].is_ready, "the fork server of the tests")
-    return _servers[0][1] if _servers[0][0] == environment else None
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+_ENVIRONMENT = _known(os.environ | ONE_THREAD)
+_servers: list[ForkServer] = []
+"""The fork server of this process's tests, once one of them has needed it."""
+
+
+def _fork_server() -> ForkServer:
+    """The fork server, with torch."""
+    if not _servers or not _servers[0].is_ready():
+        _servers[:] = [ForkServer((*ALL_KINDS, *TORCH))]
+        wait_until(_servers[0].is_ready, "the fork server of the tests")
+    return _servers[0]
 
 
 class Processes:
