@@ -275,8 +275,14 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def _have_one_thread() -> None:
-    """Keep numpy's library from starting threads at its import, so that this process can fork actors."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    """Import numpy without the threads that its library starts at its import, so that this process can fork actors."""
+    if "OPENBLAS_NUM_THREADS" in os.environ:
+        return
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import numpy  # noqa: F401
+
+    # its children choose by themselves
+    del os.environ["OPENBLAS_NUM_THREADS"]
 
 
 def _up(arguments: argparse.Namespace) -> int:

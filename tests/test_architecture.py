@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("tree")  # a worker parses the tree once
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "bus", "actors")
 ACTORS = ("rollout", "reward", "packer", "trainer", "inference")

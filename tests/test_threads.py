@@ -17,6 +17,7 @@ import pytest
 from actors.process import exits
 from bus import threads
 
+pytestmark = pytest.mark.xdist_group("tree")  # a worker parses the tree once
 ROOT = Path(__file__).parent.parent
 FILES = [path for package in ("bus", "actors") for path in sorted((ROOT / package).rglob("*.py"))]
 MAKERS = {

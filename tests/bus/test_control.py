@@ -448,6 +448,7 @@ def test_silence_of_a_dead_packer_is_measured_and_blocks_nobody(address: Place, 
     assert time.monotonic() - started < 2 * AT_ONCE
 
 
+@pytest.mark.slow
 def test_a_packer_whose_round_does_not_end_is_silent_until_it_does(address: Place, closing: ExitStack) -> None:
     """Older directives are repeated for `stale_after`, not longer; a peer told in the middle of a round is answered."""
     told, stale_after = b"screen/2", 0.5

@@ -24,11 +24,12 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from setproctitle import getproctitle, setproctitle
+import structlog
+from setproctitle import getproctitle, setproctitle, setthreadtitle
 
 from actors.process.exits import die_with
 
@@ -38,8 +39,8 @@ MAX_BYTES = 1 << 16
 """Largest message."""
 ENDED = 1
 """Exit code of a process whose start was given up, or that raised."""
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that the server ignores, since it ends with `actors up`. Actors get the handlers back that it had before."""
+HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a server blocks, since it ends with `actors up`. One sent to an actor before it has begun comes then."""
 MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
 """Numbers that mallopt(3) gives to variables of glibc: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD."""
 PROGRAM = "actors.cli"
@@ -52,8 +53,9 @@ have names of ours or of Python's."""
 
 
 def num_threads() -> int:
-    """Return the number of threads of this process, those of C libraries included."""
-    return len(list(Path("/proc/self/task").iterdir()))
+    """Return the number of threads of this process, those of C libraries included; 0 without /proc."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 0
 
 
 def fork_here(channel: socket.socket, modules: Sequence[str], output: int) -> int:
@@ -63,26 +65,28 @@ def fork_here(channel: socket.socket, modules: Sequence[str], output: int) -> in
         channel: as for `serve`.
         modules: as for `serve`.
         output: descriptor of its stdout and stderr.
+
+    Raises:
+        OSError: there is no room for another process.
     """
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if pid := os.fork():
-        return pid
-    try:
+    pid = os.fork()
+
+    def begin() -> int:
         die_with(parent)
         os.setsid()
-        for standard in (1, 2):
-            os.dup2(output, standard)
-        for entry in list(Path("/proc/self/fd").iterdir()):
-            if int(entry.name) not in (0, 1, 2, channel.fileno()):
-                with contextlib.suppress(OSError):  # that of this very list
-                    os.close(int(entry.name))
-        setproctitle(" ".join([sys.executable, *PYTHON, SERVER]))
-        os._exit(serve(channel, modules, parent))
-    except BaseException:  # noqa: BLE001 - nothing may go back into the code of `actors up`
-        traceback.print_exc()
-    os._exit(ENDED)
+        _leave_all_but(channel.fileno(), output)
+        if not sys.flags.safe_path:  # as PYTHON demands
+            del sys.path[0]
+        structlog.reset_defaults()
+        _show([SERVER])
+        return serve(channel, modules, parent)
+
+    if not pid:
+        _end_with(begin)
+    return pid
 
 
 def serve(channel: socket.socket, modules: Sequence[str], parent: int) -> int:
@@ -94,12 +98,12 @@ def serve(channel: socket.socket, modules: Sequence[str], parent: int) -> int:
         parent: pid of `actors up`.
     """
     channel.set_inheritable(False)
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in HANDLED}
-    for number in HANDLED:
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    # a launcher may have ignored it, and the end of a child would not be told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for module in modules:
         importlib.import_module(module)
-    if num_threads() > 1:
+    if num_threads() != 1:
         # a lock that another thread holds stays locked in a fork for good
         print(f"fork server: {num_threads()} threads after the imports, so actors start without it", file=sys.stderr)
         return ENDED
@@ -111,53 +115,56 @@ def serve(channel: socket.socket, modules: Sequence[str], parent: int) -> int:
         message, descriptors, _, _ = socket.recv_fds(channel, MAX_BYTES, 16)
         if not message:
             return 0
-        request = json.loads(message)
         try:
-            pid = _fork_twice(request, descriptors, handlers, parent, channel)
+            pid = _fork_twice(json.loads(message), descriptors, parent, channel)
+        except OSError as error:  # no room for another process now
+            print(f"fork server: {error}", file=sys.stderr)
+            pid = 0
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         channel.send(str(pid).encode())
 
 
-def _fork_twice(
-    request: Mapping[str, Any], descriptors: Sequence[int], handlers: Mapping[int, Any], parent: int, channel: Any
-) -> int:
-    """Fork an actor, and return its pid: `actors up` is its parent, as the process in between exits at once."""
+def _fork_twice(request: Mapping[str, Any], descriptors: Sequence[int], parent: int, channel: socket.socket) -> int:
+    """Fork an actor, and return its pid: `actors up` is its parent, as the process in between exits at once.
+
+    Raises:
+        OSError: there is no room for another process.
+    """
     reading, writing = os.pipe()
-    between = os.fork()
-    if between:
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            pid = int(pipe.read())
-        # once it is gone, its child is a child of `actors up`
-        os.waitpid(between, 0)
-        return pid
-    try:
-        pid = os.fork()
-        if pid:
+
+    def begin() -> int:
+        if pid := os.fork():
             os.write(writing, str(pid).encode())
-            os._exit(0)
+            return 0
         os.close(reading)
         os.close(writing)
         channel.close()
-        _become(request, descriptors, handlers, parent)
-    except BaseException:  # noqa: BLE001 - nothing may go back into the server's loop
-        traceback.print_exc()
-    os._exit(ENDED)
+        return _become(request, descriptors, parent)
+
+    try:
+        between = os.fork()
+        if not between:
+            _end_with(begin)
+    finally:
+        os.close(writing)
+        answer = os.fdopen(reading, "rb")
+    with answer:
+        pid = int(answer.read() or 0)
+    # once it is gone, its child is a child of `actors up`
+    os.waitpid(between, 0)
+    return pid
 
 
-def _become(
-    request: Mapping[str, Any], descriptors: Sequence[int], handlers: Mapping[int, Any], parent: int
-) -> NoReturn:
-    """Run a request's command in this process, as a program of its own would."""
+def _become(request: Mapping[str, Any], descriptors: Sequence[int], parent: int) -> int:
+    """Run a request's command in this process, as a program of its own would. Return the exit code."""
     go, log, *inherited = descriptors
     with os.fdopen(go, "rb") as gate:
         # `actors up` closes the gate without a word if it no longer waits for this process
         if gate.read() != GO or os.getppid() != parent:
-            os._exit(ENDED)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+            return ENDED
+    die_with(parent)
     os.setsid()
     for standard in (1, 2):
         os.dup2(log, standard)
@@ -166,26 +173,54 @@ def _become(
     _apply(request["variables"], request["removed"])
     command = request["command"]
     sys.argv = ["actors", *command]
-    program = [SERVER] if request["serves"] else ["actors"]
-    setproctitle(" ".join([sys.executable, *PYTHON, *program, *command]))
+    _show([*([SERVER] if request["serves"] else ["actors"]), *command])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     if request["serves"]:
-        die_with(parent)
-        channel = socket.socket(fileno=request["numbers"][0])
-        os._exit(serve(channel, command, parent))
+        return serve(socket.socket(fileno=request["numbers"][0]), command, parent)
+    return int(importlib.import_module(PROGRAM).main(command))
 
+
+def _end_with(run: Callable[[], int]) -> NoReturn:
+    """Run, and exit with the code, as the interpreter does at the end of a program.
+
+    Whatever happens, also on a full disk, this process ends: it is a fork, and nothing may go back into the code of the
+    process that it is a fork of.
+    """
     code: object = ENDED
     try:
-        code = importlib.import_module(PROGRAM).main(command)
-    except SystemExit as ended:
-        code = ended.code
-    except BaseException:  # noqa: BLE001 - as the interpreter does at the end of a program
-        traceback.print_exc()
-    if isinstance(code, str):
-        print(code, file=sys.stderr)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else ENDED if code else 0)
+        try:
+            code = run()
+        except SystemExit as ended:
+            code = ended.code or 0
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+        except BaseException:  # noqa: BLE001 - as above
+            traceback.print_exc()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else ENDED)
+
+
+def _leave_all_but(channel: int, output: int) -> None:
+    """Close all descriptors but a channel and stdin; stdout and stderr become `output`."""
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    kept = {1, 2, channel}
+    if sys.stdin is None:  # closed, so 0 may be a file of `actors up`
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - its number counts
+            os.dup2(nothing.fileno(), 0)
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) not in kept | {0}:
+            with contextlib.suppress(OSError):  # that of this very list
+                os.close(int(entry.name))
+
+
+def _show(arguments: Sequence[str]) -> None:
+    """Show arguments of Python as the command of this process in `ps`."""
+    setproctitle(" ".join([sys.executable, *PYTHON, *arguments]))
+    # the title's first letters are the name otherwise, by which `top` and the kernel call a process
+    setthreadtitle(Path(sys.executable).name)
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -209,11 +244,21 @@ def _apply(variables: Mapping[str, str], removed: Sequence[str]) -> None:
     for name, parameter in MALLOPT.items():
         if name in variables and hasattr(library, "mallopt"):
             library.mallopt(parameter, int(variables[name]))
-    if "torch" in sys.modules and "OMP_NUM_THREADS" in variables:
-        sys.modules["torch"].set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
+        # a program of its own is bounded so by torch's library
+        sys.modules["torch"].set_num_threads(min(int(threads), _num_cores()))
     # each process draws its own numbers; Python sees to `random` at every fork
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _num_cores() -> int:
+    """Return the number of cores that this process may use; threads of one core count once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings.read_text() if siblings.is_file() else str(cpu))
+    return len(cores)
 
 
 def main() -> int:

@@ -7,12 +7,14 @@ fork of a process that has used it, and libraries may do so when they are import
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -24,6 +26,8 @@ from schemas.config import RunConfig
 
 log = structlog.get_logger("up")
 
+READY_SECONDS = 120.0
+"""Time for the imports of a fork server; without it, actors import by themselves."""
 ANSWER_SECONDS = 5.0
 """Time for a fork server to fork; it takes some milliseconds."""
 MAX_DEATHS = 3
@@ -64,7 +68,10 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # this process ignores SIGCHLD, so codes are not kept; as subprocess.Popen
+                pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
@@ -87,7 +94,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], origin: "ForkServer | None" = None, stderr: int | None = None) -> None:
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.has_been_ready = False
+        self.has_been_ready, self._started = False, time.monotonic()
         self.dead = False
         """True once it has ended, or does not answer."""
         # one thread for each library: threads would not live on in a fork
@@ -119,6 +126,8 @@ class ForkServer:
                 # nothing comes unasked but the first message, and the end
                 self.dead = self._receive(socket.MSG_DONTWAIT) != READY
                 self.has_been_ready |= not self.dead
+        if not self.has_been_ready and time.monotonic() - self._started > READY_SECONDS:
+            self.dead = True
         return self.has_been_ready and not self.dead
 
     def fork(
@@ -139,7 +148,8 @@ class ForkServer:
             serves: True for a fork server.
 
         Raises:
-            OSError: the server has ended, or does not answer within ANSWER_SECONDS; it is dead then.
+            OSError: the server has ended, or does not answer within ANSWER_SECONDS, and is dead then; or it has no room
+                for another process now, or the request is too long.
         """
         known = self._environment
         request = {
@@ -149,25 +159,38 @@ class ForkServer:
             "numbers": list(inherited),
             "serves": serves,
         }
+        message = json.dumps(request).encode()
+        if len(message) >= MAX_BYTES:
+            raise OSError(errno.E2BIG, f"a request of {len(message)} bytes for a fork server, {MAX_BYTES - 1} at most")
         reading, writing = os.pipe()
         try:
             _adopt(True)
-            socket.send_fds(self._channel, [json.dumps(request).encode()], [reading, output, *inherited])
-            self._channel.settimeout(ANSWER_SECONDS)
-            pid = int(self._receive() or 0)
-            self._channel.settimeout(None)
-            if not pid:
-                raise ConnectionResetError("the fork server has ended")
+            pid = self._ask(message, [reading, output, *inherited])
+            # not ours if the system refuses adoption: told here, where the caller can start a program instead
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.write(writing, GO)
             return ForkedProcess(pid, [sys.executable, *PYTHON, "actors", *command])
-        except OSError:
-            self.close()
-            raise
         finally:
             _adopt(False)
             os.close(reading)
             # without GO, a process that was forked all the same exits
             os.close(writing)
+
+    def _ask(self, message: bytes, descriptors: Sequence[int]) -> int:
+        """Send a request; return the pid of the answer."""
+        try:
+            socket.send_fds(self._channel, [message], descriptors)
+            self._channel.settimeout(ANSWER_SECONDS)
+            answer = self._receive()
+            self._channel.settimeout(None)
+            if not answer:
+                raise ConnectionResetError("the fork server has ended")
+        except OSError:
+            self.close()
+            raise
+        if not int(answer):
+            raise BlockingIOError(errno.EAGAIN, "the fork server has no room for another process")
+        return int(answer)
 
     def close(self) -> None:
         """End the server. The processes that it has forked live on."""
@@ -217,6 +240,7 @@ class ForkServers:
 
     def is_ready(self, kind: str) -> bool:
         """Return whether a process of this kind can be started now. Starts a server that is missing."""
+        self._ended = [server for server in self._ended if server.process.poll() is None]
         name = self._name(kind)
         return name is None or self._running(name) is not None
 
@@ -229,6 +253,8 @@ class ForkServers:
         """End all servers."""
         for server in self._servers.values():
             server.close()
+        self._ended += self._servers.values()
+        self._servers.clear()
 
     def _name(self, kind: str) -> str | None:
         name = WITH_TORCH if kind in COMPUTING else FIRST
@@ -236,13 +262,9 @@ class ForkServers:
 
     def _running(self, name: str) -> ForkServer | None:
         """Return a server that is ready; None: it starts, or could not be started."""
-        self._ended = [server for server in self._ended if server.process.poll() is None]
         server = self._servers.get(name)
         if server is None:
-            origin = None if name == FIRST else self._running(FIRST)
-            if name == FIRST or origin is not None:
-                with contextlib.suppress(OSError):  # the first has died: seen at the next look
-                    self._servers[name] = ForkServer(self._modules[name], origin, self._stderr)
+            self._start(name)
             return None
         if server.is_ready():
             return server
@@ -250,9 +272,25 @@ class ForkServers:
             server.close()
             self._ended.append(self._servers.pop(name))
             # one that has not come to its first fork would end the same way again
-            self._deaths = self._deaths + 1 if server.has_been_ready else MAX_DEATHS
-            log.warning("fork server has ended", deaths=self._deaths, most_deaths=MAX_DEATHS)
+            self._died(server.has_been_ready, "it has ended")
         return None
+
+    def _start(self, name: str) -> None:
+        origin = None if name == FIRST else self._running(FIRST)
+        if name != FIRST and origin is None:
+            return
+        try:
+            self._servers[name] = ForkServer(self._modules[name], origin, self._stderr)
+        except OSError as error:
+            if origin is None or not origin.dead:  # else seen at the next look
+                self._died(origin is not None, str(error))
+
+    def _died(self, may_come_back: bool, why: str) -> None:
+        """Count the death of a server; after too many, end all."""
+        self._deaths = self._deaths + 1 if may_come_back else MAX_DEATHS
+        log.warning("fork server has ended", reason=why, deaths=self._deaths, most_deaths=MAX_DEATHS)
+        if self._deaths >= MAX_DEATHS:
+            self.close()
 
 
 def computing_modules(config: RunConfig, kinds: Sequence[str]) -> Sequence[str]:

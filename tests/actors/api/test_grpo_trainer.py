@@ -48,6 +48,7 @@ class _Told:
         return lambda args, state, control, **values: self.events.append((name, state.global_step))
 
 
+@pytest.mark.slow
 def test_the_import_and_the_arguments_load_no_torch() -> None:
     """A notebook gets its prompt back at once."""
     code = "import sys; from actors import GRPOTrainer, GRPOConfig; GRPOConfig(); sys.exit('torch' in sys.modules)"

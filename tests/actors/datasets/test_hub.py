@@ -92,6 +92,7 @@ def prompts(found: Any) -> list[str]:
     return [prompt for prompt, _ in found["rows"]]
 
 
+@pytest.mark.slow
 def test_configurations_splits_and_revisions_are_loaded(tmp_path: Path, served: Hub) -> None:
     """With slices and renamed columns, as from files; the commit stands in the identity."""
     new = served.publish("org/sums", files(6), branch="dev")
@@ -113,6 +114,7 @@ def test_configurations_splits_and_revisions_are_loaded(tmp_path: Path, served: 
     assert dev["identity"]["commits"] == {"org/sums@dev": new}
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_commit_of_its_start(tmp_path: Path, served: Hub) -> None:
     """Rows added on the hub later are no rows of the run, and a resume asks nothing of the network."""
     (first,) = load(tmp_path, {"config": "main"}, url=served.url)
@@ -138,6 +140,7 @@ def test_a_run_keeps_the_commit_of_its_start(tmp_path: Path, served: Hub) -> Non
     assert f"org/sums@main is not the data of this run: commit {pins['org/sums@main']} so far" in refused
 
 
+@pytest.mark.slow
 def test_a_cache_that_was_cleared_is_filled_again(tmp_path: Path, served: Hub) -> None:
     """The files of the commit are downloaded a second time."""
     (first,) = load(tmp_path, {"config": "main"}, url=served.url)
@@ -148,6 +151,7 @@ def test_a_cache_that_was_cleared_is_filled_again(tmp_path: Path, served: Hub) -
     assert load(tmp_path, {"config": "main"}, url=served.url, home="third") == [first]
 
 
+@pytest.mark.slow
 def test_failures_of_the_hub_are_told_in_words(tmp_path: Path, served: Hub) -> None:
     """With the key, the name, and the thing to do."""
     served.publish("org/gated", files())
@@ -182,6 +186,7 @@ def test_failures_of_the_hub_are_told_in_words(tmp_path: Path, served: Hub) -> N
         assert wanted in words
 
 
+@pytest.mark.slow
 def test_a_token_is_read_from_the_environment(tmp_path: Path, served: Hub) -> None:
     """And sent with each request for a gated data set."""
     served.publish("org/gated", files())
@@ -191,6 +196,7 @@ def test_a_token_is_read_from_the_environment(tmp_path: Path, served: Hub) -> No
     assert served.tokens == {"Bearer hf_secret"}
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_away_is_told_in_words(tmp_path: Path, served: Hub) -> None:
     """Nobody listens, somebody listens and says nothing, or the network is switched off: no wait is without end."""
     dead = f"http://127.0.0.1:{free_port()}"
@@ -204,6 +210,7 @@ def test_a_hub_that_is_away_is_told_in_words(tmp_path: Path, served: Hub) -> Non
     assert words == "environments[].path: org/sums: is not in the cache, and HF_HUB_OFFLINE is set"
 
 
+@pytest.mark.slow
 def test_columns_of_images_on_the_hub_are_refused(tmp_path: Path, served: Hub) -> None:
     """By the features that the data set declares."""
     readme = (

@@ -51,6 +51,7 @@ def test_learner_and_engine_agree_on_logprobs(
     assert seen[0] != seen[1] != seen[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "lora",

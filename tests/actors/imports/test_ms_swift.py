@@ -518,6 +518,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     return {key: draw(st.just(DEFAULTS[key]) | _VALUES.get(type(DEFAULTS[key]), others)) for key in keys}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=configurations(), options=st.sampled_from([COMPLETE, Options(), Options(version="3.5", world=2)]))
 def test_any_known_keys_are_reported_once_or_refused_in_words(

@@ -932,6 +932,7 @@ def inline(value: Any) -> str:
     return repr(value) if not isinstance(value, str) else f'"{value}"'
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=trees())
 def test_any_keys_end_in_one_entry_each_or_in_words(values: dict[str, Any], tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ VALUES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), names=st.lists(st.sampled_from(sorted(TRAIN_KEYS)), max_size=10, unique=True))
 def test_any_keys_end_in_one_entry_each_or_in_words(data: st.DataObject, names: list[str], tmp_path: Path) -> None:

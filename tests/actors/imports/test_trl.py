@@ -842,6 +842,7 @@ def configurations(draw: st.DrawFn, trainer: str = "grpo") -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=configurations(), options=st.sampled_from([COMPLETE, Options()]))
 def test_any_known_keys_are_reported_once_or_refused_in_words(
@@ -853,6 +854,7 @@ def test_any_known_keys_are_reported_once_or_refused_in_words(
         check_each_key_once(read([tmp_path / "any.yaml"], [], options), {"seed": 1} | values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
@@ -879,6 +881,7 @@ def test_files_that_are_no_configuration_are_refused_in_words(
     assert str(tmp_path / name) in str(error.value) or name in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_script_that_calls_itself_without_end_is_read_to_the_end(tmp_path: Path) -> None:
     """Calls are followed to a depth, loops once."""
     text = """

@@ -71,6 +71,7 @@ def test_reference_logprobs_are_those_of_the_mixed_weights(model_folder: ModelFo
         torch.testing.assert_close(found_T, mixed_T, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("saved_at", [1, 2, 3])
 def test_a_continued_or_rewound_run_has_the_bits_of_one_without_a_stop(

@@ -65,6 +65,7 @@ def test_each_sampled_token_trains_once(branches: int, trunk: int, num_ranks: in
     assert shared > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("branches", "trunk"), SIZES)
 def test_logprobs_are_those_of_each_sample_alone(
     model_folder: ModelFolder, kernel: str, branches: int, trunk: int
@@ -120,6 +121,7 @@ def in_copies(batch: StepBatch) -> StepBatch:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_steps_are_those_of_samples_in_copies(model_folder: ModelFolder, name: str) -> None:
     """Three steps of groups with branches and of a group without: measurements and weights within 1e-5."""

@@ -24,6 +24,7 @@ def completions(line: str, folder: Path) -> list[str]:
     return [word for word in answers.read_text().split("\013") if word]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -40,6 +41,7 @@ def test_commands_options_keys_and_values_are_completed(tmp_path: Path, line: st
     assert sorted(word.strip() for word in completions(line, tmp_path)) == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_is_printed(shell: str) -> None:
     """It names the program."""

@@ -66,6 +66,7 @@ ASKED = {"llm_judge": "model, url", "relative_judge": "model, url"}
 """Arguments of built-in rewards that only the user knows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", sorted(BUILTIN))
 def test_each_named_reward_passes_the_check_or_says_what_is_missing(
     folder: Path, reward: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

@@ -55,6 +55,7 @@ def group_bytes(ring: LonePacker) -> int:
     return codec.num_bytes([bytes(frame) for frame in codec.encode(ring._template)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [8, 256, 4096])
 def test_memory_is_bounded_and_training_is_the_same(tmp_path: Path, tokens: int) -> None:
     """With room for all groups, for three, and for none: read from the ledger, the groups are the same."""

@@ -179,6 +179,7 @@ class Told:
         return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [True, False])
 async def test_an_environment_that_drives_on_after_its_time_has_no_reward_and_says_so(is_kept: bool) -> None:
     """Its turns are there; a failure makes the trajectory unscorable, also where None counts as 0."""

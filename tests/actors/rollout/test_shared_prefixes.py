@@ -53,6 +53,7 @@ def computed(model: Any, micro: MicroBatch) -> tuple[list[Tensor], list[Tensor]]
     return [x.detach() for x in found], [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_turns", SIZES)
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_logprobs_entropies_and_gradients_are_those_of_copies(

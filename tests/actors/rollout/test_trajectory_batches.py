@@ -132,6 +132,7 @@ def built(groups: Sequence[ScoredGroup], num_ranks: int, num_minibatches: int) -
 LAYOUTS = [(1, 1), (3, 1), (1, 2), (3, 2)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), layout=st.sampled_from(LAYOUTS), most_turns=st.sampled_from([2, 7, 20]))
 def test_each_sampled_token_is_in_the_loss_once_over_all_ranks(
@@ -186,6 +187,7 @@ def logprobs_alone(model: Any, ids: Sequence[int], temperatures: Sequence[float]
     return torch.log_softmax(scaled, -1).gather(1, torch.tensor(list(ids))[1:, None])[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_packed_samples_have_the_logprobs_of_samples_alone(

@@ -92,6 +92,7 @@ def folder_of(
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_figures_of_a_run_are_found_again(tmp_path: Path, level: int) -> None:
     """Those that are read off exactly, the others as far as their run tells."""
@@ -109,6 +110,7 @@ def test_the_figures_of_a_run_are_found_again(tmp_path: Path, level: int) -> Non
     assert result.trainer_idle == pytest.approx(observed.trainer_idle, abs=0.03)
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_another_level_would_bring(tmp_path: Path) -> None:
     """Calibrated at level 0, the simulation foretells the rate at level 1."""
     measured = observe(folder_of(tmp_path / "zero", packer={"max_async_level": 0}))
@@ -119,6 +121,7 @@ def test_a_run_tells_what_another_level_would_bring(tmp_path: Path) -> None:
     assert other.steps_per_second > 1.2 * measured.steps_per_second
 
 
+@pytest.mark.slow
 def test_a_run_with_a_slow_reward_has_it_as_its_limit(tmp_path: Path) -> None:
     """From its record alone."""
     observed = observe(folder_of(tmp_path / "run", KNOWN.with_values(reward_seconds=15.0), steps=20))

@@ -90,6 +90,7 @@ def test_a_mistake_is_told_with_its_option(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_torch_is_loaded() -> None:
     """A simulation needs neither torch nor an engine."""
     code = "import sys, actors.simulate.command; print(*sys.modules)"

@@ -28,6 +28,7 @@ LIMITED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", sorted(LIMITED))
 def test_what_takes_long_is_named_as_the_limit(limit: str) -> None:
     """Each in a run in which it takes nearly all of the time."""
@@ -37,6 +38,7 @@ def test_what_takes_long_is_named_as_the_limit(limit: str) -> None:
     assert found[0].gain > 0.3
 
 
+@pytest.mark.slow
 def test_a_slow_reward_is_named_in_the_report_with_the_actors_that_lift_it() -> None:
     """In words first; the table follows."""
     one = plan(12, QUICK.with_values(reward_seconds=20.0), reward={"max_concurrent_groups": 1, **_FUNCTIONS})
@@ -53,6 +55,7 @@ def test_a_slow_reward_is_named_in_the_report_with_the_actors_that_lift_it() -> 
 _FUNCTIONS = {"functions": [{"path": "characters_in_place"}]}
 
 
+@pytest.mark.slow
 def test_advice_is_the_smallest_number_that_suffices() -> None:
     """One engine less leaves the trainer waiting for more than 5 % of the time."""
     times = QUICK.with_values(decode_seconds=0.02, decode_sequence_seconds=0.02, step_seconds=3.0, wire_seconds=0.0)

@@ -79,6 +79,7 @@ def test_groups_are_conserved(size: Size) -> None:
     assert result_of(ring).dropped == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later", [0.0, 0.7, 1.9])
 @pytest.mark.parametrize("role", sorted(DEATHS))
 def test_a_killed_process_loses_nothing(role: str, later: float) -> None:

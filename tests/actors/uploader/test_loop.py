@@ -22,6 +22,7 @@ def hub(tmp_path: Path) -> Iterator[ModelHub]:
         yield server
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_pushed_as_a_model_and_its_token_stays_secret(tmp_path: Path, hub: ModelHub) -> None:
     """One commit with what transformers loads; the token is in no file of the run and not in the log."""
     config = done(tmp_path, 3, 6, hub_private_repo=True)
@@ -41,6 +42,7 @@ def test_the_newest_checkpoint_is_pushed_as_a_model_and_its_token_stays_secret(t
     assert len(hub.commits("org/model")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "titles", "files"),
     [
@@ -66,6 +68,7 @@ def test_strategies_have_the_meaning_of_transformers(
     assert tree["model.safetensors"] == (config.output / "checkpoints/step_6/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_branch_is_made_and_a_name_without_an_owner_is_the_users(tmp_path: Path, hub: ModelHub) -> None:
     """With the token of a variable of another name, and every checkpoint."""
     config = done(tmp_path, 3, 6, hub_model_id="mine", hub_revision="trial", hub_always_push=True, token_env="MY_TOKEN")
@@ -76,6 +79,7 @@ def test_a_branch_is_made_and_a_name_without_an_owner_is_the_users(tmp_path: Pat
     assert record(config)["repository"] == "me/mine@trial"
 
 
+@pytest.mark.slow
 def test_a_token_that_the_hub_refuses_is_said_in_words_and_tried_once(tmp_path: Path, hub: ModelHub) -> None:
     """401 and 403; with a better token the same command pushes."""
     config = done(tmp_path, 3)
@@ -98,6 +102,7 @@ def test_a_token_that_the_hub_refuses_is_said_in_words_and_tried_once(tmp_path: 
     assert hub.titles("org/model") == ["Step 3 of ring"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_fails_is_asked_again_up_to_a_limit(tmp_path: Path, hub: ModelHub) -> None:
     """500 twice and then success; 500 always: given up with the words, until the next start."""
     config = done(tmp_path, 3, max_attempts=3)
@@ -124,6 +129,7 @@ def test_a_hub_that_is_not_there_is_said(tmp_path: Path, hub: ModelHub) -> None:
     assert record(config)["unpushed"] == {"3": f"{hub.url} can't be reached"}, log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hub_strategy", ["every_save", "all_checkpoints"])
 def test_a_process_killed_after_its_commit_pushes_nothing_twice(
     tmp_path: Path, hub: ModelHub, hub_strategy: str
@@ -144,6 +150,7 @@ def test_a_process_killed_after_its_commit_pushes_nothing_twice(
     assert [one["commit"] for one in record(config)["pushed"]] == [commit.id for commit in hub.commits("org/model")]
 
 
+@pytest.mark.slow
 def test_a_push_without_an_answer_ends_its_process_and_the_next_one_looks(tmp_path: Path, hub: ModelHub) -> None:
     """Exit code 1, for the supervisor to start a new one; the commit is there, and is not repeated."""
     config = done(tmp_path, 3, attempt_timeout=3.0)
@@ -157,6 +164,7 @@ def test_a_push_without_an_answer_ends_its_process_and_the_next_one_looks(tmp_pa
     assert record(config)["unpushed"] == {}
 
 
+@pytest.mark.slow
 def test_a_lost_record_is_found_again_on_the_hub(tmp_path: Path, hub: ModelHub) -> None:
     """Commits carry the chain of their checkpoint."""
     config = done(tmp_path, 3, 6, hub_strategy="all_checkpoints")
@@ -168,6 +176,7 @@ def test_a_lost_record_is_found_again_on_the_hub(tmp_path: Path, hub: ModelHub) 
     assert hub.titles("org/model") == ["Step 3 of ring", "Step 6 of ring"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_removed_before_its_push_is_said(tmp_path: Path, hub: ModelHub) -> None:
     """Where each one is to be pushed; the others are."""
     config = done(tmp_path, 3, hub_strategy="all_checkpoints")
@@ -180,6 +189,7 @@ def test_a_checkpoint_that_was_removed_before_its_push_is_said(tmp_path: Path, h
     assert last == "hub: NOT pushed, since removed before (trainer.checkpoint.keep_last): step 3"
 
 
+@pytest.mark.slow
 def test_steps_of_a_new_history_are_pushed_over_those_given_up(tmp_path: Path, hub: ModelHub) -> None:
     """The run went back to step 3: the model in the root is the living one, though an older step."""
     config = done(tmp_path, 3, 6, hub_always_push=True)

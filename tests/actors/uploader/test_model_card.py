@@ -92,6 +92,7 @@ def test_names_break_neither_tables_nor_metadata(tmp_path: Path) -> None:
     assert "## Figures" not in card
 
 
+@pytest.mark.slow
 def test_each_push_has_the_card_of_its_checkpoint(tmp_path: Path) -> None:
     """With the figures of the run's files; not if the key says so."""
     with model_hub(tmp_path / "hub") as hub:
@@ -106,6 +107,7 @@ def test_each_push_has_the_card_of_its_checkpoint(tmp_path: Path) -> None:
         assert "README.md" not in hub.commits("org/other")[0].files
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_without_a_card_that_the_hub_refuses(tmp_path: Path) -> None:
     """The log says so."""
     with model_hub(tmp_path / "hub") as hub:

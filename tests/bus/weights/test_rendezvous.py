@@ -220,6 +220,7 @@ def test_all_members_get_every_tensor(host: str):
             assert torch.equal(results[0].tensors[name], tensor)
 
 
+@pytest.mark.slow
 def test_a_group_is_kept_while_its_members_stay(publisher: RendezvousPublisher):
     """To meet costs more than to send."""
     end = RendezvousReceiver("A", HOST, 30.0)
@@ -236,6 +237,7 @@ def test_a_group_is_kept_while_its_members_stay(publisher: RendezvousPublisher):
     assert groups[0] is groups[1] is not None
 
 
+@pytest.mark.slow
 def test_a_manifest_of_other_weights_is_noticed_before_anything_is_received(publisher: RendezvousPublisher):
     """The digest of the manifest is that of the header."""
     manifest = publisher.publish(POLICY, some_weights())
@@ -244,6 +246,7 @@ def test_a_manifest_of_other_weights_is_noticed_before_anything_is_received(publ
         RendezvousReceiver("A", HOST, 30.0).receive(other, update_of("A"), never)
 
 
+@pytest.mark.slow
 def test_bytes_that_changed_on_the_wire_are_refused(publisher: RendezvousPublisher):
     """Nothing of such a version is handed over, and its engine never says that it has got it."""
     manifest = publisher.publish(POLICY, some_weights())
@@ -312,6 +315,7 @@ def test_a_member_that_never_comes_ends_the_wait_and_is_named():
     assert isinstance(results[0], UpdateAbandonedError)
 
 
+@pytest.mark.slow
 @SOMEBODY_IS_MISSING
 def test_a_group_that_was_given_up_is_never_entered_again(publisher: RendezvousPublisher):
     """Its members may have left it: that is said at once, and the packer names another group."""
@@ -416,6 +420,7 @@ def test_an_engine_that_gives_an_update_up_takes_new_memory(publisher: Rendezvou
     assert end.staging == ()
 
 
+@pytest.mark.slow
 @SOMEBODY_IS_MISSING
 def test_memory_of_a_version_that_was_sent_in_vain_is_never_taken_again(publisher: RendezvousPublisher):
     """Gloo may still read it."""
@@ -435,6 +440,7 @@ def test_memory_of_a_version_that_was_sent_in_vain_is_never_taken_again(publishe
     assert POLICY not in [manifest.policy for manifest in publisher.published()]
 
 
+@pytest.mark.slow
 @SOMEBODY_IS_MISSING
 def test_a_version_that_is_being_sent_is_not_pruned(publisher: RendezvousPublisher):
     """Members that have not read its header yet still find it; afterwards it goes."""

@@ -137,6 +137,7 @@ LENGTHS = st.one_of(st.integers(-1, 4), st.sampled_from([SMALLEST, LARGEST, 2**3
 TEXTS = st.lists(st.sampled_from(["a|a", "a|aa", "aa|a", "ab|a", "aab|b", "aaa|ab", "b|a"]), min_size=2, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.data(), TEXTS)
 def test_what_is_taken_has_each_sample_whole_and_all_else_is_refused(data: st.DataObject, texts: list[str]) -> None:

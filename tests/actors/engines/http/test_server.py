@@ -141,6 +141,7 @@ def test_without_a_seed_every_request_is_another(client: openai.OpenAI) -> None:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -31,6 +31,8 @@ print(json.dumps({
 }))
 print("on stderr", file=sys.stderr)
 """
+FULL = Path("/dev/full")
+"""A file on a full disk."""
 SLEEPS = "import time; time.sleep(600)"
 
 Fork = Callable[..., ForkedProcess]
@@ -40,7 +42,7 @@ Fork = Callable[..., ForkedProcess]
 def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Variables of fork servers: REMOVED, KEPT, and the place of STAND_IN."""
     folder = tmp_path_factory.mktemp("stand-in")
-    code = "from actors import cli\ncli.main = lambda command: exec(command[0], {})\n"
+    code = "from actors import cli\ncli.main = lambda command: exec(command[0], {}) or 0\n"
     (folder / f"{STAND_IN}.py").write_text(code)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
@@ -122,6 +124,7 @@ def test_processes_draw_different_random_numbers(server: ForkServer, tmp_path: P
     assert one[1] != two[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "exit_code"),
     [
@@ -180,6 +183,64 @@ def test_signals_of_the_server_are_not_ignored_by_its_forks(server: ForkServer, 
     assert end_of(run(server, "pass", tmp_path / "log")) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_just_after_the_start_is_not_lost(server: ForkServer, tmp_path: Path, number: signal.Signals) -> None:
+    """Though the process has not begun yet."""
+    for _ in range(10):
+        process = run(server, SLEEPS, tmp_path / "log")
+        process.send_signal(number)
+        # Python turns SIGINT into an exception
+        assert end_of(process) in (-number, 1)
+
+
+@pytest.mark.parametrize("code", ["raise RuntimeError", "raise SystemExit('words')", "print('words')"])
+def test_on_a_full_disk_a_process_ends_all_the_same(own_server: ForkServer, code: str) -> None:
+    """It is a fork, and would go on with the code of the server, or of `actors up`."""
+    with FULL.open("ab") as full:
+        process = own_server.fork([code], dict(os.environ), full.fileno())
+    assert end_of(process) in (0, 1)
+    assert own_server.is_ready()
+
+
+def test_a_server_that_fails_on_a_full_disk_ends(server: ForkServer) -> None:
+    """Its import fails, and its words can't be written."""
+    with FULL.open("ab") as full:
+        broken = ForkServer(["there_is_no_such_module"], server, full.fileno())
+    wait_until(lambda: broken.process.poll() is not None, "its end")
+    assert not broken.is_ready()
+
+
+def test_where_orphans_can_not_be_adopted_a_program_is_started(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox may refuse it."""
+    monkeypatch.setattr(forked, "_adopt", lambda adopts: None)
+    monkeypatch.setattr("actors.ops.up.child.PROGRAM", (sys.executable, "-c"))
+    child = Child("reward", "reward-0", dict(os.environ), tmp_path / "log")
+    child.start(["print('here')"], (), server)
+    assert isinstance(child.process, subprocess.Popen)
+    assert child.process.wait(PATIENCE) == 0
+    assert (tmp_path / "log").read_text() == "here\n"
+
+
+def test_a_request_that_is_too_long_is_refused_and_the_server_lives(server: ForkServer, tmp_path: Path) -> None:
+    """`Child.start` then starts a program, which has other limits."""
+    with pytest.raises(OSError, match=r"a request of \d+ bytes for a fork server, 65535 at most"):
+        run(server, "pass", tmp_path / "log", LONG="x" * (1 << 16))
+    assert end_of(run(server, "pass", tmp_path / "log", LONG="x" * 50_000)) == 0
+
+
+def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose modules are on a disk that does not answer."""
+    monkeypatch.setattr(forked, "READY_SECONDS", 0.2)
+    servers = ForkServers(ring_config(tmp_path), ["packer"])
+    server = servers._servers[forked.FIRST]
+    server.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: servers.is_ready("packer"), "the way without")
+    assert servers.of("packer") is None
+    wait_until(lambda: has_ended(server.process.pid), "its end")
+
+
 def test_processes_live_on_without_their_server(own_server: ForkServer, tmp_path: Path) -> None:
     """Their exit code is told all the same."""
     process = run(own_server, "import time; time.sleep(2); raise SystemExit(5)", tmp_path / "log")
@@ -202,45 +263,48 @@ def test_a_second_server_outlives_the_first(own_server: ForkServer, tmp_path: Pa
     ended(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", ["1", "2", "3"])
 def test_torch_has_the_threads_of_the_variable(with_torch: ForkServer, tmp_path: Path, threads: str) -> None:
-    """Though it has read another value when it was imported."""
+    """As in a program of its own, though it has read another value when it was imported."""
     code = "import torch; print(torch.get_num_threads())"
+    environment = os.environ | {"OMP_NUM_THREADS": threads}
+    alone = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     process = run(with_torch, code, tmp_path / "log", OMP_NUM_THREADS=threads)
     assert end_of(process) == 0
-    assert (tmp_path / "log").read_text() == f"{threads}\n"
+    assert (tmp_path / "log").read_text() == alone.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_program_forks_its_servers_from_itself_while_it_has_one_thread(tmp_path: Path, threads: int) -> None:
-    """With another thread it starts a program; either way what has one thread forks, and says nothing."""
+@pytest.mark.parametrize("sigchld", ["SIG_DFL", "SIG_IGN"])
+def test_a_program_forks_its_servers_from_itself_while_it_has_one_thread(
+    tmp_path: Path, threads: int, sigchld: str
+) -> None:
+    """With another thread it starts a program. Either way, it imports nothing from the working directory."""
+    (tmp_path / "tabnanny.py").write_text("print('that of the working directory')")
     code = f"""
-import sys, threading
+import os, signal, sys, threading
 from actors.ops.up.forked import ForkServer
 from tests.processes import look_at
+signal.signal(signal.SIGCHLD, signal.{sigchld})
 go_on = threading.Event()
 for _ in range({threads - 1}):
     threading.Thread(target=go_on.wait, daemon=True).start()
-server = ForkServer(["wave"])
+server = ForkServer(["tabnanny"])
 while not server.is_ready():
     assert not server.dead
-with open({str(tmp_path / "log")!r}, "ab") as log:
-    process = server.fork(["--version"], {{}}, log.fileno())
+with open("log", "ab") as log:
+    process = server.fork(["--version"], dict(os.environ), log.fileno())
 while process.poll() is None:
     pass
-print(process.returncode, look_at(server.process.pid).command[-1] == "wave")
+print(process.returncode, look_at(server.process.pid).command[-1] == "tabnanny")
 server.close()
 """
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[4]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
     )
     assert (done.stdout, done.stderr) == (f"0 {threads > 1}\n", "")
     assert (tmp_path / "log").read_text().startswith("grpo-actors ")
@@ -267,6 +331,7 @@ def test_a_server_that_stands_still_is_given_up_and_forks_nothing_later(
     assert (tmp_path / "log").read_text() == "here\n"
 
 
+@pytest.mark.slow
 def test_servers_are_started_again_until_they_have_died_too_often(tmp_path: Path) -> None:
     """Then actors are programs of their own."""
     servers = ForkServers(ring_config(tmp_path), ["packer", "trainer"])
@@ -324,6 +389,7 @@ def _model_config(folder: Path, **model: object) -> RunConfig:
     return ring_config(folder, model={"path": str(folder), **model}, inference=inference)
 
 
+@pytest.mark.slow
 def test_modules_start_no_thread_and_those_of_all_kinds_do_not_load_torch(tmp_path: Path) -> None:
     """A fork has no copy of another thread, whose locks would stay locked."""
     for modules, has_torch in (

@@ -42,6 +42,7 @@ def closed() -> Iterator[None]:
     verifiers().close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kwargs", "values"),
     [
@@ -84,6 +85,7 @@ def test_a_delimiter_of_ones_own_ends_the_reasoning() -> None:
     assert found == [1.0]
 
 
+@pytest.mark.slow
 def test_hostile_formulas_score_0_and_the_others_are_untouched() -> None:
     """Each has a limit of its own, whether math-verify, the clock or the kernel ends it."""
     logged = {}
@@ -94,6 +96,7 @@ def test_hostile_formulas_score_0_and_the_others_are_untouched() -> None:
     assert all(isinstance(words, str) and words for words in logged["answer_parsed"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_read", "verdict"), [(1, (0.0, "[ended]")), (0, (None, "[skipped]"))])
 def test_an_end_of_the_process_is_the_fault_of_what_it_was_reading(
     num_read: int, verdict: tuple[float | None, str], monkeypatch: pytest.MonkeyPatch

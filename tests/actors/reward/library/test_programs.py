@@ -51,6 +51,7 @@ def test_a_failed_test_has_a_reason_and_a_share() -> None:
     assert scored(REVERSE, printing, mode="fraction") == (0.5, "1 of 2 passed: the output is wrong")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -58,6 +58,7 @@ def test_a_program_reads_its_input_and_its_output_is_compared() -> None:
     assert (wrong.outcome, wrong.code, wrong.matches) == ("ended", 0, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -126,6 +127,7 @@ def user_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 @needs_landlock
 @pytest.mark.parametrize(
     "attack",
@@ -155,6 +157,7 @@ def test_the_program_reads_no_file_of_the_user(user_files: Path, attack: str) ->
         assert file.read_text() == SECRET
 
 
+@pytest.mark.slow
 @needs_landlock
 @pytest.mark.parametrize("name", ["environ", "cmdline", "maps", "cwd/pyproject.toml", "fd/0", "root/etc/hostname"])
 def test_the_program_reads_nothing_of_another_process(name: str) -> None:
@@ -166,6 +169,7 @@ def test_the_program_reads_nothing_of_another_process(name: str) -> None:
         assert "PermissionError" in end.words, (process, end)
 
 
+@pytest.mark.slow
 @needs_landlock
 def test_the_program_reads_nothing_of_a_program_that_runs_at_the_same_time(folder: Path) -> None:
     """Another answer of the group may have found the solution."""
@@ -194,6 +198,7 @@ def test_places_with_data_of_the_machine_are_closed(path: str) -> None:
     assert "PermissionError: [Errno 13]" in end.words, end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

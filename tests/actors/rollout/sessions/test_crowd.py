@@ -188,6 +188,7 @@ async def test_calls_that_are_the_same_have_an_answer_each_when_they_are_repeate
     assert model.recorder.tree.num_turns == 3
 
 
+@pytest.mark.slow
 async def test_calls_that_fail_leave_nothing_behind() -> None:
     """An agent that asks for ever, with a new body and other parameters each time, costs no memory."""
     model = Failing()

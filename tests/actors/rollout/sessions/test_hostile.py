@@ -158,6 +158,7 @@ def bodies(value: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VALUES)
 async def test_a_value_in_any_place_is_refused_in_words_or_harmless(
     end: Endpoint, caplog: pytest.LogCaptureFixture, name: str
@@ -212,6 +213,7 @@ async def test_requests_of_a_session_at_the_same_time_are_limited(
     assert [task.result()[0] for task in asked if await asyncio.wait({task})].count(200) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [
