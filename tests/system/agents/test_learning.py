@@ -67,7 +67,11 @@ def learnt(folder: Path, model: Path, name: str, steps: int) -> tuple[float, flo
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    # the program's processes take three times as long as the frameworks, and it learns to the end below
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] if name == "command" else []) for name in AGENTS],
+)
 def test_an_agent_of_a_framework_learns(tmp_path: Path, model: Path, name: str) -> None:
     """A third of the run, and a rise that chance does not give: 128 held-out conversations have an error of 0.04."""
     before, after = learnt(tmp_path, model, name, steps=20)

@@ -94,6 +94,7 @@ def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "lora.yaml",
             ["model.lora.rank=8", "trainer.learning_rate=4.0e-3", "trainer.warmup_steps=5"],
             id="adapters",
+            marks=pytest.mark.long,
         ),
     ],
 )
