@@ -260,13 +260,15 @@ class WorkerPool:
             # a date in a row, say
             words = f"{self.spec.title}: a {kind} can't be sent: {error}"
             raise EpisodeError(CAUSES.get(kind, "env_lost"), words) from error
-        one.calls[number] = asyncio.get_running_loop().create_future()
+        future = one.calls[number] = asyncio.get_running_loop().create_future()
         # of its own: the user's function goes on if the caller is cancelled, and so does its limit
-        return await asyncio.shield(self.start_call(self._answered(one, kind, number, data)))
+        return await asyncio.shield(self.start_call(self._answered(one, kind, number, data, future)))
 
-    async def _answered(self, one: Worker, kind: str, number: int, data: bytes) -> Message:
-        """Send a call and return its answer; kill the worker at the limit."""
-        future, seconds = one.calls[number], self.spec.limits.of(kind)
+    async def _answered(
+        self, one: Worker, kind: str, number: int, data: bytes, future: "asyncio.Future[Message]"
+    ) -> Message:
+        """Send a call and return its answer; kill the worker at the limit. The worker may have ended already."""
+        seconds = self.spec.limits.of(kind)
         try:
             await one.process.send(data)
             if not await _comes(future, seconds):

@@ -188,6 +188,22 @@ async def test_a_host_that_restarts_costs_bystanders_alone(address: str, monkeyp
             assert (await again.step(says("7")))["reward"] == 1.0
 
 
+async def test_a_worker_that_ends_just_before_a_call_is_sent_fails_the_call_in_words(address: str) -> None:
+    """Between the call and its sending the loop may hear of the end."""
+    guess = spec("Guess")
+    async with hosting(address, guess), WorkerPool(at(guess, address)) as pool:
+        episode = await pool.episode(WAIT)
+        await episode.reset({"target": 7}, 1)
+        call = asyncio.ensure_future(episode.score())
+        await asyncio.sleep(0)
+        [worker] = pool.workers.values()
+        assert worker.calls
+        worker.reason = "was lost"
+        worker.fail_calls()
+        with pytest.raises(EpisodeError, match="was lost"):
+            await call
+
+
 async def test_a_host_that_is_away_is_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the tries that a wrong path has: it may come back."""
     monkeypatch.setattr(remote, "HOST_SILENCE_SECONDS", 0.05)
