@@ -149,7 +149,8 @@ def actors_of(parent: int) -> dict[str, int]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            # a forked actor shows its command as one text
+            words = (folder / "cmdline").read_bytes().decode().replace("\0", " ").split()
             state, owner, *_ = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             if int(owner) == parent and state != "Z" and "--name" in words:
                 found[words[words.index("--name") + 1]] = int(folder.name)
