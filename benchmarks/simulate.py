@@ -106,7 +106,7 @@ def kill_engine(output: Path, process: "subprocess.Popen[bytes]") -> None:
         time.sleep(0.05)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes().split(b"\0")
+            words = path.read_bytes().replace(b"\0", b" ").split()
         except OSError:
             continue
         if b"inference-1" in words and any(str(output).encode() in word for word in words):
