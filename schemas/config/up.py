@@ -32,7 +32,7 @@ class UpConfig(Section):
     """CPU threads of each trainer and inference process. Default: all cores, divided evenly among these processes."""
     fork_server: Free[bool] = True
     """Whether `actors up` forks actors from a process that has imported their modules: an actor starts, and comes back
-    after a crash, in a fraction of a second. Processes with GPUs are never forked. Linux only."""
+    after a crash, in a fraction of a second. Not trainers and engines on a machine with a GPU. Linux only."""
     max_restarts: Free[int] = Field(5, ge=0)
     """Restarts of one actor in a row before the run fails. A life of more than 60 s resets the count."""
 

@@ -1,6 +1,5 @@
 """Processes of `actors up`, each for an actor: command, environment, restarts, and last log lines."""
 
-import contextlib
 import json
 import os
 import signal
@@ -12,10 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from actors.ops.device_plan import COMPUTING, Actor, DevicePlan, actors_of
 from actors.ops.up.fork_server import PYTHON
 from actors.ops.up.forked import ForkedProcess, ForkServer
 from schemas.config import RunConfig
+
+events = structlog.get_logger("up")
 
 KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
 """Settings of glibc for processes that compute: a step frees and allocates the same large tensors again and again."""
@@ -63,8 +66,10 @@ class Child:
             self.log_start = log.tell()
             self.process = None
             if server is not None:
-                with contextlib.suppress(OSError):  # the server has died
+                try:
                     self.process = server.fork(command, self.environment, log.fileno(), inherited)
+                except OSError as error:
+                    events.warning("not forked, so started as a program", child=self.name, reason=str(error))
             if self.process is None:
                 self.process = subprocess.Popen(
                     [*PROGRAM, *command],

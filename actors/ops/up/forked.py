@@ -59,7 +59,7 @@ ALL_KINDS = (
 
 
 class ForkedProcess:
-    """Process that a fork server has forked, as a child of this process. The interface is that of subprocess.Popen."""
+    """Process that a fork server has forked, as a child of this process. Its members are those of subprocess.Popen."""
 
     def __init__(self, pid: int, args: Sequence[str]) -> None:
         self.pid, self.args = pid, args
@@ -95,8 +95,8 @@ class ForkServer:
     def __init__(self, modules: Sequence[str], origin: "ForkServer | None" = None, stderr: int | None = None) -> None:
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.has_been_ready, self._started = False, time.monotonic()
-        self.dead = False
-        """True once it has ended, or does not answer."""
+        self.why_dead = ""
+        """Why it is of no use any more; empty while it is."""
         # one thread for each library: threads would not live on in a fork
         self._environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         output = sys.stderr.fileno() if stderr is None else stderr
@@ -119,15 +119,22 @@ class ForkServer:
                     pass_fds=(far.fileno(),),
                 )
 
+    @property
+    def dead(self) -> bool:
+        """True once it has ended, is closed, or does not answer."""
+        return bool(self.why_dead)
+
     def is_ready(self) -> bool:
         """Return whether the modules are imported, and the server has not died since."""
         with contextlib.suppress(BlockingIOError):
             while not self.dead:
                 # nothing comes unasked but the first message, and the end
-                self.dead = self._receive(socket.MSG_DONTWAIT) != READY
-                self.has_been_ready |= not self.dead
-        if not self.has_been_ready and time.monotonic() - self._started > READY_SECONDS:
-            self.dead = True
+                if self._receive(socket.MSG_DONTWAIT) == READY:
+                    self.has_been_ready = True
+                else:
+                    self.why_dead = "it has ended"
+        if not self.has_been_ready and not self.dead and time.monotonic() - self._started > READY_SECONDS:
+            self.why_dead = f"its modules were not imported within {READY_SECONDS:g} s"
         return self.has_been_ready and not self.dead
 
     def fork(
@@ -185,16 +192,19 @@ class ForkServer:
             self._channel.settimeout(None)
             if not answer:
                 raise ConnectionResetError("the fork server has ended")
+        except TimeoutError as error:
+            self.close(f"it has not answered within {ANSWER_SECONDS:g} s")
+            raise TimeoutError(f"the fork server has not answered within {ANSWER_SECONDS:g} s") from error
         except OSError:
-            self.close()
+            self.close("it has ended")
             raise
         if not int(answer):
             raise BlockingIOError(errno.EAGAIN, "the fork server has no room for another process")
         return int(answer)
 
-    def close(self) -> None:
-        """End the server. The processes that it has forked live on."""
-        self.dead = True
+    def close(self, why: str = "it was closed") -> None:
+        """End the server, and keep the first reason. The processes that it has forked live on."""
+        self.why_dead = self.why_dead or why
         self._channel.close()
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
@@ -272,7 +282,7 @@ class ForkServers:
             server.close()
             self._ended.append(self._servers.pop(name))
             # one that has not come to its first fork would end the same way again
-            self._died(server.has_been_ready, "it has ended")
+            self._died(server.has_been_ready, server.why_dead)
         return None
 
     def _start(self, name: str) -> None:

@@ -238,6 +238,7 @@ def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, monkeypatch: p
     server.process.send_signal(signal.SIGSTOP)
     wait_until(lambda: servers.is_ready("packer"), "the way without")
     assert servers.of("packer") is None
+    assert server.why_dead == "its modules were not imported within 0.2 s"
     wait_until(lambda: has_ended(server.process.pid), "its end")
 
 
@@ -322,6 +323,7 @@ def test_a_server_that_stands_still_is_given_up_and_forks_nothing_later(
     child.start([f"print('here', flush=True); {SLEEPS}"], (), own_server)
     assert time.monotonic() - began < 10.0
     assert isinstance(child.process, subprocess.Popen)
+    assert own_server.why_dead == "it has not answered within 0.5 s"
     wait_until(lambda: (tmp_path / "log").read_text(), "the program")
     wait_until(lambda: has_ended(own_server.process.pid), "the end of the server")
     ours = [one.pid for one in children(os.getpid()) if SLEEPS in " ".join(one.command)]
