@@ -46,9 +46,10 @@ rehearsal: .venv/dev.stamp .venv-bare/stamp
 system-deps: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
 	tests/system/install.sh
 
-# With real systems of others; where CI=true a missing one fails, else it is said.
+# With real systems of others; where CI=true a missing one fails, else it is said. A file is run by one of two processes,
+# so that its servers start once; files go in order, those with vLLM, the longest, first.
 test-system: .venv-system/stamp .venv-trl/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)
-	.venv-system/bin/python -m pytest -m "system and not long" -rs --durations=15
+	.venv-system/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "system and not long" -rs --durations=25
 
 # What takes long with real systems: whole runs on Slurm and Ray, agents that learn to the end, all tasks of a package.
 test-system-long: .venv-system/stamp .venv-ray/stamp .venv-environments/stamp $(ENVIRONMENTS:%=.venv-%/stamp)

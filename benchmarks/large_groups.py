@@ -2,28 +2,29 @@
 
     python -m benchmarks.large_groups [--seconds 15] [--json PATH]
 
-A child process sends copies of a group over tcp. This process reads and digests them in a thread and commits them, a
-commit for all that have come, as the packer does; payloads are deleted in slices once more than 128 groups are stored.
-The limit of each size is measured in the same run: the same bytes written to a file next to the ledger. The ledger
-writes each byte twice, to the log and to the table.
+A child process sends copies of a group over tcp. This process takes them in with the packer's own threads, which read,
+digest and write large ones to files, and commits them, a commit for all that have come, as the packer does. Payloads
+are deleted once more than 128 groups are stored. The limit of each size is measured in the same run: the same bytes
+written to a file next to the ledger, flushed for each group as a large payload is.
 
 `groups/s`   groups committed per second
 `MB/s`       their bytes
 `limit`      bytes per second of the plain file, over those of the ledger
-`read ms`    reading and digest of a group; `commit ms`: commit of a group; both of wall time
+`commit ms`  commit of a group, of wall time; the packer's rounds stand still meanwhile
 """
 
 import argparse
 import multiprocessing
 import os
 import queue
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from actors.ledger import Changes, Store
-from actors.ledger.store import Payload, digest_of
+from actors.ledger.payload_files import MIN_BYTES
+from actors.packer.inflow import GroupArrived
+from actors.packer.intake import Intake
 from benchmarks.bus import config
 from benchmarks.codec import make_group
 from benchmarks.machine import publish, scratch
@@ -49,61 +50,42 @@ def send(address: str, completions: int, tokens: int) -> None:
             time.sleep(0.001)
 
 
-class Reader:
-    """The thread that reads and digests, as the packer's."""
-
-    def __init__(self) -> None:
-        run = config("tcp")
-        self.inbox = Inbox("scored", Addresses(run), run.bus, "packer-0", "boot")
-        self.arrived: queue.Queue[tuple[int, Payload]] = queue.Queue(4)
-        self.seconds, self.ends = 0.0, threading.Event()
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
-
-    def _read(self) -> None:
-        while not self.ends.is_set():
-            received = self.inbox.receive_with_frames(0.1)
-            if received is None:
-                continue
-            started = time.perf_counter()
-            payload = [frame.buffer for frame in received[1]]
-            found = digest_of(payload), payload
-            self.seconds += time.perf_counter() - started
-            self.arrived.put((received[0].ordinal, found))  # type: ignore[attr-defined]
-
-
 def measure(size: str, seconds: float) -> dict[str, Any]:
     """Measure a size."""
     completions, tokens = SIZES[size]
     with scratch() as folder:
-        reader = Reader()
+        run = config("tcp")
+        inbox = Inbox("scored", Addresses(run), run.bus, "packer-0", "boot")
+        arrived: queue.Queue[GroupArrived] = queue.Queue(4)
+        store = Store(folder / "ledger.sqlite")
+        intake = Intake(inbox, make_group(1, 1).run, store.files, arrived.put)
+        intake.start()
         sender = multiprocessing.get_context("spawn").Process(
-            target=send, args=(reader.inbox.address, completions, tokens), daemon=True
+            target=send, args=(inbox.address, completions, tokens), daemon=True
         )
         sender.start()
-        store = Store(folder / "ledger.sqlite")
         stored: list[int] = []
         num_groups, num_bytes, committing, started = 0, 0, 0.0, 0.0
         while not started or time.perf_counter() - started < seconds:
-            ordinal, payload = reader.arrived.get(timeout=60.0)
-            settled = {ordinal: payload}
-            while not reader.arrived.empty():
-                ordinal, payload = reader.arrived.get()
-                settled[ordinal] = payload
+            taken = [arrived.get(timeout=60.0)]
+            while not arrived.empty():
+                taken.append(arrived.get())
+            settled = {one.message.ordinal: (one.digest, one.frames) for one in taken}  # type: ignore[attr-defined]
+            places = {one.message.ordinal: one.place for one in taken if one.place}  # type: ignore[attr-defined]
             gone, stored = stored[:-KEPT], stored[-KEPT:]
             begun = time.perf_counter()
-            store.commit(Changes(gone_groups=gone), settled)
+            store.commit(Changes(gone_groups=gone), settled, places)
             stored += settled
             if not started:  # the first groups are not counted
-                started, reader.seconds = time.perf_counter(), 0.0
+                started = time.perf_counter()
                 continue
             committing += time.perf_counter() - begun
             num_groups += len(settled)
             num_bytes += sum(codec.num_bytes(frames) for _, frames in settled.values())
         took = time.perf_counter() - started
         sender.kill()
-        reader.ends.set()
-        reader.thread.join(70.0)
+        intake.close()
+        inbox.close()
         store.close()
         plain = plain_rate(folder / "plain", num_bytes, num_bytes // num_groups)
     return {
@@ -112,7 +94,6 @@ def measure(size: str, seconds: float) -> dict[str, Any]:
         "groups/s": num_groups / took,
         "MB/s": num_bytes / took / 1e6,
         "limit": plain / (num_bytes / took),
-        "read ms": 1000 * reader.seconds / num_groups,
         "commit ms": 1000 * committing / num_groups,
     }
 
@@ -124,6 +105,8 @@ def plain_rate(path: Path, num_bytes: int, piece: int) -> float:
     with path.open("wb", buffering=0) as file:
         for _ in range(num_bytes // piece):
             file.write(data)
+            if piece >= MIN_BYTES:
+                os.fdatasync(file.fileno())
     return num_bytes / (time.perf_counter() - started)
 
 

@@ -23,6 +23,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the figures that tests have recorded, by whichever process ran them."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, words in report.user_properties:
+            if name == "figure":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {words}")
+
+
 @pytest.fixture
 def nothing_else_to_collect() -> Iterator[None]:
     """Keep what other tests of this process have left out of every garbage collection.

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 import structlog
 
+from actors.ledger import payload_files
 from actors.ledger.compacted_history import CompactedHistory
 from actors.ledger.store import SCHEMA, LedgerReader, backup_paths
 from bus import threads
@@ -166,20 +168,21 @@ def _copy(path: Path, staging: Path, cancelled: Callable[[], bool]) -> int:
         database.execute("BEGIN")  # one read transaction: a snapshot of the ledger
         for table in ("meta", "groups", "steps", "pools"):
             database.execute(f"INSERT INTO backup.{table} SELECT * FROM main.{table}")  # noqa: S608  names of ours
-        step = _compact(database, LedgerReader(database, path))
+        ledger = LedgerReader(database, path)
+        step = _compact(database, ledger)
         sizes = _sizes(database, path.parent)
-        batch: list[tuple[int]] = []
+        batch: list[int] = []
         num_bytes = 0
         for ordinal, size in sizes:
-            batch.append((ordinal,))
+            batch.append(ordinal)
             num_bytes += size
             if num_bytes >= BATCH_BYTES:
-                _copy_payloads(database, batch)
+                _copy_payloads(ledger, batch)
                 _sync(staging)
                 batch, num_bytes = [], 0
                 if cancelled() or time.monotonic() > deadline:
                     raise BackupError(f"it was not written within {MAX_SECONDS:g} s")
-        _copy_payloads(database, batch)
+        _copy_payloads(ledger, batch)
         database.execute("COMMIT")
     return step
 
@@ -204,8 +207,13 @@ def _sizes(database: sqlite3.Connection, folder: Path) -> list[tuple[int, int]]:
         BackupError: the payloads are too large for a backup or for the disk.
     """
     # CROSS JOIN makes SQLite start from the few copied rows, not from all payloads
-    query = "SELECT ordinal, LENGTH(frames) FROM backup.groups CROSS JOIN main.payloads USING (ordinal)"
-    sizes = database.execute(query).fetchall()
+    query = """
+        SELECT ordinal, LENGTH(frames), lengths FROM backup.groups CROSS JOIN main.payloads USING (ordinal)
+        LEFT JOIN main.places USING (ordinal)
+    """
+    sizes = [
+        (ordinal, size or sum(json.loads(lengths))) for ordinal, size, lengths in database.execute(query).fetchall()
+    ]
     needed = sum(size for _, size in sizes)
     if needed > MAX_BYTES:
         raise BackupError(
@@ -219,8 +227,14 @@ def _sizes(database: sqlite3.Connection, folder: Path) -> list[tuple[int, int]]:
     return sizes
 
 
-def _copy_payloads(database: sqlite3.Connection, ordinals: list[tuple[int]]) -> None:
-    database.executemany("INSERT INTO backup.payloads SELECT * FROM main.payloads WHERE ordinal = ?", ordinals)
+def _copy_payloads(ledger: LedgerReader, ordinals: list[int]) -> None:
+    """Copy payloads, also those in files: a backup is a single file."""
+    keys = [(ordinal,) for ordinal in ordinals]
+    ledger.database.executemany("INSERT INTO backup.payloads SELECT * FROM main.payloads WHERE ordinal = ?", keys)
+    for ordinal in ordinals:
+        if ledger.database.execute("SELECT 1 FROM main.places WHERE ordinal = ?", (ordinal,)).fetchone():
+            frames = msgpack.packb(ledger.payloads([ordinal])[0])
+            ledger.database.execute("UPDATE backup.payloads SET frames = ? WHERE ordinal = ?", (frames, ordinal))
 
 
 def chains_of(backup: Path) -> tuple[str, dict[int, str]]:
@@ -267,6 +281,10 @@ def put_in_place(backup: Path, path: Path, incarnation: int) -> Path:
         left = path.with_name(path.name + suffix)
         if left.exists():
             left.replace(aside.with_name(aside.name + suffix))
+    # its payload files go with it: the backup has all payloads in itself, and a packer removes files without a payload
+    files = payload_files.folder_of(path)
+    if files.exists():
+        files.replace(payload_files.folder_of(aside))
     staging.replace(path)
     _sync(path.parent)
     return aside

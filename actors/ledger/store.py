@@ -24,7 +24,9 @@ import msgpack
 import structlog
 
 from actors.algorithms.difficulty_pools import NORMAL
+from actors.ledger import payload_files
 from actors.ledger.compacted_history import CompactedHistory
+from actors.ledger.payload_files import PayloadFiles, Place
 from actors.ledger.rows import AttemptOutcome, Changes, ExampleRef, Group, GroupState, Step
 from actors.process.ledger_file import foreign_tables, problem_of, says_foreign
 from schemas.errors import ConfigError, ProtocolError, RunFailedError
@@ -53,12 +55,17 @@ CREATE TABLE IF NOT EXISTS groups (
     origin INTEGER, resamples INTEGER NOT NULL DEFAULT 0, position INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS payloads (ordinal INTEGER PRIMARY KEY, digest TEXT NOT NULL, frames BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS places (
+    ordinal INTEGER PRIMARY KEY, file INTEGER NOT NULL, start INTEGER NOT NULL, lengths TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pools (key TEXT PRIMARY KEY, pool TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS unswept (ordinal INTEGER PRIMARY KEY);
 """
-SMALL_TABLES = ("meta", "groups", "steps", "pools", "unswept")
+SMALL_TABLES = ("meta", "groups", "steps", "pools", "unswept", "places")
 """All tables except the payloads."""
+IN_A_FILE = b""
+"""`frames` of a payload in a file; the table `places` then has its place."""
 Payload = tuple[str, Sequence[bytes | memoryview]]
 """Digest and frames of a settled group."""
 LATER_COLUMNS = ("resamples", "position")
@@ -148,15 +155,21 @@ class LedgerReader:
             if row is None:
                 raise ProtocolError(f"the ledger {self.path} has no payload of ordinal {ordinal}")
             digest, packed = row
-            try:
-                frames = msgpack.unpackb(packed)
-            except ValueError:
-                frames = None  # damage may leave no msgpack, or the msgpack of something else
-            is_payload = isinstance(frames, list) and all(isinstance(frame, bytes) for frame in frames)
-            if not is_payload or digest_of(frames) != digest:
+            frames = self._in_file(ordinal) if packed == IN_A_FILE else _unpacked(packed)
+            if frames is None or digest_of(frames) != digest:
                 raise sqlite3.DatabaseError(f"the payload of ordinal {ordinal} is not what was written")
             found.append(frames)
         return found
+
+    def _in_file(self, ordinal: int) -> list[bytes] | None:
+        """Return the frames of a payload in a file; None if the file is gone or unreadable."""
+        row = self.database.execute("SELECT file, start, lengths FROM places WHERE ordinal = ?", (ordinal,)).fetchone()
+        try:
+            return payload_files.read(
+                payload_files.folder_of(Path(self.path)), Place(row[0], row[1], tuple(json.loads(row[2])))
+            )
+        except (OSError, TypeError, ValueError):
+            return None
 
     def pools(self) -> dict[str, str]:
         """Return the difficulty pool of each example set aside, by key."""
@@ -215,6 +228,10 @@ class Store(LedgerReader):
     ) -> None:
         self._timeout, self._output_dir = timeout, output_dir
         self._lock_file = None
+        self.files: PayloadFiles | None = None
+        """Writer of the files of large payloads; None for a ledger in memory."""
+        self._newest_file = 0
+        """Number of the newest payload file with a committed payload."""
         self.on_wait: Callable[[str], None] = lambda problem: None
         """Callback after each failed try to write, with a message."""
         self.unswept = 0
@@ -266,6 +283,9 @@ class Store(LedgerReader):
         # committed before any message carries the new term, so that no two starts share a term (P2)
         self.term = (self.value("term") or 0) + 1
         self.commit(Changes(values={"run": self.run, "term": self.term}), {})
+        if self.path != ":memory:":
+            folder = payload_files.folder_of(Path(self.path))
+            self.files = PayloadFiles(folder, self._files_in_use())
 
     def _way_out(self) -> str:
         """Return advice about a damaged file, for the end of a message."""
@@ -278,16 +298,20 @@ class Store(LedgerReader):
             "model.path at this run's newest checkpoint"
         )
 
-    def commit(self, changes: Changes, payloads: Mapping[int, Payload]) -> None:
+    def commit(
+        self, changes: Changes, payloads: Mapping[int, Payload], places: Mapping[int, Place] | None = None
+    ) -> None:
         """Write a round in a single transaction.
 
         Args:
             changes: rows, steps and values.
             payloads: (digest, frames) of the groups settled in the round, by ordinal.
+            places: places of those payloads that `files` has written, by ordinal.
 
         Raises:
             sqlite3.Error: nothing of the round has been written.
         """
+        places = places or {}
         # IMMEDIATE takes the write lock: the lock of another program shows here and not halfway through the round
         self.database.execute("BEGIN IMMEDIATE")
         try:
@@ -302,7 +326,14 @@ class Store(LedgerReader):
             )
             self.database.executemany(
                 "INSERT OR REPLACE INTO payloads VALUES (?,?,?)",
-                [(ordinal, digest, msgpack.packb(frames)) for ordinal, (digest, frames) in payloads.items()],
+                [
+                    (ordinal, digest, IN_A_FILE if ordinal in places else msgpack.packb(frames))
+                    for ordinal, (digest, frames) in payloads.items()
+                ],
+            )
+            self.database.executemany(
+                "INSERT OR REPLACE INTO places VALUES (?,?,?,?)",
+                [(ordinal, at.file, at.start, json.dumps(at.lengths)) for ordinal, at in places.items()],
             )
             # after the payloads: an evaluation's last payload may be written and compacted in the same round
             swept = self._sweep() if self.unswept or gone else 0
@@ -322,6 +353,12 @@ class Store(LedgerReader):
             self.database.rollback()
             raise
         self.unswept += len(gone) - swept
+        self._newest_file = max([self._newest_file, *(place.file for place in places.values())])
+        if swept and self.files is not None:
+            self.files.remove_unused(self._files_in_use(), self._newest_file)
+
+    def _files_in_use(self) -> set[int]:
+        return {file for (file,) in self.database.execute("SELECT DISTINCT file FROM places")}
 
     def _sweep(self) -> int:
         """Delete the payloads of the next compacted ordinals, up to one slice; return the number of ordinals."""
@@ -337,17 +374,20 @@ class Store(LedgerReader):
                 break
             taken.append((ordinal,))
         self.database.executemany("DELETE FROM payloads WHERE ordinal = ?", taken)
+        self.database.executemany("DELETE FROM places WHERE ordinal = ?", taken)
         self.database.executemany("DELETE FROM unswept WHERE ordinal = ?", taken)
         return len(taken)
 
-    def commit_patiently(self, changes: Changes, payloads: Mapping[int, Payload]) -> None:
+    def commit_patiently(
+        self, changes: Changes, payloads: Mapping[int, Payload], places: Mapping[int, Place] | None = None
+    ) -> None:
         """Commit one round, with retries while the disk is full or another program locks the file.
 
         Raises:
             RunFailedError: the timeout has passed, or the file is damaged; nothing of the round is written or sent.
         """
         with self._undamaged():
-            self._patiently(lambda: self.commit(changes, payloads))
+            self._patiently(lambda: self.commit(changes, payloads, places))
 
     def payloads(self, ordinals: Iterable[int]) -> list[list[bytes]]:
         """Return the stored frames of groups, in the given order.
@@ -397,6 +437,8 @@ class Store(LedgerReader):
     def close(self) -> None:
         """Close the file and release the lock."""
         super().close()
+        if self.files is not None:
+            self.files.close()
         if self._lock_file is not None:
             self._lock_file.close()
 
@@ -480,6 +522,15 @@ def digest_of(frames: Iterable[bytes | memoryview]) -> str:
     for frame in frames:
         digest.update(frame)
     return digest.hexdigest()
+
+
+def _unpacked(packed: bytes) -> list[bytes] | None:
+    """Return packed frames; None if damage has left no msgpack, or the msgpack of something else."""
+    try:
+        frames = msgpack.unpackb(packed)
+    except ValueError:
+        return None
+    return frames if isinstance(frames, list) and all(isinstance(frame, bytes) for frame in frames) else None
 
 
 def _group_row(g: Group) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.ledger import GroupState, Machine
+from actors.ledger import GroupState, Machine, payload_files
 from actors.ledger.replies import heartbeats_by_role
 from actors.telemetry.metrics import DROPS, ENGINE_STATES, PURPOSES, STEP_GAUGES, TRAJECTORY_GAUGES, Metrics
 from schemas.config import RunConfig
@@ -64,7 +64,8 @@ class Gauges:
         for engine_state in ENGINE_STATES:
             m.set("grpo_packer_engines", states[engine_state], state=engine_state)
         if self._ledger != ":memory:":
-            m.set("grpo_packer_ledger_bytes", Path(self._ledger).stat().st_size)
+            files = payload_files.num_bytes(payload_files.folder_of(Path(self._ledger)))
+            m.set("grpo_packer_ledger_bytes", Path(self._ledger).stat().st_size + files)
 
     def show_step(self, values: Mapping[str, Any]) -> None:
         """Set the gauges of the newest recorded step.

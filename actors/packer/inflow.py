@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actors.ledger.payload_files import Place
 from schemas.messages import Heartbeat, Message
 
 
@@ -35,6 +36,8 @@ class GroupArrived:
     """Frames as received."""
     digest: str
     """Digest of the frames (`actors.ledger.digest_of`)."""
+    place: Place | None = None
+    """Place of the frames in a file; None: the ledger stores them itself."""
 
 
 Event = BeatHeard | PeerLost | GroupArrived

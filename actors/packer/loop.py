@@ -1,6 +1,6 @@
 """The packer: issues tickets, keeps the ledger, packs training steps.
 
-Consumes heartbeats and scored groups, each read by a thread of its own without pause; the main thread alone touches
+Consumes heartbeats and scored groups, each read by threads of their own without pause; the main thread alone touches
 machine, ledger and batches. Emits directives and batches, only after the commit of the decision behind them. Waits for
 the next event, at most ROUND_SECONDS. No send blocks: a batch without room stays pending.
 
@@ -12,6 +12,7 @@ docs/internals/reliability.md has a row for each failure.
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from actors.datasets import Dataset
 from actors.datasets.prompts import Prompts
 from actors.ledger import Changes, Group, GroupState, Machine, Store, Verdict, replies
 from actors.ledger.backup import Backups
-from actors.ledger.store import Payload, digest_of
+from actors.ledger.payload_files import Place
+from actors.ledger.store import Payload
 from actors.packer.batch_sender import BatchSender
 from actors.packer.examples import Examples
 from actors.packer.inflow import BeatHeard, Event, GroupArrived, Inflow, PeerLost
+from actors.packer.intake import Intake
 from actors.packer.payloads import Payloads
 from actors.packer.record import RunRecord
 from actors.packer.settings import facts_of, settings_of
@@ -36,7 +39,7 @@ from actors.process.liveness import Liveness
 from actors.process.membership import new_boot_id
 from actors.telemetry.metrics import Metrics
 from actors.telemetry.reporter import Reporter
-from bus import codec, threads
+from bus import codec
 from bus.control import ControlServer
 from bus.counts import EdgeCounts
 from bus.data import Inbox
@@ -55,8 +58,15 @@ heartbeat comes every millisecond, and a round for each costs more than the hear
 LINGER_SECONDS = 30.0
 """Longest stay of the packer after the end, for peers without a farewell yet."""
 
-NewPayloads = dict[int, Payload]
-"""Digest and frames of each group settled in a round, by ordinal."""
+
+@dataclass(frozen=True)
+class NewPayloads:
+    """Payloads of the groups settled in a round, by ordinal."""
+
+    stored: dict[int, Payload] = field(default_factory=dict)
+    """Digest and frames of each group."""
+    places: dict[int, Place] = field(default_factory=dict)
+    """Places of the large ones, which are in files."""
 
 
 class PackerActor:
@@ -103,12 +113,13 @@ class PackerActor:
         self.inflow = Inflow()
         self._shown: dict[str, Any] = {}
         """Values shown on screens last."""
-        self._draining = self._reading = False
+        self._draining = False
         addresses = Addresses(config)
         self._inbox = Inbox("scored", addresses, config.bus, name, new_boot_id())
         self._control = ControlServer(
             addresses.control, self.heard, bus=config.bus, on_lost=self._lost, stale_after=config.bus.lease
         )
+        self._intake = Intake(self._inbox, store.run, store.files, self.inflow.put)
         num_prompts = {label: one.keys.num_prompts for label, one in config.evaluations.items()}
         self._examples = Examples(train, evaluation, curriculum, num_prompts, metrics, prompts)
         self.machine = Machine(
@@ -149,16 +160,14 @@ class PackerActor:
             RunFailedError: the run can't go on.
             ProtocolError: a heartbeat contradicts the ledger.
         """
-        self._reading = True
         self.store.on_wait = self._tell_waiting
         self.record.metrics_target = ("packer", self.name, metrics_url)
         self._control.start()
-        reader = threads.start("scored", self._read)
+        self._intake.start()
         try:
             self._run_rounds()
         finally:
-            self._reading = False  # ends the reader's loop, which looks every 0.2 s
-            reader.join(2.0)
+            self._intake.close()
             self._control.close()
             self._inbox.close()
             self.batches.close()
@@ -181,20 +190,6 @@ class PackerActor:
 
     def _lost(self, identity: bytes) -> None:
         self.inflow.put(PeerLost(identity.decode("utf-8", "replace")))
-
-    def _read(self) -> None:
-        while self._reading:
-            threads.mark("packer.inbox")
-            received = self._inbox.receive_with_frames(0.2)
-            if received is None:
-                continue
-            message, frames = received
-            if message.run != self.machine.run:
-                self._inbox.drop(message, "foreign_run")
-                continue
-            payload = [frame.buffer for frame in frames]
-            # digested here: of a large group that takes longer than all else, and the round must go on
-            self.inflow.put(GroupArrived(message, payload, digest_of(payload)))
 
     # --- the round -----------------------------------------------------------------------------------------------
 
@@ -274,7 +269,7 @@ class PackerActor:
 
     def _take_in(self, now: float, events: list[Event]) -> NewPayloads:
         """Give events to the machine, and heartbeats to the record too. Return the payloads for the round's commit."""
-        settled: NewPayloads = {}
+        settled = NewPayloads()
         for event in events:
             if isinstance(event, BeatHeard):
                 self.machine.heard(now, event.identity, event.heartbeat, event.arrived)
@@ -302,7 +297,9 @@ class PackerActor:
             verdict=verdict.value,
         )
         if verdict is Verdict.SETTLED:
-            settled[message.ordinal] = (arrived.digest, arrived.frames)
+            settled.stored[message.ordinal] = (arrived.digest, arrived.frames)
+            if arrived.place is not None:
+                settled.places[message.ordinal] = arrived.place
             self._payloads.add(message, codec.num_bytes(arrived.frames))
         if verdict in (Verdict.SETTLED, Verdict.FILTERED):
             self.record.settled(message)
@@ -342,12 +339,12 @@ class PackerActor:
         changes.pools = self._examples.take_moved()
         # with the groups that have moved them, and the tickets drawn at them
         changes.values.update(self._examples.take_levels())
-        if changes or settled or self.store.unswept:
+        if changes or settled.stored or self.store.unswept:
             # the curriculum's state and the tickets drawn from it in the same commit: no example is skipped or doubled
             if "num_issued" in changes.values:
                 changes.values["curriculum"] = self._examples.counts
             started = time.monotonic()
-            self.store.commit_patiently(changes, settled)
+            self.store.commit_patiently(changes, settled.stored, settled.places)
             self._metrics.observe("grpo_packer_commit_seconds", time.monotonic() - started)
         for group in changes.groups.values():
             if group.state is GroupState.DROPPED and group.reason == "stale":

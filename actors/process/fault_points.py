@@ -58,6 +58,7 @@ THREADS = {
     "authenticator": "lets peers in by their keys: every actor, over tcp with keys",
     "keys": "looks at the files of keys: every actor, over tcp with keys",
     "packer.inbox": "reads scored groups",
+    "packer.payloads": "writes large payloads to files",
     "packer.backup": "copies the ledger",
     "packer.record": "writes the files of output_dir",
     "trainer.inbox": "reads batches",

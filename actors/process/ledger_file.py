@@ -17,6 +17,7 @@ COLUMNS = {
     "steps": {"step", "record"},
     "pools": {"key", "pool"},
     "unswept": {"ordinal"},
+    "places": {"ordinal", "file", "start", "lengths"},
 }
 """Tables of a ledger, with columns present in every version of the table."""
 DATABASE_START = b"SQLite format 3\0"

@@ -281,7 +281,7 @@ SPECS = (
     ),
     Spec("grpo_packer_served_version", "gauge", "Newest version of an engine that takes new work; -1: none."),
     Spec("grpo_packer_commit_seconds", "histogram", "Time of one ledger commit.", (), FAST_BUCKETS),
-    Spec("grpo_packer_ledger_bytes", "gauge", "Size of the ledger's file."),
+    Spec("grpo_packer_ledger_bytes", "gauge", "Size of the ledger's file, and of its files of large payloads."),
     Spec("grpo_packer_pending_batches", "gauge", "Batches that wait for room in a trainer rank's queue."),
     Spec(
         "grpo_packer_record_failures_total",

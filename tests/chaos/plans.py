@@ -20,7 +20,8 @@ PORTS = 16
 FULL = tuple(Fault("full disk", name) for name in (NOBODY, "packer-0", "trainer-0", "inference-0"))
 ACTORS = ("packer-0", "rollout-0", "reward-0", "inference-0", "trainer-0")
 EVERYWHERE = (
-    "control.client", "control.server", "log", "metrics", "packer.inbox", "packer.record", "packer.backup",
+    "control.client", "control.server", "log", "metrics",
+    "packer.inbox", "packer.payloads", "packer.record", "packer.backup",
     "trainer.inbox", "checkpoint.written", "reward.loop", "reward.function", "reward.scored", "reward.sent",
     "inference.http",
 )  # fmt: skip

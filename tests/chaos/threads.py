@@ -45,6 +45,7 @@ THREADS = (
     Thread("'log'", "log", (*ACTORS, POOL)),
     Thread("'metrics'", "metrics", ACTORS),
     Thread("'scored'", "packer.inbox", ("packer",)),
+    Thread("'payloads'", "packer.payloads", ("packer",)),
     Thread("'record'", "packer.record", ("packer",)),
     Thread("'backup'", "packer.backup", ("packer",)),
     Thread("'batches'", "trainer.inbox", ("trainer",)),

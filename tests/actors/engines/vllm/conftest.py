@@ -11,6 +11,7 @@ from actors.algorithms.noise import NormNoise
 from actors.engines.vllm.engine import VllmEngine
 from schemas.config.model import LoraConfig, ModelConfig
 from schemas.config.vllm_engine import VllmEngineConfig
+from tests.actors.engines.vllm.runs import Say
 from tests.actors.engines.vllm.stub import StubServer
 from tests.folders import scratch_at
 
@@ -85,3 +86,9 @@ def make_vllm(servable_model: ServableModel, stub: StubServer, tmp_path: Path) -
     yield make
     for engine in made:
         engine.close()
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Say:
+    """Adds a figure to the end of the test's output."""
+    return lambda words: record_property("figure", words)
