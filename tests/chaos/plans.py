@@ -168,10 +168,10 @@ def real(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any])
 PLANS = {
     plan.name: (share, plan)
     for share, plan in (
-        (38, Plan("fake, 1 rank", fake, others=FULL)),
+        (37, Plan("fake, 1 rank", fake, others=FULL)),
         (30, Plan("fake, 2 ranks", two_ranks, 2, RAISED_IN_RANKS, others_per_round=2)),
         (8, Plan("environments", played, others=HARMED, others_per_round=6, least_reward=3.0)),
-        (28, Plan("threads", fake, others=RAISED, others_per_round=11)),
+        (29, Plan("threads", fake, others=RAISED, others_per_round=11)),
         (19, Plan("keys", encrypted, others=RAISED_WITH_KEYS, others_per_round=11)),
         (7, Plan("pool", pooled, others=RAISED_IN_POOL, others_per_round=11)),
         (14, Plan("model, 1 rank", real, others=RAISED_BY_MODEL)),

@@ -78,6 +78,10 @@ def fork_here(channel: socket.socket, modules: Sequence[str], output: int) -> in
         die_with(parent)
         os.setsid()
         _leave_all_but(channel.fileno(), output)
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            # that of this process may write elsewhere, as after contextlib.redirect_stdout, and its file is closed now
+            stream = open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
         if not sys.flags.safe_path:  # as PYTHON demands
             del sys.path[0]
         structlog.reset_defaults()

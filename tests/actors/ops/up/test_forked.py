@@ -282,7 +282,10 @@ def test_torch_has_the_threads_of_the_variable(with_torch: ForkServer, tmp_path:
 def test_a_program_forks_its_servers_from_itself_while_it_has_one_thread(
     tmp_path: Path, threads: int, sigchld: str
 ) -> None:
-    """With another thread it starts a program. Either way, it imports nothing from the working directory."""
+    """With another thread it starts a program. Either way, it imports nothing from the working directory.
+
+    What a fork prints goes to its log, also where the program has put a file in the place of stdout.
+    """
     (tmp_path / "tabnanny.py").write_text("print('that of the working directory')")
     code = f"""
 import os, signal, sys, threading
@@ -292,7 +295,9 @@ signal.signal(signal.SIGCHLD, signal.{sigchld})
 go_on = threading.Event()
 for _ in range({threads - 1}):
     threading.Thread(target=go_on.wait, daemon=True).start()
-server = ForkServer(["tabnanny"])
+with open("elsewhere", "w") as sys.stdout:
+    server = ForkServer(["tabnanny"], stderr=2)
+sys.stdout = sys.__stdout__
 while not server.is_ready():
     assert not server.dead
 with open("log", "ab") as log:
