@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.algorithms.scaling import ROLES as SCALED_ROLES
 from actors.ledger import GroupState, Machine
 from actors.ledger.replies import heartbeats_by_role
 from actors.telemetry.metrics import DROPS, ENGINE_STATES, PURPOSES, STEP_GAUGES, TRAJECTORY_GAUGES, Metrics
@@ -65,6 +66,11 @@ class Gauges:
             m.set("grpo_packer_engines", states[engine_state], state=engine_state)
         if self._ledger != ":memory:":
             m.set("grpo_packer_ledger_bytes", Path(self._ledger).stat().st_size)
+
+    def show_scale(self, wanted: Mapping[str, int]) -> None:
+        """Set the gauges of the processes wanted; NaN for a role that keeps its number."""
+        for role in SCALED_ROLES:
+            self._metrics.set("grpo_packer_scale_wanted", wanted.get(role, math.nan), role=role)
 
     def show_step(self, values: Mapping[str, Any]) -> None:
         """Set the gauges of the newest recorded step.
