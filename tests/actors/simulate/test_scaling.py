@@ -65,7 +65,10 @@ def test_a_run_follows_slow_rewards_fast_rewards_and_vanished_engines() -> None:
     conserved(ring)
     assert not reversals(ring.scaling.changes)
     rewards = [one for one in ring.scaling.changes if one.role == "reward"]
-    ups, downs = [one for one in rewards if one.wanted > one.before], [one for one in rewards if one.wanted < one.before]
+    ups, downs = (
+        [one for one in rewards if one.wanted > one.before],
+        [one for one in rewards if one.wanted < one.before],
+    )
     assert all(SLOW < one.seconds < FAST for one in ups)
     assert all(one.seconds > FAST for one in downs)
     latency = 20.0
