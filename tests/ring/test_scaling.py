@@ -71,3 +71,27 @@ def test_reward_actors_come_while_rewards_are_slow_and_go_afterwards(tmp_path: P
     assert [line["how"] for line in told(config, "ended") if line["child"] == "reward-1"] == ["with exit code 0"]
     assert check_promise(config).dropped == {}
     assert summary_of(config)["ledger"]["trained_twice"] == 0
+
+
+def test_an_engine_that_gets_notice_finishes_what_it_samples_and_nothing_is_sampled_twice(tmp_path: Path) -> None:
+    """SIGTERM under load: its completions end there, new ones go to the other engine, and no attempt is repeated."""
+    config = ring_config(
+        tmp_path,
+        inference={"engine": {"type": "fake", "token_seconds": 0.2}, "drain_timeout": 100.0},
+        trainer={"max_steps": 5},
+        eval={"num_prompts": 0},
+    )
+    running = "grpo_inference_running_completions"
+    with processes(config, tmp_path) as started:
+        for name in ("packer-0", "trainer-0", "reward-0", "rollout-0", "inference-0", "inference-1"):
+            started.run(name)
+        wait_until(lambda: scraped(config, "inference-1", running), "the engine has work")
+        started.processes["inference-1"].terminate()
+        assert started.processes["inference-1"].wait(PATIENCE_SECONDS) == 0, started.text("inference-1")
+        assert started.processes["packer-0"].wait(PATIENCE_SECONDS) == 0, started.text("packer-0")
+        last_words = started.text("inference-1")
+        failures = started.text("rollout-0")
+    assert "leaving with work unfinished" not in last_words
+    assert "engine failed" not in failures
+    assert check_promise(config).dropped == {}
+    assert summary_of(config)["ledger"]["reissued"] == 0
