@@ -61,14 +61,15 @@ def test_reward_actors_come_while_rewards_are_slow_and_go_afterwards(tmp_path: P
         wait_until(lambda: steps_recorded(config) > step, "a step afterwards")
         os.kill(up.pid, signal.SIGTERM)
         assert up.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM, started.text("up")
-        assert started.up(f"trainer.max_steps={steps_recorded(config) + 3}").wait(PATIENCE_SECONDS) == 0
+        config = config.with_steps(steps_recorded(config) + 3)
+        assert started.up(f"trainer.max_steps={config.trainer.max_steps}").wait(PATIENCE_SECONDS) == 0
         text = started.text("up")
     first, second = (line["because"] for line in told(config, "scaled")[:2])
     assert first.startswith("the trainer waits ")
     assert first.endswith(" of 1 reward are busy")
     assert second.startswith("for 6 windows at most ")
     assert f"reward: 1 → 2, since {first}" in text
-    assert [line["how"] for line in told(config, "ended") if line["child"] == "reward-1"] == ["with exit code 0"]
+    assert {line["how"] for line in told(config, "ended") if line["child"] == "reward-1"} == {"with exit code 0"}
     assert check_promise(config).dropped == {}
     assert summary_of(config)["ledger"]["trained_twice"] == 0
 
@@ -83,8 +84,11 @@ def test_an_engine_that_gets_notice_finishes_what_it_samples_and_nothing_is_samp
     )
     running = "grpo_inference_running_completions"
     with processes(config, tmp_path) as started:
-        for name in ("packer-0", "trainer-0", "reward-0", "rollout-0", "inference-0", "inference-1"):
+        for name in ("packer-0", "trainer-0", "reward-0", "inference-0", "inference-1"):
             started.run(name)
+        served = 'grpo_packer_engines{state="clean"}'
+        wait_until(lambda: scraped(config, "packer-0", served) == 2, "both engines serve")
+        started.run("rollout-0")
         wait_until(lambda: scraped(config, "inference-1", running), "the engine has work")
         started.processes["inference-1"].terminate()
         assert started.processes["inference-1"].wait(PATIENCE_SECONDS) == 0, started.text("inference-1")
