@@ -99,9 +99,11 @@ OVERVIEW = Dashboard(
             (
                 plot(
                     "Live actors",
-                    "Actors whose lease at the packer has not ended. The run stops without any actor of a kind.",
+                    "Actors whose lease at the packer has not ended, and how many scale wants. The run stops without "
+                    "any actor of a kind.",
                     "none",
                     (LIVE, "{{run}} {{role}}"),
+                    (f"max by (run, role) (grpo_packer_scale_wanted{{{MATCH}}})", "{{run}} {{role}} wanted"),
                 ),
                 plot(
                     "Engines by state",

@@ -51,7 +51,7 @@ class InferenceActor:
     ) -> None:
         self._config, self._metrics = config, metrics
         self._make_engine, self.port, self._shares_gpu = make_engine, port, shares_gpu
-        self._drain = Drain()
+        self._drain = Drain(config.inference.drain_timeout)
         self._counted_tokens, self._counted_seconds = 0, 0.0
         self.membership = Membership(config, InferenceHeartbeat, name)
         self.name, self.liveness = name, self.membership.liveness

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from actors.process.devices import ORDER, SHARED, VISIBLE, Gpu, visible_gpus
 from schemas.config import RunConfig
+from schemas.config.scale import ScaledRole
 from schemas.config.up import Devices
 from schemas.errors import ConfigError
 
@@ -88,13 +89,22 @@ class DevicePlan:
 
 
 def actors_of(config: RunConfig) -> list[Actor]:
-    """Return the processes that `actors up` starts."""
+    """Return the processes that a run starts with."""
+    return _actors(config, config.processes)
+
+
+def largest_of(config: RunConfig) -> list[Actor]:
+    """Return the processes of a run whose roles have grown to the largest numbers that `scale` allows."""
+    return _actors(config, config.processes | {role: keys.most for role, keys in config.scale.roles.items()})
+
+
+def _actors(config: RunConfig, processes: Mapping[ScaledRole, int]) -> list[Actor]:
     numbers = {
         "packer": 1,
         "trainer": config.trainer.num_ranks,
-        **({"inference": config.up.inference} if config.inference.pool is None else {"inference-pool": 1}),
-        "reward": config.up.reward,
-        "rollout": config.up.rollout,
+        **({"inference": processes["inference"]} if config.inference.pool is None else {"inference-pool": 1}),
+        "reward": processes["reward"],
+        "rollout": processes["rollout"],
         "callbacks": int(bool(config.callbacks)),
         "uploader": int(config.push_to_hub is not None),
     }
@@ -127,7 +137,7 @@ def planned_table(config: RunConfig, num_gpus: int | None, machine: str | None) 
         ConfigError: the given machine has too few GPUs. About this machine, the text says so: a configuration may be
             checked anywhere.
     """
-    actors = actors_of(config) if machine is None else parse_actors(machine)
+    actors = largest_of(config) if machine is None else parse_actors(machine)
     if num_gpus is not None:
         return plan_devices(config, [Gpu(str(index)) for index in range(num_gpus)], actors).table()
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.models.kv_size import kv_bytes_per_token
 from actors.models.positions import num_positions
-from actors.ops.device_plan import Actor, actors_of
+from actors.ops.device_plan import Actor, largest_of
 from actors.reward.lookup import ARGUMENTS
 from schemas.config import RunConfig
 from schemas.config.data import DatasetBase
@@ -231,7 +231,7 @@ def busy_ports(config: RunConfig, actors: Sequence[Actor] | None = None) -> list
         config: configuration of the run.
         actors: processes of this machine; None: all of the run.
     """
-    actors = actors_of(config) if actors is None else actors
+    actors = largest_of(config) if actors is None else actors
     wanted: list[tuple[str, str, int]] = []
     if config.inference.port:
         wanted += [

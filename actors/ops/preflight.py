@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from actors.ops.device_plan import Actor, actors_of, plan_here
+from actors.ops.device_plan import Actor, largest_of, plan_here
 from actors.ops.environments import environment_problems, environments_of, missing_of_workers, template_findings
 from actors.ops.fit import Finding, cache_findings, column_findings, model_findings, prompt_findings
 from actors.ops.functions import call_findings, function_problems, missing_columns, worker_notes
@@ -61,7 +61,7 @@ def preflight(config: RunConfig, *, starts: bool = True, actors: Sequence[Actor]
         found += list(template_findings(config)) or _fit(config, tables)
     found += [*worker_notes(config), *_hub_notes(config)]
     here = list(_programs(config))
-    machine = list(_devices(config, actors_of(config) if actors is None else actors))
+    machine = list(_devices(config, largest_of(config) if actors is None else actors))
     # this machine must have the GPUs only if the run starts here
     if starts:
         found += machine

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.algorithms.scaling import ROLES as SCALED_ROLES
 from actors.ledger import GroupState, Machine, payload_files
 from actors.ledger.replies import heartbeats_by_role
 from actors.telemetry.metrics import DROPS, ENGINE_STATES, PURPOSES, STEP_GAUGES, TRAJECTORY_GAUGES, Metrics
@@ -66,6 +67,11 @@ class Gauges:
         if self._ledger != ":memory:":
             files = payload_files.num_bytes(payload_files.folder_of(Path(self._ledger)))
             m.set("grpo_packer_ledger_bytes", Path(self._ledger).stat().st_size + files)
+
+    def show_scale(self, wanted: Mapping[str, int]) -> None:
+        """Set the gauges of the processes wanted; NaN for a role that keeps its number."""
+        for role in SCALED_ROLES:
+            self._metrics.set("grpo_packer_scale_wanted", wanted.get(role, math.nan), role=role)
 
     def show_step(self, values: Mapping[str, Any]) -> None:
         """Set the gauges of the newest recorded step.

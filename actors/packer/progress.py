@@ -105,7 +105,7 @@ class Progress:
         # weight of the newest sample by the time since the last one: e-folding after MEAN_SECONDS; 1 for the first
         past = math.inf if self._sampled_at is None else now - self._sampled_at
         self._sampled_at, share = now, 1.0 - math.exp(-past / MEAN_SECONDS)
-        for stage, (groups, _) in self._queues().items():
+        for stage, (groups, _) in self.queues.items():
             mean = self._means.get(stage, 0.0)
             self._means[stage] = mean + share * (groups - mean)
 
@@ -127,7 +127,7 @@ class Progress:
             ],
             "actors_left_out": max(0, len(self._heard) - limits.ACTORS_SHOWN),
             "restarts": dict(sorted(self._restarts.items(), key=lambda item: -item[1])[: limits.ACTORS_SHOWN]),
-            "queues": self._queues(),
+            "queues": self.queues,
             "means": {stage: round(mean, 2) for stage, mean in self._means.items()},
             # without a GPU all actors share the cores, and a screen can tell that these are the bottleneck
             "cpu_cores": None if has_gpu() else os.cpu_count(),
@@ -143,7 +143,8 @@ class Progress:
             },
         }
 
-    def _queues(self) -> dict[str, tuple[int, int]]:
+    @property
+    def queues(self) -> dict[str, tuple[int, int]]:
         """Return (groups, capacity) of each stage. Groups of evaluations count in the first two stages.
 
         `scoring` includes groups waiting at reward actors, so may exceed the capacity (groups scored at the same time).

@@ -22,6 +22,7 @@ from actors.ledger.replies import heartbeats_by_role
 from actors.packer.gauges import Gauges
 from actors.packer.progress import Progress, ProgressFile
 from actors.packer.results import EvalResults, evaluate, step_values
+from actors.packer.scaling import STORED, Scaling
 from actors.packer.summary import summarise
 from actors.telemetry.clock import RunClock
 from actors.telemetry.engines import EngineTotals
@@ -106,6 +107,7 @@ class RunRecord:
             "generated": values.get("generated", tokens.pop("generated", 0)),
             "evals": values.get("evals", {}),
             "engine_tokens": values.get("engine_tokens", {}),
+            STORED: values.get(STORED, {}),
         }
         self._dirty = set(self._values)
         """Keys of `_values` to be stored with the next commit."""
@@ -124,6 +126,7 @@ class RunRecord:
         """The packer's own metrics target; targets of other actors come with their heartbeats."""
         self._targets = TargetsFile(config.output, config.name, reporter.writer)
         self._progress, self._progress_file = Progress(config, machine), ProgressFile(config.output, reporter.writer)
+        self._scaling = Scaling(config, self._values[STORED])
         self._open_files()
         self._evaluated = self.evaluated
         self._gauges = Gauges(config, machine, metrics, store.path)
@@ -389,6 +392,7 @@ class RunRecord:
             "went_back": self._rewound,
             "packer": self.metrics_target[1],
             "seconds": self.clock.now() - self._running_since,
+            "scale": self._scaling.values,
         } | self._progress.values(time.monotonic())
 
     def _first_and_last_eval(self) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -410,9 +414,13 @@ class RunRecord:
         """Update the gauges, progress.json and metrics_targets.json."""
         machine, now = self._machine, time.monotonic()
         self._progress.sample(now)
+        if self._scaling.look(now, machine, self._progress):
+            self._values[STORED] = self._scaling.wanted
+            self._dirty.add(STORED)
         if self._progress_file.is_due(now, machine.phase):
             self._writer.write("progress.json", lambda: self._progress_file.write(now, self.progress()))
         self._gauges.show_run()
+        self._gauges.show_scale(self._scaling.wanted)
         roles = heartbeats_by_role(machine).items()
         peers = [
             (role, heartbeat.name, heartbeat.metrics_url) for role, heartbeats in roles for heartbeat in heartbeats

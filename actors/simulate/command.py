@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from actors.simulate.calibration import calibrated, observe
+from actors.simulate.changes import parse_change
 from actors.simulate.costs import parse_price, splits
 from actors.simulate.defaults import times_of
 from actors.simulate.failures import parse_death, parse_rate
@@ -61,9 +62,8 @@ def plan_of(arguments: argparse.Namespace, load: Callable[[list[str]], RunConfig
     size = replace(own, **{name: value for name in SIZES if (value := getattr(arguments, name)) is not None})
     steps = min(config.trainer.max_steps, arguments.steps or DEFAULT_STEPS)
     deaths = tuple(map(parse_death, arguments.kill))
-    return Given(
-        Plan(config, size, times, steps, arguments.seed, deaths, tuple(map(parse_rate, arguments.mtbf))), notes
-    )
+    rates, changes = tuple(map(parse_rate, arguments.mtbf)), tuple(map(parse_change, arguments.change))
+    return Given(Plan(config, size, times, steps, arguments.seed, deaths, rates, changes), notes)
 
 
 def _times(arguments: argparse.Namespace, config: RunConfig) -> tuple[Times, list[str]]:

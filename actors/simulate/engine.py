@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         self.name, self._events, self._times, self._cores = name, events, times, cores
         self._num_slots, self._mode, self._on_end = num_slots, mode, on_end
-        self.boot, self.alive = 1, True
+        self.boot, self.alive, self.leaves = 1, True, False
         self.policy: PolicyVersion | None = None
         self.loading: PolicyVersion | None = None
         """Version on its way to this engine, or entering; None: none."""
@@ -94,6 +94,11 @@ class Engine:
     def load(self) -> int:
         """Completions running or waiting."""
         return len(self._running) + len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """True while completions run or wait."""
+        return self.load > 0
 
     # --- work ----------------------------------------------------------------------------------------------------
 
@@ -133,6 +138,12 @@ class Engine:
     def restart(self) -> None:
         """Start the next process of this name, without weights."""
         self.alive, self._taken_in, self._paused_until = True, self._events.now, self._events.now
+
+    def set_times(self, times: Times) -> None:
+        """Go on with other figures."""
+        self.take_in()
+        self._times = times
+        self._plan()
 
     def set_slowdown(self, factor: float) -> None:
         """Compute slower by a factor from now on."""

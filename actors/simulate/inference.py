@@ -40,7 +40,7 @@ class Inference:
             name=self.engine.name,
             boot_id=self._boot_id,
             sequence=self._sequence,
-            phase="running",
+            phase="draining" if self.engine.leaves else "running",
             fingerprint=None,
             metrics_url="",
             term=0,

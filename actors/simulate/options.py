@@ -28,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random deaths (default: 0)")
     for name, metavar, text in (
         ("--set", "NAME=VALUE", "another value of a figure; repeatable"),
+        ("--change", "TIME:NAME=VALUE", "another value from a time on, as in 600s:reward_seconds=8; repeatable"),
         ("--kill", "PROCESS@TIME", "a death, as in inference-0@120s; repeatable"),
         ("--mtbf", "ROLE=TIME", "mean time between two deaths, as in inference=6h; repeatable"),
         ("--sweep", "KEY=A,B,…", "table over values of a key; give it twice for two keys"),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from actors.simulate.changes import Change
 from actors.simulate.failures import Death
 from actors.simulate.models import Times
 from schemas.config import RunConfig
@@ -18,9 +19,9 @@ class Size:
 
     @classmethod
     def of(cls, config: RunConfig) -> "Size":
-        """Return the processes that `actors up` starts."""
-        up = config.up
-        return cls(up.rollout, max(1, up.reward), config.trainer.num_ranks, up.inference)
+        """Return the processes that a run starts with."""
+        numbers = config.processes
+        return cls(numbers["rollout"], max(1, numbers["reward"]), config.trainer.num_ranks, numbers["inference"])
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,5 @@ class Plan:
     deaths: tuple[Death, ...] = ()
     mean_seconds_between_deaths: tuple[tuple[str, float], ...] = ()
     """Mean seconds between two deaths of a process, by role."""
+    changes: tuple[Change, ...] = ()
+    """Other values of figures from a time on."""

@@ -42,6 +42,9 @@ def describe(
     lines = [waiting_words(result), *([] if found is None else limit_words(result, found, advice))]
     if result.deaths or result.wasted_share:
         lines.append(waste_words(result))
+    lines += [
+        f"After {seconds(one.seconds)} {one.role} {one.before} → {one.wanted}: {one.because}." for one in result.scaled
+    ]
     if any(prices.values()):
         lines.append(
             f"A step costs {money(cost_per_step(prices, gpus_of(plan.config, plan.size), result.steps_per_second))}."

@@ -61,6 +61,7 @@ class Requests:
                 engine
                 for engine in self._ring.engines
                 if engine.alive
+                and not engine.leaves
                 and (policy := engine.policy) is not None
                 and (policy == group.policy if group.policy is not None else policy.version >= group.min_version)
             ]

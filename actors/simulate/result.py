@@ -7,6 +7,7 @@ from actors.ledger import GroupState
 from actors.simulate.meter import StepLine
 from actors.simulate.plan import Plan
 from actors.simulate.ring import Marks, Ring
+from actors.simulate.scaling import Scaled
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Result:
     open: int
     """Groups that are neither trained nor dropped at the end."""
     deaths: int
+    scaled: tuple[Scaled, ...] = ()
+    """Changes of the numbers of processes (`scale`)."""
 
     @property
     def wasted_share(self) -> float:
@@ -71,16 +74,15 @@ def simulate(plan: Plan) -> Result:
 def result_of(ring: Ring) -> Result:
     """Return the figures of a ring that has run. A run of a single step counts from the start of the simulation."""
     assert ring.end is not None
-    lines, machine, size = ring.meter.lines, ring.machine, ring.plan.size
+    lines, machine = ring.meter.lines, ring.machine
     start = ring.start if ring.start is not None and len(lines) > 1 else Marks()
     later = lines[1:] or lines
     first = lines[0].time if len(lines) > 1 else 0.0
     span = lines[-1].time - first
     # sums of processes are taken in a round after the first step: a little later than the step itself
-    work = max(ring.end.time - start.time, 1e-12)
     sampled = ring.end.engine_tokens - start.engine_tokens
-    slots = ring.config.rollout.max_concurrent_groups * size.rollouts
-    threads = ring.config.reward.max_concurrent_groups * size.rewards
+    spent = {role: max(ring.end.processes[role] - start.processes[role], 1e-12) for role in ring.end.processes}
+    slots, threads = ring.config.rollout.max_concurrent_groups, ring.config.reward.max_concurrent_groups
     counts = machine.groups.counts("train")
     busy = ring.end.engine_busy - start.engine_busy
     return Result(
@@ -88,11 +90,11 @@ def result_of(ring: Ring) -> Result:
         seconds=span,
         steps_per_second=len(later) / span,
         trainer_idle=sum(line.seconds_wait_batch for line in later) / span,
-        engine_idle=max(0.0, 1.0 - busy / (work * size.engines)),
-        engine_paused=(ring.end.engine_paused - start.engine_paused) / (work * size.engines),
-        completions_per_engine=(ring.end.engine_slots - start.engine_slots) / (work * size.engines),
-        reward_idle=max(0.0, 1.0 - (ring.end.reward_busy - start.reward_busy) / (work * threads)),
-        rollout_idle=max(0.0, 1.0 - (ring.end.rollout_slots - start.rollout_slots) / (work * slots)),
+        engine_idle=max(0.0, 1.0 - busy / spent["inference"]),
+        engine_paused=(ring.end.engine_paused - start.engine_paused) / spent["inference"],
+        completions_per_engine=(ring.end.engine_slots - start.engine_slots) / spent["inference"],
+        reward_idle=max(0.0, 1.0 - (ring.end.reward_busy - start.reward_busy) / (spent["reward"] * threads)),
+        rollout_idle=max(0.0, 1.0 - (ring.end.rollout_slots - start.rollout_slots) / (spent["rollout"] * slots)),
         lag_mean=sum(line.lag_mean for line in lines) / len(lines),
         lag_max=max(line.lag_max for line in lines),
         tokens_per_second=sum(line.tokens for line in later) / span,
@@ -106,6 +108,7 @@ def result_of(ring: Ring) -> Result:
         dropped=_non_zero(machine.groups.dropped["train"]),
         open=sum(counts[one] for one in (GroupState.ISSUED, GroupState.SETTLED, GroupState.COMPOSED)),
         deaths=ring.meter.num_deaths,
+        scaled=tuple(ring.scaling.changes),
     )
 
 

@@ -24,7 +24,7 @@ class Reward:
 
     def __init__(self, ring: "Ring", name: str, threads: int) -> None:
         self._ring, self.name, self.threads = ring, name, threads
-        self.boot, self._sequence, self.alive = 1, 0, True
+        self.boot, self._sequence, self.alive, self.leaves = 1, 0, True, False
         self.held: dict[Hold, Sampling] = {}
         """Attempts from arrival to release."""
         self._waiting: deque[Sampling] = deque()
@@ -43,6 +43,16 @@ class Reward:
         """Groups not scored yet."""
         return len(self._waiting) + self.num_scoring
 
+    @property
+    def has_work(self) -> bool:
+        """True while a group is held."""
+        return bool(self.held)
+
+    def leave(self) -> None:
+        """Say that no more groups are taken."""
+        self._has_news = True
+        self.beat()
+
     def beat(self) -> None:
         """Send the heartbeat of this second, if it has news."""
         if not (self.alive and self._has_news):
@@ -54,7 +64,7 @@ class Reward:
             name=self.name,
             boot_id=str(self.boot),
             sequence=self._sequence,
-            phase="running",
+            phase="draining" if self.leaves else "running",
             fingerprint=None,
             metrics_url="",
             term=0,

@@ -17,6 +17,7 @@ from actors.algorithms.balancing import less_loaded
 from actors.algorithms.curriculum import Curriculum
 from actors.ledger import ExampleRef, Group, GroupState, Machine, Verdict
 from actors.packer.settings import settings_of
+from actors.simulate.changes import Change
 from actors.simulate.cores import Cores
 from actors.simulate.engine import Engine
 from actors.simulate.events import Events
@@ -29,6 +30,7 @@ from actors.simulate.requests import Requests
 from actors.simulate.reward import Reward
 from actors.simulate.rollout import Rollout
 from actors.simulate.sampling import Sampling
+from actors.simulate.scaling import Process, Scaling
 from actors.simulate.supervisor import Supervisor
 from actors.simulate.trainer import Trainer
 from schemas.config import RunConfig
@@ -51,6 +53,8 @@ class Marks:
     engine_tokens: int = 0
     reward_busy: float = 0.0
     rollout_slots: float = 0.0
+    processes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("inference", "reward", "rollout"), 0.0))
+    """Seconds of all processes, by role."""
     lost: dict[str, int] = field(default_factory=dict)
 
 
@@ -78,16 +82,17 @@ class Ring:
         self.rewards = [Reward(self, f"reward-{i}", config.reward.max_concurrent_groups) for i in range(size.rewards)]
         self.trainer = Trainer(self, size.trainers)
         self.requests, self._supervisor = Requests(self), Supervisor(self)
-        room, mode = config.inference.engine.num_slots, config.weights.update_mode
-        self.engines = [
-            Engine(f"inference-{i}", self.events, plan.times, self.cores, room, mode, self.requests.turn_ended)
-            for i in range(size.engines)
-        ]
+        self.engines = [self._engine(i) for i in range(size.engines)]
         self.inference = {engine.name: Inference(self, engine) for engine in self.engines}
         self.start: Marks | None = None
         """Sums at the first step; None before."""
         self.end: Marks | None = None
         self._progress_at = 0.0
+        self.scaling = Scaling(self)
+
+    def _engine(self, index: int) -> Engine:
+        room, mode = self.config.inference.engine.num_slots, self.config.weights.update_mode
+        return Engine(f"inference-{index}", self.events, self.times, self.cores, room, mode, self.requests.turn_ended)
 
     # --- the run -------------------------------------------------------------------------------------------------
 
@@ -98,23 +103,68 @@ class Ring:
             ConfigError: the run fails, or trains no further step.
         """
         for rollout in self.rollouts:
-            self.packer.join(rollout.identity)
-            rollout.report()
+            self._join_rollout(rollout)
         for reward in self.rewards:
-            self.packer.join(reward.identity, reward.told)
-            reward.beat()
+            self._join_reward(reward)
         for identity in self.trainer.identities:
             self.packer.join(identity, self.trainer.told)
         self.trainer.beat()
         for inference in self.inference.values():
             inference.join()
         self._supervisor.plan_deaths()
+        for change in self.plan.changes:
+            self.events.at(change.seconds, self._change, change)
         self.events.after(BEAT_SECONDS, self._beat)
         steps = min(self.plan.steps, self.settings.max_steps)
         self.events.run(lambda: len(self.meter.lines) >= steps or bool(self.machine.failure))
         if self.machine.failure:
             raise ConfigError(f"the simulated run fails: {self.machine.failure}")
         self.end = self._marks()
+
+    def _join_rollout(self, rollout: Rollout) -> None:
+        self.packer.join(rollout.identity)
+        rollout.report()
+
+    def _join_reward(self, reward: Reward) -> None:
+        self.packer.join(reward.identity, reward.told)
+        reward.beat()
+
+    def _change(self, change: Change) -> None:
+        self.times = self.times.with_values(**{change.name: change.value})
+        for engine in self.engines:
+            engine.set_times(self.times)
+
+    def add(self, role: str, index: int) -> None:
+        """Start one more process of a role."""
+        config = self.config
+        if role == "rollout":
+            rollout = Rollout(self, f"rollout-{index}", config.rollout.max_concurrent_groups)
+            self.rollouts.append(rollout)
+            self._by_name[rollout.name] = rollout
+            self._join_rollout(rollout)
+        elif role == "reward":
+            self.rewards.append(Reward(self, f"reward-{index}", config.reward.max_concurrent_groups))
+            self._join_reward(self.rewards[-1])
+        else:
+            engine = self._engine(index)
+            self.engines.append(engine)
+            engine.restart()
+            self.inference[engine.name] = Inference(self, engine)
+            self.inference[engine.name].join()
+
+    def told_to_leave(self, process: Process) -> None:
+        """Let a process tell the packer that it takes no new work."""
+        if isinstance(process, Engine):
+            self.requests.forget_engines()
+            self.inference[process.name].beat()
+        elif isinstance(process, Reward):
+            process.leave()
+        else:
+            process.report()
+
+    def remove(self, process: Process) -> None:
+        """End a process that has been given back."""
+        self._supervisor.leave(process)
 
     def _record(self) -> None:
         """Note all trained steps as recorded, since a simulation has no files that could be full."""
@@ -150,6 +200,7 @@ class Ring:
         for engine in self.engines:
             engine.reported_load = engine.load
         self.packer.plan()
+        self.scaling.look()
         limit = STUCK_TIMEOUTS * max(self.settings.group_timeout, self.settings.reward_timeout)
         if self.events.now - self._progress_at > limit:
             raise ConfigError(
@@ -172,6 +223,7 @@ class Ring:
             engine_tokens=sum(engine.tokens for engine in self.engines),
             reward_busy=sum(reward.busy_seconds for reward in self.rewards),
             rollout_slots=sum(rollout.slot_seconds for rollout in self.rollouts),
+            processes={role: self.scaling.seconds_of(role) for role in ("inference", "reward", "rollout")},
             lost={
                 "lost": self.meter.lost_tokens,
                 "filtered": self.meter.filtered_tokens,
@@ -187,7 +239,7 @@ class Ring:
 
     def send_to_reward(self, sampling: Sampling) -> None:
         """Send a sampled group to a reward actor with a low load."""
-        alive = [reward for reward in self.rewards if reward.alive]
+        alive = [reward for reward in self.rewards if reward.alive and not reward.leaves]
         if not alive or sampling.hold not in sampling.rollout.held:
             return
         reward = less_loaded(alive, lambda one: one.load, sampling.group.seed)

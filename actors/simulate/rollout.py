@@ -28,7 +28,7 @@ class Rollout:
 
     def __init__(self, ring: "Ring", name: str, slots: int) -> None:
         self._ring, self.name, self.slots = ring, name, slots
-        self.boot, self._sequence, self.alive = 1, 0, True
+        self.boot, self._sequence, self.alive, self.leaves = 1, 0, True, False
         self.held: dict[Hold, Sampling] = {}
         """Attempts from the ticket to the release."""
         self._attempts: dict[int, int] = {}
@@ -44,6 +44,11 @@ class Rollout:
     def identity(self) -> str:
         """Name and boot id, as in ZeroMQ."""
         return f"{self.name}/{self.boot}"
+
+    @property
+    def has_work(self) -> bool:
+        """True while a group is held."""
+        return bool(self.held)
 
     def take_in(self) -> None:
         """Count the slots in use up to now."""
@@ -68,11 +73,11 @@ class Rollout:
             name=self.name,
             boot_id=str(self.boot),
             sequence=self._sequence,
-            phase="running",
+            phase="draining" if self.leaves else "running",
             fingerprint=None,
             metrics_url="",
             term=0,
-            free_slots=self.slots - self.num_sampling,
+            free_slots=0 if self.leaves else self.slots - self.num_sampling,
             failures=[],
             holds=np.array(list(self.held), np.int64).reshape(-1, 2),
         )

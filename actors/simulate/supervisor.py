@@ -62,6 +62,19 @@ class Supervisor:
         if not process.alive:
             return
         self._ring.meter.num_deaths += 1
+        identities = self.end(process)
+        lease, restart = self._ring.settings.lease, self._ring.times.restart_seconds
+        # the lease ends, or the successor takes the name: whichever comes first
+        self._ring.events.after(min(lease, restart), self._missed, identities)
+        self._ring.events.after(restart, self._restart, process)
+
+    def leave(self, process: Any) -> None:
+        """End a process that says so, without a successor; what it has not finished, others do again."""
+        if process.alive:
+            self._missed(self.end(process))
+
+    def end(self, process: Any) -> list[str]:
+        """End a process with all its work; return its identities."""
         identities = self._ring.trainer.identities if process is self._ring.trainer else [process.identity]
         for identity in identities:
             self._ring.packer.leave(identity)
@@ -75,10 +88,7 @@ class Supervisor:
                     self._ring.requests.ask_again(sampling)
         else:
             process.kill()
-        lease, restart = self._ring.settings.lease, self._ring.times.restart_seconds
-        # the lease ends, or the successor takes the name: whichever comes first
-        self._ring.events.after(min(lease, restart), self._missed, identities)
-        self._ring.events.after(restart, self._restart, process)
+        return identities
 
     def _missed(self, identities: list[str]) -> None:
         for identity in identities:
@@ -89,6 +99,9 @@ class Supervisor:
                     self._ring.send(self._ring.send_to_reward, sampling)
 
     def _restart(self, process: Any) -> None:
+        # given back meanwhile
+        if getattr(process, "leaves", False):
+            return
         if process is self._ring.trainer:
             for identity in self._ring.trainer.identities:
                 self._ring.packer.join(identity, self._ring.trainer.told)

@@ -274,6 +274,12 @@ SPECS = (
         _labels(role=("rollout", "reward", "trainer", "inference", "observer")),
     ),
     Spec(
+        "grpo_packer_scale_wanted",
+        "gauge",
+        "Processes that a role should have by what limits the run (scale); NaN: the role keeps its number.",
+        _labels(role=("inference", "reward", "rollout")),
+    ),
+    Spec(
         "grpo_packer_engines",
         "gauge",
         "Live engines by state; quarantined: takes no new weights until it is restarted.",

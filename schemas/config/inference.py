@@ -28,6 +28,9 @@ class InferenceConfig(Section):
     """Port of inference-0; inference-1 takes the next port, and so on. 0: any free port; required with `pool`."""
     request_timeout: Free[float] = Field(300.0, gt=0)
     """Seconds until a request to an engine must be answered, all its completions included."""
+    drain_timeout: Free[float] = Field(20.0, gt=0)
+    """Seconds that an inference actor has to finish its completions when it is told to leave (SIGTERM). It takes no new
+    ones; the rest is sampled elsewhere. Set 100 on machines that vanish with two minutes' notice."""
     api_key_env: Free[str] = ""
     """Name of the environment variable with the API key of requests. Empty: requests need no key."""
     tls_cert: Free[str] = ""

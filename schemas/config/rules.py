@@ -406,6 +406,14 @@ def _levels_move_alone(config: "RunConfig") -> Iterator[str]:
         )
 
 
+def _scaled_roles_may_change(config: "RunConfig") -> Iterator[str]:
+    if config.scale.inference is not None and config.inference.attached:
+        key = "inference.pool" if config.inference.pool is not None else "inference.engine.urls"
+        yield f"scale.inference: {key} has one actor for each server, whose number is not ours; remove scale.inference"
+    if config.scale.reward is not None and not config.up.reward:
+        yield "scale.reward: with up.reward 0 reward actors are started elsewhere; remove scale.reward"
+
+
 RULES = (
     _sources_have_environments,
     _run_has_a_length,
@@ -423,6 +431,7 @@ RULES = (
     _prompts_leave_room,
     _completions_may_end,
     _every_engine_has_a_server,
+    _scaled_roles_may_change,
     _engine_does_what_is_asked,
     _engine_takes_the_adapter,
     _environments_go_together,

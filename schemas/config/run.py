@@ -16,6 +16,7 @@ from schemas.config.model import ModelConfig
 from schemas.config.push_to_hub import PushToHubConfig
 from schemas.config.resume_classes import Free, Identity
 from schemas.config.rules import problems_of
+from schemas.config.scale import ScaleConfig, ScaledRole
 from schemas.config.services import BusConfig, LedgerConfig, TelemetryConfig, WeightsConfig
 from schemas.config.trainer import TrainerConfig
 from schemas.config.up import UpConfig
@@ -74,6 +75,8 @@ class RunConfig(Section):
     """Uploads of checkpoints to the Hugging Face hub. Empty: none."""
     up: UpConfig = UpConfig()
     """Processes that `actors up` starts on this machine: numbers, GPUs, restarts."""
+    scale: ScaleConfig = ScaleConfig()
+    """Roles whose number of processes follows what limits the run, between a minimum and a maximum. Empty: none."""
     launch: LaunchConfig = LaunchConfig()
     """Nodes of a cluster: the request for them, and the processes that each of them runs."""
 
@@ -94,6 +97,20 @@ class RunConfig(Section):
     def with_steps(self, max_steps: int) -> "RunConfig":
         """Return a copy with the number of steps counted for `trainer.max_epochs`."""
         return self.model_copy(update={"trainer": self.trainer.model_copy(update={"max_steps": max_steps})})
+
+    @property
+    def processes(self) -> dict[ScaledRole, int]:
+        """Processes at the start of a run, by role: `up`, within the limits of `scale`."""
+        found: dict[ScaledRole, int] = {
+            "inference": self.up.inference,
+            "reward": self.up.reward,
+            "rollout": self.up.rollout,
+        }
+        roles = self.scale.roles
+        return {
+            role: min(max(number, roles[role].min), roles[role].most) if role in roles else number
+            for role, number in found.items()
+        }
 
     @property
     def trained(self) -> list[EnvironmentConfig]:

@@ -168,14 +168,14 @@ def real(folder: Path, control: str, ranks: int = 1, **sections: dict[str, Any])
 PLANS = {
     plan.name: (share, plan)
     for share, plan in (
-        (37, Plan("fake, 1 rank", fake, others=FULL)),
+        (38, Plan("fake, 1 rank", fake, others=FULL)),
         (30, Plan("fake, 2 ranks", two_ranks, 2, RAISED_IN_RANKS, others_per_round=2)),
         (8, Plan("environments", played, others=HARMED, others_per_round=6, least_reward=3.0)),
         (29, Plan("threads", fake, others=RAISED, others_per_round=11)),
         (19, Plan("keys", encrypted, others=RAISED_WITH_KEYS, others_per_round=11)),
         (7, Plan("pool", pooled, others=RAISED_IN_POOL, others_per_round=11)),
         (14, Plan("model, 1 rank", real, others=RAISED_BY_MODEL)),
-        (6, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
+        (5, Plan("model, 2 ranks", lambda folder, control: real(folder, control, 2), 2)),
         (8, Plan("branches", branching, 2)),
         (8, Plan("sharded", sharded, 2, RAISED_IN_SHARDS, others_per_round=2)),
         (12, Plan("broadcast", broadcast, others=RAISED_IN_BROADCAST, others_per_round=6, never_passed=())),

@@ -26,6 +26,12 @@ def slow(prompts, completions, seconds=0.1, **_):
     return [1.0] * len(completions)
 
 
+def slow_while(prompts, completions, gate, seconds=1.0, **_):
+    """About 1 for all, after a while as long as the file `gate` is there."""
+    time.sleep(seconds if Path(gate).exists() else 0.01)
+    return [1.0 + i / 1000 for i in range(len(completions))]
+
+
 def gated(prompts, completions, gate, **_):
     """About 1 for all, once the file `gate` is gone; until then `gate`.entered shows that a group has been read."""
     deadline = time.monotonic() + PATIENCE_SECONDS

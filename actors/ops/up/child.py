@@ -1,6 +1,7 @@
 """Processes of `actors up`, each for an actor: command, environment, restarts, and last log lines."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -53,6 +54,10 @@ class Child:
     start_at: float = field(default_factory=time.monotonic)
     """Earliest time of the next start."""
     finished: bool = False
+    parked: bool = False
+    """True while the run has no need of the process; it is neither started nor missed."""
+    kill_at: float = math.inf
+    """Time of the SIGKILL of a process that was given back."""
 
     def start(self, command: Sequence[str], inherited: Sequence[int], server: ForkServer | None = None) -> int:
         """Start the process; return its pid.

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from actors.ops.device_plan import actors_of, plan_here
+from actors.ops.device_plan import largest_of, plan_here
 from actors.ops.fit import busy_ports
 from actors.ops.preflight import preflight
 from actors.ops.previous_run import changed_data, done_at, newest_checkpoint, run_so_far
@@ -29,6 +29,7 @@ from actors.ops.up.child import Child, how_it_ended, newest_traceback, plan, wai
 from actors.ops.up.followers import FOLLOWERS, end_seconds, lines_of_hub, push_rest
 from actors.ops.up.forked import ForkServers
 from actors.ops.up.run_lock import hold_run_lock
+from actors.ops.up.scaler import Scaler
 from actors.ops.up.share import DONE_PATIENCE_SECONDS, TOLD_BEATS, Share, looks_done
 from actors.ops.view.result import result_on_disk
 from actors.ops.view.screen import Screen, titled
@@ -101,7 +102,7 @@ def supervise(config: RunConfig, fork: bool = False, share: Share | None = None)
         ConfigError: another `actors up` uses the output_dir, or the configuration can't be used.
     """
     # before anything is written
-    actors = actors_of(config) if share is None else share.actors
+    actors = largest_of(config) if share is None else share.actors
     notes = preflight(config, actors=actors)
     output = config.output
     take(config)
@@ -235,8 +236,9 @@ class Supervisor:
         self._config, self._config_path, self._inherited, self._fork = config, config_path, inherited, fork
         self._share, self._drain_signal = share, signal.SIGTERM if share is None else NODE_DRAIN
         self._started_at = time.time()
-        actors = actors_of(config) if share is None else share.actors
+        actors = largest_of(config) if share is None else share.actors
         self.children = list(plan(config, plan_here(config, actors), actors))
+        self._scaler = Scaler(config, self.children) if share is None else None
         self._fork_servers = ForkServers(config, [child.kind for child in self.children], stderr)
         self._membership: Membership | None = None
         """Membership of a node, which outlives the run: a stop looks at the actors of other nodes."""
@@ -421,7 +423,7 @@ class Supervisor:
             if child.finished or self._stopping:
                 continue
             if child.process is None:
-                if time.monotonic() >= child.start_at and self._fork_servers.is_ready(child.kind):
+                if not child.parked and time.monotonic() >= child.start_at and self._fork_servers.is_ready(child.kind):
                     self._start(child)
             elif (code := child.process.poll()) is not None:
                 self._ended(child, code)
@@ -465,6 +467,9 @@ class Supervisor:
         log.info("ended", child=child.name, how=child.ended, lived_seconds=round(lived, 1))
         if code == 0 and (self._told_done or (self._config.output / "summary.json").exists()):
             child.finished = True
+            return
+        if child.parked:
+            child.ended = ""  # it was given back, and its exit is no news
             return
         where = f"log: {child.log}"
         if child.kind in FOLLOWERS and not self._ends_run(child, code, is_first):
@@ -542,6 +547,9 @@ class Supervisor:
                 self._heard, self._told_done = True, state.phase == "done"
                 self._run = state.run
                 self._say_where_it_starts(state.progress)
+                if self._scaler is not None and state.phase == "running":
+                    for words in self._scaler.follow(state.progress.get("scale", {})):
+                        self._screen.say(words)
                 if state.progress:
                     self._made_progress = [state.progress.get(name) for name in PROGRESS]
                 restarts = {child.name: child.restarts for child in self.children if child.restarts}

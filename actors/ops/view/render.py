@@ -100,6 +100,7 @@ def render(view: View, columns: int = 100) -> list[str]:
         limit = limits(progress)
         lines += _section("limit", [f"{limit.stage}: {limit.because}"], width)
         lines += _section("change", [limit.change] if limit.change else [], width)
+        lines += _section("scale", scaled(progress), width)
     served = progress.get("served")
     policy = f"version {progress['step']} trained, {'none' if served is None else served} served"
     if "durable" in progress:
@@ -112,6 +113,17 @@ def render(view: View, columns: int = 100) -> list[str]:
     if not view.is_over:
         lines += ["", *_queue(progress), "", *_actors(progress, view.silent_seconds)]
     return [printable(line)[:columns] for line in lines]
+
+
+def scaled(progress: Mapping[str, Any]) -> list[str]:
+    """Return a line on the processes that `scale` wants, with the cost for an hour and the reason; none without."""
+    scale = progress.get("scale", {})
+    if not scale.get("wanted"):
+        return []
+    parts = [", ".join(f"{number} {role}" for role, number in scale["wanted"].items())]
+    parts += [f"{scale['cost']:g} for an hour"] if scale["cost"] else []
+    parts += [scale["because"]] if scale["because"] else []
+    return ["; ".join(parts)]
 
 
 def printable(text: str) -> str:

@@ -244,3 +244,45 @@ def test_paths_of_the_trainer_are_looked_for_beside_the_file(tmp_path: Path) -> 
     named = load_config(tmp_path / "run.yaml", ["trainer.teacher.path=some/teacher"]).trainer.teacher
     assert named is not None
     assert named.path == "some/teacher"
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"scale": {"reward": {"min": 3, "max": 2}}}, "max: 2 is below min 3"),
+        ({"scale": {"reward": {"max": 2, "max_cost": 1.0}}}, "max_cost: needs price"),
+        (
+            {"scale": {"reward": {"min": 2, "max": 4, "price": 1.0, "max_cost": 1.9}}},
+            "pays for 1 processes at price 1, and min is 2",
+        ),
+        (
+            {"inference": {"engine": {"type": "vllm", "urls": ["http://a:1"]}}, "scale": {"inference": {"max": 2}}},
+            "scale.inference: inference.engine.urls has one actor for each server",
+        ),
+        ({"up": {"reward": 0}, "scale": {"reward": {"max": 2}}}, "scale.reward: with up.reward 0"),
+    ],
+)
+def test_numbers_that_can_not_follow_the_load_are_refused(sections: dict[str, Any], problem: str) -> None:
+    """By the key to change."""
+    with pytest.raises(ConfigError) as caught:
+        check_tree(_scaled(**sections))
+    assert any(problem in one for one in caught.value.problems)
+
+
+def test_a_price_limits_the_largest_number_and_up_stays_within_the_limits() -> None:
+    """0.3 for an hour at 0.1 each pays for 3; `up.rollout` 1 is raised to the minimum of 2."""
+    config = check_tree(
+        _scaled(scale={"reward": {"max": 8, "price": 0.1, "max_cost": 0.3}, "rollout": {"min": 2, "max": 4}})
+    )
+    assert config.scale.roles["reward"].most == 3
+    assert config.processes == {"inference": 1, "reward": 1, "rollout": 2}
+
+
+def _scaled(**sections: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "model": {"path": "some/model"},
+        "environments": [{"type": "reverse_text"}],
+        "reward": {"functions": [{"path": "characters_in_place"}]},
+        "trainer": {"max_steps": 10},
+    }
+    return tree | sections

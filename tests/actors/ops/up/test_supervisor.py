@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.ops.up import child as child_module
+from actors.ops.up import scaler as scaler_module
 from actors.ops.up import supervisor as supervisor_module
 from actors.ops.up.child import Child, plan
 from actors.ops.up.supervisor import MAX_START_OVERS, Supervisor, clean_up, supervise
@@ -45,6 +46,9 @@ class Life:
     def poll(self):
         """Return the exit code; None before the end."""
         return self._code if self._scene.now >= self.ends_at else None
+
+    def send_signal(self, number):
+        """Let it run: a test ends it."""
 
 
 class Scene:
@@ -133,12 +137,13 @@ class Scene:
 @pytest.fixture
 def make_scene(tmp_path, monkeypatch):
     """`make_scene(fork=False)`: of a run with max_restarts 2 and metrics from port 9100 on."""
-    config = ring_config(tmp_path, up={"max_restarts": 2, "fork_server": False}, telemetry={"metrics_port": 9100})
+    keys = {"up": {"max_restarts": 2, "fork_server": False}, "telemetry": {"metrics_port": 9100}}
 
-    def make(fork=False):
+    def make(fork=False, **sections):
+        config = ring_config(tmp_path, **keys, **sections)
         scene = Scene(config, fork)
         monkeypatch.setattr(Child, "start", lambda *arguments: scene.begin(*arguments))
-        for module in (supervisor_module, child_module):
+        for module in (supervisor_module, child_module, scaler_module):
             monkeypatch.setattr(module, "time", scene)
         monkeypatch.setattr(supervisor_module, "Membership", lambda *_: scene)
         monkeypatch.setattr(supervisor_module, "POLL_SECONDS", POLL_SECONDS)
@@ -168,6 +173,24 @@ def test_child_that_ends_well_is_finished_only_when_the_run_is(scene):
     assert scene.run(10.0) == EXIT_DONE
     assert scene.starts["packer-0"] == 2
     assert scene.said()[-1].startswith("done: 8 steps")
+
+
+def test_a_parked_child_is_started_once_the_packer_wants_it_and_not_missed_afterwards(make_scene):
+    """Its exit after it was given back is no crash, whatever the code, and no other child is started in its place."""
+    scene = make_scene(scale={"reward": {"max": 2}})
+    assert scene.run(10.0) is None
+    assert scene.starts["reward-1"] == 0
+    scene.progress = lambda: {"scale": {"wanted": {"reward": 2}, "because": "rewards are slow"}}
+    assert scene.run(10.0) is None
+    assert scene.starts["reward-1"] == 1
+    scene.progress = lambda: {"scale": {"wanted": {"reward": 1}, "because": "rewards are fast"}}
+    scene.lives["reward-1"] = [(LONG, 1)]
+    assert scene.run(1.0) is None
+    scene.end("reward-1")
+    assert scene.run(1000.0) is None
+    assert (scene.starts["reward-0"], scene.starts["reward-1"]) == (1, 1)
+    assert "reward: 1 → 2, since rewards are slow" in scene.said()
+    assert "reward: 2 → 1, since rewards are fast" in scene.said()
 
 
 def test_crashes_in_a_row_pause_longer_and_then_fail_the_run(scene):
