@@ -97,6 +97,7 @@ def actors_of(config: RunConfig) -> list[Actor]:
         "rollout": config.up.rollout,
         "callbacks": int(bool(config.callbacks)),
         "uploader": int(config.push_to_hub is not None),
+        "tracker": len(config.telemetry.trackers),
     }
     return [Actor(kind, index) for kind, number in numbers.items() for index in range(number)]
 
