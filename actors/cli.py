@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 IMPORTED = ("areal", "ms-swift", "prime-rl", "surogate", "trl")
 """Systems whose files `actors import` translates."""
 ACTORS = (
-    *("rollout", "reward", "packer", "trainer", "inference", "inference-pool", "environment", "callbacks", "uploader"),
+    *(
+        "rollout",
+        "reward",
+        "packer",
+        "trainer",
+        "inference",
+        "inference-pool",
+        "environment",
+        "callbacks",
+        "uploader",
+        "tracker",
+    ),
 )
 CLUSTERS = ("slurm", "kubernetes", "ray", "skypilot", "dstack")
 """Kinds of clusters of `actors launch`."""

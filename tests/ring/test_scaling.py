@@ -36,6 +36,7 @@ def numbers(config: RunConfig) -> list[tuple[str, int, int]]:
     return [(line["role"], line["before"], line["wanted"]) for line in told(config, "scaled")]
 
 
+@pytest.mark.long
 def test_reward_actors_come_while_rewards_are_slow_and_go_afterwards(tmp_path: Path) -> None:
     """Rewards of a second for one group at a time: a second actor comes; then it drains. Nothing is lost or twice."""
     gate = tmp_path / "gate"
