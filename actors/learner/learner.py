@@ -137,7 +137,7 @@ class TorchLearner:
         if not config.dropout:
             loading.switch_off_dropout(model)
         if config.lora is not None:
-            model = loading.add_lora(model, config.lora)  # after the switch: model.lora.dropout stays on
+            model = loading.add_lora(model, config)  # after the switch: model.lora.dropout stays on
         if config.gradient_checkpointing:
             loading.checkpoint_gradients(model, config)
         if config.compile:

@@ -102,6 +102,11 @@ class ModelConfig(Section):
     """Device of the trainer and of engine `embedded`. `auto`: the GPU if the machine has one, else the CPU."""
     lora: Identity[LoraConfig | None] = None
     """Adapters (LoRA) to train instead of all weights. Empty: all weights are trained."""
+    lora_forward: Free[Literal["auto", "fused", "peft"]] = "auto"
+    """Computation of the adapters, in trainer and engine `embedded`. `peft`: peft's own forward pass. `fused`: the same
+    parameters with fewer passes over wide tensors, and one kept input for all layers that read it; adapters with `dora`
+    or `dropout` stay with peft. `auto`: fused on a GPU; on a CPU fused if the results have the bits of peft's, thus if
+    alpha ÷ rank is a power of two."""
     attention: Free[Literal["auto", "padded", "varlen", "flash", "flex"]] = "auto"
     """Attention implementation of the trainer. A packed row holds several samples, and no sample attends to another.
     `padded` (any device): samples of similar length are gathered into padded blocks. `varlen` (GPU, bfloat16, torch
