@@ -51,6 +51,7 @@ from actors.learner.supervised import SupervisedExamples
 from actors.models import attention, loading
 from actors.models.determinism import is_inexact, make_deterministic
 from actors.models.token_logprobs import TokenLogprobs
+from actors.models.triton_trial import takes_triton
 from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig
@@ -114,7 +115,8 @@ class TorchLearner:
         self.model = self._load()
         self._masters = MasterWeights(self.model, self._load_masters())
         # before any sharding: the transform of the logits is probed on whole weights
-        self._token_logprobs = TokenLogprobs(self.model)
+        fused = takes_triton(config.model, self._device, self._dtype)
+        self._token_logprobs = TokenLogprobs(self.model, fused)
         self._trainable = [p for p in self.trained.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.trained, config.trainer)
         self._restored_from: Path | None = None

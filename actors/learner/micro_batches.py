@@ -17,8 +17,8 @@ class MicroBatch:
     row: PackedRow
     token_ids_T: Tensor
     """Completion tokens, (T,)."""
-    temperatures_T: Tensor
-    """Sampling temperature of each token, (T,)."""
+    temperatures_T: Tensor | None
+    """Sampling temperature of each token, (T,); None: all are 1."""
     inference_logprobs_T: Tensor
     """Logprobs from the engine, (T,)."""
     advantages_T: Tensor
@@ -69,13 +69,15 @@ def micro_batch(batch: StepBatch, number: int, device: torch.device) -> MicroBat
         array = np.repeat(getattr(batch, name)[first:last], np.diff(offsets) - prompts)
         return torch.from_numpy(array * (batch.loss_mask[start:end][in_completion] > 0)).to(device)
 
+    # compared on the CPU: a comparison on a GPU would wait for the GPU
+    is_tempered = bool((batch.temperatures[start:end][in_completion] != 1).any())
     shares_B = batch.sample_shares[first:last]
     has_branches = np.unique(batch.completions[first:last]).size < last - first
     shared = batch.sample_shared[first:last].tolist()
     return MicroBatch(
         row=pack_row(batch.token_ids[start:end], offsets, prompts, shared, device, has_branches),
         token_ids_T=of_completions("token_ids").long(),
-        temperatures_T=of_completions("temperatures"),
+        temperatures_T=of_completions("temperatures") if is_tempered else None,
         inference_logprobs_T=of_completions("logprobs"),
         advantages_T=of_completions("advantages"),
         loss_mask_T=of_completions("loss_mask").bool(),
@@ -105,7 +107,7 @@ def dummy_micro_batch(device: torch.device, num_samples: int = 1, sample_len: in
     return MicroBatch(
         row=row,
         token_ids_T=index_T,
-        temperatures_T=torch.ones(num_tokens, device=device),
+        temperatures_T=None,
         inference_logprobs_T=nothing_T,
         advantages_T=nothing_T,
         loss_mask_T=nothing_T.bool(),

@@ -22,6 +22,7 @@ from actors.learner.teacher_server import TeacherServer
 from actors.models import loading
 from actors.models.token_logprobs import TokenLogprobs
 from actors.models.tokenizer import vocabulary
+from actors.models.triton_trial import takes_triton
 from schemas.config import RunConfig
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
@@ -181,5 +182,6 @@ def check_vocabulary(model: ModelConfig, teacher: ModelConfig) -> None:
 
 
 def _frozen(config: ModelConfig, key: str = "model.path") -> TokenLogprobs:
-    model = loading.load_model(config, loading.TORCH_DTYPES[config.dtype], key=key)
-    return TokenLogprobs(model.requires_grad_(False).eval())
+    dtype = loading.TORCH_DTYPES[config.dtype]
+    model = loading.load_model(config, dtype, key=key)
+    return TokenLogprobs(model.requires_grad_(False).eval(), takes_triton(config, loading.device_of(config), dtype))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from actors.models import choices
 from actors.models.attention import implementation
-from actors.models.lora_forward import left_to_peft, replace_forward
+from actors.models.lora_forward import replace_forward
 from schemas.config.model import ModelConfig
 from schemas.errors import ConfigError
 
@@ -263,7 +264,7 @@ def add_lora(model: nn.Module, config: ModelConfig) -> nn.Module:
         # peft leaves modules to save in the precision of the base
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    if not left_to_peft(config, lora, on_gpu(config)):
+    if choices.lora_forward(config, on_gpu(config)).taken == "fused":
         replace_forward(adapted)
     return adapted  # type: ignore[no-any-return]
 

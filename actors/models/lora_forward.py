@@ -9,7 +9,6 @@ The base layer runs unchanged, whatever it is (quantised, a Conv1D). So gradient
 order, and with a scale that is a power of two, where multiplication is exact, all results have peft's bits.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -18,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
-
-from schemas.config.model import LoraConfig, ModelConfig
 
 LAYERS = {"Linear", "Linear4bit"}
 """Types of peft's adapted layers that are two matrices beside a layer."""
@@ -56,25 +53,6 @@ class AdapterProduct(torch.autograd.Function):
             wide.T @ narrow.flatten(0, -2),
             None,
         )
-
-
-def left_to_peft(model: ModelConfig, lora: LoraConfig, on_gpu: bool) -> str:
-    """Return the reason why peft computes the adapters; empty if `AdapterProduct` does.
-
-    Args:
-        model: configuration of the model.
-        lora: its adapters.
-        on_gpu: True if the model is on a GPU.
-    """
-    if model.lora_forward == "peft":
-        return "model.lora_forward says so"
-    if lora.dora:
-        return "model.lora.dora scales each row of the whole matrix"
-    if lora.dropout:
-        return "model.lora.dropout draws on the input of each adapter"
-    if model.lora_forward == "auto" and not on_gpu and math.frexp(lora.scale)[0] != 0.5:
-        return f"the scale {lora.scale:g} is no power of two, so on a CPU the last bits would not be peft's"
-    return ""
 
 
 def replace_forward(adapted: nn.Module) -> int:

@@ -30,10 +30,11 @@ class TokenLogprobs:
 
     Args:
         model: model as it is trained: with its adapter, before sharding.
+        fused: True to compute logprobs by kernels of Triton.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, fused: bool = False) -> None:
+        self.model, self._fused = model, fused
         self._head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self._transform, problem = _transform(model, self._head)
         if problem:
@@ -43,7 +44,7 @@ class TokenLogprobs:
         self,
         row: PackedRow,
         token_ids_T: Tensor,
-        temperatures_T: Tensor,
+        temperatures_T: Tensor | None,
         wanted_K: Tensor | None = None,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
@@ -52,13 +53,14 @@ class TokenLogprobs:
         Args:
             row: one micro-batch.
             token_ids_T: completion tokens of the row.
-            temperatures_T: sampling temperature of each token.
+            temperatures_T: sampling temperature of each token; None: all are 1.
             wanted_K: indices in T to compute; others are 0 and cost nothing. None computes all.
             entropy_gradient: True if entropies need a gradient.
         """
         source_K = row.source_T
         if wanted_K is not None:
-            source_K, token_ids_T, temperatures_T = (x[wanted_K] for x in (source_K, token_ids_T, temperatures_T))
+            source_K, token_ids_T = source_K[wanted_K], token_ids_T[wanted_K]
+            temperatures_T = None if temperatures_T is None else temperatures_T[wanted_K]
         if self._transform is None:
             logits_KV = self.model(**row.forward_arguments(), logits_to_keep=source_K).logits[0]
             found = logprobs_and_entropy(logits_KV, token_ids_T, temperatures_T, entropy_gradient)
@@ -75,7 +77,7 @@ class TokenLogprobs:
         row: PackedRow,
         source_K: Tensor,
         ids_K: Tensor,
-        temperatures_K: Tensor,
+        temperatures_K: Tensor | None,
         gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         found: list[Tensor] = []
@@ -84,7 +86,7 @@ class TokenLogprobs:
         def instead(hidden_1RD: Tensor) -> Tensor:
             hidden_KD, head = hidden_1RD[0].index_select(0, source_K), self._head
             both = chunked_logprobs_and_entropy(
-                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient
+                hidden_KD, head.weight, head.bias, ids_K, temperatures_K, transform, gradient, fused=self._fused
             )
             found.append(torch.stack(both, -1)[None])
             return found[0]  # this very tensor: sharding hooks into the gradient of a module's output

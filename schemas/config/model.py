@@ -114,6 +114,11 @@ class ModelConfig(Section):
     computed once. `flash` (GPU, bfloat16, package flash-attn): the same of flash-attn 2, with soft caps, and with a
     copy of the prompt for each completion. `flex` (GPU): torch's FlexAttention over the whole row. `auto`: padded on a
     CPU; on a GPU varlen, or flex in float32 and with an older torch."""
+    output_layer: Free[Literal["auto", "torch", "triton"]] = "auto"
+    """Computation of logprobs and entropies from the logits of a chunk of tokens, and of the gradient, in the trainer.
+    `torch`: operations of torch, in float32. `triton`: a kernel that reads the logits and a kernel that overwrites them
+    by their gradient; needs Triton, a GPU and a C compiler. `auto`: triton on a GPU that has both, if a trial at the
+    start gives the values of torch; otherwise torch."""
     gradient_checkpointing: Free[bool] = False
     """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
     computation, and much less memory for long rows (transformers' non-reentrant variant)."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from actors.learner.learner import TorchLearner
-from actors.models import loading
+from actors.models import choices, loading
 from actors.models.attention import PADDED, PackedRow, pack_row
-from actors.models.lora_forward import AdapterProduct, left_to_peft
+from actors.models.lora_forward import AdapterProduct
 from schemas.config.model import ModelConfig
 from tests.actors.learner.steps import random_samples, run_config, step_batch
 from tests.conftest import ModelFolder
@@ -169,25 +169,24 @@ def test_a_step_has_pefts_bits(model_folder: ModelFolder, checkpointing: bool) -
 
 
 @pytest.mark.parametrize(
-    ("keys", "on_gpu", "words"),
+    ("keys", "on_gpu", "taken", "words"),
     [
-        ({}, False, ""),
-        ({"lora": {"dora": True}}, True, "dora"),
-        ({"lora": {"dropout": 0.1}, "lora_forward": "fused"}, True, "dropout"),
-        ({"lora_forward": "peft"}, True, "says so"),
-        ({"lora": {"rank": 12}}, False, r"2.66667 is no power of two"),
-        ({"lora": {"rank": 12}}, True, ""),
-        ({"lora": {"rank": 12}, "lora_forward": "fused"}, False, ""),
+        ({}, False, "fused", "bits of peft"),
+        ({"lora": {"dora": True}}, True, "peft", "dora"),
+        ({"lora": {"dropout": 0.1}, "lora_forward": "fused"}, True, "peft", "dropout"),
+        ({"lora_forward": "peft"}, True, "peft", "as configured"),
+        ({"lora": {"rank": 12}}, False, "peft", r"2.66667 is no power of two"),
+        ({"lora": {"rank": 12}}, True, "fused", "fewer passes"),
+        ({"lora": {"rank": 12}, "lora_forward": "fused"}, False, "fused", "as configured"),
+        ({"lora": {"rank": 4, "alpha": 1.0, "rslora": True}}, False, "fused", "bits of peft"),
     ],
     ids=str,
 )
-def test_what_is_left_to_peft_has_a_reason(keys: dict[str, Any], on_gpu: bool, words: str) -> None:
-    """Empty where peft computes nothing."""
-    config = ModelConfig.model_validate({"path": "model", "lora": {}} | keys)
-    assert config.lora is not None
-    found = left_to_peft(config, config.lora, on_gpu)
-    assert words in found
-    assert bool(found) == bool(words)
+def test_the_choice_has_a_reason(keys: dict[str, Any], on_gpu: bool, taken: str, words: str) -> None:
+    """By key, value and words."""
+    found = choices.lora_forward(ModelConfig.model_validate({"path": "model", "lora": {}} | keys), on_gpu)
+    assert found.taken == taken
+    assert words in str(found)
 
 
 def test_adapters_with_more_than_two_matrices_stay_with_peft(model_folder: ModelFolder) -> None:

@@ -143,9 +143,9 @@ def test_tokens_outside_the_loss_mask_are_not_computed(monkeypatch: pytest.Monke
     seen: list[int] = []
     whole = module.chunked_logprobs_and_entropy
 
-    def spy(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    def spy(hidden: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
         seen.append(len(hidden))
-        return whole(hidden, *rest)
+        return whole(hidden, *rest, **named)
 
     monkeypatch.setattr(module, "chunked_logprobs_and_entropy", spy)
     chosen, all_of, some_of = TokenLogprobs(model_of(models.config("qwen3"))), batch(), batch(mask_from=40)
