@@ -306,12 +306,16 @@ class TorchLearner:
         measured: dict[str, float] = {"mismatch_max": 0.0}
         numbers = non_empty(batch, minibatch)
         # backward passes accumulate in `parameter.grad`; ranks exchange nothing before the last, unless sharded
-        for number in numbers:
-            _merge(measured, self._backward(part, minibatch, number))
+        found = [self._backward(part, minibatch, number) for number in numbers]
         if self._parallelism.sharded:
             # other ranks may have more micro-batches with samples, and each backward is a collective
             for _ in range(_num_micro_batches(batch, minibatch) - len(numbers)):
                 self._compute_in_vain(dummy_micro_batch(self._device))
+        if found:
+            # read once, behind the last backward pass: a device that is waited for stands still until its next work
+            values = iter(torch.cat([values for _, values in found]).tolist())
+            for names, _ in found:
+                _merge(measured, {name: next(values) for name in names})
         if self._supervised and self._mu(batch.step):
             _merge(measured, self._supervised.backward(batch, minibatch, self._mu(batch.step)))
         for parameter in self._trainable:
@@ -326,8 +330,8 @@ class TorchLearner:
         # × 0: gradients are zeros, so nothing changes
         (logprobs_T.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
-    def _backward(self, part: _RankStep, minibatch: int, number: int) -> dict[str, float]:
-        """Compute the gradients of one micro-batch; return loss, sums of metrics, and the largest mismatch."""
+    def _backward(self, part: _RankStep, minibatch: int, number: int) -> tuple[list[str], Tensor]:
+        """Compute the gradients of one micro-batch; return names and values of loss, metrics and largest mismatch."""
         micro, objective = micro_batch(part.batch, number, self._device), at_step(self._objective, part.batch.step)
         with self._autocast():
             logprobs_T, entropy_T = self._token_logprobs.of(
@@ -348,8 +352,8 @@ class TorchLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         measured = output.sums | mismatch_sums(inputs)
         measured |= {"loss": loss.detach(), "entropy": inputs.masked(entropy_T.detach()).sum()}
-        # one tensor, so that the GPU is waited for only once; float64, in which counts of tokens stay exact
-        return dict(zip(measured, torch.stack([value.double() for value in measured.values()]).tolist(), strict=True))
+        # one tensor on the device; float64, in which counts of tokens stay exact
+        return list(measured), torch.stack([value.detach().double() for value in measured.values()])
 
     # --- the loss ------------------------------------------------------------------------------------------------
 
