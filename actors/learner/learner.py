@@ -48,10 +48,8 @@ from actors.learner.snapshots import (
     restored_control,
 )
 from actors.learner.supervised import SupervisedExamples
-from actors.models import attention, loading
+from actors.models import attention, loading, token_logprobs
 from actors.models.determinism import is_inexact, make_deterministic
-from actors.models.token_logprobs import TokenLogprobs
-from actors.models.triton_trial import takes_triton
 from actors.process.fault_points import point
 from bus.weights import Weights
 from schemas.config import RunConfig
@@ -115,8 +113,7 @@ class TorchLearner:
         self.model = self._load()
         self._masters = MasterWeights(self.model, self._load_masters())
         # before any sharding: the transform of the logits is probed on whole weights
-        fused = takes_triton(config.model, self._device, self._dtype)
-        self._token_logprobs = TokenLogprobs(self.model, fused)
+        self._token_logprobs = token_logprobs.as_configured(self.model, config.model, config.packer.sequence_len)
         self._trainable = [p for p in self.trained.parameters() if p.requires_grad]
         self._optimizer = make_optimizer(self.trained, config.trainer)
         self._restored_from: Path | None = None
@@ -332,7 +329,8 @@ class TorchLearner:
 
     def _backward(self, part: _RankStep, minibatch: int, number: int) -> tuple[list[str], Tensor]:
         """Compute the gradients of one micro-batch; return names and values of loss, metrics and largest mismatch."""
-        micro, objective = micro_batch(part.batch, number, self._device), at_step(self._objective, part.batch.step)
+        micro = micro_batch(part.batch, number, self._device, self._config.packer.sequence_len)
+        objective = at_step(self._objective, part.batch.step)
         with self._autocast():
             logprobs_T, entropy_T = self._token_logprobs.of(
                 micro.row, micro.token_ids_T, micro.temperatures_T, micro.wanted_K, objective.entropy_coef > 0

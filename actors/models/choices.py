@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from actors.process.packages import c_compiler, is_installed
 from schemas.config.model import ModelConfig
 
+TILE = 128
+"""Rows of a tile in products of matrices on GPUs."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -24,14 +27,15 @@ class Choice:
         return f"{self.key}: {self.taken} ({self.why})"
 
 
-def choices(model: ModelConfig, on_gpu: bool) -> list[Choice]:
+def choices(model: ModelConfig, sequence_len: int, on_gpu: bool) -> list[Choice]:
     """Return all choices of a model.
 
     Args:
         model: configuration of the model.
+        sequence_len: tokens of the longest row.
         on_gpu: True if the model is computed on a GPU.
     """
-    found = [output_layer(model, on_gpu)]
+    found = [output_layer(model, on_gpu), row_multiple(model, sequence_len, on_gpu)]
     return [lora_forward(model, on_gpu), *found] if model.lora else found
 
 
@@ -65,6 +69,18 @@ def output_layer(model: ModelConfig, on_gpu: bool) -> Choice:
     if c_compiler() is None:
         return Choice(key, "torch", "Triton needs a C compiler (CC), and there is none")
     return Choice(key, "triton", "if its values are those of torch at the start")
+
+
+def row_multiple(model: ModelConfig, sequence_len: int, on_gpu: bool) -> Choice:
+    """Return the number of tokens to multiples of which rows are padded."""
+    key = "model.row_multiple"
+    if model.row_multiple is not None:
+        return Choice(key, str(model.row_multiple), "as configured")
+    if not on_gpu:
+        return Choice(key, "1", "on a CPU no row is padded")
+    # products of matrices are computed in tiles of up to 128 rows
+    found = max(1, round(sequence_len / 8 / TILE)) * TILE
+    return Choice(key, str(found), f"{-(-sequence_len // found)} lengths up to packer.sequence_len")
 
 
 def interprets_triton() -> bool:

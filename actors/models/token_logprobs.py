@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from actors.models.attention import PADDED, PackedRow, attending, pack_row
+from actors.models.attention.rows import UNPADDED, RowLengths
+from actors.models.choices import row_multiple
+from actors.models.loading import TORCH_DTYPES, device_of, on_gpu
 from actors.models.logprobs import LogitTransform, chunked_logprobs_and_entropy, logprobs_and_entropy
+from actors.models.triton_trial import takes_triton
+from schemas.config.model import ModelConfig
 
 log = structlog.get_logger("learner")
 
@@ -31,10 +36,11 @@ class TokenLogprobs:
     Args:
         model: model as it is trained: with its adapter, before sharding.
         fused: True to compute logprobs by kernels of Triton.
+        lengths: lengths to which rows are padded.
     """
 
-    def __init__(self, model: nn.Module, fused: bool = False) -> None:
-        self.model, self._fused = model, fused
+    def __init__(self, model: nn.Module, fused: bool = False, lengths: RowLengths = UNPADDED) -> None:
+        self.model, self._fused, self._lengths = model, fused, lengths
         self._head: Any = model.get_output_embeddings()  # type: ignore[operator]
         self._transform, problem = _transform(model, self._head)
         if problem:
@@ -57,6 +63,7 @@ class TokenLogprobs:
             wanted_K: indices in T to compute; others are 0 and cost nothing. None computes all.
             entropy_gradient: True if entropies need a gradient.
         """
+        row = row.padded(self._lengths.of(len(row.token_ids_R)))
         source_K = row.source_T
         if wanted_K is not None:
             source_K, token_ids_T = source_K[wanted_K], token_ids_T[wanted_K]
@@ -95,6 +102,22 @@ class TokenLogprobs:
             self.model(**row.forward_arguments())
         logprobs_K, entropy_K = found[0][0].unbind(-1)
         return logprobs_K, entropy_K if gradient else entropy_K.detach()
+
+
+def as_configured(model: nn.Module, config: ModelConfig, sequence_len: int) -> TokenLogprobs:
+    """Return the logprobs of a model, computed as its configuration says.
+
+    Args:
+        model: the model, before sharding.
+        config: configuration of the model.
+        sequence_len: tokens of the longest row.
+
+    Raises:
+        ConfigError: the configured kernels do not run here.
+    """
+    fused = takes_triton(config, device_of(config), TORCH_DTYPES[config.dtype])
+    multiple = int(row_multiple(config, sequence_len, on_gpu(config)).taken)
+    return TokenLogprobs(model, fused, RowLengths(multiple, sequence_len))
 
 
 @contextmanager

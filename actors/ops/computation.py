@@ -18,7 +18,7 @@ def computation(config: RunConfig) -> list[Choice]:
     if not config.inference.engine.loads_model:
         return []
     on_gpu = model.device == "cuda" or (model.device == "auto" and has_gpu())
-    return [attention(model, on_gpu), *choices(model, on_gpu)]
+    return [attention(model, on_gpu), *choices(model, config.packer.sequence_len, on_gpu)]
 
 
 def attention(model: ModelConfig, on_gpu: bool) -> Choice:

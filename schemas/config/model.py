@@ -119,6 +119,10 @@ class ModelConfig(Section):
     `torch`: operations of torch, in float32. `triton`: a kernel that reads the logits and a kernel that overwrites them
     by their gradient; needs Triton, a GPU and a C compiler. `auto`: triton on a GPU that has both, if a trial at the
     start gives the values of torch; otherwise torch."""
+    row_multiple: Free[int | None] = Field(None, ge=1)
+    """Tokens to multiples of which the trainer pads its rows, at most up to `packer.sequence_len`, so that a GPU sees
+    few different lengths. The padding is in no sample. 1: no padding. Empty: 1 on a CPU; on a GPU an eighth of
+    `packer.sequence_len`, as a multiple of 128."""
     gradient_checkpointing: Free[bool] = False
     """Recomputation of each policy layer in the backward pass instead of keeping its activations: up to a third more
     computation, and much less memory for long rows (transformers' non-reentrant variant)."""

@@ -23,6 +23,7 @@ def test_each_choice_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest
         "model.attention: padded (on a CPU)",
         "model.lora_forward: peft (the scale 2.66667 is no power of two, so on a CPU the last bits would differ)",
         "model.output_layer: torch (on a CPU)",
+        "model.row_multiple: 1 (on a CPU no row is padded)",
     ]
 
 
