@@ -356,6 +356,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from actors.ops.computation import computation
     from actors.ops.device_plan import planned_table
     from actors.ops.fit import busy_ports
     from actors.ops.preflight import preflight
@@ -382,6 +383,8 @@ def _check(arguments: argparse.Namespace) -> int:
     is_spread = config.launch.nodes > 1 and arguments.gpus is None and arguments.machine is None
     if table := _places(arguments) if is_spread else planned_table(config, arguments.gpus, arguments.machine):
         print(table)
+    for choice in computation(config):
+        print(choice)
     if arguments.memory:
         from actors.models.memory import estimate
 
