@@ -144,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--machine", metavar="ACTORS", help=MACHINE)
     check.add_argument("--memory", action="store_true", help="estimate the memory needed, by part")
+    check.add_argument("--sizes", action="store_true", help="estimate the bytes of groups, batches and the ledger")
     simulated = add("simulate", _print, "Simulate a run in virtual time: rate, waiting, lag, limit and cost.")
     add_options(simulated)
     add("topology", _print, "Print each edge of the bus: which end binds, which connects, and the high-water mark.")
@@ -385,6 +386,10 @@ def _check(arguments: argparse.Namespace) -> int:
         print(table)
     for choice in computation(config):
         print(choice)
+    if arguments.sizes:
+        from actors.ops.sizes import table as table_of_sizes
+
+        print(table_of_sizes(config))
     if arguments.memory:
         from actors.models.memory import estimate
 
