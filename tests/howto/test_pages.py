@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {
 }
 SECTIONS = (
     "model|environments|rollout|reward|packer|trainer|inference|weights|eval|ledger|bus|telemetry|callbacks|push_to_hub|"
-    "up|launch"
+    "up|launch|scale"
 )
 
 
@@ -44,7 +44,7 @@ def test_the_pages_are_there() -> None:
     """The list that the navigation has."""
     assert NAMES == [
         "areal", "cluster", "custom-loss", "debugging", "environment", "following", "ms-swift", "prime-rl",
-        "several-machines", "simulate", "surogate", "trl", "turns", "vllm",
+        "scaling", "several-machines", "simulate", "surogate", "trl", "turns", "vllm",
     ]  # fmt: skip
 
 

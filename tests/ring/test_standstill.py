@@ -115,11 +115,11 @@ def test_a_packer_that_hangs_in_a_commit_is_silent_for_all_and_the_run_goes_on_a
     config = ring_config(tmp_path, trainer={"max_steps": 6}, eval={"num_prompts": 0}, bus=SHORT_LEASE)
     hangs, go_on, commit = threading.Event(), threading.Event(), Store.commit_patiently
 
-    def hung(store, changes, payloads):
+    def hung(store, changes, payloads, *more):
         if payloads and not go_on.is_set():  # the first scored groups
             hangs.set()
             assert go_on.wait(PATIENCE_SECONDS)
-        return commit(store, changes, payloads)
+        return commit(store, changes, payloads, *more)
 
     monkeypatch.setattr(Store, "commit_patiently", hung)
     with capture_logs() as logs, ring(config) as run:
