@@ -133,7 +133,7 @@ class Means:
 
 @dataclass(frozen=True)
 class State:
-    """What the decisions so far leave for the next one."""
+    """Result of the decisions so far, for the next one."""
 
     wanted: Mapping[str, int]
     """Processes wanted, by role."""

@@ -10,7 +10,6 @@ WAL can't shrink until the snapshot ends, so time and size of a backup are limit
 
 import contextlib
 import json
-import os
 import shutil
 import sqlite3
 import threading
@@ -143,13 +142,13 @@ def back_up(path: Path, cancelled: Callable[[], bool] = lambda: False) -> tuple[
     staging.unlink(missing_ok=True)
     try:
         step = _copy(path, staging, cancelled)
-        _sync(staging)
+        payload_files.sync(staging)
         # a crash between the two renames leaves the older backup, whole
         if newest.exists():
             newest.replace(older)
         staging.replace(newest)
         # a new name survives a power loss only if the folder is flushed
-        _sync(path.parent)
+        payload_files.sync(path.parent)
     except BaseException:
         staging.unlink(missing_ok=True)
         raise
@@ -178,7 +177,7 @@ def _copy(path: Path, staging: Path, cancelled: Callable[[], bool]) -> int:
             num_bytes += size
             if num_bytes >= BATCH_BYTES:
                 _copy_payloads(ledger, batch)
-                _sync(staging)
+                payload_files.sync(staging)
                 batch, num_bytes = [], 0
                 if cancelled() or time.monotonic() > deadline:
                     raise BackupError(f"it was not written within {MAX_SECONDS:g} s")
@@ -275,7 +274,7 @@ def put_in_place(backup: Path, path: Path, incarnation: int) -> Path:
         values = [("gang", json.dumps(gang)), ("term", json.dumps(term))]
         database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
     # on the disk before the present ledger makes room: a power loss must not leave an empty file in its place
-    _sync(staging)
+    payload_files.sync(staging)
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
     for suffix in ("-wal", "-shm", ""):  # SQLite would replay a WAL left behind into the new file
         left = path.with_name(path.name + suffix)
@@ -286,7 +285,7 @@ def put_in_place(backup: Path, path: Path, incarnation: int) -> Path:
     if files.exists():
         files.replace(payload_files.folder_of(aside))
     staging.replace(path)
-    _sync(path.parent)
+    payload_files.sync(path.parent)
     return aside
 
 
@@ -299,11 +298,3 @@ def _term_of(path: Path) -> int:
             return int(LedgerReader(database, path).value("term") or 0)
     except (sqlite3.Error, ValueError, TypeError):
         return 0
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

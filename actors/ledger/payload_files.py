@@ -10,6 +10,7 @@ ledger names none of its payloads.
 """
 
 import os
+import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ MIN_BYTES = 1 << 20
 """Bytes of the smallest payload in a file. A flush for each smaller one would cost more than SQLite's second copy."""
 FILE_BYTES = 128 << 20
 """Bytes above which the next payload goes into a new file."""
+CLOSE_SECONDS = 5.0
+"""Longest wait of `PayloadFiles.close` for a write under way; a slower one keeps its file open until it has ended."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,15 @@ def _read(descriptor: int, length: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def num_bytes(folder: Path) -> int:
     """Return the bytes of all files in a folder; 0 if there is none."""
     try:
@@ -81,6 +93,8 @@ class PayloadFiles:
         self._folder = folder
         self._number = max([*self._numbers(), *used], default=0)
         self._descriptor = -1
+        # a descriptor that is closed under a write may be another file's by then
+        self._writing = threading.Lock()
         self._length = 0
         """Bytes of the complete payloads in the present file."""
         self._remove(number for number in self._numbers() if number not in used)
@@ -93,14 +107,15 @@ class PayloadFiles:
         """
         # flushed for `ledger.sync: process` too: after a power loss, the ledger may name no bytes that are not there
         lengths = tuple(len(frame) for frame in frames)
-        if self._descriptor < 0 or self._length >= FILE_BYTES:
-            self._begin_file()
-        at = self._length
-        for frame in frames:
-            at += _write(self._descriptor, frame, at)
-        os.fdatasync(self._descriptor)
-        place = Place(self._number, self._length, lengths)
-        self._length = at
+        with self._writing:
+            if self._descriptor < 0 or self._length >= FILE_BYTES:
+                self._begin_file()
+            at = self._length
+            for frame in frames:
+                at += _write(self._descriptor, frame, at)
+            os.fdatasync(self._descriptor)
+            place = Place(self._number, self._length, lengths)
+            self._length = at
         return place
 
     def remove_unused(self, used: Collection[int], newest: int) -> None:
@@ -115,22 +130,29 @@ class PayloadFiles:
         self._remove(number for number in self._numbers() if number < newest and number not in used)
 
     def close(self) -> None:
-        """Close the present file."""
+        """Close the present file. Thread-safe."""
+        if self._writing.acquire(timeout=CLOSE_SECONDS):
+            try:
+                self._close_file()
+            finally:
+                self._writing.release()
+        else:
+            log.warning("payload file left open: a write takes long", path=str(self._folder / str(self._number)))
+
+    def _close_file(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _begin_file(self) -> None:
-        self._folder.mkdir(exist_ok=True)
+        if not self._folder.is_dir():
+            self._folder.mkdir()
+            sync(self._folder.parent)
         descriptor = os.open(self._folder / str(self._number + 1), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self.close()
+        self._close_file()
         self._descriptor, self._number, self._length = descriptor, self._number + 1, 0
         # a new name survives a power loss only if its folder is flushed
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(self._folder)
 
     def _numbers(self) -> list[int]:
         if not self._folder.is_dir():

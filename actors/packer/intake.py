@@ -6,6 +6,7 @@ than the network, the reader stops, the sockets fill, and the reward actors wait
 """
 
 import queue
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ log = structlog.get_logger("packer")
 
 QUEUE_LENGTH = 2
 """Large groups that wait for the writing thread."""
+TELL_SECONDS = 10.0
+"""Seconds between two log lines about a disk that holds groups up."""
 LOOK_SECONDS = 0.2
 """Seconds between two looks at whether the packer ends."""
 
@@ -72,10 +75,14 @@ class Intake:
                 self._hand_over(arrived)
 
     def _hand_over(self, arrived: GroupArrived) -> None:
+        tell_at = time.monotonic() + TELL_SECONDS
         while not self._ends:
             try:
                 self._large.put(arrived, timeout=LOOK_SECONDS)
             except queue.Full:
+                if time.monotonic() >= tell_at:
+                    tell_at = time.monotonic() + TELL_SECONDS
+                    log.warning("large groups wait for the disk of ledger.path, and reward actors for them")
                 continue
             return
 

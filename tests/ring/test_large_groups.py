@@ -1,10 +1,13 @@
 """Runs whose groups are in files next to the ledger: they train the same, whatever happens to the packer."""
 
+import errno
+import itertools
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from actors.ledger.payload_files import folder_of
+from actors.ledger.payload_files import PayloadFiles, Place, folder_of
 from actors.ops.recorded_steps import RecordedSteps
 from tests.ring.harness import check_promise, ring
 from tests.ring.test_resume import level_0, weights_of
@@ -49,3 +52,23 @@ def test_a_packer_that_crashes_goes_on_with_the_groups_in_files(
     last = config.trainer.max_steps
     steps = RecordedSteps(config)
     assert [batches[0].step for batches in steps.batches(steps.start_before(last), last)][-1] == last
+
+
+def test_groups_that_no_file_takes_are_stored_in_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second write fails, as on a disk that is full at times: nothing is lost, and the log names the reason."""
+    monkeypatch.setattr("actors.ledger.payload_files.MIN_BYTES", 1)
+    append, calls = PayloadFiles.append, itertools.count()
+
+    def failing(files: PayloadFiles, frames: list[bytes]) -> Place:
+        if next(calls) % 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return append(files, frames)
+
+    monkeypatch.setattr(PayloadFiles, "append", failing)
+    config = level_0(tmp_path, steps=4, trainer={"checkpoint": {"interval": 100}})
+    with capture_logs() as lines, ring(config) as run:
+        run.start().wait()
+    check_promise(config)
+    told = [line for line in lines if line["event"].startswith("payload not written to a file")]
+    assert len(told) == next(calls) // 2
+    assert "No space left" in told[0]["detail"]
