@@ -26,7 +26,7 @@ OFFLINE = ("wandb", "swanlab")
 
 
 def _python() -> str:
-    python = ROOT / ".venv-trackers/bin/python"
+    python = ROOT / ".venv-extras/bin/python"
     if not python.is_file():
         missing("make system-deps brings the trackers")
     return str(python)
