@@ -48,7 +48,7 @@ def do_rest(config: RunConfig, inherited: Sequence[int]) -> None:
         child.start(command_of(config, child), inherited)
         what = "pushing what is not on the hub yet" if child.kind == "uploader" else "sending the rest to the tracker"
         print(f"{child.name}: {what}, for at most {end_seconds(config, child.kind):.0f} s", flush=True)
-    began = time.monotonic() - config.bus.lease
+    began = time.monotonic() + config.bus.lease  # the time for a start
     try:
         while any(c.running and time.monotonic() - began < end_seconds(config, c.kind) for c in children):
             time.sleep(0.1)
