@@ -384,7 +384,7 @@ def _check(arguments: argparse.Namespace) -> int:
     is_spread = config.launch.nodes > 1 and arguments.gpus is None and arguments.machine is None
     if table := _places(arguments) if is_spread else planned_table(config, arguments.gpus, arguments.machine):
         print(table)
-    for choice in computation(config):
+    for choice in computation(config, arguments.gpus):
         print(choice)
     if arguments.sizes:
         from actors.ops.sizes import table as table_of_sizes

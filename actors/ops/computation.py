@@ -12,12 +12,17 @@ VARLEN_SINCE = (2, 11)
 """Version of torch from which it has `varlen`."""
 
 
-def computation(config: RunConfig) -> list[Choice]:
-    """Return the choices for the policy, as the trainer makes them on this machine; none if no model is loaded."""
+def computation(config: RunConfig, num_gpus: int | None = None) -> list[Choice]:
+    """Return the choices for the policy, as the trainer makes them; none if no model is loaded.
+
+    Args:
+        config: configuration of the run.
+        num_gpus: number of GPUs of the machine; None: this machine.
+    """
     model = config.model
     if not config.inference.engine.loads_model:
         return []
-    on_gpu = model.device == "cuda" or (model.device == "auto" and has_gpu())
+    on_gpu = model.device == "cuda" or (model.device == "auto" and (has_gpu() if num_gpus is None else num_gpus > 0))
     return [attention(model, on_gpu), *choices(model, config.packer.sequence_len, on_gpu)]
 
 

@@ -27,6 +27,21 @@ def test_each_choice_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest
     ]
 
 
+def test_a_machine_that_is_not_there_yet_has_the_gpus_that_are_named(tmp_path: Path) -> None:
+    """As in the plan of devices: `actors check --gpus 2` on a laptop."""
+    assert config_auto(tmp_path, 2)["model.row_multiple"] == "256"
+    assert config_auto(tmp_path, 0)["model.row_multiple"] == "1"
+
+
+def config_auto(tmp_path: Path, num_gpus: int) -> dict[str, str]:
+    """What is taken by a run whose device is not decided, by key."""
+    config = run_config(tmp_path)
+    model = config.model.model_copy(update={"device": "auto"})
+    packer = config.packer.model_copy(update={"sequence_len": 2048})
+    changed = config.model_copy(update={"model": model, "packer": packer})
+    return {choice.key: choice.taken for choice in computation(changed, num_gpus)}
+
+
 def test_a_run_without_a_model_has_nothing_to_tell(tmp_path: Path) -> None:
     """Made-up completions."""
     config = run_config(tmp_path)
